@@ -1,0 +1,1 @@
+"""Exact copies of Kafka partitions, each of which can be proven."""

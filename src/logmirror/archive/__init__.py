@@ -1,0 +1,1 @@
+"""The archive: names, chain, claims, and the three formats of its objects."""

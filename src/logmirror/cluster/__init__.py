@@ -1,0 +1,1 @@
+"""A Kafka cluster as its client sees it."""

@@ -1,0 +1,45 @@
+"""Named places where a test can end the process as `kill -9` would.
+
+    LOGMIRROR_CRASH_AT=claim.created#2      die when this process reaches the point the second time
+
+The points stand between the steps whose order makes a copy exactly-once, so a test that walks all
+of `POINTS` has died once in every gap between them. Without the variable a point costs one dict
+look-up. A process that dies here dies by SIGKILL: no `finally`, no flush, no exit handler runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+VARIABLE: Final = "LOGMIRROR_CRASH_AT"
+
+POINTS: Final = (
+    "plan.positions",  # driver: positions read, nothing dispatched
+    "plan.dispatch",  # driver: slices fixed, about to run
+    "fetch.answered",  # executor: batches received, nothing staged
+    "stage.opened",  # executor: temporary object exists, empty
+    "stage.written",  # executor: some bytes in it, not durable
+    "stage.finished",  # executor: staged object durable, not claimed
+    "claim.created",  # executor: claim durable, object not published
+    "publish.linked",  # executor: object visible, nobody told
+    "publish.done",  # executor: staged name removed, receipt not sent
+    "commit.received",  # driver: receipts here, not checked
+    "commit.done",  # driver: verified position advanced
+)
+
+_reached: dict[str, int] = {}
+
+
+def reach(point: str) -> None:
+    """Die here if the environment says so."""
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return
+    name, _, nth = wanted.partition("#")
+    if name != point:
+        return
+    _reached[point] = _reached.get(point, 0) + 1
+    if _reached[point] == int(nth or 1):
+        os.kill(os.getpid(), signal.SIGKILL)

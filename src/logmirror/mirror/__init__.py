@@ -1,0 +1,1 @@
+"""The data path of the mirror, from plan to commit."""
