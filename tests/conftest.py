@@ -1,0 +1,60 @@
+"""Fixtures that every test may ask for: brokers of Apache Kafka, its tools, fresh topic names.
+
+A broker starts when the first test asks for it and stops when the last test is done. Tests share
+brokers, so each works on topics of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.apache import VERSIONS, ApacheTools
+from kit.kafka import ApacheKafka
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _broker(version: str, factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    broker = ApacheKafka(version, factory.mktemp(f"kafka-{version}"))
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
+
+
+@pytest.fixture(scope="session")
+def kafka_392(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """A running broker of Apache Kafka 3.9.2."""
+    yield from _broker("3.9.2", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def kafka_431(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """A running broker of Apache Kafka 4.3.1."""
+    yield from _broker("4.3.1", tmp_path_factory)
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def apache_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
+    """A running broker of each release in turn: the test runs once with each."""
+    broker = request.getfixturevalue("kafka_" + request.param.replace(".", ""))
+    assert isinstance(broker, ApacheKafka)
+    return broker
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def apache_tools(request: pytest.FixtureRequest) -> ApacheTools:
+    """The console tools of each release in turn, for whatever broker the test points them at."""
+    return ApacheTools(request.param)
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A legal topic name that no other test has: it says which test it belongs to."""
+    words = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name).strip("-")[:60]
+    return f"{words}-{secrets.token_hex(4)}"

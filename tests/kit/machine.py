@@ -1,0 +1,129 @@
+"""What the test kit needs of the machine: Java, Maven, ports, processes that end with us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Final
+
+HOST: Final = "127.0.0.1"
+
+# Below the range from which Linux and macOS take ports for outgoing connections: while a broker is
+# down for a restart, nothing else is given its port by accident.
+_FIRST_PORT: Final = 20_000
+_LAST_PORT: Final = 32_000
+
+_handed_out: set[int] = set()
+
+
+def program(name: str, *, home_variable: str) -> str:
+    """Return the path of a program of the machine, or fail with what to do."""
+    home = os.environ.get(home_variable)
+    if home and (Path(home) / "bin" / name).exists():
+        return str(Path(home) / "bin" / name)
+    found = shutil.which(name)
+    if found is None:
+        message = (
+            f"the tests need {name!r} on the PATH or under {home_variable}: run `make install`"
+        )
+        raise RuntimeError(message)
+    return found
+
+
+def java() -> str:
+    """Return the java launcher; 17 or later is needed for brokers of Kafka 4."""
+    return program("java", home_variable="JAVA_HOME")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on loopback that nothing listens on and that we gave to nobody else."""
+    ports: list[int] = []
+    chooser = random.SystemRandom()
+    while len(ports) < count:
+        port = chooser.randint(_FIRST_PORT, _LAST_PORT)
+        if port in _handed_out:
+            continue
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            ports.append(port)
+            _handed_out.add(port)
+    return ports
+
+
+class Process:
+    """A child that is killed when this process dies, however it dies.
+
+    A helper shell waits on a pipe that only we hold open; when the pipe closes without a farewell,
+    it kills the child. (Asking the kernel to signal the child would work on Linux alone.)
+
+    Args:
+        command: The program and its arguments.
+        log: Where its output goes, appended.
+        environment: Replaces ours when given.
+        folder: Its working directory.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        log: Path,
+        environment: dict[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.command = command
+        self.log = log
+        with log.open("ab") as output:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
+        self._guard = subprocess.Popen(
+            ["sh", "-c", f"read -r word || kill -9 {self.popen.pid}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when the child has ended."""
+        self.popen.send_signal(number)
+
+    def end(self, *, kill: bool = False, timeout_s: float = 40) -> int:
+        """Stop the child (SIGTERM, or SIGKILL at once), wait for it, return its exit code."""
+        if self.alive:
+            self.popen.send_signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
+            self.popen.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        if self._guard.stdin and not self._guard.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.communicate(b"farewell\n")
+        return self.popen.returncode
+
+    def tail(self, limit_bytes: int = 4000) -> str:
+        """Return the end of its output."""
+        return self.log.read_bytes()[-limit_bytes:].decode(errors="replace")

@@ -1,0 +1,97 @@
+"""The test kit does what tests rely on: brokers that start, stop, crash and come back.
+
+Method: real brokers of both releases; what one client wrote before a crash, another reads after it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+from kit.kafka import ApacheKafka
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kit.apache import ApacheTools
+
+
+def _lines(broker: ApacheKafka, topic: str, count: int) -> list[str]:
+    options = ("--topic", topic, "--partition", "0", "--offset", "earliest")
+    limit = ("--max-messages", str(count), "--timeout-ms", "20000")
+    server = ("--bootstrap-server", broker.bootstrap)
+    return broker.tool("kafka-console-consumer", *server, *options, *limit).stdout.splitlines()
+
+
+def test_what_is_produced_is_read_by_the_release_s_own_consumer(
+    apache_kafka: ApacheKafka, topic_name: str
+) -> None:
+    apache_kafka.create_topic(topic_name)
+
+    producer = Producer({"bootstrap.servers": apache_kafka.bootstrap})
+    producer.produce(topic_name, b"one", partition=0)
+    producer.produce(topic_name, b"two", partition=0)
+    assert producer.flush(20) == 0
+
+    assert _lines(apache_kafka, topic_name, 2) == ["one", "two"]
+
+
+def test_a_topic_is_created_as_asked_and_deleted(
+    apache_kafka: ApacheKafka, apache_tools: ApacheTools, topic_name: str
+) -> None:
+    apache_kafka.create_topic(topic_name, 3, {"segment.bytes": 1 << 20})
+    server = ("--bootstrap-server", apache_kafka.bootstrap)
+
+    described = apache_tools.run("kafka-topics", *server, "--describe", "--topic", topic_name)
+    assert "PartitionCount: 3" in described.stdout
+    assert "segment.bytes=1048576" in described.stdout
+
+    apache_kafka.delete_topic(topic_name)
+    listed = apache_tools.run("kafka-topics", *server, "--list")
+    assert topic_name not in listed.stdout.splitlines()
+
+
+def test_a_broker_that_is_killed_comes_back_with_its_records(tmp_path: Path) -> None:
+    broker = ApacheKafka("4.3.1", tmp_path, config={"broker.session.timeout.ms": 2000})
+    try:
+        broker.start().create_topic("survivor")
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("survivor", b"still here", partition=0)
+        assert producer.flush(20) == 0
+        address = broker.bootstrap
+
+        broker.restart(kill=True)
+
+        assert broker.bootstrap == address
+        assert _lines(broker, "survivor", 1) == ["still here"]
+    finally:
+        broker.remove()
+
+
+def test_a_child_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from kit.machine import Process;"
+        "child = Process(['sleep', '600'], log=Path(sys.argv[1]));"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "log")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="tests",
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+
+    deadline = time.monotonic() + 10
+    while (
+        subprocess.run(["ps", "-p", str(child)], capture_output=True, check=False).returncode == 0
+    ):
+        assert time.monotonic() < deadline, "the child is still there"
+        time.sleep(0.02)
