@@ -1,1 +1,1 @@
-"""The archive: names, chain, claims, and the three formats of its objects."""
+"""The shared archive core: one set of names, claims and formats for every store."""

@@ -1,0 +1,63 @@
+"""The digest by which two writers recognise each other's object.
+
+It is of the content: two writers that compress differently still agree on it. For native objects
+the content is the bytes; for the others it is the records, column by column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from logmirror.archive.naming import NATIVE, PARQUET
+from logmirror.errors import CorruptionError, InternalError
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from logmirror.stores.base import BlobStore
+
+DIGEST_KEY: Final = b"logmirror.digest"
+"""Where a Parquet file's key-value metadata holds the digest of its records."""
+
+_READ_BYTES: Final = 1 << 20
+
+
+def object_digest(store: BlobStore, name: str) -> str | None:
+    """Return the content digest of an object, or None if it is a file that does not tell.
+
+    A Parquet object is believed what its footer says, so that this stays cheap: the question is
+    whose object lies there. Whether its bytes are still good is asked by `reader.check_object`.
+
+    Raises:
+        CorruptionError: The object is not of the format that its name says.
+        KeyError: There is no such object.
+    """
+    extension = name.rpartition(".")[2]
+    with store.open(name) as file:
+        if extension == NATIVE:
+            return bytes_digest(file)
+        if extension == PARQUET:
+            return _footer_digest(file, name)
+    raise InternalError("no digest for this format", extension=extension)
+
+
+def bytes_digest(file: BinaryIO) -> str:
+    """Return the digest of a file's bytes from here to its end."""
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    while (size_bytes := file.readinto(buffer)) > 0:  # type: ignore[attr-defined]  # typeshed lacks it
+        digest.update(buffer[:size_bytes])
+    return f"xxh3:{digest.hexdigest()}"
+
+
+def _footer_digest(file: BinaryIO, name: str) -> str | None:
+    try:
+        metadata = pq.read_metadata(file).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError("not a whole Parquet file", name=name, reason=str(error)) from error
+    digest = metadata.get(DIGEST_KEY)
+    return None if digest is None else digest.decode("ascii", "replace")

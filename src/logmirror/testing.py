@@ -1,0 +1,120 @@
+"""The test kit we also ship: fakes that honour the same contracts as the real adapters."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, BinaryIO
+
+from logmirror.errors import InternalError, UnavailableError
+from logmirror.stores.base import AlreadyExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from logmirror.stores.base import BlobStore, Buffer, StagedObject
+
+    def _is_a_blob_store(store: MemoryStore) -> BlobStore:
+        return store
+
+    def _is_a_staged_object(staged: MemoryStagedObject) -> StagedObject:
+        return staged
+
+
+class MemoryStore:
+    """A BlobStore in a dict. Passes the store contract, so it may stand in for any other.
+
+    Args:
+        before: Called before every operation with its name (`create`, `publish`, ...) and the
+            object's name or token; may raise to make the operation fail, or wait to let another
+            writer go first.
+    """
+
+    def __init__(self, *, before: Callable[[str, str], None] | None = None) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.staged: dict[str, bytes] = {}
+        self.before: Callable[[str, str], None] = before or (lambda _operation, _name: None)
+        self._stage_count = 0
+
+    def create(self, name: str, data: bytes) -> None:
+        """See `BlobStore.create`."""
+        self.before("create", name)
+        self._add(name, bytes(data))
+
+    def stage(self, label: str) -> MemoryStagedObject:
+        """See `BlobStore.stage`."""
+        self.before("stage", label)
+        self._stage_count += 1
+        return MemoryStagedObject(self, f"{label}.{self._stage_count}")
+
+    def publish(self, token: str, name: str) -> None:
+        """See `BlobStore.publish`."""
+        self.before("publish", name)
+        if token not in self.staged:
+            raise UnavailableError("the staged object is gone", token=token)
+        self._add(name, self.staged[token])
+        del self.staged[token]
+
+    def _add(self, name: str, data: bytes) -> None:
+        if name in self.objects:
+            raise AlreadyExistsError("object exists", name=name)
+        self.objects[name] = data
+
+    def discard(self, token: str) -> None:
+        """See `BlobStore.discard`."""
+        self.before("discard", token)
+        self.staged.pop(token, None)
+
+    def names(self, folder: str) -> Iterator[str]:
+        """See `BlobStore.names`."""
+        self.before("names", folder)
+        found = (name.rpartition("/") for name in self.objects)
+        return iter(
+            sorted(name for parent, _, name in found if parent == folder and name[0] != ".")
+        )
+
+    def read(self, name: str) -> bytes:
+        """See `BlobStore.read`."""
+        self.before("read", name)
+        return self.objects[name]
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobStore.open`."""
+        self.before("open", name)
+        return io.BytesIO(self.objects[name])
+
+    def delete(self, name: str) -> None:
+        """See `BlobStore.delete`."""
+        self.before("delete", name)
+        self.objects.pop(name, None)
+
+
+class MemoryStagedObject:
+    """An object under construction in a MemoryStore."""
+
+    def __init__(self, store: MemoryStore, token: str) -> None:
+        self._store = store
+        self._token = token
+        self._data: bytearray | None = bytearray()
+
+    def write(self, data: Buffer) -> int:
+        """See `StagedObject.write`."""
+        self._store.before("write", self._token)
+        with memoryview(data) as view:
+            self._open_data().extend(view)
+            return view.nbytes
+
+    def finish(self) -> str:
+        """See `StagedObject.finish`."""
+        self._store.before("finish", self._token)
+        self._store.staged[self._token] = bytes(self._open_data())
+        self._data = None
+        return self._token
+
+    def abort(self) -> None:
+        """See `StagedObject.abort`."""
+        self._data = None
+
+    def _open_data(self) -> bytearray:
+        if self._data is None:
+            raise InternalError("the staged object is finished or aborted", token=self._token)
+        return self._data
