@@ -1,6 +1,7 @@
 """The test kit does what tests rely on: brokers that start, stop, crash and come back.
 
-Method: real brokers of both releases; what one client wrote before a crash, another reads after it.
+Method: real brokers of both releases; what one client wrote before a crash, another reads after it;
+three readers that share no code must agree on every field they show.
 """
 
 from __future__ import annotations
@@ -10,8 +11,21 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 from confluent_kafka import Producer
 
+from kit.clients import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    Message,
+    Row,
+    odd_messages,
+    produce,
+    produce_transactions,
+    rows_by_aiokafka,
+    rows_by_kcat,
+    rows_by_librdkafka,
+)
 from kit.kafka import ApacheKafka
 
 if TYPE_CHECKING:
@@ -72,6 +86,60 @@ def test_a_broker_that_is_killed_comes_back_with_its_records(tmp_path: Path) -> 
         broker.remove()
 
 
+def test_three_readers_see_what_one_producer_wrote(
+    apache_kafka: ApacheKafka, topic_name: str
+) -> None:
+    apache_kafka.create_topic(topic_name)
+    messages = odd_messages(300, seed=7)
+
+    offsets = produce(apache_kafka.bootstrap, topic_name, messages)
+
+    assert offsets == list(range(300))
+    expected = [
+        Row(offset, message.timestamp_ms, CREATE_TIME, message.key, message.value, message.headers)
+        for offset, message in enumerate(messages)
+    ]
+    assert list(rows_by_librdkafka(apache_kafka.bootstrap, topic_name)) == expected
+    assert rows_by_aiokafka(apache_kafka.bootstrap, topic_name) == expected
+    without_headers = [row._replace(headers=()) for row in expected]
+    assert rows_by_kcat(apache_kafka.bootstrap, topic_name) == without_headers
+
+
+def test_readers_see_committed_transactions_only(
+    apache_kafka: ApacheKafka, topic_name: str
+) -> None:
+    apache_kafka.create_topic(topic_name)
+
+    transactions = [
+        ([Message(value=b"a"), Message(value=b"b")], True),
+        ([Message(value=b"lost")], False),
+        ([Message(value=b"c")], True),
+        ([Message(value=b"lost, too")], False),
+    ]
+    produce_transactions(
+        apache_kafka.bootstrap, topic_name, transactions, transactional_id=topic_name
+    )
+
+    seen = [(0, b"a"), (1, b"b"), (5, b"c")]
+    server = apache_kafka.bootstrap
+    assert [(row.offset, row.value) for row in rows_by_librdkafka(server, topic_name)] == seen
+    assert [(row.offset, row.value) for row in rows_by_aiokafka(server, topic_name)] == seen
+    assert [(row.offset, row.value) for row in rows_by_kcat(server, topic_name)] == seen
+
+
+def test_readers_see_the_time_that_the_broker_gave(
+    apache_kafka: ApacheKafka, topic_name: str
+) -> None:
+    apache_kafka.create_topic(topic_name, 1, {"message.timestamp.type": "LogAppendTime"})
+
+    produce(apache_kafka.bootstrap, topic_name, [Message(value=b"x", timestamp_ms=1_000)])
+
+    (row,) = rows_by_librdkafka(apache_kafka.bootstrap, topic_name)
+    assert row.timestamp_type == LOG_APPEND_TIME
+    assert row.timestamp_ms > 1_700_000_000_000
+    assert rows_by_aiokafka(apache_kafka.bootstrap, topic_name) == [row]
+
+
 def test_a_child_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from kit.machine import Process;"
@@ -90,8 +158,6 @@ def test_a_child_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> N
         parent.kill()
 
     deadline = time.monotonic() + 10
-    while (
-        subprocess.run(["ps", "-p", str(child)], capture_output=True, check=False).returncode == 0
-    ):
+    while psutil.pid_exists(child):
         assert time.monotonic() < deadline, "the child is still there"
         time.sleep(0.02)

@@ -22,16 +22,14 @@ _LAST_PORT: Final = 32_000
 _handed_out: set[int] = set()
 
 
-def program(name: str, *, home_variable: str) -> str:
+def program(name: str, *, home_variable: str = "") -> str:
     """Return the path of a program of the machine, or fail with what to do."""
     home = os.environ.get(home_variable)
     if home and (Path(home) / "bin" / name).exists():
         return str(Path(home) / "bin" / name)
     found = shutil.which(name)
     if found is None:
-        message = (
-            f"the tests need {name!r} on the PATH or under {home_variable}: run `make install`"
-        )
+        message = f"the tests need the program {name!r}, which is not on the PATH: run `make test`"
         raise RuntimeError(message)
     return found
 
