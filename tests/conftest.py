@@ -14,6 +14,7 @@ import pytest
 
 from kit.apache import VERSIONS, ApacheTools
 from kit.kafka import ApacheKafka
+from kit.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,29 @@ def apache_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
     broker = request.getfixturevalue("kafka_" + request.param.replace(".", ""))
     assert isinstance(broker, ApacheKafka)
     return broker
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates of an authority of our own."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def secure_kafka(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[ApacheKafka]:
+    """A running broker with the TLS and SASL listeners of `kit.security`."""
+    broker = ApacheKafka(
+        "4.3.1",
+        tmp_path_factory.mktemp("kafka-secure"),
+        listeners=secure_listeners(certificates),
+        scram_users=[(USER, PASSWORD)],
+    )
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 from confluent_kafka import Producer
 
 from kit.clients import (
@@ -27,11 +28,13 @@ from kit.clients import (
     rows_by_librdkafka,
 )
 from kit.kafka import ApacheKafka
+from kit.security import MECHANISMS, PASSWORD, USER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kit.apache import ApacheTools
+    from kit.security import Certificates
 
 
 def _lines(broker: ApacheKafka, topic: str, count: int) -> list[str]:
@@ -138,6 +141,58 @@ def test_readers_see_the_time_that_the_broker_gave(
     assert row.timestamp_type == LOG_APPEND_TIME
     assert row.timestamp_ms > 1_700_000_000_000
     assert rows_by_aiokafka(apache_kafka.bootstrap, topic_name) == [row]
+
+
+def _security(listener: str, mechanism: str, certificates: Certificates) -> dict[str, object]:
+    config: dict[str, object] = {
+        "security.protocol": "SASL_SSL" if listener == "SASLTLS" else "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+    }
+    if listener == "SASLTLS":
+        config["ssl.ca.location"] = str(certificates.authority)
+    if mechanism == "OAUTHBEARER":
+        config["enable.sasl.oauthbearer.unsecure.jwt"] = True
+        config["sasl.oauthbearer.config"] = f"principal={USER}"
+    else:
+        config |= {"sasl.username": USER, "sasl.password": PASSWORD}
+    return config
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("listener", ["SASLTLS", "SASL", "SHORT"])
+def test_a_stock_client_gets_in_with_each_sasl_mechanism(
+    secure_kafka: ApacheKafka, certificates: Certificates, listener: str, mechanism: str
+) -> None:
+    security = _security(listener, mechanism, certificates)
+    topic = secure_kafka.create_topic(f"{listener}-{mechanism}")
+
+    offsets = produce(
+        secure_kafka.address(listener), topic, [Message(value=b"in")], config=security
+    )
+
+    assert offsets == [0]
+
+
+def test_a_client_with_a_certificate_gets_in_and_one_without_does_not(
+    secure_kafka: ApacheKafka, certificates: Certificates, topic_name: str
+) -> None:
+    secure_kafka.create_topic(topic_name)
+    server = secure_kafka.address("TLS")
+    no_certificate = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(certificates.authority),
+        "message.timeout.ms": 2000,
+    }
+    with_certificate = {
+        **no_certificate,
+        "ssl.key.location": str(certificates.client_key),
+        "ssl.certificate.location": str(certificates.client_certificate),
+    }
+
+    produce(server, topic_name, [Message(value=b"in")], config=with_certificate)
+
+    with pytest.raises(RuntimeError, match="_MSG_TIMED_OUT"):
+        produce(server, topic_name, [Message(value=b"out")], config=no_certificate)
 
 
 def test_a_child_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> None:
