@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from logmirror.archive.metadata import DIGEST_KEY
 from logmirror.archive.naming import NATIVE, PARQUET
 from logmirror.errors import CorruptionError, InternalError
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from logmirror.stores.base import BlobStore
-
-DIGEST_KEY: Final = b"logmirror.digest"
-"""Where a Parquet file's key-value metadata holds the digest of its records."""
 
 _READ_BYTES: Final = 1 << 20
 
@@ -59,5 +57,5 @@ def _footer_digest(file: BinaryIO, name: str) -> str | None:
         metadata = pq.read_metadata(file).metadata or {}
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError("not a whole Parquet file", name=name, reason=str(error)) from error
-    digest = metadata.get(DIGEST_KEY)
+    digest = metadata.get(DIGEST_KEY.encode())
     return None if digest is None else digest.decode("ascii", "replace")
