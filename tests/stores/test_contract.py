@@ -1,0 +1,157 @@
+"""Every BlobStore keeps the same promises. A new adapter is one line in `STORES`.
+
+Method: one suite of small scenes, run against every adapter alike.
+"""
+
+import pytest
+
+from logmirror.errors import InternalError, UnavailableError
+from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.testing import MemoryStore
+
+STORES = {
+    "memory": lambda _: MemoryStore(),
+    "filesystem": lambda folder: FilesystemStore(folder / "not" / "yet", writer_id="host.1.aa"),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request, tmp_path):
+    return STORES[request.param](tmp_path)
+
+
+def staged(store, data):
+    staged_object = store.stage("an object")
+    assert staged_object.write(data) == len(data)
+    return staged_object.finish()
+
+
+def test_what_was_created_is_listed_in_order_and_read_back(store):
+    for name in ["b", "a", "c"]:
+        store.create(f"folder/{name}", name.encode())
+    assert list(store.names("folder")) == ["a", "b", "c"]
+    assert store.read("folder/b") == b"b"
+
+
+def test_create_never_replaces(store):
+    store.create("f/a", b"first")
+    with pytest.raises(AlreadyExistsError) as caught:
+        store.create("f/a", b"second")
+    assert caught.value.facts == {"name": "f/a"}
+    assert store.read("f/a") == b"first"
+
+
+def test_a_staged_object_is_seen_only_once_published(store):
+    staged_object = store.stage("an object")
+    for piece in [b"who", bytearray(b"l"), memoryview(b"e")]:
+        staged_object.write(piece)
+    token = staged_object.finish()
+    assert list(store.names("f")) == []
+    store.publish(token, "f/a")
+    assert list(store.names("f")) == ["a"]
+    assert store.read("f/a") == b"whole"
+
+
+def test_publish_never_replaces_and_keeps_the_staged_object(store):
+    store.create("f/a", b"first")
+    token = staged(store, b"second")
+    with pytest.raises(AlreadyExistsError) as caught:
+        store.publish(token, "f/a")
+    assert caught.value.facts == {"name": "f/a"}
+    assert store.read("f/a") == b"first"
+    store.publish(token, "f/b")
+    assert store.read("f/b") == b"second"
+
+
+def test_a_published_token_is_spent(store):
+    token = staged(store, b"x")
+    store.publish(token, "f/a")
+    with pytest.raises(UnavailableError):
+        store.publish(token, "f/b")
+    assert list(store.names("f")) == ["a"]
+
+
+def test_a_discarded_object_cannot_be_published(store):
+    token = staged(store, b"x")
+    store.discard(token)
+    store.discard(token)
+    with pytest.raises(UnavailableError):
+        store.publish(token, "f/a")
+    assert list(store.names("f")) == []
+
+
+def test_an_aborted_object_takes_no_more_bytes(store):
+    staged_object = store.stage("x")
+    staged_object.abort()
+    staged_object.abort()
+    with pytest.raises(InternalError):
+        staged_object.write(b"x")
+    with pytest.raises(InternalError):
+        staged_object.finish()
+
+
+def test_abort_after_finish_leaves_the_object(store):
+    staged_object = store.stage("x")
+    staged_object.write(b"x")
+    token = staged_object.finish()
+    staged_object.abort()
+    store.publish(token, "f/a")
+    assert store.read("f/a") == b"x"
+
+
+def test_typed_buffers_are_written_as_bytes(store):
+    token = staged(store, memoryview(b"12345678").cast("I").cast("B"))
+    store.publish(token, "f/a")
+    staged_object = store.stage("x")
+    assert staged_object.write(memoryview(b"12345678").cast("I")) == 8
+    store.publish(staged_object.finish(), "f/b")
+    assert store.read("f/a") == store.read("f/b") == b"12345678"
+
+
+def test_an_object_may_be_empty(store):
+    store.publish(staged(store, b""), "f/a")
+    assert store.read("f/a") == b""
+
+
+def test_a_folder_that_does_not_exist_is_empty(store):
+    assert list(store.names("nowhere/at/all")) == []
+
+
+def test_names_are_those_directly_in_the_folder(store):
+    for name in ["f/a", "f.b/c", "other/a", ".private/claims/x"]:
+        store.create(name, b"")
+    assert list(store.names("f")) == ["a"]
+    assert list(store.names(".private/claims")) == ["x"]
+
+
+def test_dot_names_are_not_listed(store):
+    store.create("f/.hidden", b"")
+    assert list(store.names("f")) == []
+
+
+def test_reading_a_stranger_is_a_key_error(store):
+    with pytest.raises(KeyError):
+        store.read("f/nobody")
+    with pytest.raises(KeyError):
+        store.open("f/nobody")
+
+
+def test_an_open_object_can_be_read_from_anywhere(store):
+    store.create("f/a", b"0123456789")
+    with store.open("f/a") as file:
+        assert file.seek(-3, 2) == 7
+        assert file.read(2) == b"78"
+        file.seek(0)
+        buffer = bytearray(4)
+        assert file.readinto(buffer) == 4
+        assert buffer == b"0123"
+
+
+def test_a_deleted_name_is_free_again(store):
+    store.create("f/a", b"first")
+    store.delete("f/a")
+    store.delete("f/a")
+    assert list(store.names("f")) == []
+    store.create("f/a", b"second")
+    assert store.read("f/a") == b"second"

@@ -1,0 +1,353 @@
+"""What only a real directory can do to us: rights, space, strange entries, other processes.
+
+Method: real directories, real files, real locks and real processes; the few answers of a kernel
+that cannot be had on order (a full disk, a bad block) are given by `Syscalls` standing in.
+"""
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from logmirror import crashpoints
+from logmirror.clock import Clock
+from logmirror.errors import (
+    CorruptionError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
+from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.filesystem import FOREIGN_LEFTOVER_AGE_MS, FilesystemStore, Syscalls
+
+
+class FailingSyscalls(Syscalls):
+    """The call named `call` fails with `code`, from its `nth` time on (0-based)."""
+
+    def __init__(self, call, code, nth=0):
+        self.call, self.code, self.left = call, code, nth
+
+    def __getattribute__(self, name):
+        if name == super().__getattribute__("call"):
+            if self.left == 0:
+                return self._fail
+            self.left -= 1
+        return super().__getattribute__(name)
+
+    def _fail(self, *_arguments):
+        raise OSError(self.code, os.strerror(self.code))
+
+
+def store_in(folder, writer="h.1.a", **options):
+    return FilesystemStore(folder, writer_id=writer, **options)
+
+
+def put(store, name, data=b"x"):
+    staged = store.stage("label")
+    staged.write(data)
+    store.publish(staged.finish(), name)
+
+
+def files_in(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+KINDS = {
+    errno.ENOSPC: UnavailableError,
+    errno.EDQUOT: UnavailableError,
+    errno.EIO: UnavailableError,
+    errno.ESTALE: UnavailableError,
+    errno.EACCES: UsageError,
+    errno.EPERM: UsageError,
+    errno.EROFS: UsageError,
+}
+
+
+@pytest.mark.parametrize("call", ["make_directory", "open_new", "write", "sync_data", "link"])
+@pytest.mark.parametrize("code", KINDS, ids=errno.errorcode.get)
+def test_a_failing_call_is_an_error_of_the_right_kind_and_nothing_appears(tmp_path, call, code):
+    store = store_in(tmp_path, syscalls=FailingSyscalls(call, code))
+    with pytest.raises(KINDS[code]) as caught:
+        store.create("f/a", b"x")
+    assert type(caught.value) is KINDS[code]
+    assert caught.value.hint
+    assert caught.value.facts["reason"] == os.strerror(code)
+    assert str(tmp_path) in str(caught.value.facts["path"])
+    assert files_in(tmp_path) == []
+    store_in(tmp_path).create("f/a", b"x")
+
+
+def test_a_folder_that_cannot_be_synced_leaves_the_outcome_unknown(tmp_path):
+    store_in(tmp_path).create("f/first", b"")
+    store = store_in(tmp_path, syscalls=FailingSyscalls("sync_directory", errno.EIO))
+    with pytest.raises(OutcomeUnknownError) as caught:
+        store.create("f/a", b"x")
+    assert caught.value.facts["name"] == "f/a"
+    assert list(store.names("f")) == ["a", "first"]
+
+
+def test_a_failed_sync_spoils_the_staged_object_for_good(tmp_path):
+    store = store_in(tmp_path, syscalls=FailingSyscalls("sync_data", errno.EIO))
+    staged = store.stage("x")
+    staged.write(b"bytes that the kernel may have dropped")
+    with pytest.raises(UnavailableError):
+        staged.finish()
+    assert files_in(tmp_path) == []
+    with pytest.raises(LogmirrorError):
+        staged.finish()
+
+
+class ShortWrites(Syscalls):
+    """Takes at most three bytes at a time, as a kernel may."""
+
+    def write(self, descriptor, data):
+        return super().write(descriptor, data[:3])
+
+
+def test_short_writes_are_continued(tmp_path):
+    store = store_in(tmp_path, syscalls=ShortWrites())
+    put(store, "f/a", b"0123456789")
+    assert store.read("f/a") == b"0123456789"
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_filesystem_without_links_is_refused_with_a_hint(tmp_path, code):
+    store = store_in(tmp_path, syscalls=FailingSyscalls("link", code))
+    with pytest.raises(UsageError, match="cannot link") as caught:
+        store.create("f/a", b"x")
+    assert "one filesystem with hard links" in caught.value.hint
+
+
+POWERLESS = """
+import os, pathlib, sys
+from logmirror.errors import UsageError
+from logmirror.stores.filesystem import FilesystemStore
+os.chdir(sys.argv[1])
+if os.geteuid() == 0:  # a superuser may write anywhere
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    FilesystemStore(pathlib.Path("root"), writer_id="h.1.a").create("f/a", b"x")
+except UsageError as error:
+    print(error, "|", error.hint)
+"""
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_read_only_directory_is_a_usage_error(tmp_path, made):
+    if made:
+        (tmp_path / "root").mkdir(mode=0o555)
+    tmp_path.chmod(0o555)
+    done = subprocess.run(
+        [sys.executable, "-c", POWERLESS, tmp_path], capture_output=True, text=True, check=True
+    )
+    tmp_path.chmod(0o755)
+    assert "not allowed to stage an object" in done.stdout
+    assert "give this user the right to write there" in done.stdout
+    assert files_in(tmp_path) == []
+
+
+def test_a_root_that_is_a_file_is_a_usage_error(tmp_path):
+    (root := tmp_path / "root").write_bytes(b"")
+    for attempt in [
+        lambda: store_in(root).create("f/a", b"x"),
+        lambda: list(store_in(root).names("f")),
+        lambda: store_in(root).read("f/a"),
+    ]:
+        with pytest.raises(UsageError):
+            attempt()
+
+
+def test_reading_creates_nothing(tmp_path):
+    store = store_in(root := tmp_path / "root")
+    assert list(store.names("f/0")) == []
+    with pytest.raises(KeyError):
+        store.read("f/0/a")
+    store.delete("f/0/a")
+    assert store.sweep() == 0
+    assert not root.exists()
+
+
+STRANGE = {
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "symbolic link": lambda path: path.symlink_to("/etc/hostname"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE)
+def test_strange_entries_among_objects_are_named(tmp_path, make):
+    store = store_in(tmp_path)
+    store.create("f/a", b"")
+    make(tmp_path / "f" / "b")
+    with pytest.raises(CorruptionError) as caught:
+        store.names("f")
+    assert caught.value.facts["name"] == "f/b"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_opening_a_strange_entry_neither_blocks_nor_leaks(tmp_path, kind):
+    (tmp_path / "f").mkdir()
+    STRANGE[kind](tmp_path / "f" / "b")
+    with pytest.raises(CorruptionError):
+        store_in(tmp_path).open("f/b")
+
+
+def test_a_strange_entry_is_never_replaced(tmp_path):
+    (tmp_path / "f" / "a").mkdir(parents=True)
+    with pytest.raises(AlreadyExistsError):
+        store_in(tmp_path).create("f/a", b"x")
+
+
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "f/../../x", "f//a", "f/.", "f/a\0b"])
+def test_a_name_never_leaves_the_root(tmp_path, name):
+    store = store_in(tmp_path / "root")
+    with pytest.raises(UsageError):
+        store.create(name, b"x")
+    with pytest.raises(UsageError):
+        store.read(name)
+    with pytest.raises(UsageError):
+        store.publish(name, "f/a")
+    assert [n for n in files_in(tmp_path) if "staged" not in n] == []
+
+
+def test_a_label_never_leaves_the_staging_folder(tmp_path):
+    store = store_in(tmp_path)
+    staged = store.stage("../../" + "é/\0" * 300)
+    staged.write(b"x")
+    store.publish(staged.finish(), "f/a")
+    assert files_in(tmp_path) == ["f/a"]
+
+
+def test_a_token_works_in_another_process_of_the_same_run(tmp_path):
+    staged = store_in(tmp_path).stage("x")
+    staged.write(b"x")
+    token = pickle.loads(pickle.dumps(staged.finish()))
+    store_in(tmp_path).publish(token, "f/a")
+    assert store_in(tmp_path).read("f/a") == b"x"
+
+
+def test_folders_that_vanish_are_made_again(tmp_path):
+    store = store_in(tmp_path)
+    store.create("f/a", b"x")
+    store.delete("f/a")
+    (tmp_path / "f").rmdir()
+    (tmp_path / ".logmirror/staged/h.1.a").rmdir()
+    put(store, "f/a")
+    assert list(store.names("f")) == ["a"]
+
+
+def test_sweep_removes_what_dead_writers_of_this_host_left(tmp_path):
+    dead = store_in(tmp_path, "h.1.a")
+    with dead.hold_writer_lock():
+        token = dead.stage("x").finish()
+        store_in(tmp_path, "h.1.a").stage("y")
+    assert store_in(tmp_path, "h.2.b").sweep() == 2
+    assert files_in(tmp_path) == []
+    with pytest.raises(UnavailableError, match="gone") as caught:
+        dead.publish(token, "f/a")
+    assert caught.value.facts == {"token": token}
+
+
+def test_sweep_leaves_the_living_alone(tmp_path):
+    living, own = store_in(tmp_path, "h.1.a"), store_in(tmp_path, "h.2.b")
+    with living.hold_writer_lock():
+        token = living.stage("x").finish()
+        own_token = own.stage("y").finish()
+        assert own.sweep() == 0
+        living.publish(token, "f/a")
+        own.publish(own_token, "f/b")
+
+
+class Later(Clock):
+    """This many milliseconds after the machine's clock."""
+
+    def __init__(self, later_ms):
+        self.later_ms = later_ms
+
+    def now_ms(self):
+        return super().now_ms() + self.later_ms
+
+
+def test_leftovers_of_another_host_are_swept_only_when_they_are_old(tmp_path):
+    store_in(tmp_path, "elsewhere.1.a").stage("x").finish()
+    assert store_in(tmp_path).sweep() == 0
+    almost = FOREIGN_LEFTOVER_AGE_MS - 60_000
+    assert store_in(tmp_path, clock=Later(almost)).sweep() == 0
+    assert store_in(tmp_path, clock=Later(FOREIGN_LEFTOVER_AGE_MS + 60_000)).sweep() == 1
+
+
+def test_one_writer_id_lives_once(tmp_path):
+    first, second = store_in(tmp_path), store_in(tmp_path)
+    with first.hold_writer_lock(), pytest.raises(UsageError), second.hold_writer_lock():
+        raise AssertionError
+    with store_in(tmp_path).hold_writer_lock():
+        pass
+
+
+HOLDER = """
+import sys, pathlib, time
+from logmirror.stores.filesystem import FilesystemStore
+store = FilesystemStore(pathlib.Path(sys.argv[1]), writer_id="h.9.z")
+with store.hold_writer_lock():
+    store.stage("x").write(b"half")
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_process_is_dead_and_a_stopped_one_is_not(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout.readline() == b"held\n"
+        holder.send_signal(signal.SIGSTOP)
+        assert store_in(tmp_path).sweep() == 0
+        holder.kill()
+    assert store_in(tmp_path).sweep() == 1
+
+
+CRASHER = """
+import sys, pathlib
+from logmirror.stores.filesystem import FilesystemStore
+store = FilesystemStore(pathlib.Path(sys.argv[1]), writer_id="h.9.z")
+store.create("claims/0", b"claim")
+staged = store.stage("x")
+staged.write(b"whole")
+store.publish(staged.finish(), "f/a")
+"""
+
+OUTCOMES = {
+    "stage.opened": [],
+    "stage.written": [],
+    "stage.finished": [],
+    "publish.linked": ["a"],
+    "publish.done": ["a"],
+}
+
+
+@pytest.mark.parametrize("point", OUTCOMES)
+def test_every_named_crash_point_of_a_store_kills_where_it_says(tmp_path, point):
+    environment = os.environ | {crashpoints.VARIABLE: point}
+    died = subprocess.run([sys.executable, "-c", CRASHER, tmp_path], env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    store = store_in(tmp_path)
+    assert store.read("claims/0") == b"claim"
+    assert list(store.names("f")) == OUTCOMES[point]
+    assert store.sweep() == (0 if point == "publish.done" else 1)
+    assert all(store.read(f"f/{name}") == b"whole" for name in store.names("f"))
+
+
+def test_ten_thousand_names_are_listed_quickly(tmp_path):
+    (tmp_path / "f").mkdir()
+    for number in range(10_000):
+        (tmp_path / "f" / f"{number:020d}").touch()
+    began = time.perf_counter()
+    assert len(list(store_in(tmp_path).names("f"))) == 10_000
+    assert time.perf_counter() - began < 0.5
