@@ -1,0 +1,263 @@
+"""Kafka's five codecs, with the output capped while it grows.
+
+A batch may claim to be small and unfold to gigabytes. Every decoder here is given the most it may
+write and stops there; no buffer is sized by a number that only the data vouches for, beyond what
+the codec can reach from that many input bytes.
+
+Beside the plain formats Kafka needs: snappy raw (librdkafka) or in xerial's frame (Java), gzip of
+several members, zstd without a content size (Java streams it).
+
+Xerial's frame: 8 bytes magic, int32 version, int32 lowest compatible version, then blocks of
+int32 length and that many bytes of raw snappy; all big-endian.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import TYPE_CHECKING, Final
+
+import cramjam
+import lz4.frame
+import zstandard
+from isal import isal_zlib
+
+from logmirror.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+class Codec(enum.IntEnum):
+    """Compression of a batch's records: bits 0-2 of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_GZIP_WBITS: Final = 31
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEAD: Final = 16
+_SNAPPY_RATIO: Final = 22
+"""Snappy's densest element is a copy of 64 bytes in 3."""
+
+_ZSTD_WINDOW_MAX: Final = 1 << 27
+"""The window that zstd decoders, Java's among them, accept without being asked."""
+
+_ZSTD_BLOCK_MAX: Final = 1 << 17
+_ZSTD_BLOCK_HEAD: Final = 3
+_ZSTD_RLE: Final = 1
+_ZSTD_COMPRESSED: Final = 2
+
+
+def decompress(codec: Codec, data: Bytes, *, max_bytes: int) -> Bytes:
+    """Undo `codec`.
+
+    Args:
+        codec: How the data is compressed; `Codec.NONE` hands the data back.
+        data: The compressed records of one batch.
+        max_bytes: The most the output may hold.
+
+    Returns:
+        The output; bytes-like, read-only by agreement.
+
+    Raises:
+        CorruptionError: The data is not of this codec, is cut off, has something behind its end, or
+            unfolds to more than `max_bytes` (facts `codec`, `max_bytes`, `why`).
+    """
+    return Decompressor().decompress(codec, data, max_bytes=max_bytes)
+
+
+def compress(codec: Codec, data: Bytes) -> Bytes:
+    """Compress as a stock producer would, at a fast level; snappy comes out raw."""
+    if codec is Codec.GZIP:
+        packed: bytes = isal_zlib.compress(data, level=1, wbits=_GZIP_WBITS)
+        return packed
+    if codec is Codec.SNAPPY:
+        return bytes(cramjam.snappy.compress_raw(data))
+    if codec is Codec.LZ4:
+        framed: bytes = lz4.frame.compress(data)
+        return framed
+    if codec is Codec.ZSTD:
+        return zstandard.ZstdCompressor(level=3).compress(data)
+    return data
+
+
+class Decompressor:
+    """`decompress` with its zstd context kept between calls. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
+
+    def decompress(self, codec: Codec, data: Bytes, *, max_bytes: int) -> Bytes:
+        """See the function of the same name."""
+        try:
+            if codec is Codec.NONE:
+                output = data
+            elif codec is Codec.GZIP:
+                output = _gunzip(data, max_bytes)
+            elif codec is Codec.SNAPPY:
+                output = _unsnappy(data, max_bytes)
+            elif codec is Codec.LZ4:
+                output = _unlz4(data, max_bytes)
+            else:
+                output = self._unzstd(data, max_bytes)
+        except _BadDataError as error:
+            raise _corrupt(codec, max_bytes, str(error)) from error
+        if len(output) > max_bytes:
+            raise _corrupt(codec, max_bytes, _OVER)
+        return output
+
+    def _unzstd(self, data: Bytes, max_bytes: int) -> Bytes:
+        """Frame by frame, each in one call: such a call needs no window, however large it claims."""
+        view, outputs, left = memoryview(data), [], max_bytes
+        if not view:
+            raise _BadDataError(_CUT_OFF)
+        while view:
+            size, bound = _measure_zstd_frame(view)
+            try:
+                # One byte more than allowed, so that reaching the cap is told from passing it.
+                output = self._zstd.decompress(
+                    view[:size], max_output_size=max(1, min(bound, left + 1))
+                )
+            except zstandard.ZstdError as error:
+                raise _BadDataError(_OVER if bound > left else str(error)) from error
+            left -= len(output)
+            if left < 0:
+                raise _BadDataError(_OVER)
+            outputs.append(output)
+            view = view[size:]
+        return outputs[0] if len(outputs) == 1 else b"".join(outputs)
+
+
+class _BadDataError(Exception):
+    """Internal: the data cannot be decompressed; the text is the fact `why`."""
+
+
+_OVER: Final = "more output than allowed"
+_CUT_OFF: Final = "cut off"
+_BEHIND: Final = "bytes behind the end"
+
+
+def _corrupt(codec: Codec, max_bytes: int, why: str) -> CorruptionError:
+    return CorruptionError(
+        "records cannot be decompressed", codec=codec.name.lower(), max_bytes=max_bytes, why=why
+    )
+
+
+def _gunzip(data: Bytes, max_bytes: int) -> Bytes:
+    outputs, left, rest = [], max_bytes, data
+    while True:
+        member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
+        try:
+            output = member.decompress(rest, left + 1)
+        except isal_zlib.error as error:
+            raise _BadDataError(str(error)) from error
+        left -= len(output)
+        if left < 0:
+            raise _BadDataError(_OVER)
+        if not member.eof:
+            raise _BadDataError(_CUT_OFF)
+        outputs.append(output)
+        rest = member.unused_data
+        if not rest:
+            return outputs[0] if len(outputs) == 1 else b"".join(outputs)
+
+
+def _unlz4(data: Bytes, max_bytes: int) -> Bytes:
+    decoder = lz4.frame.LZ4FrameDecompressor()
+    try:
+        output: bytes = decoder.decompress(data, max_length=max_bytes + 1)
+    except (RuntimeError, EOFError) as error:
+        raise _BadDataError(str(error)) from error
+    if len(output) > max_bytes:
+        raise _BadDataError(_OVER)
+    if not decoder.eof:
+        raise _BadDataError(_CUT_OFF)
+    if decoder.unused_data:
+        raise _BadDataError(_BEHIND)
+    return output
+
+
+def _unsnappy(data: Bytes, max_bytes: int) -> Bytes:
+    view = memoryview(data)
+    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _unsnappy_blocks([view], max_bytes)
+    if len(view) < _XERIAL_HEAD:
+        raise _BadDataError(_CUT_OFF)
+    blocks, position = [], _XERIAL_HEAD
+    while position < len(view):
+        if position + 4 > len(view):
+            raise _BadDataError(_CUT_OFF)
+        (size,) = struct.unpack_from(">i", view, position)
+        position += 4
+        if not 0 < size <= len(view) - position:
+            raise _BadDataError("block length is out of bounds")
+        blocks.append(view[position : position + size])
+        position += size
+    return _unsnappy_blocks(blocks, max_bytes)
+
+
+def _unsnappy_blocks(blocks: list[memoryview], max_bytes: int) -> Bytes:
+    """Raw blocks into one buffer, which is made only after every claimed length was believed."""
+    sizes = [_snappy_claim(block) for block in blocks]
+    if sum(sizes) > max_bytes:
+        raise _BadDataError(_OVER)
+    output = bytearray(sum(sizes))
+    position = 0
+    with memoryview(output) as target:
+        for block, size in zip(blocks, sizes, strict=True):
+            try:
+                written = cramjam.snappy.decompress_raw_into(
+                    block, target[position : position + size]
+                )
+            except cramjam.DecompressionError as error:
+                raise _BadDataError(str(error)) from error
+            if written != size:
+                raise _BadDataError("block is shorter than it claims")
+            position += size
+    return output
+
+
+def _snappy_claim(block: memoryview) -> int:
+    """The output length that a raw block claims, if its input could reach it."""
+    claim = 0
+    for index, byte in enumerate(block[:5]):
+        claim |= (byte & 0x7F) << (7 * index)
+        if byte <= 0x7F:  # noqa: PLR2004  # the continuation bit
+            if claim > _SNAPPY_RATIO * len(block):
+                raise _BadDataError("block claims more than its bytes can hold")
+            return claim
+    raise _BadDataError(_CUT_OFF)
+
+
+def _measure_zstd_frame(view: memoryview) -> tuple[int, int]:
+    """Size of the first frame and a bound on its output, from its header and block headers."""
+    try:
+        head = zstandard.get_frame_parameters(view)
+        position = zstandard.frame_header_size(view)
+    except zstandard.ZstdError as error:
+        raise _BadDataError(str(error)) from error
+    if head.window_size > _ZSTD_WINDOW_MAX and head.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+        raise _BadDataError("window is too large")
+    bound = last = 0
+    while not last:
+        if position + _ZSTD_BLOCK_HEAD > len(view):
+            raise _BadDataError(_CUT_OFF)
+        word = int.from_bytes(view[position : position + _ZSTD_BLOCK_HEAD], "little")
+        last, kind, size = word & 1, (word >> 1) & 3, word >> 3
+        bound += _ZSTD_BLOCK_MAX if kind == _ZSTD_COMPRESSED else size
+        position += _ZSTD_BLOCK_HEAD + (1 if kind == _ZSTD_RLE else size)
+    position += 4 if head.has_checksum else 0
+    if position > len(view):
+        raise _BadDataError(_CUT_OFF)
+    if head.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+        return position, bound
+    if head.content_size > bound:
+        raise _BadDataError("frame claims more than its blocks can hold")
+    return position, head.content_size
