@@ -1,0 +1,56 @@
+# Everything here sets up what it needs; a second run finds it done.
+
+# Which Python makes .venv; the newest of 3.11 to 3.14 that is found when empty.
+PYTHON ?=
+export PYTHON
+
+RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install demo test lint format schema lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
+	  awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+install: ## Make .venv with the locked packages; find or install Java
+	@scripts/setup.sh
+
+demo: install ## Watch the main job on this machine in about a minute
+	@$(RUN) logmirror demo
+
+test: testtools checks ## Lint, then every test, against real Apache Kafka brokers
+	@$(RUN) pytest
+
+lint: install checks ## Ruff, mypy --strict, import contracts
+
+format: install ## Format the code and fix what Ruff can fix
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+schema: install ## Write the JSON Schema and the reference page of the configuration
+	@$(RUN) python scripts/write_schema.py
+
+lock: install ## Resolve requirements.lock anew from pyproject.toml
+	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \
+	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
+	  --quiet --upgrade --output-file requirements.lock
+
+clean: ## Remove .venv and everything that tools left behind
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .import_linter_cache spark-warehouse
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- Steps of the targets above -----------------------------------------------------------------
+
+.PHONY: testtools checks
+
+testtools:
+	@scripts/setup.sh tests
+
+checks:
+	@$(RUN) ruff check --quiet .
+	@$(RUN) ruff format --check --quiet .
+	@$(RUN) mypy
+	@$(RUN) lint-imports --config importlinter.toml

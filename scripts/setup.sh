@@ -1,0 +1,156 @@
+#!/bin/sh
+# Make this clone ready, from whatever the machine has: Python 3.11 or later, make, a package manager.
+#
+#     scripts/setup.sh          .venv with the locked packages, and Java
+#     scripts/setup.sh tests    the same, and what only the tests need: Maven and kcat
+#
+# What is missing is installed where the package manager lets us (as root, or by sudo that asks no
+# password); otherwise the script stops and says what to install. Nothing is done twice.
+set -eu
+cd "$(dirname "$0")/.."
+
+stop() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# ---- The machine's package manager --------------------------------------------------------------
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then sudo -n "$@"
+    else return 1
+    fi
+}
+
+# install_first NAME...: install the first of these packages that the manager has.
+install_first() {
+    for name in "$@"; do
+        case $manager in
+            apt-get) as_root env DEBIAN_FRONTEND=noninteractive \
+                         apt-get install -y -q --no-install-recommends "$name" ;;
+            dnf) as_root dnf install -y -q "$name" ;;
+            apk) as_root apk add --quiet "$name" ;;
+            brew) brew install --quiet "$name" ;;
+            *) return 1 ;;
+        esac >"$setup_log" 2>&1 </dev/null && return 0
+    done
+    return 1
+}
+
+# provide WHAT APT DNF APK BREW: each of the last four is a list of package names, first choice first.
+provide() {
+    what=$1
+    case $manager in
+        apt-get) names=$2 ;;
+        dnf) names=$3 ;;
+        apk) names=$4 ;;
+        brew) names=$5 ;;
+        *) names= ;;
+    esac
+    fix="install it and run the same command again"
+    if [ -n "$names" ]; then
+        say "$what is missing; installing it with $manager"
+        # shellcheck disable=SC2086  # a list of names
+        install_first $names && return 0
+        if [ "$manager" = apt-get ] && as_root apt-get update -q >"$setup_log" 2>&1 </dev/null; then
+            # shellcheck disable=SC2086
+            install_first $names && return 0
+        fi
+        tail -n 3 "$setup_log" >&2
+        fix="try: $manager install ${names%% *}"
+    fi
+    stop "$what is missing and could not be installed; $fix"
+}
+
+manager=
+for candidate in apt-get dnf apk brew; do
+    if command -v $candidate >/dev/null 2>&1; then manager=$candidate; break; fi
+done
+setup_log=$(mktemp)
+trap 'rm -f "$setup_log"' EXIT
+
+# ---- Python and the locked packages -------------------------------------------------------------
+
+is_python() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null
+}
+
+# The newest that runs; the locked packages offer wheels for these versions.
+find_python() {
+    for candidate in ${PYTHON:-} python3.14 python3.13 python3.12 python3.11 python3 python; do
+        if is_python "$candidate"; then command -v "$candidate"; return 0; fi
+    done
+    return 1
+}
+
+make_environment() {
+    python=$(find_python) ||
+        stop "no Python 3.11 to 3.14 found; install one, or name it: make install PYTHON=/path/python3"
+    packages=$(cksum <requirements.lock; "$python" --version)
+    if [ "$(cat .venv/packages 2>/dev/null)" != "$packages" ]; then
+        if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+            version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+            provide "Python's venv module" "python$version-venv python3-venv" \
+                python3-pip py3-pip python3
+        fi
+        say "making .venv with $("$python" --version); the first time takes some minutes"
+        rm -rf .venv
+        "$python" -m venv .venv
+        pip_install --require-hashes -r requirements.lock
+        printf '%s' "$packages" >.venv/packages
+    fi
+    project=$(cksum <pyproject.toml)
+    if [ "$(cat .venv/project 2>/dev/null)" != "$project" ]; then
+        # The build backend is among the locked packages, so nothing unlocked is fetched here.
+        pip_install --no-deps --no-build-isolation --editable .
+        printf '%s' "$project" >.venv/project
+    fi
+}
+
+pip_install() { .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"; }
+
+# ---- Java, for Spark and for Apache Kafka -------------------------------------------------------
+
+# is_java HOME: whether a runtime of version 17 or later is there.
+is_java() {
+    [ -x "$1/bin/java" ] || return 1
+    major=$("$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${major:-0}" -ge 17 ]
+}
+
+find_java() {
+    on_path=$(command -v java 2>/dev/null || true)
+    if [ -n "$on_path" ]; then
+        on_path=$(dirname "$(dirname "$(readlink -f "$on_path")")")
+    fi
+    for home in "${JAVA_HOME:-}" "$on_path" \
+        /usr/lib/jvm/* /opt/java/* /opt/jdk* \
+        /Library/Java/JavaVirtualMachines/*/Contents/Home \
+        /opt/homebrew/opt/openjdk* /usr/local/opt/openjdk* \
+        "$HOME"/.sdkman/candidates/java/current; do
+        if [ -n "$home" ] && is_java "$home"; then printf '%s' "$home"; return 0; fi
+    done
+    return 1
+}
+
+need_java() {
+    if ! java_home=$(find_java); then
+        provide "Java 17 or later" \
+            "openjdk-21-jre-headless openjdk-17-jre-headless openjdk-25-jre-headless" \
+            "java-21-openjdk-headless java-17-openjdk-headless java-latest-openjdk-headless" \
+            "openjdk21-jre-headless openjdk17-jre-headless" \
+            "openjdk@21 openjdk"
+        java_home=$(find_java) || stop "Java was installed but is not found; set JAVA_HOME"
+    fi
+    printf '%s' "$java_home" >.venv/java-home
+}
+
+# ---- All of it ----------------------------------------------------------------------------------
+
+make_environment
+need_java
+if [ "${1:-}" = tests ]; then
+    command -v mvn >/dev/null 2>&1 ||
+        provide "Maven, which fetches Apache Kafka for the tests," maven maven maven maven
+    command -v kcat >/dev/null 2>&1 ||
+        provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat kcat
+fi
