@@ -325,7 +325,7 @@ def _claimed_offsets(store: BlobStore, destination: str, partition: int) -> list
 def _load(data: bytes, name: str) -> dict[str, Any]:
     try:
         content = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(name, str(error)) from error
     if not isinstance(content, dict):
         raise _unreadable(name, "not a JSON object")
