@@ -1,0 +1,256 @@
+"""The configuration: one YAML file in, frozen settings out, or every problem at once.
+
+    settings = load(Path("logmirror.yaml"))
+
+Invariants:
+
+1. `Settings` exist only for a file without any problem; nothing downstream checks them again.
+2. Every default is filled in, every folder is absolute, every number is in range.
+3. Values of connection and Spark properties may be secrets: no `repr` and no error shows them.
+4. Loading looks at the file, the environment and the files that `${file:PATH}` names, and at
+   symbolic links of the destination folders; it creates nothing and connects to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from logmirror.config_file.files import read_file
+from logmirror.config_file.model import (
+    Compression,
+    ConfigModel,
+    Encoding,
+    FlushModel,
+    Format,
+    MirrorModel,
+    SharedDestinationModel,
+    SourceModel,
+    parse_partitions,
+    parse_time_of_day,
+)
+from logmirror.config_file.problems import ConfigError, Locations, Problem, config_error
+from logmirror.config_file.rules import PropertyCheck, check
+from logmirror.config_file.schema import json_schema
+from logmirror.config_file.source import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "ConfigError",
+    "FilesystemDestination",
+    "FlushSettings",
+    "Locations",
+    "MirrorSettings",
+    "Problem",
+    "PropertyCheck",
+    "Settings",
+    "SourceSettings",
+    "SparkSettings",
+    "config_error",
+    "json_schema",
+    "load",
+    "load_text",
+]
+
+_LIMIT_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings:
+    """The Spark session that runs the work."""
+
+    master: str = "local[*]"
+    """Spark's master URL."""
+
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Spark properties by name; every name begins with `spark.`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """The cluster that a mirror reads."""
+
+    bootstrap_servers: str
+    """`host:port`, separated by commas, without spaces."""
+
+    group_id: str
+    """Consumer group name for monitoring; positions never come from it."""
+
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Connection properties under librdkafka's names, not checked here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesystemDestination:
+    """A folder that receives objects, in `<root>/<name>/<partition>/`."""
+
+    name: str
+    """Name of the folder below `root`: one path component."""
+
+    root: Path
+    """Absolute, without `..`; it need not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushSettings:
+    """When an object ends; the first limit that is reached ends it."""
+
+    max_time_ms: int
+    """Longest wait of a record, in milliseconds, 1..2^63-1."""
+
+    max_bytes: int
+    """Payload bytes of one object, 1..2^63-1."""
+
+    max_offsets: int
+    """Offsets that one object covers, 1..2^63-1."""
+
+    daily_at_utc_s: int | None = None
+    """Seconds after midnight UTC at which everything that waits is written; None for never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorSettings:
+    """One topic and where it goes."""
+
+    name: str
+    """Unique in the file."""
+
+    enabled: bool
+    source: SourceSettings
+    topic: str
+
+    partitions: tuple[int, ...] | None
+    """Ascending, without duplicates; None for all, those added later included."""
+
+    destinations: tuple[FilesystemDestination, ...]
+    """At least one; names are unique in the mirror."""
+
+    format: Format
+    compression: Compression
+    """Of Parquet objects; without meaning for other formats."""
+
+    encoding: Encoding
+    """Of NDJSON objects; without meaning for other formats."""
+
+    flush: FlushSettings
+
+    chain_start: Literal["earliest"] | int | None
+    """Where a new archive begins: an offset, the first one of the source, or None for 0."""
+
+    path: str
+    """Where the mirror stands in the file, such as `mirrors[0]`; see `Settings.locations`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A whole configuration. Picklable."""
+
+    mirrors: tuple[MirrorSettings, ...]
+    """At least one, in the order of the file, disabled ones included."""
+
+    spark: SparkSettings = field(default_factory=SparkSettings)
+
+    name: str = ""
+    """The file as the user named it."""
+
+    locations: Locations = field(default_factory=lambda: Locations({}), repr=False, compare=False)
+    """Line and column of every setting, for problems that only a later check can find."""
+
+
+def load(
+    path: Path | str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    check_properties: PropertyCheck | None = None,
+) -> Settings:
+    """Read a configuration file.
+
+    Args:
+        path: The YAML file.
+        environ: What `${VAR}` refers to; the environment of this process if None.
+        check_properties: Called with the connection properties of each source; returns a property
+            name, a message and a suggestion (which may be empty) for each one that is wrong.
+
+    Raises:
+        ConfigError: The file cannot be read or anything in it is wrong; carries all problems.
+    """
+    text = read_file(Path(path))
+    return load_text(text, environ=environ, name=str(path), check_properties=check_properties)
+
+
+def load_text(
+    text: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    name: str = "configuration",
+    check_properties: PropertyCheck | None = None,
+) -> Settings:
+    """Read a configuration from a text; `name` stands for it in errors. See `load`."""
+    source = parse(text, environ=os.environ if environ is None else environ)
+    model = check(source, check_properties=check_properties)
+    if model is None:
+        raise config_error(name, source.problems)
+    return _settings(model, name, source.locations)
+
+
+def _settings(model: ConfigModel, name: str, locations: Locations) -> Settings:
+    mirrors = (
+        _mirror(mirror, model, f"mirrors[{index}]") for index, mirror in enumerate(model.mirrors)
+    )
+    spark = SparkSettings(master=model.spark.master, properties=model.spark.properties)
+    return Settings(mirrors=tuple(mirrors), spark=spark, name=name, locations=locations)
+
+
+def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSettings:
+    shared = model.destination
+    layout: MirrorModel | SharedDestinationModel = mirror if shared is None else shared
+    if shared is None:
+        destinations = [
+            _destination(item.name or mirror.name, item.root) for item in mirror.destinations or ()
+        ]
+    else:
+        folder = mirror.destination_name_override or mirror.topic
+        destinations = [_destination(folder, shared.root)]
+    assert layout.flush is not None, "the rules require it"  # noqa: S101  # our own mistake
+    return MirrorSettings(
+        name=mirror.name,
+        enabled=mirror.enabled,
+        source=_source(mirror.source, mirror.name),
+        topic=mirror.topic,
+        partitions=(
+            parse_partitions(mirror.partitions) if mirror.partition is None else (mirror.partition,)
+        ),
+        destinations=tuple(destinations),
+        format=layout.format,
+        compression=layout.compression,
+        encoding=layout.encoding,
+        flush=_flush(layout.flush),
+        chain_start=mirror.chain_start,
+        path=path,
+    )
+
+
+def _source(source: SourceModel, mirror_name: str) -> SourceSettings:
+    return SourceSettings(
+        bootstrap_servers=source.bootstrap_servers,
+        group_id=source.group_id or f"logmirror-{mirror_name}",
+        properties=source.properties,
+    )
+
+
+def _destination(name: str, root: str) -> FilesystemDestination:
+    # Lexical, as a shell does it: `Path.resolve` would freeze a link that may be switched later.
+    return FilesystemDestination(name=name, root=Path(os.path.abspath(root)))  # noqa: PTH100
+
+
+def _flush(flush: FlushModel) -> FlushSettings:
+    return FlushSettings(
+        max_time_ms=min(flush.max_time_ms, _LIMIT_MAX),
+        max_bytes=min(flush.max_bytes, _LIMIT_MAX),
+        max_offsets=min(flush.max_offsets, _LIMIT_MAX),
+        daily_at_utc_s=None if flush.daily is None else parse_time_of_day(flush.daily.at_utc),
+    )

@@ -1,0 +1,6 @@
+"""One configuration file: its text, its shape, its rules, its schema.
+
+`logmirror.config` is the door. Behind it: `problems` says what can be wrong and where, `files`
+reads bytes, `source` turns text into values that know their place, `model` is the shape, `rules`
+finds everything that is wrong, `schema` describes the shape to other programs.
+"""

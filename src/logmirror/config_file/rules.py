@@ -1,0 +1,448 @@
+"""What makes a configuration wrong: wrong keys and types, and settings that contradict each other.
+
+The rules look at the values as they were read, not at a model that must first be valid as a whole:
+a typing error in the first mirror must not hide that the second and the third write one folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from logmirror.config_file.model import (
+    ConfigModel,
+    DailyModel,
+    FilesystemModel,
+    FlushModel,
+    MirrorModel,
+    SharedDestinationModel,
+    SourceModel,
+    SparkModel,
+    parse_partitions,
+)
+from logmirror.config_file.source import SourceMap
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from logmirror.config_file.source import Source
+
+PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
+"""Finds what is wrong with connection properties: (property name, message, suggestion) of each."""
+
+_MODELS: Final[dict[str, type[BaseModel]]] = {
+    "": ConfigModel,
+    "mirrors": MirrorModel,
+    "mirrors.source": SourceModel,
+    "mirrors.destinations": FilesystemModel,
+    "mirrors.flush": FlushModel,
+    "mirrors.flush.daily": DailyModel,
+    "destination": SharedDestinationModel,
+    "destination.flush": FlushModel,
+    "destination.flush.daily": DailyModel,
+    "spark": SparkModel,
+}
+"""The shape of each mapping of the file, by its path without list indexes."""
+
+_TYPES_NOT_OFFERED: Final = frozenset({"kafka", "s3"})
+_NOT_OFFERED: Final = {
+    "affects-readiness": "remove it",
+    "compaction": "remove it: every record is kept",
+    "encryption": "remove it and encrypt the file system",
+    "http-access": "remove it",
+    "keys": "remove it: parquet keeps keys as bytes",
+    "notify": "remove it",
+    "timestamp-mode": "remove it: the timestamps of the source are kept",
+    "topics": "write one mirror for each topic",
+    "values": "remove it: parquet keeps values as bytes",
+}
+"""Settings of other versions and of mirror-v3, and what to do instead."""
+
+_ONLY_IN_SHARED: Final = ("destinations", "format", "compression", "encoding", "flush")
+
+
+def check(source: Source, *, check_properties: PropertyCheck | None = None) -> ConfigModel | None:
+    """Add everything that is wrong to `source.problems`; the model if nothing is.
+
+    Args:
+        source: A parsed file. Settings that this version does not offer are removed from it.
+        check_properties: Judges the connection properties of each source.
+    """
+    if source.is_broken(""):
+        return None
+    if not isinstance(source.root, dict):
+        source.complain("", "the file must be a mapping with the key mirrors", "see examples/")
+        return None
+    for path, mapping in _mappings(source.root):
+        _refuse_not_offered(source, path, mapping)
+    model = None
+    try:
+        model = ConfigModel.model_validate(source.root)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            _report(source, details)
+    _check_mirrors(source, source.root)
+    _check_properties(source, source.root, check_properties)
+    return None if source.problems else model
+
+
+def _mappings(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mirrors, their destinations and the shared destination, as far as they are mappings."""
+    if isinstance(shared := root.get("destination"), dict):
+        yield "destination", shared
+    for path, mirror in _items(root, "mirrors", ""):
+        yield path, mirror
+        yield from _items(mirror, "destinations", path)
+
+
+def _items(parent: dict[str, Any], key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mappings in the list under `key`, with their paths."""
+    items = parent.get(key)
+    for index, item in enumerate(items if isinstance(items, list) else []):
+        if isinstance(item, dict):
+            yield f"{path}.{key}[{index}]" if path else f"{key}[{index}]", item
+
+
+def _refuse_not_offered(source: Source, path: str, mapping: dict[str, Any]) -> None:
+    for key in [key for key in mapping if key in _NOT_OFFERED]:
+        source.complain(f"{path}.{key}", "is not offered by this version", _NOT_OFFERED[key])
+        del mapping[key]
+    kind = mapping.get("type")
+    if "destination" in path and isinstance(kind, str) and kind in _TYPES_NOT_OFFERED:
+        message = f"destinations of type {kind} are not offered by this version"
+        source.complain(f"{path}.type", message, "use type: filesystem")
+        # Its other keys belong to a kind of destination that we know nothing about.
+        source.broken.add(path)
+
+
+def _path_of(loc: Iterable[str | int]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _report(source: Source, details: ErrorDetails) -> None:
+    """Turn one finding of pydantic into a problem in our words."""
+    kind, found, context = details["type"], details["input"], details.get("ctx", {})
+    loc = details["loc"]
+    suggestion = ""
+    if kind == "extra_forbidden":
+        message, suggestion = "unknown key", _suggest_key(loc)
+    elif kind == "literal_error":
+        message = f"must be {context['expected'].replace(chr(39), '')}"
+        suggestion = _did_you_mean(found, re.findall(r"'([^']+)'", context["expected"]))
+    elif kind == "value_error":
+        message, suggestion = str(context["error"]), _suggest_value(loc, found)
+    elif kind in _MESSAGES:
+        message = _MESSAGES[kind].format(**context)
+        suggestion = _suggest_value(loc, found) if kind != "missing" else ""
+    else:
+        message = details["msg"]
+    source.complain(_path_of(loc), message, suggestion)
+
+
+_MESSAGES: Final = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping",
+    "greater_than_equal": "must be {ge} or more",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be {le} or less",
+    "list_type": "must be a list",
+    "missing": "is required",
+    "model_type": "must be a mapping",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text",
+    "too_short": "must list at least one",
+}
+
+
+def _suggest_key(loc: tuple[str | int, ...]) -> str:
+    """The key that was meant, or the place where this key belongs."""
+    key = str(loc[-1])
+    place = ".".join(part for part in loc[:-1] if isinstance(part, str))
+    if place in _MODELS and (close := _did_you_mean(key, _keys(_MODELS[place]))):
+        return close
+    for other, model in _MODELS.items():
+        if key in _keys(model):
+            return f"it belongs below {other}" if other else "it belongs to the top level"
+    return ""
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _did_you_mean(found: object, allowed: Iterable[str]) -> str:
+    word = str(found).lower().replace("_", "-") if isinstance(found, str) else ""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_BYTES: Final = {
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "kib": 1024,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "mib": 1024**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+    "gib": 1024**3,
+}
+_TRUTHS: Final = {
+    **dict.fromkeys(("yes", "y", "on"), "write true"),
+    **dict.fromkeys(("no", "n", "off"), "write false"),
+}
+_WITH_UNIT = re.compile(r"([0-9]{1,12})\s*([A-Za-z]{1,3})")
+
+
+def _suggest_value(loc: tuple[str | int, ...], found: object) -> str:
+    """What to write instead of a value of the wrong type."""
+    key = str(loc[-1])
+    if key == "partition" and found == "all":
+        return "write partitions: all"
+    if key == "partitions" and type(found) is int:
+        return f"write partition: {found} or partitions: [{found}]"
+    if key == "enabled" and isinstance(found, str):
+        return _TRUTHS.get(found.lower(), "")
+    units = _UNITS_MS if key.endswith("-ms") else _UNITS_BYTES if key.endswith("-bytes") else {}
+    match = _WITH_UNIT.fullmatch(found) if isinstance(found, str) else None
+    if match and match[2].lower() in units:
+        return f"write {int(match[1]) * units[match[2].lower()]}"
+    if (
+        isinstance(found, bool | int | float)
+        and "properties" not in loc
+        and key
+        in {
+            "name",
+            "topic",
+            "group-id",
+            "root",
+            "destination-name-override",
+            "at-utc",
+        }
+    ):
+        return "put it in quotes"
+    return ""
+
+
+# Rules across settings. A value of the wrong type is somebody else's finding: here it is absent.
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """Some partitions of a mirror on their way into one folder."""
+
+    path: str
+    mirror: str
+    folder: str
+    partitions: frozenset[int] | None
+
+
+def _text(mapping: dict[str, Any], key: str) -> str | None:
+    value = mapping.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
+    shared = root.get("destination")
+    if isinstance(shared, dict):
+        _check_encoding(source, "destination", shared)
+    names: dict[str, str] = {}
+    groups: dict[tuple[object, ...], list[tuple[str, frozenset[int] | None]]] = {}
+    flows: list[_Flow] = []
+    for path, mirror in _items(root, "mirrors", ""):
+        name = _text(mirror, "name")
+        if name is not None and names.setdefault(name, path) != path:
+            source.complain(f"{path}.name", f"{names[name]} has the name {name!r} too")
+        _check_partition_keys(source, path, mirror)
+        if shared is None:
+            _check_own_destinations(source, path, mirror)
+        else:
+            _check_shared_destination(source, path, mirror)
+        _check_encoding(source, path, mirror)
+        _check_group(source, path, mirror, groups)
+        flows.extend(_flows(path, mirror, shared if isinstance(shared, dict) else None))
+    _check_folders(source, [flow for flow in flows if not source.is_broken(flow.path)])
+
+
+def _check_partition_keys(source: Source, path: str, mirror: dict[str, Any]) -> None:
+    given = [
+        key
+        for key in ("partition", "partitions")
+        if mirror.get(key) is not None or source.is_broken(f"{path}.{key}")
+    ]
+    if not given:
+        source.complain(f"{path}.partition", "is required", "write partition: 0 or partitions: all")
+    elif len(given) > 1:
+        source.complain(f"{path}.partitions", "partition is given too", "keep one of them")
+
+
+def _check_own_destinations(source: Source, path: str, mirror: dict[str, Any]) -> None:
+    for key in ("destinations", "flush"):
+        if mirror.get(key) is None:
+            source.complain(f"{path}.{key}", "is required")
+    if mirror.get("destination-name-override") is not None:
+        message = "is only for files with one destination for all mirrors"
+        suggestion = "give the destination a name"
+        source.complain(f"{path}.destination-name-override", message, suggestion)
+    items = list(_items(mirror, "destinations", path))
+    names: dict[str, str] = {}
+    for item_path, item in items:
+        name = _text(item, "name")
+        if name is None and len(items) > 1 and item.get("name") is None:
+            message = "is required where a mirror has several destinations"
+            source.complain(f"{item_path}.name", message)
+        if name is not None and names.setdefault(name, item_path) != item_path:
+            source.complain(f"{item_path}.name", f"{names[name]} has the name {name!r} too")
+
+
+def _check_shared_destination(source: Source, path: str, mirror: dict[str, Any]) -> None:
+    for key in _ONLY_IN_SHARED:
+        if mirror.get(key) is not None:
+            message = "the file has one destination for all mirrors"
+            suggestion = (
+                "remove one of the two" if key == "destinations" else "move it to destination"
+            )
+            source.complain(f"{path}.{key}", message, suggestion)
+
+
+def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
+    """An option that would do nothing is refused: whoever wrote it expects something of it."""
+    chosen = mapping.get("format") or "parquet"
+    for key, needed in (("compression", "parquet"), ("encoding", "ndjson")):
+        if mapping.get(key) is not None and chosen != needed:
+            source.complain(f"{path}.{key}", f"is only for format: {needed}", "remove it")
+
+
+_OWN_KEYS: Final = {
+    "bootstrap.servers": "write bootstrap-servers below source",
+    "metadata.broker.list": "write bootstrap-servers below source",
+    "group.id": "write group-id below source",
+}
+"""Properties for which the file has a key."""
+
+
+def _check_properties(source: Source, root: dict[str, Any], judge: PropertyCheck | None) -> None:
+    for path, mirror in _items(root, "mirrors", ""):
+        origin = mirror.get("source")
+        properties = origin.get("properties") if isinstance(origin, dict) else None
+        if not isinstance(properties, SourceMap):
+            continue
+        place = f"{path}.source.properties"
+        for key, suggestion in _OWN_KEYS.items():
+            if key in properties:
+                source.complain(f"{place}.{key}", "the file has a key for this", suggestion)
+        others = {k: v for k, v in properties.texts.items() if k not in _OWN_KEYS}
+        for key, message, suggestion in judge(others) if judge else ():
+            source.complain(f"{place}.{key}", message, suggestion)
+    spark = root.get("spark")
+    properties = spark.get("properties") if isinstance(spark, dict) else None
+    for key in properties if isinstance(properties, dict) else ():
+        if key == "spark.master":
+            source.complain(
+                f"spark.properties.{key}", "the file has a key for this", "write master"
+            )
+        elif not key.startswith("spark."):
+            source.complain(f"spark.properties.{key}", "must begin with spark.")
+
+
+def _partitions(mirror: dict[str, Any]) -> frozenset[int] | None:
+    """The partitions of a mirror, None for all; empty if they are not known."""
+    one, several = mirror.get("partition"), mirror.get("partitions")
+    if type(one) is int:
+        return frozenset([one])
+    try:
+        found = parse_partitions(several)
+    except ValueError:
+        return frozenset()
+    return None if found is None else frozenset(found)
+
+
+def _shared_partition(one: frozenset[int] | None, other: frozenset[int] | None) -> int | None:
+    """Some partition in both, None if there is none; `None` stands for all partitions."""
+    if one is None and other is None:
+        return 0
+    common = (other if one is None else one if other is None else one & other) or frozenset()
+    return min(common, default=None)
+
+
+def _check_group(
+    source: Source,
+    path: str,
+    mirror: dict[str, Any],
+    groups: dict[tuple[object, ...], list[tuple[str, frozenset[int] | None]]],
+) -> None:
+    """Two mirrors under one group name would overwrite each other's progress in monitoring."""
+    origin = mirror.get("source")
+    if not isinstance(origin, dict):
+        return
+    group, servers = _text(origin, "group-id"), _text(origin, "bootstrap-servers")
+    if group is None or servers is None or source.is_broken(f"{path}.source"):
+        return
+    partitions = _partitions(mirror)
+    cluster = frozenset(server.strip() for server in servers.split(","))
+    others = groups.setdefault((cluster, group, _text(mirror, "topic")), [])
+    for other_path, other in others:
+        if _shared_partition(partitions, other) is not None:
+            message = f"{other_path} has this group for the same topic and partition"
+            source.complain(f"{path}.source.group-id", message, "remove it or choose another")
+            break
+    others.append((path, partitions))
+
+
+def _flows(path: str, mirror: dict[str, Any], shared: dict[str, Any] | None) -> Iterator[_Flow]:
+    """Every folder that a mirror writes, with links and `..` followed."""
+    name = _text(mirror, "name")
+    if shared is not None:
+        folder = _text(mirror, "destination-name-override") or _text(mirror, "topic")
+        places = [(path, _text(shared, "root"), folder)]
+    else:
+        places = [
+            (item_path, _text(item, "root"), _text(item, "name") or name)
+            for item_path, item in _items(mirror, "destinations", path)
+        ]
+    for place, root, folder in places:
+        if root is not None and folder is not None and root.isprintable() and folder.isprintable():
+            real = os.path.realpath(os.path.join(root, folder))  # noqa: PTH118  # compared as text
+            yield _Flow(place, name or path, real, _partitions(mirror))
+
+
+def _check_folders(source: Source, flows: list[_Flow]) -> None:
+    """Two flows in one folder would each find the other's objects in its chain."""
+    by_folder: dict[str, list[_Flow]] = {}
+    for flow in flows:
+        for other in by_folder.setdefault(flow.folder, []):
+            partition = _shared_partition(flow.partitions, other.partitions)
+            if partition is not None:
+                folder = os.path.join(flow.folder, str(partition))  # noqa: PTH118  # text for a message
+                message = f"mirrors {other.mirror!r} and {flow.mirror!r} both write {folder!r}"
+                source.complain(flow.path, message, "choose another root or name")
+                break
+        by_folder[flow.folder].append(flow)
+    for flow in flows:
+        _check_not_inside(source, flow, by_folder)
+
+
+def _check_not_inside(source: Source, flow: _Flow, by_folder: dict[str, list[_Flow]]) -> None:
+    """A folder inside a partition's folder would be a foreign name in that partition's chain."""
+    inner = PurePath(flow.folder)
+    for outer in inner.parents:
+        child = inner.relative_to(outer).parts[0]
+        if not child.isdecimal() or not child.isascii() or str(outer) not in by_folder:
+            continue
+        for other in by_folder[str(outer)]:
+            if other.partitions is None or int(child) in other.partitions:
+                message = f"{flow.folder!r} lies inside {str(outer / child)!r} of {other.mirror!r}"
+                source.complain(flow.path, message, "choose another root or name")
+                return

@@ -1,0 +1,383 @@
+"""From the text of a configuration file to plain values that remember where they stood.
+
+YAML is read as YAML 1.2 reads it: `yes` and `on` are texts, `010` and `1_000` are no numbers,
+`12:30` is a time of day and not 750. References to the environment are put in after parsing, so
+a value can never change the structure of the file and a comment can mention whatever it likes.
+
+Invariants:
+
+1. Every problem is collected with path, line and column; nothing stops at the first one, except
+   text that is not YAML at all and text that passes a limit.
+2. No problem repeats a value, a default or the content of a file: any of them may be a secret.
+3. Work and memory are bounded by `files.MAX_BYTES`, `MAX_DEPTH` and `MAX_NODES`, whatever the
+   aliases do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import yaml
+
+from logmirror.config_file.files import UnreadableError, place_at, read_regular_file
+from logmirror.config_file.problems import Locations, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_SECRET_BYTES: Final = 64 * 1024
+"""Largest file that `${file:PATH}` reads; certificates in PEM are far smaller."""
+
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 200_000
+"""Limits of nesting and of values after aliases are followed; both far above any real file."""
+
+MAX_DIGITS: Final = 40
+"""Longer digit strings stay text: no setting is that large and parsing them is quadratic."""
+
+
+class SourceMap(dict[str, object]):
+    """A mapping that still knows how its scalar values were written.
+
+    `texts` holds them after substitution, before `007` or `true` becomes something else: a
+    password is what it looks like.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, str] = {}
+
+
+@dataclass(slots=True)
+class Source:
+    """A parsed file: plain values, their places, and what is already known to be wrong."""
+
+    root: object
+    """`SourceMap`, list, str, int, float, bool or None."""
+
+    locations: Locations
+    problems: list[Problem] = field(default_factory=list)
+
+    broken: set[str] = field(default_factory=set)
+    """Paths whose value is not known because of a problem; to complain about them is noise."""
+
+    def complain(self, path: str, message: str, suggestion: str = "") -> None:
+        """Record a problem at `path`, unless the value there is not known anyway."""
+        if not self.is_broken(path):
+            self.problems.append(self.locations.problem(path, message, suggestion))
+
+    def is_broken(self, path: str) -> bool:
+        """Whether the value at `path`, or one that it is part of, is not known."""
+        return any(not b or path == b or path.startswith((f"{b}.", f"{b}[")) for b in self.broken)
+
+
+# References are hidden from the YAML parser behind stand-ins of the same length, so that `{`, `}`
+# and `:` inside them cannot be taken for YAML and every line and column stays what it is. The
+# stand-ins come from the end of Unicode's last private plane, which no font and no keyboard has.
+_STAND_IN: Final = 0x10_F000
+_MARK, _PAD, _DOLLAR = chr(_STAND_IN), chr(_STAND_IN + 1), chr(_STAND_IN + 2)
+_DIGIT_ZERO: Final = _STAND_IN + 16
+_DIGIT_BASE: Final = 2048
+_RESERVED = re.compile(f"[{chr(_STAND_IN)}-{chr(0x10_FFFF)}]")
+_REFERENCE = re.compile(
+    r"\$\$"
+    r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}\n\r]*)?\}"
+    r"|\$\{file:(?P<file>[^}\n\r]+)\}"
+)
+_HIDDEN = re.compile(
+    f"{_DOLLAR}{{2}}|{_MARK}([{chr(_DIGIT_ZERO)}-{chr(_DIGIT_ZERO + _DIGIT_BASE - 1)}]{{2}}){_PAD}*"
+)
+
+
+class _Reference(NamedTuple):
+    name: str
+    default: str | None
+    file: str | None
+
+
+def _hide_references(text: str) -> tuple[str, list[_Reference]]:
+    """Replace every reference by a stand-in of the same length."""
+    references: list[_Reference] = []
+
+    def stand_in(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return _DOLLAR * 2
+        default = match["default"]
+        references.append(
+            _Reference(match["name"], None if default is None else default[2:], match["file"])
+        )
+        high, low = divmod(len(references) - 1, _DIGIT_BASE)
+        number = chr(_DIGIT_ZERO + high) + chr(_DIGIT_ZERO + low)
+        return (_MARK + number).ljust(len(match[0]), _PAD)
+
+    return _REFERENCE.sub(stand_in, text), references
+
+
+class _AbortError(Exception):
+    """Reading on makes no sense; the problem is already recorded."""
+
+
+def parse(text: str, *, environ: Mapping[str, str]) -> Source:
+    """Read YAML, put in what references refer to, and remember where everything stands.
+
+    Args:
+        text: The whole file.
+        environ: What `${VAR}` may refer to.
+
+    Returns:
+        Values and problems. With problems, `root` holds what could be read.
+    """
+    builder = _Builder(environ)
+    try:
+        root = builder.read(text)
+    except _AbortError:
+        root = None
+        builder.broken.add("")
+    return Source(root, Locations(builder.places), builder.problems, builder.broken)
+
+
+class _Builder:
+    """Builds values from parser events; one use."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.places: dict[str, tuple[int, int]] = {}
+        self.problems: list[Problem] = []
+        self.broken: set[str] = set()
+        self._environ = environ
+        self._references: list[_Reference] = []
+        self._events: list[yaml.Event] = []
+        self._anchors: dict[str, int] = {}
+        self._node_count = 0
+        self._text: str | None = None  # of the scalar built last; None after anything else
+
+    def read(self, text: str) -> object:
+        if reserved := _RESERVED.search(text):
+            self._abort("a character of the last private plane of Unicode", text, reserved.start())
+        hidden, self._references = _hide_references(text)
+        self._scan(hidden)
+        if len(self._events) == 0:
+            self._complain("", None, "the file is empty", "see examples/")
+            raise _AbortError
+        value, _ = self._node(0, "")
+        return value
+
+    def _scan(self, text: str) -> None:
+        """Fill `_events` with one document's nodes, refusing what is too deep or too long."""
+        depth = documents = 0
+        try:
+            for event in yaml.parse(text, Loader=yaml.SafeLoader):
+                if isinstance(event, yaml.DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        self._complain("", event, "a second document begins", "use one file each")
+                        raise _AbortError
+                elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+                    self._events.append(event)
+                    depth += isinstance(event, yaml.CollectionStartEvent)
+                    depth -= isinstance(event, yaml.CollectionEndEvent)
+                if depth > MAX_DEPTH:
+                    self._complain("", event, f"nested more than {MAX_DEPTH} levels deep")
+                    raise _AbortError
+        except yaml.MarkedYAMLError as error:
+            self._not_yaml(error)
+        except yaml.reader.ReaderError as error:
+            self._abort("a character that YAML does not allow", text, int(error.position))
+        if len(self._events) == 1 and _is_empty(self._events[0]):
+            self._events.clear()
+
+    def _not_yaml(self, error: yaml.MarkedYAMLError) -> None:
+        mark = error.problem_mark or error.context_mark
+        # The parser may quote what it found; what it found may be a piece of a password (2).
+        parts = [part for part in (error.context, error.problem) if part]
+        message = "not YAML: " + re.sub(r" ?'[^']{2,}'", "", ", ".join(parts))
+        line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+        suggestion = "quote values with special characters"
+        self.problems.append(Problem("", line, column, message, suggestion))
+        raise _AbortError
+
+    def _abort(self, message: str, text: str, index: int) -> None:
+        line, column = place_at(text, index)
+        self.problems.append(Problem("", line, column, message))
+        raise _AbortError
+
+    def _complain(self, path: str, event: yaml.Event | None, message: str, hint: str = "") -> None:
+        mark = event.start_mark if event else None
+        line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+        self.problems.append(Problem(path, line, column, message, hint))
+
+    def _node(self, at: int, path: str) -> tuple[object, int]:
+        """The value that begins with event `at`, and the index of the event after it."""
+        event = self._events[at]
+        self._node_count += 1
+        if self._node_count > MAX_NODES:
+            self._complain("", event, f"more than {MAX_NODES} values after following aliases")
+            raise _AbortError
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, path), at + 1
+        if not isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            message = f"unexpected event {type(event).__name__}"
+            raise TypeError(message)
+        if event.tag is not None:
+            self._complain(path, event, "a tag (`!...`) is not read here", "quote the value")
+            self.broken.add(path)
+        value: object
+        if isinstance(event, yaml.ScalarEvent):
+            value, after = self._scalar(event, path), at + 1
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value, after = self._sequence(at, path)
+        else:
+            value, after = self._mapping(at, path)
+        # Only now, so that an alias inside the value itself finds nothing and cannot go in circles.
+        if event.anchor is not None and self._anchors.setdefault(event.anchor, at) != at:
+            self._complain(path, event, "this anchor is defined twice")
+        return value, after
+
+    def _alias(self, event: yaml.AliasEvent, path: str) -> object:
+        start = self._anchors.get(str(event.anchor))
+        if start is None:
+            self._complain(path, event, "this alias (`*...`) has no anchor", "quote the value")
+            self.broken.add(path)
+            return None
+        # Built again, so that every path below has its place and every value counts.
+        return self._node(start, path)[0]
+
+    def _sequence(self, at: int, path: str) -> tuple[list[object], int]:
+        values: list[object] = []
+        at += 1
+        while not isinstance(self._events[at], yaml.SequenceEndEvent):
+            item = f"{path}[{len(values)}]"
+            self._remember(item, self._events[at])
+            value, at = self._node(at, item)
+            values.append(value)
+        self._text = None
+        return values, at + 1
+
+    def _mapping(self, at: int, path: str) -> tuple[SourceMap, int]:
+        values = SourceMap()
+        at += 1
+        while not isinstance(self._events[at], yaml.MappingEndEvent):
+            event = self._events[at]
+            key = self._key(event, path)
+            if key is None:
+                _, at = self._node(at, f"{path}.?")
+                _, at = self._node(at, f"{path}.?")
+                continue
+            child = f"{path}.{key}" if path else key
+            if key in values:
+                self._complain(child, event, "this key stands here twice", "keep one of them")
+                _, at = self._node(at + 1, f"{path}.?")
+                continue
+            self._remember(child, event)
+            self._text = None
+            values[key], at = self._node(at + 1, child)
+            if self._text is not None:
+                values.texts[key] = self._text
+        self._text = None
+        return values, at + 1
+
+    def _remember(self, path: str, event: yaml.Event) -> None:
+        mark = event.start_mark
+        if mark is not None:
+            self.places[path] = (mark.line + 1, mark.column + 1)
+
+    def _key(self, event: yaml.Event, path: str) -> str | None:
+        """The key, or None when it is unusable; then the problem is recorded."""
+        if not isinstance(event, yaml.ScalarEvent):
+            self._complain(path, event, "a key must be a word")
+        elif event.tag is not None or _HIDDEN.search(event.value):
+            self._complain(path, event, "a key must be a plain word, without tag or reference")
+        elif event.value == "<<":
+            self._complain(path, event, "merge keys (`<<`) are not part of YAML 1.2")
+        elif not event.value:
+            self._complain(path, event, "a key is missing before the colon")
+        else:
+            return str(event.value)
+        return None
+
+    def _scalar(self, event: yaml.ScalarEvent, path: str) -> object:
+        self._text = text = self._expand(event.value, path)
+        if path in self.broken:
+            return None
+        return resolve_plain(text) if event.style is None and event.implicit[0] else text
+
+    def _expand(self, text: str, path: str) -> str:
+        """Put in what the references of one scalar refer to; nothing is looked at twice."""
+        if "${" in text and "}" not in text[text.rindex("${") :]:
+            self._refer_problem(path, "a reference `${` is not closed", "write $${ for a plain ${")
+
+        def value_of(match: re.Match[str]) -> str:
+            if match[0] == _DOLLAR * 2:
+                return "$"
+            high, low = (ord(digit) - _DIGIT_ZERO for digit in match[1])
+            number = high * _DIGIT_BASE + low
+            if number >= len(self._references):  # an escape in a quoted text spelled a stand-in
+                return match[0]
+            return self._value_of(self._references[number], path)
+
+        expanded = _HIDDEN.sub(value_of, text)
+        if not expanded.isascii() and any("\ud800" <= c <= "\udfff" for c in expanded):
+            self._refer_problem(path, "not valid text: half of a surrogate pair")
+        return expanded
+
+    def _value_of(self, reference: _Reference, path: str) -> str:
+        if reference.file is None:
+            value = self._environ.get(reference.name, reference.default)
+            if value is None:
+                self._refer_problem(
+                    path,
+                    f"the environment variable {reference.name} is not set",
+                    f"set it or write ${{{reference.name}:-default}}",
+                )
+            return value or ""
+        try:
+            data = read_regular_file(Path(reference.file), MAX_SECRET_BYTES)
+            text = data.decode("utf-8-sig")
+        except UnreadableError as error:
+            self._refer_problem(path, f"file {reference.file!r}: {error}")
+            return ""
+        except UnicodeDecodeError:
+            self._refer_problem(path, f"file {reference.file!r}: it is not UTF-8 text")
+            return ""
+        return text.removesuffix("\n").removesuffix("\r")
+
+    def _refer_problem(self, path: str, message: str, suggestion: str = "") -> None:
+        problem = Locations(self.places).problem(path, message, suggestion)
+        self.problems.append(problem)
+        self.broken.add(path)
+
+
+def _is_empty(event: yaml.Event) -> bool:
+    return isinstance(event, yaml.ScalarEvent) and event.style is None and not event.value
+
+
+_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE: Final = frozenset({"true", "True", "TRUE"})
+_FALSE: Final = frozenset({"false", "False", "FALSE"})
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
+_BASED_INTEGER = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+
+
+def resolve_plain(text: str) -> bool | int | float | str | None:
+    """The value of an unquoted scalar by the core schema of YAML 1.2.
+
+    One deviation: decimal numbers with leading zeros stay text, because YAML 1.1 reads them as
+    octal, YAML 1.2 as decimal, and people mean neither.
+    """
+    value: bool | int | float | str | None = text
+    if text in _NULLS:
+        value = None
+    elif text in _TRUE or text in _FALSE:
+        value = text in _TRUE
+    elif len(text) > MAX_DIGITS:
+        pass
+    elif _INTEGER.fullmatch(text):
+        value = int(text)
+    elif _BASED_INTEGER.fullmatch(text):
+        value = int(text, 0)
+    elif _FLOAT.fullmatch(text) and not re.match(r"[-+]?0[0-9]", text):
+        value = float(text)
+    return value
