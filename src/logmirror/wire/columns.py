@@ -1,0 +1,246 @@
+"""Decoded records as columns, and as Arrow record batches that share their memory.
+
+The Arrow schema is that of Spark's Kafka source, so that code written for one reads the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from logmirror.errors import UsageError
+from logmirror.wire import kernels_columns as c
+from logmirror.wire.kernels_address import SLACK
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+    Int32s = npt.NDArray[np.int32]
+    Bytes = npt.NDArray[np.uint8]
+
+HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")
+
+SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP_TYPE),
+        ("timestampType", pa.int32()),
+        ("headers", HEADERS_TYPE),
+    ]
+)
+"""Columns of `Columns.to_arrow`. A record without headers has an empty list, never null."""
+
+BYTES_MAX: Final = 2**31 - 1 - SLACK
+"""The most that one data column can hold: Arrow's binary type has 32-bit offsets."""
+
+
+class Columns:
+    """Column buffers that a decode fills; see `kernels_columns` for their layout.
+
+    Whatever shares their memory (arrays, Arrow batches) is valid until the next decode into them.
+    Memory is reserved, not touched: only what records fill becomes resident.
+
+    Args:
+        rows_max: Records it can hold, at least 1.
+        headers_max: Record headers it can hold, all records together.
+        bytes_max: Sum of the records' bodies it can hold, in bytes.
+
+    Attributes:
+        offsets: int64, one per row; alike `timestamps_ms`; `timestamp_types` is int32.
+        key_offsets: int32, rows + 1, into `key_data`; alike for value, header key, header value.
+        key_valid: uint8, 0 where the key is null; alike for value and header value.
+        header_offsets: int32, rows + 1: which headers belong to a row.
+    """
+
+    def __init__(self, rows_max: int, headers_max: int, bytes_max: int) -> None:
+        self._all_offsets: Int64s = np.empty(rows_max, np.int64)
+        self._all_timestamps: Int64s = np.empty(rows_max, np.int64)
+        self._all_types: Int32s = np.empty(rows_max, np.int32)
+        self.key_offsets: Int32s = np.zeros(rows_max + 1, np.int32)
+        self.key_data: Bytes = np.empty(bytes_max + SLACK, np.uint8)
+        self.key_valid: Bytes = np.empty(rows_max, np.uint8)
+        self.value_offsets: Int32s = np.zeros(rows_max + 1, np.int32)
+        self.value_data: Bytes = np.empty(bytes_max + SLACK, np.uint8)
+        self.value_valid: Bytes = np.empty(rows_max, np.uint8)
+        self.header_offsets: Int32s = np.zeros(rows_max + 1, np.int32)
+        self.header_key_offsets: Int32s = np.zeros(headers_max + 1, np.int32)
+        self.header_key_data: Bytes = np.empty(bytes_max + SLACK, np.uint8)
+        self.header_value_offsets: Int32s = np.zeros(headers_max + 1, np.int32)
+        self.header_value_data: Bytes = np.empty(bytes_max + SLACK, np.uint8)
+        self.header_value_valid: Bytes = np.empty(headers_max, np.uint8)
+        arrays = (
+            *(self._all_offsets, self._all_timestamps, self._all_types),
+            *(self.key_offsets, self.key_data, self.key_valid),
+            *(self.value_offsets, self.value_data, self.value_valid),
+            *(self.header_offsets, self.header_key_offsets, self.header_key_data),
+            *(self.header_value_offsets, self.header_value_data, self.header_value_valid),
+        )
+        words = [0] * 7 + [rows_max, headers_max, bytes_max]
+        words += [array.ctypes.data for array in arrays]
+        self._context: Int64s = np.array(words, np.int64)
+        self.context_address: int = self._context.ctypes.data
+        self._constants: tuple[str, int, int, Any, Any] = ("", -1, 0, None, None)
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._context[: c.ROWS_MAX // 8] = 0
+
+    @property
+    def rows(self) -> int:
+        """Records held."""
+        return int(self._context[c.ROWS // 8])
+
+    @property
+    def header_count(self) -> int:
+        """Record headers held, all records together."""
+        return int(self._context[c.HEADERS // 8])
+
+    @property
+    def offsets(self) -> Int64s:
+        """Offset of each row; ascending."""
+        return self._all_offsets[: self.rows]
+
+    @property
+    def timestamps_ms(self) -> Int64s:
+        """Timestamp of each row in ms since the epoch; -1: none."""
+        return self._all_timestamps[: self.rows]
+
+    @property
+    def timestamp_types(self) -> Int32s:
+        """`logmirror.model.TimestampType` of each row."""
+        return self._all_types[: self.rows]
+
+    @property
+    def key_lengths(self) -> Int32s:
+        """Bytes of each key, -1: null. Computed at every call."""
+        return _lengths(self.key_offsets[: self.rows + 1], self.key_valid[: self.rows])
+
+    @property
+    def value_lengths(self) -> Int32s:
+        """Bytes of each value, -1: null. Computed at every call."""
+        return _lengths(self.value_offsets[: self.rows + 1], self.value_valid[: self.rows])
+
+    @property
+    def payload_bytes(self) -> Int64s:
+        """Bytes of key, value, header keys and header values of each row. Computed at every call."""
+        n = self.rows
+        total: Int64s = np.diff(self.key_offsets[: n + 1]).astype(np.int64)
+        total += np.diff(self.value_offsets[: n + 1])
+        if self.header_count:
+            edges = self.header_offsets[: n + 1]
+            total += np.diff(self.header_key_offsets[edges])
+            total += np.diff(self.header_value_offsets[edges])
+        return total
+
+    def to_arrow(
+        self, topic: str, partition: int, start: int = 0, stop: int | None = None
+    ) -> pa.RecordBatch:
+        """Rows start..stop (excluded) as Arrow, of schema `SCHEMA`.
+
+        Nothing is copied but validity, topic and partition; the rest shares the columns' memory and
+        is valid until the next decode into them.
+
+        Raises:
+            UsageError: A header key is not UTF-8, which Arrow's string type cannot hold (facts
+                `topic`, `partition`, `offset`, `key`).
+        """
+        stop = self.rows if stop is None else stop
+        n = stop - start
+        topics, partitions = self._constant_columns(topic, partition, n)
+        return pa.RecordBatch.from_arrays(
+            [
+                self._binary("key", start, stop),
+                self._binary("value", start, stop),
+                topics,
+                partitions,
+                _fixed(pa.int64(), self._all_offsets[start:stop]),
+                _fixed(TIMESTAMP_TYPE, self._all_timestamps[start:stop]),
+                _fixed(pa.int32(), self._all_types[start:stop]),
+                self._headers(topic, partition, start, stop),
+            ],
+            schema=SCHEMA,
+        )
+
+    def _constant_columns(self, topic: str, partition: int, n: int) -> tuple[Any, Any]:
+        made_topic, made_partition, made, topics, partitions = self._constants
+        if made < n or (made_topic, made_partition) != (topic, partition):
+            topics = pa.repeat(pa.scalar(topic, pa.string()), n)
+            partitions = pa.repeat(pa.scalar(partition, pa.int32()), n)
+            self._constants = (topic, partition, n, topics, partitions)
+        return topics.slice(0, n), partitions.slice(0, n)
+
+    def _binary(self, name: str, start: int, stop: int) -> pa.Array:
+        offsets = getattr(self, f"{name}_offsets")[start : stop + 1]
+        valid = getattr(self, f"{name}_valid")[start:stop]
+        data = getattr(self, f"{name}_data")
+        buffers = [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.binary(), stop - start, buffers)
+
+    def _headers(self, topic: str, partition: int, start: int, stop: int) -> pa.Array:
+        edges = self.header_offsets[start : stop + 1]
+        count = int(edges[-1])
+        key_offsets = self.header_key_offsets[: count + 1]
+        buffers = [None, pa.py_buffer(key_offsets), pa.py_buffer(self.header_key_data)]
+        keys = pa.Array.from_buffers(pa.string(), count, buffers)
+        try:
+            keys.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise self._bad_header_key(topic, partition, start, stop) from error
+        values = self._binary("header_value", 0, count)
+        pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
+        return pa.Array.from_buffers(
+            HEADERS_TYPE, stop - start, [None, pa.py_buffer(edges)], children=[pairs]
+        )
+
+    def _bad_header_key(self, topic: str, partition: int, start: int, stop: int) -> UsageError:
+        """Look the first bad key up, slowly; a bad one before `start` counts, it shares buffers."""
+        for row in range(stop):
+            for index in range(self.header_offsets[row], self.header_offsets[row + 1]):
+                low, high = self.header_key_offsets[index : index + 2]
+                key = self.header_key_data[low:high].tobytes()
+                if not _is_utf8(key):
+                    offset = int(self._all_offsets[row])
+                    return header_key_error(key, topic=topic, partition=partition, offset=offset)
+        raise AssertionError("unreachable: Arrow refused a header key that is UTF-8", start)
+
+
+def header_key_error(key: bytes, *, topic: str, partition: int, offset: int) -> UsageError:
+    """The error for a header key that a text format cannot hold."""
+    return UsageError(
+        "header key is not UTF-8",
+        hint="Parquet and NDJSON hold header keys as text; format native keeps any bytes.",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        key=key[:100],
+    )
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _lengths(offsets: Int32s, valid: Bytes) -> Int32s:
+    lengths: Int32s = np.diff(offsets)
+    lengths[valid == 0] = -1
+    return lengths
+
+
+def _bitmap(valid: Bytes) -> pa.Buffer | None:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _fixed(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

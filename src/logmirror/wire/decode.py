@@ -1,0 +1,190 @@
+"""Scanned batches -> columns of records, in bounded memory.
+
+Uncompressed batches are decoded where they lie, any number in one call; a compressed one is
+decompressed on the way, with a cap. What is legal is told in `logmirror.wire.records`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from logmirror.errors import CorruptionError, InternalError
+from logmirror.wire.columns import BYTES_MAX, Columns
+from logmirror.wire.compression import Codec, Decompressor
+from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL, WHY
+from logmirror.wire.kernels_decode import (
+    BATCH,
+    END,
+    FIRST,
+    NEED_BYTES,
+    NEED_HEADERS,
+    PREVIOUS,
+    PROGRESS_WORDS,
+    decode_batches,
+    decode_payload,
+)
+from logmirror.wire.scan import address_of, as_bytes_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    from logmirror.wire.scan import Batches
+
+_MIB: Final = 1024 * 1024
+_HEADER_SIZE: Final = 61
+_BODY_BYTES_USUAL: Final = 32
+"""Rows are reserved for bodies of this size; smaller ones end a chunk a little earlier."""
+
+
+class RecordDecoder:
+    """Decodes one response after the other into columns that are used again. Not thread-safe.
+
+    Args:
+        max_chunk_bytes: The most that one chunk of columns holds, in bytes of record bodies. A
+            larger record gets a chunk of its own.
+        max_batch_bytes: The most that one batch may hold decompressed.
+    """
+
+    def __init__(self, max_chunk_bytes: int = 32 * _MIB, max_batch_bytes: int = 256 * _MIB) -> None:
+        if not 0 < max_chunk_bytes <= BYTES_MAX or not 0 < max_batch_bytes <= BYTES_MAX:
+            raise InternalError(
+                "decoder limits out of range",
+                max_chunk_bytes=max_chunk_bytes,
+                max_batch_bytes=max_batch_bytes,
+            )
+        rows_max = max(1, max_chunk_bytes // _BODY_BYTES_USUAL)
+        self._columns = Columns(rows_max, rows_max, max_chunk_bytes)
+        self._max_batch_bytes = max_batch_bytes
+        self._decompressor = Decompressor()
+
+    def decode(
+        self, buffer: Buffer, batches: Batches, *, first: int, end: int
+    ) -> Iterator[Columns]:
+        """Yield the records of data batches with first <= offset < end, in order, chunk by chunk.
+
+        Args:
+            buffer: What was scanned, unchanged since.
+            batches: The scan's answer. Control and aborted batches are passed over.
+            first: First offset wanted.
+            end: First offset not wanted any more.
+
+        Yields:
+            Columns with at least one row, valid until the next step of this iterator or the next
+            decode. The buffer cannot be resized while the iterator lives.
+
+        Raises:
+            CorruptionError: A record breaks the format, a batch cannot be decompressed or would
+                unfold beyond the limit (facts `position`, `offset`, `why`).
+        """
+        run = _Run(buffer, batches, first, end, self._decompressor, self._max_batch_bytes)
+        columns = self._columns
+        columns.clear()
+        status = FULL
+        while status != DONE:
+            status = run.step(columns)
+            if columns.rows:
+                yield columns
+                columns = self._columns  # one made for a huge record goes when that one went
+                columns.clear()
+            elif status == FULL:
+                columns = run.columns_for_next_record()
+
+
+class _Run:
+    """One call of `RecordDecoder.decode`: the buffer, and how far we got in it."""
+
+    def __init__(  # noqa: PLR0913, PLR0917  # private, one caller
+        self,
+        buffer: Buffer,
+        batches: Batches,
+        first: int,
+        end: int,
+        decompressor: Decompressor,
+        max_batch_bytes: int,
+    ) -> None:
+        self._array = as_bytes_array(buffer)
+        self._batches = batches
+        self._decompressor = decompressor
+        self._max_batch_bytes = max_batch_bytes
+        self._progress: npt.NDArray[np.int64] = np.zeros(PROGRESS_WORDS, np.int64)
+        self._progress[[PREVIOUS // 8, FIRST // 8, END // 8]] = -1, first, end
+        self._payload: npt.NDArray[np.uint8] | None = None
+
+    def step(self, columns: Columns) -> int:
+        """Decode until the columns are FULL or all is DONE."""
+        while True:
+            if self._payload is None:
+                status = self._decode_batches(columns)
+            else:
+                status = self._decode_payload(columns, self._payload)
+            if status == COMPRESSED:
+                self._payload = self._decompress()
+            elif status < 0:
+                raise self._error(WHY[status])
+            elif status == FULL or self._payload is None:
+                return status
+            else:
+                self._payload = None
+
+    def columns_for_next_record(self) -> Columns:
+        """Columns for one record that is larger than a chunk."""
+        need_bytes, need_headers = (
+            int(self._progress[word // 8]) for word in (NEED_BYTES, NEED_HEADERS)
+        )
+        # A header takes at least two bytes, so a claim beyond that was refused before this.
+        return Columns(1, max(need_headers, need_bytes // 2), need_bytes)
+
+    def _decode_batches(self, columns: Columns) -> int:
+        table = self._batches.table
+        return decode_batches(
+            address_of(self._array),
+            self._array.size,
+            address_of(table),
+            table.strides[0],
+            self._batches.count,
+            columns.context_address,
+            address_of(self._progress),
+        )
+
+    def _decode_payload(self, columns: Columns, payload: npt.NDArray[np.uint8]) -> int:
+        return decode_payload(
+            address_of(self._array) + self._position(),
+            address_of(payload),
+            payload.size,
+            columns.context_address,
+            address_of(self._progress),
+        )
+
+    def _row(self) -> int:
+        return int(self._progress[BATCH // 8])
+
+    def _position(self) -> int:
+        return int(self._batches.positions[self._row()])
+
+    def _decompress(self) -> npt.NDArray[np.uint8]:
+        position, size = self._position(), int(self._batches.sizes[self._row()])
+        codec = Codec(int(self._batches.attributes[self._row()]) & 7)
+        data = memoryview(self._array)[position + _HEADER_SIZE : position + size]
+        try:
+            return as_bytes_array(
+                self._decompressor.decompress(codec, data, max_bytes=self._max_batch_bytes)
+            )
+        except CorruptionError as error:
+            raise error.add_facts(position=position, offset=self._base_offset()) from None
+
+    def _base_offset(self) -> int:
+        return int(self._batches.base_offsets[self._row()])
+
+    def _error(self, why: str) -> CorruptionError:
+        return CorruptionError(
+            "record batch breaks its format",
+            hint="Its checksum is right, so it was written like this: look at its producer.",
+            position=self._position(),
+            offset=self._base_offset(),
+            why=why,
+        )
