@@ -78,7 +78,7 @@ class SourceSettings:
     """`host:port`, separated by commas, without spaces."""
 
     group_id: str
-    """Consumer group name for monitoring; positions never come from it."""
+    """Consumer group that stands for the mirror in monitoring; positions never come from it."""
 
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Connection properties under librdkafka's names, not checked here."""

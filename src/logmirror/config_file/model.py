@@ -93,15 +93,16 @@ def _check_root(text: str) -> str:
 
 
 def _check_servers(text: str) -> str:
-    for server in text.split(","):
-        match = _SERVER.fullmatch(server.strip())
+    servers = [server.strip() for server in text.split(",") if server.strip()]
+    for server in servers or [""]:
+        match = _SERVER.fullmatch(server)
         if not match:
             message = "must be host:port, or several separated by commas"
             raise ValueError(message)
         if match[1] is not None and not 1 <= int(match[1]) <= 65535:  # noqa: PLR2004  # TCP's range
             message = "has a port outside 1..65535"
             raise ValueError(message)
-    return ",".join(server.strip() for server in text.split(","))
+    return ",".join(servers)
 
 
 def _check_master(text: str) -> str:
@@ -296,12 +297,12 @@ class SourceModel(_Model):
     """`host:port` of one or more brokers, separated by commas."""
 
     group_id: GroupId | None = None
-    """Name of the consumer group of this mirror, for monitoring; by default `logmirror-` and the
-    name of the mirror. A position never comes from a group."""
+    """Name of the consumer group that stands for this mirror; by default `logmirror-` and the name
+    of the mirror. A position never comes from a group, and this version commits nothing to it."""
 
     properties: Properties = Field(default_factory=dict)
     """Connection properties under librdkafka's names, such as `security.protocol`. Values are taken
-    as they are written and never appear in any output."""
+    as they are written; no message, log line or report shows them."""
 
 
 class FilesystemModel(_Model):
@@ -397,8 +398,8 @@ class SparkModel(_Model):
     """Spark's master URL: `local[N]` for N slots on this machine, `local[*]` for one per core."""
 
     properties: Properties = Field(default_factory=dict)
-    """Properties of the Spark session, such as `spark.driver.memory`. Values never appear in any
-    output."""
+    """Properties of the Spark session, such as `spark.driver.memory`. No message, log line or
+    report of logmirror shows their values."""
 
 
 class ConfigModel(_Model):

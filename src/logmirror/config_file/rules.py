@@ -343,7 +343,11 @@ def _check_properties(source: Source, root: dict[str, Any], judge: PropertyCheck
         for key, suggestion in _OWN_KEYS.items():
             if key in properties:
                 source.complain(f"{place}.{key}", "the file has a key for this", suggestion)
-        others = {k: v for k, v in properties.texts.items() if k not in _OWN_KEYS}
+        others = {
+            key: text
+            for key, text in properties.texts.items()
+            if key not in _OWN_KEYS and properties[key] is not None
+        }
         for key, message, suggestion in judge(others) if judge else ():
             source.complain(f"{place}.{key}", message, suggestion)
     spark = root.get("spark")
