@@ -8,7 +8,7 @@ A kind exists only where it is handled differently from every other kind:
     outcome-unknown    75  the loop    re-read the position, then decide; never blindly retry
     fenced             69  nobody      another writer owns the partition; stop for good
     position           69  operator    source or destination is not where the chain says; look
-    corruption         65  operator    bytes at rest or on the wire are wrong; never repaired silently
+    corruption         65  operator    bytes are wrong, at rest or on the wire; never repaired
     internal           70  us          a bug
 
 The class and `kind` are public API. The message and the facts are not.

@@ -1,0 +1,301 @@
+"""The command `logmirror`: arguments in, results on stdout, logs on stderr, a meaningful exit code.
+
+0 ok    1 a status row failed    2 usage    65 corruption
+69 position or fenced    70 internal    75 unavailable, try again later
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from logmirror.cluster.properties import property_problems
+from logmirror.config import ConfigError, Settings, json_schema, load
+from logmirror.errors import LogmirrorError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from logmirror.mirror.verify import FlowReport
+    from logmirror.wiring import StatusRow
+
+app = typer.Typer(
+    name="logmirror",
+    help="Exact copies of Kafka partitions, each of which can be proven.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[
+    Path, typer.Option("-c", "--config", help="The YAML file.", show_default=False)
+]
+FormatOption = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="For people, or for programs.")
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(help="Spark master instead of the configured one, such as local[2]."),
+]
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        app()
+    except LogmirrorError as error:
+        _print_error(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)  # the reader of our output has seen enough
+    sys.exit(0)
+
+
+@app.command()
+def validate(config: ConfigOption) -> None:
+    """Check a configuration offline: every problem, with line and suggestion."""
+    settings = _load(config)
+    enabled = sum(mirror.enabled for mirror in settings.mirrors)
+    disabled = len(settings.mirrors) - enabled
+    counts = f" ({enabled} enabled, {disabled} disabled)" if disabled else ""
+    destinations = sum(len(mirror.destinations) for mirror in settings.mirrors)
+    typer.echo(
+        f"OK: {len(settings.mirrors)} mirror(s){counts}, {destinations} destination(s) total"
+    )
+    for mirror in settings.mirrors:
+        names = ", ".join(f'"{d.name}"' for d in mirror.destinations)
+        state = "" if mirror.enabled else " [DISABLED]"
+        typer.echo(f'mirror "{mirror.name}"{state}: destinations = [{names}]')
+
+
+@app.command()
+def run(
+    config: ConfigOption,
+    *,
+    until_now: Annotated[
+        bool, typer.Option("--until-now", help="Copy what is there now, then end.")
+    ] = False,
+    master: MasterOption = None,
+    spark_log: Annotated[
+        Path | None, typer.Option(help="Keep the output of Spark's JVM in this file.")
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What stderr shows.")
+    ] = "info",
+) -> None:
+    """Keep the copies up to date until SIGTERM or Ctrl-C.
+
+    The first signal flushes what was seen and ends with 0; a second one ends at once and loses
+    nothing.
+    """
+    from logmirror import wiring  # noqa: PLC0415  # loads Spark, which `validate` can do without
+
+    _log_to_stderr(log_level)
+    settings = _load(config)
+    wiring.run(settings, until_now=until_now, master=master, spark_log=spark_log)
+
+
+@app.command()
+def status(config: ConfigOption, *, output: FormatOption = "table") -> None:
+    """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
+    from logmirror import wiring  # noqa: PLC0415
+
+    rows = wiring.status(_load(config))
+    if output == "json":
+        typer.echo(json.dumps([_status_json(row) for row in rows], indent=2))
+    else:
+        _print_status(rows)
+    if any(row.error for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    config: ConfigOption,
+    *,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every object: checksums, order, counts.")
+    ] = False,
+    against_source: Annotated[
+        bool, typer.Option("--against-source", help="Compare with what the source serves.")
+    ] = False,
+    output: FormatOption = "table",
+) -> None:
+    """Prove the copies. Exit code 65 if anything is wrong with one."""
+    from logmirror import wiring  # noqa: PLC0415
+
+    settings = _load(config)
+    progress = Progress(
+        TextColumn("reading objects"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with progress:
+        task = progress.add_task("objects", total=None)
+        reports = wiring.verify(
+            settings,
+            deep=deep,
+            against_source=against_source,
+            on_object=lambda: progress.advance(task),
+        )
+    if output == "json":
+        typer.echo(json.dumps([_report_json(report) for report in reports], indent=2))
+    else:
+        _print_reports(reports, deep=deep or against_source, against_source=against_source)
+    if any(report.problems for report in reports):
+        raise typer.Exit(65)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration."""
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def _load(path: Path) -> Settings:
+    return load(path, check_properties=_property_problems)
+
+
+def _property_problems(properties: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    found = property_problems("localhost:9092", properties)
+    return [(problem.name, problem.message, problem.suggestion) for problem in found]
+
+
+# -- what people and programs see ------------------------------------------------------------------
+
+
+def _print_error(error: LogmirrorError) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if isinstance(error, ConfigError):
+        console.print(f"error: {error.message}: {error.facts.get('file')}", markup=False)
+        for problem in error.problems:
+            console.print(f"  {problem}", markup=False)
+        return
+    console.print(f"error ({error.kind}): {error.message}", markup=False)
+    for name, value in error.facts.items():
+        console.print(f"  {name}: {value}", markup=False)
+    if error.hint:
+        console.print(f"  hint: {error.hint}", markup=False)
+
+
+def _status_json(row: StatusRow) -> dict[str, object]:
+    found: dict[str, object] = {
+        "mirror": row.flow.mirror,
+        "destination": row.flow.destination,
+        "topic": row.flow.topic,
+        "partition": row.flow.partition,
+        "source_end": row.source_end,
+        "position": row.position,
+        "lag": row.lag,
+    }
+    if row.error:
+        found["error"] = {"kind": row.error.kind, "message": str(row.error)}
+    return found
+
+
+def _print_status(rows: list[StatusRow]) -> None:
+    table = Table("MIRROR", "DESTINATION", "TOPIC", "PARTITION", box=None, pad_edge=False)
+    for title in ("SOURCE END", "POSITION", "LAG"):
+        table.add_column(title, justify="right")
+    table.add_column("ERROR", overflow="fold")
+    for row in rows:
+        flow = row.flow
+        partition = "all" if flow.partition < 0 else str(flow.partition)
+        numbers = ["-" if n is None else str(n) for n in (row.source_end, row.position, row.lag)]
+        table.add_row(
+            flow.mirror,
+            flow.destination,
+            flow.topic,
+            partition,
+            *numbers,
+            str(row.error) if row.error else "",
+        )
+    _stdout().print(table)
+
+
+def _report_json(report: FlowReport) -> dict[str, object]:
+    return {
+        "mirror": report.flow.mirror,
+        "destination": report.flow.destination,
+        "topic": report.flow.topic,
+        "partition": report.flow.partition,
+        "objects": report.objects,
+        "first": report.first,
+        "next_offset": report.next_offset,
+        "records": report.record_count,
+        "hole_offsets": report.hole_offsets,
+        "bytes": report.object_bytes,
+        "compared_with_source": report.compared,
+        "gone_at_source": report.gone,
+        "problems": report.problems,
+    }
+
+
+def _print_reports(reports: list[FlowReport], *, deep: bool, against_source: bool) -> None:
+    table = Table("MIRROR", "DESTINATION", "PARTITION", box=None, pad_edge=False)
+    titles = ["OBJECTS", "FROM", "NEXT"]
+    titles += ["RECORDS", "HOLES", "BYTES"] if deep else []
+    titles += ["= SOURCE", "GONE"] if against_source else []
+    for title in titles:
+        table.add_column(title, justify="right")
+    table.add_column("VERDICT")
+    for r in reports:
+        numbers: list[object] = [r.objects, r.first, r.next_offset]
+        numbers += [r.record_count, r.hole_offsets, r.object_bytes] if deep else []
+        numbers += [r.compared, r.gone] if against_source else []
+        verdict = f"{len(r.problems)} PROBLEM(S)" if r.problems else "ok"
+        cells = ["-" if n is None else str(n) for n in numbers]
+        table.add_row(r.flow.mirror, r.flow.destination, str(r.flow.partition), *cells, verdict)
+    out = _stdout()
+    out.print(table)
+    for report in reports:
+        for problem in report.problems:
+            out.print(f"{report.flow}: {problem['kind']}: {problem['message']}", markup=False)
+            out.print(f"  {problem['facts']}", markup=False)
+            if problem["hint"]:
+                out.print(f"  hint: {problem['hint']}", markup=False)
+
+
+def _stdout() -> Console:
+    """A console that never breaks lines that a program may read."""
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+class _LogLine(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO flushed mirror=orders path=... from=0 to=99`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        facts: Mapping[str, object] = getattr(record, "facts", {})
+        pairs = "".join(f" {name}={_value(value)}" for name, value in facts.items())
+        line = f"{at.replace('+00:00', 'Z')} {record.levelname} {record.getMessage()}{pairs}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return text if text and text.isprintable() and " " not in text else json.dumps(text)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LogLine())
+    logging.getLogger("logmirror").addHandler(handler)
+    logging.getLogger("logmirror").setLevel(level.upper())

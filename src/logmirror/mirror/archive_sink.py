@@ -1,0 +1,101 @@
+"""Executor: one object under construction at one store.
+
+Rows or batches go in; out comes a durable staged object with the digest of its content, which the
+claim then promises. The digest is of what was copied, not of the file: two writers that compress
+differently still agree on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEncoder
+from logmirror.archive.metadata import ObjectMetadata
+from logmirror.errors import InternalError
+from logmirror.model import HoleCause
+from logmirror.wire.columns import ContentDigest
+
+if TYPE_CHECKING:
+    from logmirror.mirror.ports import ArchiveSpec, FlowId, HoleSummary
+    from logmirror.model import OffsetRange
+    from logmirror.stores.base import BlobStore, Buffer
+    from logmirror.wire.columns import Columns
+
+
+class ObjectWriter:
+    """Collects one object. Give it rows or batches, never both; then `finish` or `abort`."""
+
+    def __init__(self, store: BlobStore, spec: ArchiveSpec, flow: FlowId, first: int) -> None:
+        self._flow, self._spec = flow, spec
+        self._staged = store.stage(f"{flow.topic}-{flow.partition}-{first}")
+        self.object_bytes = 0
+        self.payload_bytes = 0
+        self.record_count = 0
+        self._rows_digest = ContentDigest()
+        self._bytes_digest = xxhash.xxh3_128()
+        self._encoder: NativeEncoder | ParquetEncoder | NdjsonEncoder
+        if spec.format == "native":
+            self._encoder = NativeEncoder(self)
+        elif spec.format == "parquet":
+            self._encoder = ParquetEncoder(
+                self, topic=flow.topic, partition=flow.partition, compression=spec.compression
+            )
+        else:
+            self._encoder = NdjsonEncoder(
+                self, topic=flow.topic, partition=flow.partition, utf8=spec.encoding == "utf8"
+            )
+
+    def write(self, data: Buffer) -> int:
+        """The encoder's target: pass bytes to the store and count them."""
+        written = self._staged.write(data)
+        self.object_bytes += written
+        return written
+
+    def append_batches(self, data: memoryview, record_count: int) -> None:
+        """Append whole batches as they are."""
+        if not isinstance(self._encoder, NativeEncoder):
+            raise InternalError("batches for an object of rows", format=self._spec.format)
+        self._encoder.append(data)
+        self._bytes_digest.update(data)
+        self.payload_bytes += len(data)
+        self.record_count += record_count
+
+    def append_rows(self, columns: Columns, start: int, stop: int) -> None:
+        """Append rows start..stop of a decoded chunk."""
+        if isinstance(self._encoder, NativeEncoder):
+            raise InternalError("rows for an object of batches", format=self._spec.format)
+        self._encoder.append(columns, start, stop)
+        self._rows_digest.update(columns, start, stop)
+        self.payload_bytes += int(columns.payload_bytes[start:stop].sum())
+        self.record_count += stop - start
+
+    def finish(
+        self, covered: OffsetRange, holes: HoleSummary, topic_id: bytes | None
+    ) -> tuple[str, str]:
+        """Make the object durable; returns the store's token and the content digest."""
+        if isinstance(self._encoder, NativeEncoder):
+            digest = f"xxh3:{self._bytes_digest.hexdigest()}"
+        else:
+            digest = self._rows_digest.hexdigest()
+        metadata = ObjectMetadata(
+            topic=self._flow.topic,
+            topic_id=topic_id.hex() if topic_id else "",
+            partition=self._flow.partition,
+            covered=covered,
+            record_count=self.record_count,
+            digest=digest,
+            holes=holes.runs,
+            hole_counts={
+                HoleCause.CONTROL: holes.control,
+                HoleCause.ABORTED: holes.aborted,
+                HoleCause.COMPACTED: holes.compacted,
+            },
+        )
+        self._encoder.finish(metadata.to_key_values())
+        return self._staged.finish(), digest
+
+    def abort(self) -> None:
+        """Throw the object away. Never raises."""
+        self._staged.abort()

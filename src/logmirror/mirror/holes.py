@@ -1,0 +1,109 @@
+"""Account for the offsets that carry no record (I3), without a Python step per record.
+
+An offset is missing because a transaction marker took it, because its record was aborted, or
+because the source's log no longer has it. The first two are seen in the batches. The third is
+accepted only where the topic's cleanup.policy compacts; elsewhere it is a gap, and gaps stop the
+flow: `SourceGapAboveExpected` in the words of statement R2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from logmirror.errors import PositionError
+from logmirror.mirror.ports import HoleSummary
+from logmirror.model import Hole, HoleCause
+
+if TYPE_CHECKING:
+    from logmirror.wire.scan import Batches
+
+MAX_RUNS: Final = 1000
+"""Runs kept by an object's ledger. A heavily compacted object would hold one per record; beyond
+this the counts by cause still tell how many offsets are missing."""
+
+_CAUSES: Final = (HoleCause.CONTROL, HoleCause.ABORTED)  # kinds 1 and 2 of `Batches.kinds`
+
+
+class HoleLedger:
+    """The holes of one object while it is written. Runs must be added in ascending order."""
+
+    def __init__(self) -> None:
+        self._runs: list[Hole] = []
+        self._counts = dict.fromkeys(HoleCause, 0)
+
+    def add(self, first: int, last: int, cause: HoleCause) -> None:
+        """Add the run first..last, both included; nothing if it is empty."""
+        if last < first:
+            return
+        self._counts[cause] += last - first + 1
+        previous = self._runs[-1] if self._runs else None
+        if previous and previous.last + 1 == first and previous.cause is cause:
+            self._runs[-1] = Hole(first=previous.first, last=last, cause=cause)
+        elif len(self._runs) < MAX_RUNS:
+            self._runs.append(Hole(first=first, last=last, cause=cause))
+
+    def count(self, cause: HoleCause, offsets: int) -> None:
+        """Add offsets whose places are not known (inside batches that are not decoded)."""
+        self._counts[cause] += offsets
+
+    def summary(self) -> HoleSummary:
+        """What the receipt and the object's metadata say."""
+        return HoleSummary(
+            runs=tuple(self._runs),
+            control=self._counts[HoleCause.CONTROL],
+            aborted=self._counts[HoleCause.ABORTED],
+            compacted=self._counts[HoleCause.COMPACTED],
+        )
+
+
+def batch_holes(
+    batches: Batches, start: int, stop: int, position: int, *, compacted: bool
+) -> list[Hole]:
+    """The holes that batches start..stop show from outside, when `position` is expected next.
+
+    Args:
+        batches: A scanned fetch response.
+        start: The first batch that counts.
+        stop: One past the last.
+        position: The offset that must come next; the first batch may begin before it.
+        compacted: Whether a gap is explained by the topic's cleanup.policy.
+
+    Returns:
+        Runs in ascending order: control and aborted batches, and gaps between batches.
+
+    Raises:
+        PositionError: A gap that nothing explains. Facts: `expected`, `got`.
+    """
+    bases = batches.base_offsets[start:stop]
+    lasts = batches.last_offsets[start:stop]
+    kinds = batches.kinds[start:stop]
+    expected = np.empty(len(bases), np.int64)
+    if len(bases):
+        expected[0] = position
+        expected[1:] = lasts[:-1] + 1
+    holes = []
+    for i in np.flatnonzero((bases > expected) | (kinds != 0)):
+        base, last, kind = int(bases[i]), int(lasts[i]), int(kinds[i])
+        if base > expected[i]:
+            if not compacted:
+                raise unexplained_gap(int(expected[i]), base)
+            holes.append(Hole(first=int(expected[i]), last=base - 1, cause=HoleCause.COMPACTED))
+        if kind:
+            first = max(base, position)
+            holes.append(Hole(first=first, last=last, cause=_CAUSES[kind - 1]))
+    return holes
+
+
+def unexplained_gap(expected: int, got: int) -> PositionError:
+    """The error for offsets that the source skipped without a reason we know."""
+    return PositionError(
+        "the source skipped offsets without a cause",
+        hint="the topic's cleanup.policy has no `compact`, so nothing explains the gap. Records "
+        "may have been lost at the source (unclean leader election, log directory repaired by "
+        "hand). Nothing was written past the gap.",
+        reason="SourceGapAboveExpected",
+        expected=expected,
+        got=got,
+    )

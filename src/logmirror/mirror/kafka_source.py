@@ -1,0 +1,129 @@
+"""Executor: one partition's batches, fetched into one reused buffer and scanned.
+
+A batch is handed on only after its CRC-32C, its structure and its place in the log were checked;
+from there on its bytes are trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from logmirror import crashpoints
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import LogmirrorError, PositionError
+from logmirror.wire.scan import BatchScanner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logmirror.cluster.client import ClusterClient, FetchResult
+    from logmirror.model import TopicPartition
+    from logmirror.wire.scan import Batches
+
+FETCH_BYTES: Final = 4 << 20
+"""Asked for at once. Larger answers fall out of the cache between socket, check and file."""
+
+STALL_MS: Final = 30_000
+"""How long a source may deliver nothing below an offset that it has called stable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One scanned response. The buffer is used again by the next fetch."""
+
+    buffer: memoryview
+    batches: Batches
+    start: int
+    """The first batch that reaches the offset asked for; earlier ones were only delivered."""
+
+
+class FetchBuffer:
+    """A buffer that grows when one batch does not fit, and is kept for the next partition."""
+
+    def __init__(self, size_bytes: int = FETCH_BYTES) -> None:
+        self.view = memoryview(bytearray(size_bytes))
+
+    def grow(self, size_bytes: int) -> None:
+        """Hold at least this many bytes; what was held is gone."""
+        if size_bytes > len(self.view):
+            self.view = memoryview(bytearray(size_bytes))
+
+
+class KafkaSource:
+    """One partition of a cluster, read from any offset, up to the last stable offset."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        partition: TopicPartition,
+        *,
+        topic_id: bytes | None,
+        buffer: FetchBuffer | None = None,
+        scanner: BatchScanner | None = None,
+    ) -> None:
+        self._client = client
+        self._partition = partition
+        self._topic_id = topic_id
+        self._buffer = buffer or FetchBuffer()
+        self._scanner = scanner or BatchScanner()
+
+    def read(self, offset: int, end: int) -> Iterator[Fetched]:
+        """Yield responses until one reaches `end`; each is valid until the next is asked for.
+
+        Args:
+            offset: The first offset wanted. The first batch may begin before it.
+            end: One past the last offset wanted; the last batch may reach beyond it.
+
+        Raises:
+            PositionError: The source no longer has `offset`, is another incarnation of the topic,
+                or ends below `end`.
+            CorruptionError: A batch does not match its checksum or its own header.
+            UsageError: A batch is of message format 0 or 1.
+            UnavailableError: The source did not answer in time.
+        """
+        give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
+        while offset < end:
+            answer = self._fetch(offset)
+            crashpoints.reach("fetch.answered")
+            batches = self._scan(answer)
+            start = int(np.searchsorted(batches.last_offsets, offset))
+            if start == batches.count:
+                if answer.high_watermark < end:
+                    raise self._log_ends_early(end, answer.high_watermark)
+                if SYSTEM_CLOCK.monotonic_ms() > give_up_ms:
+                    raise self._log_ends_early(end, offset)
+                continue
+            give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
+            yield Fetched(self._buffer.view, batches, start)
+            offset = int(batches.last_offsets[batches.count - 1]) + 1
+
+    def _fetch(self, offset: int) -> FetchResult:
+        while True:
+            answer = self._client.fetch(
+                self._partition, offset, self._buffer.view, topic_id=self._topic_id
+            )
+            if not answer.needed_bytes:
+                return answer
+            self._buffer.grow(answer.needed_bytes)  # one batch is larger than the buffer
+
+    def _scan(self, answer: FetchResult) -> Batches:
+        try:
+            return self._scanner.scan(self._buffer.view, answer.size, aborted=answer.aborted)
+        except LogmirrorError as error:
+            raise error.add_facts(
+                topic=self._partition.topic, partition=self._partition.partition
+            ) from None
+
+    def _log_ends_early(self, end: int, found: int) -> PositionError:
+        return PositionError(
+            "the source ends below an offset that it had called stable",
+            hint="the source's log was cut (unclean leader election, or a restored disk). What is "
+            "copied is kept; compare it with the source before anything else.",
+            topic=self._partition.topic,
+            partition=self._partition.partition,
+            expected=end,
+            found=found,
+        )

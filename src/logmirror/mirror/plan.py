@@ -1,0 +1,222 @@
+"""Driver: positions and watermarks to slices. Pure: takes the time, returns values.
+
+The source's log is the buffer: nothing is held between ticks, so a trigger that is not due costs
+nothing but the question. The driver knows offsets, not bytes; it learns each flow's bytes per
+offset from results, so that `max-bytes` is asked about only when it is likely to be reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from logmirror.mirror.ports import ArchiveSpec, FlowId, Slice
+from logmirror.model import Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logmirror.config import FlushSettings
+    from logmirror.mirror.ports import SliceResult
+
+SLICE_BYTES: Final = 256 << 20
+"""A slice stops at the first object boundary after this much: about a second of work, so that a
+stop is prompt and Spark's 20-40 ms a tick stay below a few per cent."""
+
+DAY_MS: Final = 86_400_000
+
+_PROBE_GROWTH: Final = 1.05
+"""A slice that filled no object is not asked again before this much more is expected."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FlowState:
+    """What the driver knows of one flow between ticks; all of it can be derived anew."""
+
+    flow: FlowId
+    archive: ArchiveSpec
+    flush: FlushSettings
+    topic_id: bytes | None
+    compacted: bool
+    position: int
+    source_end: int = 0
+    pending_since_ms: int | None = None
+    """Monotonic time at which records beyond the position were first seen."""
+
+    bytes_per_offset: float | None = None
+    probed_bytes: int = 0
+    """Payload between `position` and `probed_end`, known from a slice that filled no object."""
+
+    probed_end: int = 0
+    next_daily_ms: int | None = None
+    """Wall-clock time of the next daily flush."""
+
+    target: int | None = None
+    """Stop here (`--until-now`, or a graceful stop)."""
+
+    retry_at_ms: int = 0
+    failures: int = 0
+    lost: bool = False
+    """The position must be read from the destination again before the flow goes on."""
+
+    @property
+    def end(self) -> int:
+        """One past the last offset to copy now."""
+        return self.source_end if self.target is None else min(self.target, self.source_end)
+
+    @property
+    def pending(self) -> int:
+        """How many offsets wait to be copied."""
+        return max(self.end - self.position, 0)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the flow stands at its target."""
+        return self.target is not None and self.position >= self.target
+
+    def expected_bytes(self) -> int:
+        """A guess at the payload that waits."""
+        if self.bytes_per_offset is None:
+            return self.archive.max_bytes
+        known = max(min(self.probed_end, self.end) - self.position, 0)
+        return self.probed_bytes + int((self.pending - known) * self.bytes_per_offset)
+
+    def observe(self, source_end: int, now_ms: int) -> None:
+        """Take a watermark in; it never moves the flow backwards."""
+        self.source_end = max(self.source_end, source_end)
+        if self.pending and self.pending_since_ms is None:
+            self.pending_since_ms = now_ms
+
+    def advance(self, result: SliceResult, position: int, now_ms: int) -> None:
+        """Take a committed result in: the flow now stands at `position`."""
+        payload = sum(r.payload_bytes for r in result.receipts) + result.rest_bytes
+        read = result.next_offset - result.slice.first
+        if read > 0:
+            self.bytes_per_offset = max(payload / read, 1.0)
+        moved = position > self.position
+        self.position = position
+        self.probed_bytes = 0 if result.error else result.rest_bytes
+        self.probed_end = position if result.error else max(result.next_offset, position)
+        if moved or not self.pending:
+            self.pending_since_ms = now_ms if self.pending else None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A slice and how much it is likely to weigh."""
+
+    slice: Slice
+    estimated_bytes: int
+
+
+@dataclass(slots=True)
+class _Due:
+    state: FlowState
+    tail: Trigger | None
+    parts: int = field(default=1)
+
+
+def plan(
+    states: Iterable[FlowState], *, slots: int, now_ms: int, wall_ms: int, explicit: bool = False
+) -> list[Planned]:
+    """The slices of this tick.
+
+    Args:
+        states: All flows of this process.
+        slots: How many slices run side by side.
+        now_ms: Monotonic time.
+        wall_ms: Time since the epoch, for daily flushes.
+        explicit: Write every tail (`--until-now`, or a graceful stop).
+
+    Returns:
+        At most one unstaged slice for each flow; further, staged ones where slots would stay idle
+        and a flow's backlog is long.
+    """
+    due = []
+    for state in states:
+        if not state.pending and _daily_is_due(state, wall_ms):
+            state.next_daily_ms = next_daily_ms(state.flush.daily_at_utc_s, wall_ms)
+        if not state.pending or state.retry_at_ms > now_ms or state.lost:
+            continue
+        is_due, tail = _due(state, now_ms, wall_ms, explicit=explicit)
+        if is_due:
+            due.append(_Due(state, tail))
+    _share_idle_slots(due, slots)
+    return [planned for item in due for planned in _slices(item)]
+
+
+def next_daily_ms(at_utc_s: int | None, wall_ms: int) -> int | None:
+    """The first moment after `wall_ms` that is `at_utc_s` seconds past midnight UTC."""
+    if at_utc_s is None:
+        return None
+    today = wall_ms - wall_ms % DAY_MS + at_utc_s * 1000
+    return today if today > wall_ms else today + DAY_MS
+
+
+def _daily_is_due(state: FlowState, wall_ms: int) -> bool:
+    return state.next_daily_ms is not None and wall_ms >= state.next_daily_ms
+
+
+def _due(
+    state: FlowState, now_ms: int, wall_ms: int, *, explicit: bool
+) -> tuple[bool, Trigger | None]:
+    if explicit:
+        return True, Trigger.EXPLICIT
+    if _daily_is_due(state, wall_ms):
+        state.next_daily_ms = next_daily_ms(state.flush.daily_at_utc_s, wall_ms)
+        return True, Trigger.DAILY
+    if state.pending_since_ms is not None:
+        age_ms = now_ms - state.pending_since_ms
+        if age_ms >= state.flush.max_time_ms:
+            return True, Trigger.MAX_TIME
+    if state.pending >= state.flush.max_offsets:
+        return True, None
+    needed = max(state.archive.max_bytes, int(state.probed_bytes * _PROBE_GROWTH))
+    return state.expected_bytes() >= needed, None
+
+
+def _share_idle_slots(due: list[_Due], slots: int) -> None:
+    """Let long backlogs use the slots that no flow needs."""
+    idle = slots - len(due)
+    for item in sorted(due, key=lambda d: -d.state.expected_bytes()):
+        if item.state.bytes_per_offset is None:
+            continue
+        wanted = item.state.expected_bytes() // SLICE_BYTES
+        extra = max(min(idle, wanted - 1), 0)
+        item.parts += extra
+        idle -= extra
+
+
+def _slices(item: _Due) -> list[Planned]:
+    state = item.state
+    if item.parts == 1:
+        estimate = min(state.expected_bytes(), SLICE_BYTES)
+        return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]
+    width = max(int(SLICE_BYTES / (state.bytes_per_offset or 1)), 1)
+    if width > state.flush.max_offsets:
+        width -= width % state.flush.max_offsets  # so that a boundary is one that was due anyway
+    return [
+        Planned(
+            _slice(state, first, first + width, Trigger.EXPLICIT, staged=first > state.position),
+            SLICE_BYTES,
+        )
+        for first in range(state.position, state.position + item.parts * width, width)
+        if first + width <= state.end
+    ] or [Planned(_slice(state, state.position, state.end, item.tail), SLICE_BYTES)]
+
+
+def _slice(
+    state: FlowState, first: int, end: int, tail: Trigger | None, *, staged: bool = False
+) -> Slice:
+    whole = staged or end < state.end
+    return Slice(
+        flow=state.flow,
+        topic_id=state.topic_id,
+        compacted=state.compacted,
+        first=first,
+        end=end,
+        tail=tail,
+        staged=staged,
+        # A slice that another one follows must be copied whole, whatever it weighs.
+        budget_bytes=2**62 if whole else SLICE_BYTES,
+    )

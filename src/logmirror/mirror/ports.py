@@ -1,0 +1,180 @@
+"""What the stages of the data path say to each other: values, and the two ports they need.
+
+    plan --Work--> Runner --> transfer --SliceResult--> commit
+
+Every value here is frozen and picklable: it crosses between the driver and Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from logmirror.model import Hole, OffsetRange, TopicPartition, Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.errors import LogmirrorError
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class FlowId:
+    """One mirror's copy of one partition at one destination: the unit of position."""
+
+    mirror: str
+    destination: str
+    """The destination's effective name, which is also its folder."""
+
+    topic: str
+    partition: int
+
+    @property
+    def source(self) -> TopicPartition:
+        """The partition at the source."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def folder(self) -> str:
+        """The chain's folder below the store's root: `<destination name>/<partition>`."""
+        return f"{self.destination}/{self.partition}"
+
+    def __str__(self) -> str:
+        return f"{self.mirror}/{self.destination}/{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSpec:
+    """How a flow's objects are written; fixed for the life of a chain, but for the two limits."""
+
+    root: str
+    """The store: a directory."""
+
+    format: str
+    """`native`, `parquet` or `ndjson`."""
+
+    extension: str
+    compression: str
+    encoding: str
+    """NDJSON's keys and values: `base64` or `utf8`."""
+
+    max_bytes: int
+    """An object ends with the record (native: the batch) that brings it to this many bytes.
+
+    Bytes of keys, values and headers before compression; native: bytes of batches.
+    """
+
+    max_offsets: int
+    """An object covers at most this many offsets (native: ends with the batch that reaches it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One offset range of one flow, fixed by the driver: the unit of work and of retry."""
+
+    flow: FlowId
+    topic_id: bytes | None
+    """The 16 bytes that the source names this incarnation of the topic by; None: it has no ids."""
+
+    compacted: bool
+    """Whether the source's cleanup.policy may leave holes between records."""
+
+    first: int
+    end: int
+    """One past the last offset to copy: at most the last stable offset that the driver saw."""
+
+    tail: Trigger | None
+    """Why what fills no object is written once `end` is reached; None leaves it for later."""
+
+    staged: bool = False
+    """Leave the objects unpublished: an earlier slice of the flow runs beside this one."""
+
+    budget_bytes: int = 256 << 20
+    """Stop at the first object boundary after this many source bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A slice and all that an executor must know to carry it out."""
+
+    slice: Slice
+    source: ConnectionSettings
+    archive: ArchiveSpec
+    writer_id: str
+    estimated_bytes: int
+    """For packing slots evenly; a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoleSummary:
+    """The offsets of an object that carry no record (I3)."""
+
+    runs: tuple[Hole, ...] = ()
+    """The first runs, in order; at most `holes.MAX_RUNS` are kept."""
+
+    control: int = 0
+    aborted: int = 0
+    compacted: int = 0
+
+    @property
+    def offset_count(self) -> int:
+        """How many offsets carry no record."""
+        return self.control + self.aborted + self.compacted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """One finished object: published, or staged with the token that publishes it."""
+
+    covered: OffsetRange
+    record_count: int
+    payload_bytes: int
+    """What `max-bytes` counts."""
+
+    object_bytes: int
+    digest: str
+    trigger: Trigger
+    holes: HoleSummary
+    elapsed_ms: int
+    token: str | None = None
+    """Present while the object is staged only."""
+
+    peer: bool = False
+    """Another writer had claimed or published this object before us; the content is the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceResult:
+    """What came of one slice. Receipts that precede an error are good all the same."""
+
+    slice: Slice
+    receipts: tuple[Receipt, ...]
+    rest_bytes: int = 0
+    """Payload between the last receipt and `next_offset`: seen, but filling no object yet."""
+
+    next_offset: int = 0
+    """How far the slice has read."""
+
+    source_bytes: int = 0
+    """Bytes of batches received."""
+
+    elapsed_ms: int = 0
+    error: LogmirrorError | None = None
+
+
+class Runner(Protocol):
+    """Carries work out somewhere: on Spark, or in this process for a test."""
+
+    @property
+    def slots(self) -> int:
+        """How many pieces of work run side by side."""
+        ...
+
+    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+        """Carry out every piece; results in any order, one for each.
+
+        Raises:
+            UnavailableError: The engine failed; any part of the work may have been done (look).
+        """
+        ...

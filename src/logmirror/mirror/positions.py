@@ -1,0 +1,115 @@
+"""Driver: where a flow stands, read from what is durable at the destination (I1).
+
+The names of the objects are the position. The newest claim remembers which incarnation of the topic
+they came from. Nothing else is consulted: no local file, no Spark checkpoint, no group offset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from logmirror.archive.chain import chain
+from logmirror.archive.claims import latest_claim
+from logmirror.errors import PositionError
+
+if TYPE_CHECKING:
+    from logmirror.mirror.ports import FlowId
+    from logmirror.stores.base import BlobStore
+
+ChainStart = Literal["earliest"] | int | None
+"""Where a new chain begins: None is offset 0, `earliest` the source's log start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceView:
+    """What the source says of one partition at one moment."""
+
+    topic_id: bytes | None
+    log_start: int
+    """The first offset the source still has."""
+
+    stable_end: int
+    """The last stable offset: one past the last offset that may be copied."""
+
+
+def chain_position(
+    store: BlobStore, flow: FlowId, extension: str, *, chain_start: ChainStart
+) -> int | None:
+    """The offset at which the destination must be continued; None if nothing fixes it yet.
+
+    Raises:
+        CorruptionError: The names are not one unbroken chain.
+    """
+    start = None if chain_start == "earliest" else chain_start or 0
+    found = chain(store.names(flow.folder), extension=extension, start=start)
+    return found.next_offset
+
+
+def open_position(
+    store: BlobStore,
+    flow: FlowId,
+    extension: str,
+    source: SourceView,
+    *,
+    chain_start: ChainStart = None,
+) -> int:
+    """The position of a flow, checked against the source.
+
+    Raises:
+        CorruptionError: The names are not one unbroken chain.
+        PositionError: The source no longer has what comes next, ends below the position, or is
+            another incarnation of the topic. Facts: `reason`, `position` and what was found.
+    """
+    position = chain_position(store, flow, extension, chain_start=chain_start)
+    if position is None:
+        position = source.log_start
+    check_incarnation(store, flow, source.topic_id, position)
+    check_source(flow, source, position)
+    return position
+
+
+def check_incarnation(
+    store: BlobStore, flow: FlowId, topic_id: bytes | None, position: int
+) -> None:
+    """Raise PositionError if the chain came from another topic of the same name."""
+    claim = latest_claim(store, flow.destination, flow.partition)
+    if claim is None or topic_id is None or not claim.topic_id:
+        return
+    if claim.topic_id != topic_id.hex():
+        raise PositionError(
+            "the topic was deleted and created again since the last object was written",
+            hint="records of two topics must not share a chain. Keep this archive as it is and "
+            "give the destination another name for the new topic.",
+            reason="SourceRecreated",
+            position=position,
+            expected_topic_id=claim.topic_id,
+            found_topic_id=topic_id.hex(),
+        )
+
+
+def check_source(flow: FlowId, source: SourceView, position: int) -> None:
+    """Raise PositionError if the source cannot be read on from `position`."""
+    if position < source.log_start:
+        raise PositionError(
+            "the source no longer has the next record: retention or DeleteRecords passed it",
+            hint="the records between position and log_start are gone at the source. To archive "
+            "what is left, start a new chain: another destination name with `chain-start: "
+            "earliest`.",
+            reason="SourceTrimmed",
+            topic=flow.topic,
+            partition=flow.partition,
+            position=position,
+            log_start=source.log_start,
+        )
+    if position > source.stable_end:
+        raise PositionError(
+            "the source ends below the position of the copy",
+            hint="the source's log was cut (unclean leader election, or a restored disk), or this "
+            "is another cluster. What is copied is kept; compare it with the source.",
+            reason="SourceWentBackwards",
+            topic=flow.topic,
+            partition=flow.partition,
+            position=position,
+            stable_end=source.stable_end,
+        )

@@ -1,0 +1,372 @@
+"""Driver: the loop that keeps copies up to date. Ask the source, plan, run, commit; then again.
+
+A flow that cannot go on for now (its source or its store does not answer) waits and tries again
+from its position, which it reads anew; the others go on. A flow that must not go on (corruption, a
+position that makes no sense, wrong usage) ends the process at the next commit boundary with the
+kind of its error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logmirror import crashpoints
+from logmirror.archive.claims import ClaimTakenError, sweep_claims
+from logmirror.clock import Clock, jittered_ms
+from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.mirror.plan import FlowState, next_daily_ms, plan
+from logmirror.mirror.ports import ArchiveSpec, FlowId, Work
+from logmirror.mirror.positions import SourceView, check_source, open_position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.config import FlushSettings
+    from logmirror.mirror.commit import Committer
+    from logmirror.mirror.ports import Runner, SliceResult
+    from logmirror.mirror.positions import ChainStart
+    from logmirror.model import TopicPartition
+    from logmirror.stores.base import BlobStore
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+POLL_MS: Final = 250
+"""Between two questions to the source. Each costs one request per broker, whatever the number of
+partitions."""
+
+DISCOVERY_MS: Final = 5_000
+"""Between two looks at topics: new partitions, other incarnations, configuration."""
+
+BACKOFF_MS: Final = (1_000, 60_000)
+"""First and longest wait of a flow that failed for now."""
+
+ATTEMPTS_UNTIL_NOW: Final = 5
+"""Failures in a row after which `--until-now` gives up: about half a minute of waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorSpec:
+    """One mirror as the loop sees it: addresses and rules, no secrets spelled out."""
+
+    name: str
+    source: ConnectionSettings
+    topic: str
+    partitions: tuple[int, ...] | None
+    """None: all, also those that appear later."""
+
+    destinations: tuple[tuple[str, ArchiveSpec], ...]
+    """Effective name and how its objects are written."""
+
+    flush: FlushSettings
+    chain_start: ChainStart
+
+
+class Service:
+    """The mirrors of one process.
+
+    Args:
+        mirrors: What to copy.
+        client: Opens, or returns the open, client of a source; driver side only.
+        open_store: Opens the store at a root.
+        runner: Where slices are carried out.
+        committer: Accepts results.
+        writer_id: Of this run.
+        clock: Time.
+    """
+
+    def __init__(  # noqa: PLR0913  # the composition root passes each port once
+        self,
+        mirrors: Sequence[MirrorSpec],
+        *,
+        client: Callable[[ConnectionSettings], ClusterClient],
+        open_store: Callable[[str], BlobStore],
+        runner: Runner,
+        committer: Committer,
+        writer_id: str,
+        clock: Clock,
+    ) -> None:
+        self._mirrors, self._client, self._open_store = mirrors, client, open_store
+        self._runner, self._committer = runner, committer
+        self._writer_id, self._clock = writer_id, clock
+        self._states: dict[FlowId, FlowState] = {}
+        self._mirror_of: dict[FlowId, MirrorSpec] = {}
+        self._discovered_ms: int | None = None
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ask the loop to flush what has been seen and end; safe from a signal handler."""
+        self._stopping = True
+
+    def run(self, *, until_now: bool = False) -> None:
+        """Copy until `stop`; with `until_now` until the ends that were found at the start.
+
+        Raises:
+            LogmirrorError: A flow must not go on; its kind is the process's exit code.
+        """
+        targets_set = False
+        while True:
+            self._discover()
+            stopping = self._stopping
+            self._poll()
+            if (until_now or stopping) and not targets_set and self._all_seen():
+                self._set_targets()
+                targets_set = True
+            if self._tick(explicit=targets_set):
+                continue
+            if targets_set and all(state.reached for state in self._states.values()):
+                return
+            if stopping and self._blocked():
+                _LOG.warning(
+                    "stopped with flows that could not be flushed: they wait at the source"
+                )
+                return
+            self._clock.sleep_ms(POLL_MS)
+
+    # -- what there is to copy -------------------------------------------------------------------
+
+    def _discover(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._discovered_ms is not None and now_ms - self._discovered_ms < DISCOVERY_MS:
+            return
+        first = self._discovered_ms is None
+        for mirror in self._mirrors:
+            try:
+                self._discover_mirror(mirror, first=first)
+            except UnavailableError as error:
+                if first:
+                    raise
+                _LOG.warning("source not reached", extra={"facts": _facts(mirror, error)})
+        self._discovered_ms = now_ms
+
+    def _discover_mirror(self, mirror: MirrorSpec, *, first: bool) -> None:
+        client = self._client(mirror.source)
+        topic = client.topic(mirror.topic)
+        numbers = sorted(topic.partitions) if mirror.partitions is None else mirror.partitions
+        missing = [n for n in numbers if n not in topic.partitions]
+        if missing:
+            raise UsageError(
+                "the topic has no such partition",
+                hint="correct `partition` or `partitions` of the mirror",
+                mirror=mirror.name,
+                topic=mirror.topic,
+                missing=missing,
+                partition_count=len(topic.partitions),
+            )
+        flows = [
+            (FlowId(mirror=mirror.name, destination=name, topic=mirror.topic, partition=n), spec)
+            for name, spec in mirror.destinations
+            for n in numbers
+        ]
+        new = [(flow, spec) for flow, spec in flows if flow not in self._states]
+        for flow, _ in flows:
+            known = self._states.get(flow)
+            if known and known.topic_id != topic.topic_id:
+                known.topic_id = topic.topic_id
+                known.lost = True  # the next look at the destination finds the mismatch
+        if new:
+            policy = client.describe_topic_configs(mirror.topic).get("cleanup.policy") or ""
+            self._open_flows(mirror, new, topic.topic_id, compacted="compact" in policy)
+        if first or new:
+            self._log_start(mirror, [flow for flow, _ in new])
+
+    def _open_flows(
+        self,
+        mirror: MirrorSpec,
+        flows: Sequence[tuple[FlowId, ArchiveSpec]],
+        topic_id: bytes | None,
+        *,
+        compacted: bool,
+    ) -> None:
+        views = source_views(
+            self._client(mirror.source), {flow.source for flow, _ in flows}, topic_id
+        )
+        for flow, spec in flows:
+            store = self._open_store(spec.root)
+            view = views[flow.source]
+            position = open_position(
+                store, flow, spec.extension, view, chain_start=mirror.chain_start
+            )
+            now_ms = self._clock.now_ms()
+            sweep_claims(store, flow.destination, flow.partition, position=position, now_ms=now_ms)
+            self._mirror_of[flow] = mirror
+            self._states[flow] = FlowState(
+                flow=flow,
+                archive=spec,
+                flush=mirror.flush,
+                topic_id=topic_id,
+                compacted=compacted,
+                position=position,
+                next_daily_ms=next_daily_ms(mirror.flush.daily_at_utc_s, now_ms),
+            )
+
+    def _log_start(self, mirror: MirrorSpec, flows: Sequence[FlowId]) -> None:
+        _LOG.info(
+            "mirror starts",
+            extra={
+                "facts": {
+                    "mirror": mirror.name,
+                    "topic": mirror.topic,
+                    "partitions": len({flow.partition for flow in flows}),
+                    "destinations": [name for name, _ in mirror.destinations],
+                    "format": mirror.destinations[0][1].format,
+                    "position": sum(self._states[flow].position for flow in flows),
+                }
+            },
+        )
+
+    # -- one tick --------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for mirror in self._mirrors:
+            states = [s for f, s in self._states.items() if self._mirror_of[f] is mirror]
+            asked = [s for s in states if not s.reached and s.retry_at_ms <= now_ms]
+            if not asked:
+                continue
+            client = self._client(mirror.source)
+            try:
+                ends = client.list_offsets({s.flow.source for s in asked}, LATEST)
+                for state in asked:
+                    if state.lost:
+                        self._find_position(state, mirror)
+                    state.observe(ends[state.flow.source], now_ms)
+                    self._check_end(state, ends[state.flow.source])
+            except (UnavailableError, OutcomeUnknownError) as error:
+                for state in asked:
+                    self._retry_later(state, error)
+        crashpoints.reach("plan.positions")
+
+    def _find_position(self, state: FlowState, mirror: MirrorSpec) -> None:
+        view = source_views(self._client(mirror.source), {state.flow.source}, state.topic_id)
+        state.position = open_position(
+            self._open_store(state.archive.root),
+            state.flow,
+            state.archive.extension,
+            view[state.flow.source],
+            chain_start=mirror.chain_start,
+        )
+        state.probed_bytes, state.probed_end = 0, state.position
+        state.lost = False
+
+    def _check_end(self, state: FlowState, end: int) -> None:
+        if end < state.position:
+            view = SourceView(topic_id=state.topic_id, log_start=0, stable_end=end)
+            check_source(state.flow, view, state.position)
+
+    def _tick(self, *, explicit: bool) -> bool:
+        """Run what is due; whether anything was."""
+        planned = plan(
+            self._states.values(),
+            slots=self._runner.slots,
+            now_ms=self._clock.monotonic_ms(),
+            wall_ms=self._clock.now_ms(),
+            explicit=explicit,
+        )
+        if not planned:
+            return False
+        crashpoints.reach("plan.dispatch")
+        works = [
+            Work(
+                slice=p.slice,
+                source=self._mirror_of[p.slice.flow].source,
+                archive=self._states[p.slice.flow].archive,
+                writer_id=self._writer_id,
+                estimated_bytes=p.estimated_bytes,
+            )
+            for p in planned
+        ]
+        try:
+            results = self._runner.run(works)
+        except UnavailableError as error:
+            for flow in {work.slice.flow for work in works}:
+                self._states[flow].lost = True
+                self._retry_later(self._states[flow], error)
+            return True
+        self._commit(works, results)
+        return True
+
+    def _commit(self, works: Sequence[Work], results: Iterable[SliceResult]) -> None:
+        by_flow: dict[FlowId, list[SliceResult]] = defaultdict(list)
+        for result in results:
+            by_flow[result.slice.flow].append(result)
+        works_of: dict[FlowId, list[Work]] = defaultdict(list)
+        for work in works:
+            works_of[work.slice.flow].append(work)
+        fatal: list[LogmirrorError] = []
+        for flow, of_flow in by_flow.items():
+            state = self._states[flow]
+            error = self._committer.commit(state, works_of[flow], of_flow)
+            if error is None:
+                state.failures, state.retry_at_ms = 0, 0
+            elif isinstance(error, ClaimTakenError):
+                state.lost = True
+            elif isinstance(error, UnavailableError | OutcomeUnknownError):
+                state.lost = True
+                self._retry_later(state, error)
+            else:
+                fatal.append(error)
+        for error in fatal:
+            _LOG.error("flow stopped: %s", error.message, extra={"facts": error.facts})
+        if fatal:
+            raise fatal[0]
+
+    # -- waiting and ending ----------------------------------------------------------------------
+
+    def _retry_later(self, state: FlowState, error: LogmirrorError) -> None:
+        state.failures += 1
+        first_ms, longest_ms = BACKOFF_MS
+        wait_ms = jittered_ms(min(first_ms * 2 ** (state.failures - 1), longest_ms))
+        state.retry_at_ms = self._clock.monotonic_ms() + int(wait_ms)
+        if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
+            raise error
+        _LOG.warning(
+            "flow waits: %s",
+            error.message,
+            extra={
+                "facts": {
+                    **error.facts,
+                    "mirror": state.flow.mirror,
+                    "destination": state.flow.destination,
+                    "topic": state.flow.topic,
+                    "partition": state.flow.partition,
+                    "failures": state.failures,
+                    "retry_in_ms": int(wait_ms),
+                }
+            },
+        )
+
+    def _all_seen(self) -> bool:
+        return all(s.source_end or not s.failures for s in self._states.values())
+
+    def _set_targets(self) -> None:
+        for state in self._states.values():
+            state.target = max(state.source_end, state.position)
+
+    def _blocked(self) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        waiting = [s for s in self._states.values() if not s.reached]
+        return all(s.retry_at_ms > now_ms for s in waiting)
+
+
+def source_views(
+    client: ClusterClient, partitions: set[TopicPartition], topic_id: bytes | None
+) -> dict[TopicPartition, SourceView]:
+    """What the source says of these partitions of one topic now."""
+    starts = client.list_offsets(partitions, EARLIEST)
+    ends = client.list_offsets(partitions, LATEST)
+    return {
+        partition: SourceView(
+            topic_id=topic_id, log_start=starts[partition], stable_end=ends[partition]
+        )
+        for partition in partitions
+    }
+
+
+def _facts(mirror: MirrorSpec, error: LogmirrorError) -> dict[str, object]:
+    return {**error.facts, "mirror": mirror.name, "topic": mirror.topic, "error": error.message}

@@ -1,0 +1,242 @@
+"""Spark: the session, and the tick that runs slices on it. Alone imports pyspark.
+
+A tick is one RDD job: one task per slot, each task a list of slices, and the results collected.
+Bytes go from socket to file inside one Python worker and never cross to the JVM; Spark schedules,
+retries, distributes and isolates. What is cancelled is not stopped, and a lost executor's task may
+run on beside its retry: exactly-once comes from claims at the destination, never from here.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+
+from logmirror.errors import LogmirrorError, UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from logmirror.mirror.ports import SliceResult, Work
+
+SETTINGS: Final[Mapping[str, str]] = {
+    # TCP sockets between JVM and worker lack TCP_NODELAY, which costs some 40 ms a task.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.python.task.killTimeout": "200ms",
+    # A second copy of a running task could only meet the first one's claims.
+    "spark.speculation": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # The driver only plans; its heap need not grow with the data.
+    "spark.driver.memory": "512m",
+}
+"""Ours; `spark.properties` of the configuration overrides each."""
+
+_LOCAL: Final[Mapping[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+_LOCAL_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Halves start-up and tick. Slows data that crosses the JVM, of which the mirror has none."""
+
+_LOG4J: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.err.ref = err
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = %d{ISO8601} %p %c: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+_FREEZE_AFTER: Final = (1, 2, 10)
+_tasks_done = 0
+
+
+class SparkRunner:
+    """Runs slices on a Spark cluster or on this machine. Use as a context manager.
+
+    Args:
+        master: A Spark master URL. `local[N]` becomes `local[N,4]`, so that a lost worker's slices
+            are tried again.
+        properties: Spark properties that override `SETTINGS`.
+        execute: What an executor does with one piece of work; an importable function.
+        log: Where the JVM's own output goes; None for a file that ends with the session.
+    """
+
+    def __init__(
+        self,
+        *,
+        master: str,
+        properties: Mapping[str, str],
+        execute: Callable[[Work], SliceResult],
+        log: Path | None = None,
+    ) -> None:
+        self._execute = execute
+        self._folder = tempfile.TemporaryDirectory(prefix="logmirror-spark-")
+        try:
+            folder = Path(self._folder.name)
+            self._context = _start(master, properties, folder, log or folder / "spark.log")
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.stop()
+        gateway = self._context._gateway  # noqa: SLF001  # the JVM outlives stop() otherwise
+        if gateway is not None:
+            gateway.shutdown()
+        self._folder.cleanup()
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run side by side."""
+        return max(self._context.defaultParallelism, 1)
+
+    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+        """See `Runner.run`."""
+        bins = pack(works, self.slots)
+        try:
+            rows = self._context.parallelize(bins, len(bins)).mapPartitions(_Task(self._execute))
+            return rows.collect()
+        except (PySparkException, OSError) as error:
+            raise _engine_failed(error) from error
+        except Exception as error:
+            if type(error).__module__.startswith("py4j"):
+                raise _engine_failed(error) from error
+            raise
+
+
+def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
+    """Spread work over at most `slots` bins of about equal weight, heaviest first."""
+    bins: list[list[Work]] = [[] for _ in range(min(slots, len(works)))]
+    weights = [0] * len(bins)
+    for work in sorted(works, key=lambda w: -w.estimated_bytes):
+        lightest = weights.index(min(weights))
+        bins[lightest].append(work)
+        weights[lightest] += max(work.estimated_bytes, 1)
+    return bins
+
+
+class _Task:
+    """What Spark pickles by reference and runs in a worker for one bin."""
+
+    def __init__(self, execute: Callable[[Work], SliceResult]) -> None:
+        self._execute = execute
+
+    def __call__(self, bins: Iterable[list[Work]]) -> Iterator[SliceResult]:
+        # A worker whose input is left over is thrown away with all it has cached.
+        works = [work for items in bins for work in items]
+        for work in works:
+            yield self._execute(work)
+        _freeze_after_task()
+
+
+def _freeze_after_task() -> None:
+    """Take what is loaded out of the collector's sight: Spark collects fully after every task.
+
+    At the end of early tasks, because a freeze before the lazy imports is worth nothing.
+    """
+    global _tasks_done  # noqa: PLW0603  # one worker process, one counter
+    _tasks_done += 1
+    if _tasks_done in _FREEZE_AFTER:
+        gc.collect()
+        gc.freeze()
+
+
+def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) -> SparkContext:
+    # Without this, workers take `python3` from the PATH, which may be another Python.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    settings = {**SETTINGS}
+    master, is_local = _with_retries(master)
+    jvm_options = [f"-Dlog4j2.configurationFile=file:{_log4j_file(folder)}"]
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= _LOCAL
+        jvm_options.append(_LOCAL_JVM)
+    settings["spark.local.dir"] = str(folder)
+    settings |= properties
+    given = settings.get("spark.driver.extraJavaOptions", "")
+    settings["spark.driver.extraJavaOptions"] = " ".join([*jvm_options, given]).strip()
+    conf = SparkConf(loadDefaults=True).setMaster(master).setAppName("logmirror")
+    for name, value in settings.items():
+        conf.set(name, value)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return SparkContext(conf=conf, gateway=_gateway(conf, log))
+    except Exception as error:
+        raise UnavailableError(
+            "Spark did not start",
+            hint="Java 17 or later is needed (JAVA_HOME, or `java` on the PATH); "
+            "try `java -version` and see the lines above",
+            master=master,
+            reason=str(error).strip().splitlines()[-1:],
+            log=_last_lines(log),
+        ) from error
+    finally:
+        # SparkContext replaces the SIGINT handler by one that kills the running tick.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _last_lines(log: Path, count: int = 5) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def _gateway(conf: SparkConf, log: Path) -> Any:  # noqa: ANN401  # py4j has no types
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415  # loads py4j only when used
+
+    with log.open("ab") as output:
+        return launch_gateway(  # type: ignore[no-untyped-call]  # py4j has no types
+            conf=conf, popen_kwargs={"stdout": output, "stderr": output}
+        )
+
+
+def _with_retries(master: str) -> tuple[str, bool]:
+    """`local[N]` as `local[N,4]`: Spark ignores spark.task.maxFailures there."""
+    if not master.startswith("local"):
+        return master, False
+    if master.startswith("local-cluster"):
+        return master, True
+    inside = master.removeprefix("local").strip("[]") or "1"
+    if "," in inside:
+        return master, True
+    if inside != "*" and not inside.isdecimal():
+        raise UsageError(
+            "not a Spark master",
+            hint="use local[2], local[*], spark://host:port or another URL that Spark knows",
+            master=master,
+        )
+    return f"local[{inside},4]", True
+
+
+def _log4j_file(folder: Path) -> Path:
+    path = folder / "log4j2.properties"
+    path.write_text(_LOG4J)
+    return path
+
+
+def _engine_failed(error: Exception) -> LogmirrorError:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return UnavailableError(
+        "Spark could not finish a tick",
+        hint="what was published stays; the flows go on from their positions",
+        reason=lines[-1].strip() if lines else type(error).__name__,
+    )

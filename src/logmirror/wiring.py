@@ -1,0 +1,347 @@
+"""The composition root: settings to components. Alone names concrete adapters.
+
+Two sides. On the driver: `run`, `status`, `verify`. On an executor: `execute`, which Spark calls by
+name and which keeps connections, buffers and decoders from one slice to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
+from logmirror.clock import SYSTEM_CLOCK, new_writer_id
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.properties import connection_settings
+from logmirror.errors import LogmirrorError, UsageError
+from logmirror.mirror.commit import Committer
+from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
+from logmirror.mirror.ports import ArchiveSpec, FlowId, SliceResult, Work
+from logmirror.mirror.positions import chain_position, check_incarnation
+from logmirror.mirror.service import MirrorSpec, Service, source_views
+from logmirror.mirror.transfer import Transfer
+from logmirror.mirror.verify import (
+    FlowReport,
+    compare_with_source,
+    verify_content,
+    verify_names,
+)
+from logmirror.spark import SparkRunner
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.wire.decode import RecordDecoder
+from logmirror.wire.scan import BatchScanner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.config import MirrorSettings, Settings
+    from logmirror.mirror.ports import Runner
+    from logmirror.mirror.positions import SourceView
+    from logmirror.model import TopicPartition
+    from logmirror.stores.base import BlobStore
+
+_EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
+
+
+# -- an executor's side ----------------------------------------------------------------------------
+
+
+@functools.cache
+def _client(settings: ConnectionSettings, _process: int) -> ClusterClient:
+    return ClusterClient(settings)
+
+
+@functools.cache
+def _tools(_process: int) -> tuple[FetchBuffer, BatchScanner, RecordDecoder]:
+    return FetchBuffer(), BatchScanner(), RecordDecoder()
+
+
+def execute(work: Work) -> SliceResult:
+    """Carry one piece of work out in this process. Never raises a LogmirrorError."""
+    process = os.getpid()  # a forked worker must not share its parent's sockets
+    buffer, scanner, decoder = _tools(process)
+    source = KafkaSource(
+        _client(work.source, process),
+        work.slice.flow.source,
+        topic_id=work.slice.topic_id,
+        buffer=buffer,
+        scanner=scanner,
+    )
+    store = FilesystemStore(Path(work.archive.root), writer_id=work.writer_id)
+    return Transfer(work, source, store, decoder).run()
+
+
+# -- the driver's side -----------------------------------------------------------------------------
+
+
+def mirror_specs(settings: Settings) -> list[MirrorSpec]:
+    """The enabled mirrors as the loop sees them.
+
+    Raises:
+        UsageError: A connection property is unknown or wrong.
+    """
+    return [_mirror_spec(mirror) for mirror in settings.mirrors if mirror.enabled]
+
+
+def _mirror_spec(mirror: MirrorSettings) -> MirrorSpec:
+    return MirrorSpec(
+        name=mirror.name,
+        source=connection_settings(mirror.source.bootstrap_servers, dict(mirror.source.properties)),
+        topic=mirror.topic,
+        partitions=mirror.partitions,
+        destinations=tuple(
+            (
+                destination.name,
+                ArchiveSpec(
+                    root=str(destination.root),
+                    format=mirror.format,
+                    extension=_EXTENSIONS[mirror.format],
+                    compression=mirror.compression,
+                    encoding=mirror.encoding,
+                    max_bytes=mirror.flush.max_bytes,
+                    max_offsets=mirror.flush.max_offsets,
+                ),
+            )
+            for destination in mirror.destinations
+        ),
+        flush=mirror.flush,
+        chain_start=mirror.chain_start,
+    )
+
+
+class Clients:
+    """The driver's open clients, one for each source."""
+
+    def __init__(self) -> None:
+        self._open: dict[ConnectionSettings, ClusterClient] = {}
+
+    def __call__(self, settings: ConnectionSettings) -> ClusterClient:
+        """The client of a source."""
+        if settings not in self._open:
+            self._open[settings] = ClusterClient(settings)
+        return self._open[settings]
+
+    def close(self) -> None:
+        """Close them all."""
+        for client in self._open.values():
+            client.close()
+        self._open.clear()
+
+
+def run(
+    settings: Settings,
+    *,
+    until_now: bool,
+    master: str | None = None,
+    spark_log: Path | None = None,
+    on_started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the mirrors of a configuration; see `Service.run`.
+
+    The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
+    once, which loses nothing, because nothing that counts was held in memory.
+    """
+    specs = mirror_specs(settings)
+    if not specs:
+        raise UsageError(
+            f"all {len(settings.mirrors)} mirror(s) are disabled",
+            hint="set `enabled: true` on one of them",
+        )
+    with (
+        contextlib.ExitStack() as stack,
+        SparkRunner(
+            master=master or settings.spark.master,
+            properties=settings.spark.properties,
+            execute=execute,
+            log=spark_log,
+        ) as runner,
+    ):
+        on_started()
+        service = build_service(specs, runner, stack)
+        with _stop_on_signal(service):
+            service.run(until_now=until_now)
+
+
+def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.ExitStack) -> Service:
+    """The loop over these mirrors; what it opens is closed with `stack`."""
+    writer_id = new_writer_id()
+    clients = Clients()
+    stack.callback(clients.close)
+
+    @functools.cache
+    def open_store(root: str) -> BlobStore:
+        store = FilesystemStore(Path(root), writer_id=writer_id)
+        stack.enter_context(store.hold_writer_lock())
+        store.sweep()
+        return store
+
+    return Service(
+        specs,
+        client=clients,
+        open_store=open_store,
+        runner=runner,
+        committer=Committer(open_store, clock=SYSTEM_CLOCK),
+        writer_id=writer_id,
+        clock=SYSTEM_CLOCK,
+    )
+
+
+@contextlib.contextmanager
+def _stop_on_signal(service: Service) -> Iterator[None]:
+    def handle(number: int, _frame: object) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+        service.stop()
+
+    asked: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRow:
+    """One flow as `status` shows it."""
+
+    flow: FlowId
+    source_end: int | None = None
+    position: int | None = None
+    error: LogmirrorError | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets that may be copied and are not."""
+        if self.source_end is None or self.position is None:
+            return None
+        return max(self.source_end - self.position, 0)
+
+
+def status(settings: Settings) -> list[StatusRow]:
+    """Where every flow of every enabled mirror stands. Creates nothing anywhere."""
+    rows: list[StatusRow] = []
+    clients = Clients()
+    try:
+        for spec in mirror_specs(settings):
+            rows += _status_of(spec, clients)
+    finally:
+        clients.close()
+    return rows
+
+
+def _status_of(spec: MirrorSpec, clients: Clients) -> list[StatusRow]:
+    try:
+        numbers, topic_id, views = look_at_source(spec, clients)
+    except LogmirrorError as error:
+        return [
+            StatusRow(flow=flow, error=error) for flow, _ in _flows(spec, spec.partitions or (-1,))
+        ]
+    rows = []
+    for flow, archive in _flows(spec, numbers):
+        end = views[flow.source].stable_end
+        store = FilesystemStore(Path(archive.root), writer_id="status")
+        try:
+            position = chain_position(store, flow, archive.extension, chain_start=spec.chain_start)
+            if position is None:
+                position = views[flow.source].log_start
+            check_incarnation(store, flow, topic_id, position)
+            rows.append(StatusRow(flow=flow, source_end=end, position=position))
+        except LogmirrorError as error:
+            rows.append(StatusRow(flow=flow, source_end=end, error=error))
+    return rows
+
+
+def look_at_source(
+    spec: MirrorSpec, clients: Clients
+) -> tuple[tuple[int, ...], bytes | None, dict[TopicPartition, SourceView]]:
+    """The mirror's partitions, the topic's id, and each partition's offsets."""
+    client = clients(spec.source)
+    topic = client.topic(spec.topic)
+    numbers = spec.partitions or tuple(sorted(topic.partitions))
+    flows = {flow.source for flow, _ in _flows(spec, numbers)}
+    return numbers, topic.topic_id, source_views(client, flows, topic.topic_id)
+
+
+def _flows(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, ArchiveSpec]]:
+    return [
+        (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), archive)
+        for name, archive in spec.destinations
+        for n in numbers
+    ]
+
+
+def verify(
+    settings: Settings,
+    *,
+    deep: bool = False,
+    against_source: bool = False,
+    on_object: Callable[[], None] = lambda: None,
+) -> list[FlowReport]:
+    """Prove the copies of every enabled mirror, as far as asked; see `mirror.verify`.
+
+    Partitions are those of the configuration, or with `partitions: all` those that the destination
+    holds; only `against_source` asks the source.
+    """
+    reports: list[FlowReport] = []
+    clients = Clients()
+    try:
+        for spec in mirror_specs(settings):
+            reports += _verify_mirror(
+                spec, clients, deep=deep, against_source=against_source, on_object=on_object
+            )
+    finally:
+        clients.close()
+    return reports
+
+
+def _verify_mirror(
+    spec: MirrorSpec,
+    clients: Clients,
+    *,
+    deep: bool,
+    against_source: bool,
+    on_object: Callable[[], None],
+) -> Iterator[FlowReport]:
+    views: dict[TopicPartition, SourceView] = {}
+    topic_id = None
+    numbers = spec.partitions
+    if against_source:
+        numbers, topic_id, views = look_at_source(spec, clients)
+    for name, archive in spec.destinations:
+        store = FilesystemStore(Path(archive.root), writer_id="verify")
+        for n in numbers if numbers is not None else _held_partitions(Path(archive.root) / name):
+            flow = FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n)
+            report, links = verify_names(
+                store, flow, archive.extension, chain_start=spec.chain_start
+            )
+            if deep or against_source:
+                source = KafkaSource(clients(spec.source), flow.source, topic_id=topic_id)
+                decoder = RecordDecoder()
+                for link, digest in verify_content(report, links, store, archive, on_object):
+                    if against_source:
+                        compare_with_source(
+                            report,
+                            link,
+                            digest,
+                            archive=archive,
+                            view=views[flow.source],
+                            source=source,
+                            decoder=decoder,
+                        )
+            yield report
+
+
+def _held_partitions(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())

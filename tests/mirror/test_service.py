@@ -1,0 +1,210 @@
+"""The driver loop: from a source that grows to a chain that continues it.
+
+Method: the real planner, executor and committer over a scripted source, a store in memory and a
+clock that moves only when the loop sleeps. Each test draws what happens at the source.
+"""
+
+from itertools import pairwise
+
+import pytest
+
+from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
+from logmirror.archive.claims import latest_claim
+from logmirror.config import FlushSettings
+from logmirror.errors import CorruptionError, PositionError, UnavailableError
+from logmirror.testing import MemoryStore
+
+FLUSH = FlushSettings(max_time_ms=1000, max_bytes=1 << 20, max_offsets=50)
+
+
+def names(store):
+    return sorted(n for n in store.objects if not n.startswith("."))
+
+
+def ranges(store, partition=0):
+    found = [n.split("/") for n in names(store)]
+    return [
+        tuple(int(x) for x in name.split(".")[0].split("-"))
+        for _, number, name in found
+        if int(number) == partition
+    ]
+
+
+def until_now(client, store, **options):
+    options.setdefault("clock", SteppingClock())
+    with service(client, store, flush=FLUSH, **options) as (made, runner):
+        made.run(until_now=True)
+        return runner
+
+
+def test_until_now_copies_what_is_there_and_ends():
+    store = MemoryStore()
+    until_now(ScriptedClient([Log(batches(0, 120)), Log(batches(0, 7)), Log()]), store)
+    assert ranges(store)[0][0] == 0
+    assert ranges(store)[-1][1] == 119
+    assert ranges(store, 1) == [(0, 6)]
+    assert ranges(store, 2) == []
+
+
+def test_a_second_run_continues_at_the_names():
+    store, log = MemoryStore(), Log(batches(0, 20))
+    until_now(ScriptedClient([log]), store)
+    log.batches += batches(20, 33)
+    until_now(ScriptedClient([log]), store)
+    assert ranges(store) == [(0, 19), (20, 32)]
+    before = dict(store.objects)
+    until_now(ScriptedClient([log]), store)
+    assert store.objects == before
+
+
+def test_new_partitions_are_found_while_running():
+    store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 5))]), SteppingClock()
+    spec = archive_spec(max_offsets=50)
+    with service(client, store, spec=spec, flush=FLUSH, clock=clock) as (made, _):
+
+        def on_sleep():
+            if clock.ms > 2000 and len(client.logs) == 1:
+                second = ScriptedClient([Log(), Log(batches(0, 9))]).logs
+                client.logs |= {tp: log for tp, log in second.items() if tp.partition == 1}
+            if clock.ms > 12_000:
+                made.stop()
+
+        clock.on_sleep = on_sleep
+        made.run()
+    assert ranges(store) == [(0, 4)]
+    assert ranges(store, 1) == [(0, 8)]
+
+
+def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest():
+    store, log, clock = MemoryStore(), Log(batches(0, 5)), SteppingClock()
+    with service(ScriptedClient([log]), store, flush=FLUSH, clock=clock) as (made, _):
+
+        def on_sleep():
+            if clock.ms >= 1500 and len(log.batches) == 1:
+                log.batches += batches(5, 8)
+            if clock.ms >= 2000:
+                made.stop()
+
+        clock.on_sleep = on_sleep
+        made.run()
+    assert ranges(store) == [(0, 4), (5, 7)]
+    assert latest_claim(store, "d", 0).trigger.value == "explicit"
+
+
+def test_parallel_backfill_of_one_partition_publishes_in_order(monkeypatch):
+    monkeypatch.setattr("logmirror.mirror.plan.SLICE_BYTES", 400)
+    published = []
+    store = MemoryStore(
+        before=lambda operation, name: published.append(name) if operation == "publish" else None
+    )
+    for kind in ("parquet", "native", "ndjson"):
+        published.clear()
+        store.objects.clear()
+        spec = archive_spec(format=kind, max_offsets=50)
+        client = ScriptedClient([Log(batches(0, 400, 7))])
+        runner = until_now(client, store, spec=spec, slots=3)
+        assert any(s.staged for tick in runner.ticks for s in tick)
+        assert published == sorted(published)
+        found = ranges(store)
+        assert found[0][0] == 0
+        assert found[-1][1] == 399
+        assert all(a[1] + 1 == b[0] for a, b in pairwise(found))
+        assert store.staged == {}
+
+
+def test_a_topic_made_anew_is_not_continued():
+    """A21: records of two topics never share a chain."""
+    store = MemoryStore()
+    until_now(ScriptedClient([Log(batches(0, 20))]), store)
+    before = dict(store.objects)
+    again = ScriptedClient([Log(batches(0, 90))], topic_id=bytes(16))
+    with pytest.raises(PositionError, match="deleted and created again") as caught:
+        until_now(again, store)
+    assert caught.value.facts["reason"] == "SourceRecreated"
+    assert store.objects == before
+
+
+def test_retention_that_passed_the_position_is_told_with_both_offsets():
+    store = MemoryStore()
+    until_now(ScriptedClient([Log(batches(0, 20))]), store)
+    trimmed = Log(batches(30, 50), log_start=30)
+    with pytest.raises(PositionError, match="retention") as caught:
+        until_now(ScriptedClient([trimmed]), store)
+    assert (caught.value.facts["position"], caught.value.facts["log_start"]) == (20, 30)
+    assert ranges(store) == [(0, 19)]
+
+
+def test_a_log_that_starts_late_needs_chain_start():
+    """R8: append mode refuses a head that is gone, unless the chain declares its start."""
+    log = Log(batches(8, 20), log_start=8)
+    store = MemoryStore()
+    with pytest.raises(PositionError, match="retention"):
+        until_now(ScriptedClient([log]), store)
+    assert store.objects == {}
+    until_now(ScriptedClient([log]), store, chain_start="earliest")
+    assert ranges(store) == [(8, 19)]
+    until_now(ScriptedClient([log]), store, chain_start="earliest")
+    assert ranges(store) == [(8, 19)]
+
+
+def test_a_source_that_was_cut_below_the_position_stops():
+    store = MemoryStore()
+    until_now(ScriptedClient([Log(batches(0, 20))]), store)
+    with pytest.raises(PositionError, match="ends below") as caught:
+        until_now(ScriptedClient([Log(batches(0, 10))]), store)
+    assert caught.value.facts["reason"] == "SourceWentBackwards"
+
+
+def test_a_foreign_file_stops_before_anything_is_written():
+    store = MemoryStore()
+    store.objects["d/0/notes.txt"] = b"mine"
+    with pytest.raises(CorruptionError) as caught:
+        until_now(ScriptedClient([Log(batches(0, 20))]), store)
+    assert caught.value.facts["name"] == "notes.txt"
+    assert names(store) == ["d/0/notes.txt"]
+
+
+def test_a_source_that_does_not_answer_for_a_while_is_waited_for():
+    store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 20))]), SteppingClock()
+    answer, failures = client.list_offsets, []
+
+    def list_offsets(partitions, at, **options):
+        if 500 < clock.ms < 8000:
+            failures.append(clock.ms)
+            raise UnavailableError("no broker answers")
+        return answer(partitions, at, **options)
+
+    client.list_offsets = list_offsets
+    with service(client, store, flush=FLUSH, clock=clock) as (made, _):
+        clock.on_sleep = lambda: made.stop() if clock.ms > 20_000 else None
+        made.run()
+    assert ranges(store) == [(0, 19)]
+    assert 2 <= len(failures) <= 8, "it must try again, and not at every tick"
+
+
+def test_until_now_gives_up_on_a_source_that_stays_away():
+    client, clock = ScriptedClient([Log(batches(0, 20))]), SteppingClock()
+    with service(client, MemoryStore(), flush=FLUSH, clock=clock) as (made, runner):
+        runner.run = lambda _works: (_ for _ in ()).throw(UnavailableError("engine is gone"))
+        with pytest.raises(UnavailableError, match="engine is gone"):
+            made.run(until_now=True)
+
+
+def test_two_writers_in_turns_leave_one_chain():
+    """I2: each position gets one successor, also where both would cut elsewhere."""
+    log = Log(batches(0, 40))
+    store = MemoryStore()
+    client = ScriptedClient([log])
+    rival = ScriptedClient([Log(batches(0, 60))])
+
+    def before(operation, name):
+        if operation == "create" and name.endswith("0" * 20) and not store.objects:
+            store.before = lambda *_: None
+            until_now(rival, store)  # the other one runs to its end while we hold our first object
+
+    store.before = before
+    until_now(client, store)
+    found = ranges(store)
+    assert found[0][0] == 0
+    assert all(a[1] + 1 == b[0] for a, b in pairwise(found))
+    assert found[-1][1] == 59
