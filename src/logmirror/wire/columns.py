@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from logmirror.errors import UsageError
 from logmirror.wire import kernels_columns as c
+from logmirror.wire.digest import ContentDigest
 from logmirror.wire.kernels_address import SLACK
 
 if TYPE_CHECKING:
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
     Int32s = npt.NDArray[np.int32]
     Bytes = npt.NDArray[np.uint8]
+
+__all__ = [
+    "BYTES_MAX",
+    "HEADERS_TYPE",
+    "SCHEMA",
+    "TIMESTAMP_TYPE",
+    "Columns",
+    "ContentDigest",
+    "header_key_error",
+]
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")
