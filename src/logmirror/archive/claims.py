@@ -210,7 +210,7 @@ def publish_object(
     try:
         store.publish(token, name)
     except AlreadyExistsError:
-        found = object_digest(store, name)
+        found = object_digest(store, name, expected=claim.digest)
         if found != claim.digest:
             raise PositionError(
                 "the name is taken by an object with other content",

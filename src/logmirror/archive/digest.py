@@ -14,7 +14,9 @@ import xxhash
 
 from logmirror.archive.metadata import DIGEST_KEY
 from logmirror.archive.naming import NATIVE, PARQUET
-from logmirror.errors import CorruptionError, InternalError
+from logmirror.archive.ndjson import read_ndjson
+from logmirror.errors import CorruptionError
+from logmirror.wire.digest import ContentDigest
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -24,11 +26,17 @@ if TYPE_CHECKING:
 _READ_BYTES: Final = 1 << 20
 
 
-def object_digest(store: BlobStore, name: str) -> str | None:
+def object_digest(store: BlobStore, name: str, *, expected: str) -> str | None:
     """Return the content digest of an object, or None if it is a file that does not tell.
 
     A Parquet object is believed what its footer says, so that this stays cheap: the question is
     whose object lies there. Whether its bytes are still good is asked by `reader.check_object`.
+
+    Args:
+        store: Where it lies.
+        name: With its folder.
+        expected: The digest it should have. NDJSON does not tell whether its keys and values are
+            base64 or text; if one reading has this digest, it is the right one.
 
     Raises:
         CorruptionError: The object is not of the format that its name says.
@@ -40,7 +48,21 @@ def object_digest(store: BlobStore, name: str) -> str | None:
             return bytes_digest(file)
         if extension == PARQUET:
             return _footer_digest(file, name)
-    raise InternalError("no digest for this format", extension=extension)
+    with store.open(name) as file:
+        # Text reads any line that base64 reads, so this order never fails where the other would do.
+        found = lines_digest(file, name, utf8=True)
+        if found == expected:
+            return found
+        file.seek(0)
+        return lines_digest(file, name)
+
+
+def lines_digest(file: BinaryIO, name: str, *, utf8: bool = False) -> str:
+    """Return the digest of the records in an NDJSON object."""
+    digest = ContentDigest()
+    for batch in read_ndjson(file, name=name, utf8=utf8):
+        digest.update_arrow(batch)
+    return digest.hexdigest()
 
 
 def bytes_digest(file: BinaryIO) -> str:

@@ -39,7 +39,7 @@ COMPRESSIONS: Final[Mapping[str, tuple[str, int | None]]] = {
 """The names that a configuration may use, as pyarrow's codec and level."""
 
 _WRITE_BYTES: Final = 1 << 20  # gathers page headers of 30 bytes into writes worth a system call
-_PIECE_BYTES: Final = 4 << 20  # NDJSON text is made in pieces of this many payload bytes
+_PIECE_BYTES: Final = 2 << 20  # NDJSON text is made in pieces of this many payload bytes
 _MERGE_BYTES: Final = 1 << 20  # waiting batches below this size are merged
 
 
@@ -89,8 +89,9 @@ class NdjsonEncoder:
             UsageError: `utf8`, and a key or value is not UTF-8. Facts: `offset`.
         """
         stop = columns.rows if stop is None else stop
+        payload_bytes = columns.payload_bytes
         while start < stop:
-            filled = np.cumsum(columns.payload_bytes[start:stop])
+            filled = np.cumsum(payload_bytes[start:stop])
             end = min(start + int(np.searchsorted(filled, _PIECE_BYTES)) + 1, stop)
             size_bytes = encode_ndjson(
                 columns,
@@ -155,9 +156,10 @@ class ParquetEncoder:
             UsageError: A header key is not UTF-8. Facts: `offset`.
         """
         stop = columns.rows if stop is None else stop
+        payload_bytes = columns.payload_bytes
         while start < stop:
             room = min(stop, start + ROW_GROUP_ROWS - self._waiting_rows)
-            filled = np.cumsum(columns.payload_bytes[start:room])
+            filled = np.cumsum(payload_bytes[start:room])
             reached = int(np.searchsorted(filled, ROW_GROUP_BYTES - self._waiting_bytes))
             end = min(start + reached + 1, room)
             batch = columns.to_arrow(self._topic, self._partition, start, end)
