@@ -1,0 +1,372 @@
+"""A Kafka cluster as its reader sees it: topics, offsets, raw batches.
+
+Invariants:
+1. Every operation ends: retriable errors are tried again with growing, jittered pauses until
+   `retry_budget_ms` has passed, and then are `UnavailableError` with the last cause.
+2. Whoever leads a partition now is asked; a broker that no longer leads says so (leader epochs are
+   sent), and the leader is looked up again.
+3. Records of a topic that was deleted and created again are never taken for the old topic's: with a
+   topic id, the broker checks it where it can, and otherwise each look-up of leaders does.
+4. Nothing is ever created or written.
+
+One client belongs to one thread of one process. It is not picklable; `ConnectionSettings` is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
+
+from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
+    DescribeConfigsRequest,
+)
+from kafka.protocol.consumer import (  # type: ignore[import-untyped]  # ships no py.typed
+    ListOffsetsRequest,
+)
+
+from logmirror.clock import SYSTEM_CLOCK, Clock
+from logmirror.cluster.retry import MISSING_GRACE_MS, NotFoundError, Retrier
+from logmirror.cluster.topology import TopicMetadata, Topology
+from logmirror.errors import InternalError, LogmirrorError, PositionError, UnavailableError
+from logmirror.model import TopicPartition
+from logmirror.wire.fetch import FetchRequest
+from logmirror.wire.messages import (
+    INCONSISTENT_TOPIC_ID,
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    api_error,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logmirror.cluster.properties import ConnectionSettings
+
+EARLIEST: Final = -2
+"""`list_offsets`: the first offset that is still there."""
+LATEST: Final = -1
+"""`list_offsets`: the first offset that is not there yet."""
+NO_OFFSET: Final = -1
+"""`list_offsets` by time: no record is that young."""
+
+_LIST_OFFSETS_VERSION_MIN: Final = 2
+"""The first that knows isolation levels."""
+_TOPIC_RESOURCE: Final = 2
+
+
+class FetchResult(NamedTuple):
+    """What one fetch brought. The records lie at the start of the caller's view."""
+
+    size: int
+    """Bytes in the view. The last batch may be cut off; the first may begin before the offset."""
+    high_watermark: int
+    last_stable_offset: int
+    """The end of what a read_committed reader may see; -1: the broker does not say."""
+    log_start_offset: int
+    """-1: the broker does not say."""
+    aborted: tuple[tuple[int, int], ...]
+    """(producer id, first offset) of aborted transactions in these records; read_committed only."""
+    needed_bytes: int
+    """0, or: the first batch is larger than the view, which must hold so many bytes; size is 0."""
+
+
+class ClusterClient:
+    """Reads one cluster.
+
+    Args:
+        settings: Where and how.
+        clock: For deadlines and pauses.
+
+    Raises:
+        UsageError: Certificates or keys cannot be loaded. Nothing is connected yet.
+    """
+
+    def __init__(self, settings: ConnectionSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._topology = Topology(settings, clock)
+        self._retry = Retrier(settings, clock, self._topology.forget)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        message = "a ClusterClient cannot be pickled; send its ConnectionSettings"
+        raise TypeError(message)
+
+    def close(self) -> None:
+        """Close all connections. May be called again."""
+        self._topology.close()
+
+    def cluster_id(self) -> str:
+        """The cluster's own name for itself, stable over its life.
+
+        Raises:
+            UnavailableError: No broker answered within the budget, or the cluster has no id.
+        """
+
+        def attempt() -> str | None:
+            self._topology.refresh([])
+            return self._topology.cluster_id
+
+        found = self._retry.run(attempt, "could not read the cluster id")
+        if not found:
+            raise UnavailableError("the cluster has no id yet")
+        return found
+
+    def topic(self, name: str) -> TopicMetadata:
+        """Describe one topic, asked for now.
+
+        Raises:
+            UsageError: It does not exist or we may not see it. It is not created.
+            UnavailableError: No broker answered within the budget.
+        """
+        return self._retry.run(
+            lambda: self._topology.topic(name), "could not describe the topic", topic=name
+        )
+
+    def topics(self) -> list[str]:
+        """The names of all topics that we may see, in order, internal ones included."""
+        return self._retry.run(self._topology.topics, "could not list the topics")
+
+    def describe_topic_configs(self, name: str) -> dict[str, str | None]:
+        """The topic's configuration in effect, defaults included; None where the value is secret.
+
+        Raises:
+            UsageError: The topic does not exist, or we may not see its configuration.
+            UnavailableError: No broker answered within the budget.
+        """
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+        )
+
+        def attempt() -> dict[str, str | None]:
+            request = DescribeConfigsRequest(resources=[resource])
+            response = self._topology.any_connection().call(request, low=1)
+            result = response.results[0]
+            if result.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+                raise NotFoundError("topic does not exist", topic=name)
+            if result.error_code:
+                raise api_error(
+                    result.error_code, action="could not read the topic's configuration", topic=name
+                )
+            return {config.name: config.value for config in result.configs}
+
+        return self._retry.run(attempt, "could not read the topic's configuration", topic=name)
+
+    def list_offsets(
+        self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool = True
+    ) -> dict[TopicPartition, int]:
+        """Look up one offset per partition, with one request per leader.
+
+        Args:
+            partitions: Any number, of any topics.
+            at: `EARLIEST`, `LATEST`, or milliseconds since 1970: the first record not older.
+            read_committed: Makes `LATEST` the last stable offset instead of the high watermark.
+
+        Returns:
+            An offset for each partition; by time `NO_OFFSET` where no record qualifies.
+
+        Raises:
+            UsageError: A topic or partition does not exist, or we may not see it.
+            UnavailableError: A partition had no reachable leader within the budget.
+        """
+        if at < EARLIEST:
+            raise InternalError("not a point in time", at=at)
+        found: dict[TopicPartition, int] = {}
+        wanted = dict.fromkeys(partitions)
+
+        def attempt() -> None:
+            remaining = [partition for partition in wanted if partition not in found]
+            self._list_offsets_once(remaining, at, read_committed=read_committed, found=found)
+
+        if wanted:
+            self._retry.run(
+                attempt, "could not look up offsets", missing_grace_ms=MISSING_GRACE_MS, at=at
+            )
+        return found
+
+    def fetch(  # noqa: PLR0913  # what a fetch is made of; the mirror passes four
+        self,
+        partition: TopicPartition,
+        offset: int,
+        view: memoryview,
+        *,
+        topic_id: bytes | None,
+        max_wait_ms: int = 500,
+        min_bytes: int = 1,
+        read_committed: bool = True,
+    ) -> FetchResult:
+        """Fetch raw batches into `view`.
+
+        Args:
+            partition: Of one topic.
+            offset: The first offset wanted; the first batch may begin before it.
+            view: Writable bytes; its length is the most that is asked for. The broker sends a first
+                batch that is larger all the same: then nothing is put into the view and
+                `needed_bytes` says how large it must be. Call again with a larger one.
+            topic_id: 16 bytes from `topic`; None fetches by name, whatever topic has it now.
+            max_wait_ms: How long the broker may wait for `min_bytes`.
+            min_bytes: Fewer than this are sent only when `max_wait_ms` is over.
+            read_committed: End at the last stable offset and list aborted transactions. Their
+                batches and the markers are in the view all the same.
+
+        Raises:
+            PositionError: The offset is outside the log (facts `log_start_offset` and
+                `log_end_offset` where they could be asked for), or the topic was deleted and
+                created again.
+            UsageError: The topic or partition does not exist, or we may not read it.
+            UnavailableError: No leader could be read within the budget.
+            CorruptionError: A broker's answer contradicts itself.
+        """
+
+        def attempt() -> FetchResult:
+            metadata = self._topology.partition(partition)
+            connection = self._topology.connection(metadata.leader)
+            by_id = topic_id is not None and connection.speaks_topic_ids()
+            if topic_id is not None and not by_id:
+                self._check_topic_id(partition.topic, topic_id)
+            request = FetchRequest(
+                partition.topic,
+                topic_id if by_id else None,
+                partition.partition,
+                metadata.leader_epoch,
+                offset,
+                len(view),
+                max_wait_ms,
+                min_bytes,
+                read_committed,
+            )
+            fetched = connection.fetch(request, view)
+            if fetched.head.error_code:
+                self._refuse(fetched.head.error_code, partition, offset, topic_id)
+            head = fetched.head
+            return FetchResult(
+                fetched.size,
+                head.high_watermark,
+                head.last_stable_offset,
+                head.log_start_offset,
+                head.aborted,
+                fetched.needed_bytes,
+            )
+
+        return self._retry.run(
+            attempt,
+            "could not fetch",
+            missing_grace_ms=MISSING_GRACE_MS,
+            topic=partition.topic,
+            partition=partition.partition,
+        )
+
+    def _list_offsets_once(
+        self,
+        partitions: list[TopicPartition],
+        at: int,
+        *,
+        read_committed: bool,
+        found: dict[TopicPartition, int],
+    ) -> None:
+        """Put into `found` what can be had now, then raise the first failure, if there was one."""
+        self._topology.ensure(partition.topic for partition in partitions)
+        failures: list[LogmirrorError] = []
+        by_leader: dict[int, dict[str, list[Any]]] = {}
+        topic_class = ListOffsetsRequest.ListOffsetsTopic
+        for partition in partitions:
+            try:
+                metadata = self._topology.partition(partition)
+            except LogmirrorError as error:
+                failures.append(error)
+                continue
+            entry = topic_class.ListOffsetsPartition(
+                partition_index=partition.partition,
+                current_leader_epoch=metadata.leader_epoch,
+                timestamp=at,
+            )
+            topics = by_leader.setdefault(metadata.leader, {})
+            topics.setdefault(partition.topic, []).append(entry)
+        for leader, topics in by_leader.items():
+            request = ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=1 if read_committed else 0,
+                topics=[topic_class(name=name, partitions=list_) for name, list_ in topics.items()],
+                timeout_ms=self._settings.request_timeout_ms,
+            )
+            try:
+                connection = self._topology.connection(leader)
+                response = connection.call(request, low=_LIST_OFFSETS_VERSION_MIN)
+            except LogmirrorError as error:
+                failures.append(error)
+                continue
+            failures += _collect_offsets(response, found)
+        if failures:
+            raise failures[0]
+
+    def _check_topic_id(self, name: str, expected: bytes) -> None:
+        """For brokers whose fetch cannot: compare with the id in the metadata that we have."""
+        current = self._topology.known(name).topic_id
+        if current is not None and current != expected:
+            raise _recreated(name, expected, current)
+
+    def _refuse(
+        self, code: int, partition: TopicPartition, offset: int, topic_id: bytes | None
+    ) -> NoReturn:
+        """Raise what a fetch's error code means, with the facts that we can find."""
+        facts = {"topic": partition.topic, "partition": partition.partition, "offset": offset}
+        if code in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID) and topic_id is not None:
+            current = self._topology.topic(partition.topic).topic_id
+            if current is not None and current != topic_id:
+                raise _recreated(partition.topic, topic_id, current)
+        if code == OFFSET_OUT_OF_RANGE:
+            raise PositionError(
+                "the offset is outside the partition's log",
+                hint="retention, DeleteRecords or a truncation has moved the log's bounds past it",
+                **facts,
+                **self._bounds(partition),
+            )
+        raise api_error(code, action="could not fetch", **facts)
+
+    def _bounds(self, partition: TopicPartition) -> dict[str, int]:
+        """Facts for an error; asked once, and left out if that fails: the error must be told."""
+        bounds: dict[str, int] = {}
+        for name, at in (("log_start_offset", EARLIEST), ("log_end_offset", LATEST)):
+            found: dict[TopicPartition, int] = {}
+            with contextlib.suppress(LogmirrorError):
+                self._list_offsets_once([partition], at, read_committed=False, found=found)
+                bounds[name] = found[partition]
+        return bounds
+
+
+def _collect_offsets(
+    response: Any,  # noqa: ANN401  # untyped library
+    found: dict[TopicPartition, int],
+) -> list[LogmirrorError]:
+    failures = []
+    for topic in response.topics:
+        for entry in topic.partitions:
+            partition = TopicPartition(topic.name, entry.partition_index)
+            if entry.error_code:
+                failures.append(
+                    api_error(
+                        entry.error_code,
+                        action="could not look up an offset",
+                        topic=partition.topic,
+                        partition=partition.partition,
+                    )
+                )
+            else:
+                found[partition] = entry.offset
+    return failures
+
+
+def _recreated(topic: str, expected: bytes, found: bytes) -> PositionError:
+    return PositionError(
+        "the topic was deleted and created again",
+        hint="its old records are gone; the copy ends here, mirror the new topic elsewhere",
+        topic=topic,
+        expected_topic_id=expected.hex(),
+        found_topic_id=found.hex(),
+    )

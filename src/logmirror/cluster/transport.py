@@ -1,0 +1,154 @@
+"""Bytes to and from one broker: TCP, TLS, and a deadline on every wait.
+
+Invariants:
+1. Every wait ends at a deadline on the monotonic clock that the caller gives, however slowly bytes
+   trickle. Only the look-up of a host name is left to the resolver's own limits.
+2. Bytes are received straight into the caller's view.
+3. Each failure of the operating system or of TLS is one of our kinds when it leaves this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from logmirror.cluster.tls import tls_context, tls_error
+from logmirror.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from logmirror.clock import Clock
+    from logmirror.cluster.properties import ConnectionSettings
+
+_SCRATCH_BYTES: Final = 65_536
+_FAMILIES: Final = {"any": socket.AF_UNSPEC, "v4": socket.AF_INET, "v6": socket.AF_INET6}
+
+
+class Transport:
+    """One open socket.
+
+    Args:
+        host: Name or address; a certificate is checked against it.
+        port: Of the broker.
+        settings: Security, buffer sizes, address family.
+        clock: For deadlines.
+        tls: The context to use; None makes one if the settings ask for TLS.
+        deadline_ms: By when the connection must stand.
+
+    Raises:
+        UnavailableError: The broker could not be reached in time.
+        UsageError: TLS settings do not fit.
+    """
+
+    def __init__(  # noqa: PLR0913  # what a socket needs; `Connection` alone calls it
+        self,
+        host: str,
+        port: int,
+        settings: ConnectionSettings,
+        *,
+        clock: Clock,
+        tls: ssl.SSLContext | None,
+        deadline_ms: int,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._clock = clock
+        self._tls = tls_context(settings) if tls is None and settings.uses_tls else tls
+        self._discarded = memoryview(bytearray(_SCRATCH_BYTES))
+        self._socket = self._connect(settings, deadline_ms)
+
+    def close(self) -> None:
+        """Close the socket; may be called again."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def send(self, data: bytes, deadline_ms: int) -> None:
+        """Send everything or raise UnavailableError."""
+        try:
+            self._socket.settimeout(self._remaining_s(deadline_ms))
+            self._socket.sendall(data)
+        except OSError as error:
+            self._fail("the request could not be sent", error)
+
+    def receive_some(self, view: memoryview, deadline_ms: int) -> int:
+        """Receive at least one byte: what has come, at most the view."""
+        try:
+            self._socket.settimeout(self._remaining_s(deadline_ms))
+            count = self._socket.recv_into(view)
+        except OSError as error:
+            self._fail("no answer", error)
+        if count == 0:
+            self._fail("the broker closed the connection", None)
+        return count
+
+    def receive(self, view: memoryview, filled: int, until: int, deadline_ms: int) -> int:
+        """Fill `view` from `filled` to exactly `until`, and return how far it is filled."""
+        while filled < until:
+            filled += self.receive_some(view[filled:until], deadline_ms)
+        return filled
+
+    def discard(self, count: int, deadline_ms: int) -> None:
+        """Receive `count` bytes and drop them."""
+        while count > 0:
+            count -= self.receive_some(self._discarded[:count], deadline_ms)
+
+    def _connect(self, settings: ConnectionSettings, deadline_ms: int) -> socket.socket:
+        family = _FAMILIES[settings.address_family]
+        try:
+            addresses = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self._fail("the host name could not be resolved", error)
+        last: OSError | None = None
+        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+            plain = socket.socket(family, kind, protocol)
+            try:
+                # An address that does not answer must leave time for the others.
+                plain.settimeout(self._remaining_s(deadline_ms) / (len(addresses) - tried))
+                _tune(plain, settings)
+                plain.connect(address)
+            except OSError as error:
+                plain.close()
+                last = error
+                continue
+            return self._wrap(plain, deadline_ms)
+        return self._fail("the broker could not be reached", last)
+
+    def _wrap(self, plain: socket.socket, deadline_ms: int) -> socket.socket:
+        if self._tls is None:
+            return plain
+        try:
+            plain.settimeout(self._remaining_s(deadline_ms))
+            return self._tls.wrap_socket(plain, server_hostname=self.host)
+        except (OSError, ValueError) as error:  # ValueError: a host name that no certificate has
+            plain.close()
+            raise tls_error(error, host=self.host, port=self.port) from error
+
+    def _remaining_s(self, deadline_ms: int) -> float:
+        remaining_ms = deadline_ms - self._clock.monotonic_ms()
+        if remaining_ms <= 0:
+            raise TimeoutError
+        return remaining_ms / 1000
+
+    def _fail(self, message: str, error: Exception | None) -> NoReturn:
+        if isinstance(error, ssl.SSLError):
+            # In TLS 1.3 the broker's verdict on our certificate comes with the first answer.
+            raise tls_error(error, host=self.host, port=self.port) from error
+        if isinstance(error, TimeoutError):
+            message, error = f"{message} in time", None
+        failure = UnavailableError(message, host=self.host, port=self.port)
+        if error is not None:
+            failure.add_facts(reason=str(error))
+        raise failure from error
+
+
+def _tune(plain: socket.socket, settings: ConnectionSettings) -> None:
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if settings.socket_keepalive:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Before connect, because the window's scale is agreed on there. Left alone when not asked for:
+    # a fixed receive buffer switches off the system's own, which grows further.
+    if settings.socket_send_buffer_bytes:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.socket_send_buffer_bytes)
+    if settings.socket_receive_buffer_bytes:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.socket_receive_buffer_bytes)

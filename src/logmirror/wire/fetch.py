@@ -1,0 +1,321 @@
+"""The client's Fetch, packed by hand: one partition a request, record bytes left alone.
+
+Versions 4 to 12 name the topic, 13 to 16 give its id. From 12 on the message is "flexible": compact
+lengths (unsigned varint of length + 1) and tagged fields. The answer, in the order of the bytes:
+
+    size                    int32
+    correlation id          int32
+    tagged fields           12+
+    throttle ms             int32
+    error code              int16   7+
+    session id              int32   7+
+    topic count             int32   12+: compact
+    topic name or id        string  12: compact string, 13+: 16 bytes
+    partition count         int32   12+: compact
+    partition               int32
+    error code              int16
+    high watermark          int64
+    last stable offset      int64
+    log start offset        int64   5+
+    aborted transactions    count, then int64 producer id, int64 first offset (12+: tagged fields)
+    preferred read replica  int32   11+
+    record size             int32   12+: compact
+    -- here the head ends --
+    records                 that many bytes
+    tagged fields           12+: of partition, topic, answer; the rest of the frame
+
+Invariants:
+1. Nothing here touches the records: the caller receives them wherever it wants.
+2. Every length is checked against the frame before it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from logmirror.errors import CorruptionError
+from logmirror.wire.messages import FETCH
+
+FETCH_VERSION_MIN: Final = 4
+"""The first that can carry record batches with magic 2; older brokers are refused."""
+FETCH_VERSION_BY_NAME_MAX: Final = 12
+FETCH_VERSION_BY_ID_MIN: Final = 13
+FETCH_VERSION_MAX: Final = 16
+
+_FLEXIBLE: Final = 12
+_UUID_BYTES: Final = 16
+_LENGTH_BYTES: Final = 4
+_VARINT_BYTES_MAX: Final = 5
+
+_SIZE: Final = struct.Struct(">i")
+_ABORTED: Final = struct.Struct(">qq")
+
+
+class FetchRequest(NamedTuple):
+    """One fetch of one partition, all that the bytes depend on but version and correlation id."""
+
+    topic: str
+    topic_id: bytes | None
+    """16 bytes; used from version 13 on."""
+    partition: int
+    leader_epoch: int
+    """-1 when unknown; else a broker that knows another epoch answers with an error."""
+    offset: int
+    max_bytes: int
+    max_wait_ms: int
+    min_bytes: int
+    read_committed: bool
+    """True ends at the last stable offset and lists the aborted transactions."""
+
+
+class FetchHead(NamedTuple):
+    """Everything before the records."""
+
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    """-1 when the broker does not say."""
+    log_start_offset: int
+    """-1 when the broker does not say, always below version 5."""
+    aborted: tuple[tuple[int, int], ...]
+    """(producer id, first offset) of each aborted transaction that overlaps the records."""
+    record_bytes: int
+    head_bytes: int
+    """Size of the head, frame size field included: the records begin there in the frame. After an
+    error the rest of the frame may be anything."""
+    throttle_ms: int
+    """How long the broker will not read our next request."""
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:  # noqa: PLR2004  # seven bits a byte
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_fetch(
+    request: FetchRequest, *, version: int, correlation_id: int, client_id: bytes
+) -> bytes:
+    """The request as bytes, size in front.
+
+    Args:
+        request: What to fetch.
+        version: 4 to 12, or 13 to 16 when `request.topic_id` is given.
+        correlation_id: Comes back in the answer.
+        client_id: UTF-8.
+    """
+    flexible = version >= _FLEXIBLE
+    parts = [
+        struct.pack(">hhih", FETCH, version, correlation_id, len(client_id)),
+        client_id,
+        b"\0" if flexible else b"",
+        b"" if version >= 15 else b"\xff\xff\xff\xff",  # noqa: PLR2004  # replica id -1: a consumer
+        struct.pack(
+            ">iiib",
+            request.max_wait_ms,
+            request.min_bytes,
+            request.max_bytes,
+            1 if request.read_committed else 0,
+        ),
+    ]
+    if version >= 7:  # noqa: PLR2004  # session 0, epoch -1: no fetch session
+        parts.append(struct.pack(">ii", 0, -1))
+    parts.append(b"\x02" if flexible else b"\0\0\0\1")
+    parts.append(_topic_bytes(request, version))
+    parts.append(b"\x02" if flexible else b"\0\0\0\1")
+    parts.append(struct.pack(">i", request.partition))
+    if version >= 9:  # noqa: PLR2004
+        parts.append(struct.pack(">i", request.leader_epoch))
+    parts.append(struct.pack(">q", request.offset))
+    if flexible:
+        parts.append(b"\xff\xff\xff\xff")  # last fetched epoch -1: for followers
+    if version >= 5:  # noqa: PLR2004
+        parts.append(b"\xff\xff\xff\xff\xff\xff\xff\xff")  # log start -1: for followers
+    parts.append(struct.pack(">i", request.max_bytes))
+    if flexible:
+        parts.append(b"\0\0\1\1\0")  # no tags, no tags; nothing forgotten, no rack, no tags
+    elif version >= 11:  # noqa: PLR2004
+        parts.append(b"\0\0\0\0\0\0")
+    elif version >= 7:  # noqa: PLR2004
+        parts.append(b"\0\0\0\0")
+    body = b"".join(parts)
+    return _SIZE.pack(len(body)) + body
+
+
+def _topic_bytes(request: FetchRequest, version: int) -> bytes:
+    """How this version names the topic, in the request and in the answer alike."""
+    if version >= FETCH_VERSION_BY_ID_MIN:
+        if request.topic_id is None or len(request.topic_id) != _UUID_BYTES:
+            message = f"fetch version {version} needs a topic id of 16 bytes"
+            raise ValueError(message)
+        return request.topic_id
+    name = request.topic.encode()
+    if version >= _FLEXIBLE:
+        return _varint(len(name) + 1) + name
+    return struct.pack(">h", len(name)) + name
+
+
+def head_bytes_hint(request: FetchRequest, version: int) -> int:
+    """Upper end of a first read: the head of an answer with records and no aborted transactions.
+
+    A little may be left over for the records (at most 4 bytes), since the last length is a varint
+    whose size is not known beforehand. An answer with an error may be shorter.
+    """
+    return _fixed_bytes(version) + len(_topic_bytes(request, version))
+
+
+def _fixed_bytes(version: int) -> int:
+    if version >= _FLEXIBLE:
+        return 4 + 4 + 1 + 4 + 2 + 4 + 1 + 1 + 4 + 2 + 8 + 8 + 8 + 1 + 4 + _VARINT_BYTES_MAX
+    size = 4 + 4 + 4 + 4 + 4 + 4 + 2 + 8 + 8 + 4 + 4
+    for since, extra in ((5, 8), (7, 6), (11, 4)):
+        size += extra if version >= since else 0
+    return size
+
+
+class _MoreNeededError(Exception):
+    """The head goes on; `args[0]` is how many bytes of the frame must be there to go on reading."""
+
+
+class _Reader:
+    """A cursor over the part of the frame that has arrived."""
+
+    __slots__ = ("buffer", "filled", "frame", "position")
+
+    def __init__(self, buffer: memoryview, filled: int) -> None:
+        self.buffer = buffer
+        self.filled = filled
+        self.position = 0
+        self.frame = _LENGTH_BYTES
+        self.frame = _LENGTH_BYTES + int(self.take(">i")[0])
+
+    def need(self, count: int) -> int:
+        """Where the next `count` bytes begin; moves past them."""
+        begin, end = self.position, self.position + count
+        if count < 0 or end > self.frame:
+            message = "a fetch answer ends before its own lengths say"
+            raise CorruptionError(message, frame_bytes=self.frame, wanted=end)
+        if end > self.filled:
+            raise _MoreNeededError(end)
+        self.position = end
+        return begin
+
+    def take(self, layout: str) -> tuple[int, ...]:
+        return struct.unpack_from(layout, self.buffer, self.need(struct.calcsize(layout)))
+
+    def bytes(self, count: int) -> bytes:
+        begin = self.need(count)
+        return bytes(self.buffer[begin : begin + count])
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
+            byte = self.buffer[self.need(1)]
+            value |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                return value
+        raise CorruptionError("a varint in a fetch answer is longer than 5 bytes")
+
+    def tags(self) -> None:
+        for _ in range(self.varint()):
+            self.varint()
+            self.need(self.varint())
+
+    def count(self, *, flexible: bool) -> int:
+        """An array's or a byte string's length; -1 for null."""
+        return self.varint() - 1 if flexible else self.take(">i")[0]
+
+
+def parse_fetch_head(
+    request: FetchRequest, *, version: int, correlation_id: int, buffer: memoryview, filled: int
+) -> FetchHead | int:
+    """Read the head of an answer as far as it has arrived.
+
+    Args:
+        request: What was asked.
+        version: In which version.
+        correlation_id: Of the request.
+        buffer: The frame from its size field on.
+        filled: How many bytes of it have arrived.
+
+    Returns:
+        The head, or the number of bytes of the frame (more than `filled`) without which it cannot
+        be read any further. Ask again, from the start, when they are there.
+
+    Raises:
+        CorruptionError: The answer is not one to this request or contradicts itself.
+    """
+    try:
+        return _parse(request, version, correlation_id, _Reader(buffer, filled))
+    except _MoreNeededError as more:
+        return int(more.args[0])
+
+
+def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Reader) -> FetchHead:
+    flexible = version >= _FLEXIBLE
+    if (found := reader.take(">i")[0]) != correlation_id:
+        raise CorruptionError(
+            "the answer belongs to another request", expected=correlation_id, found=found
+        )
+    if flexible:
+        reader.tags()
+    (throttle_ms,) = reader.take(">i")
+    top_error = 0
+    if version >= 7:  # noqa: PLR2004
+        top_error, _session = reader.take(">hi")
+    if (topics := reader.count(flexible=flexible)) != 1:
+        if top_error and topics <= 0:
+            return FetchHead(top_error, -1, -1, -1, (), 0, reader.position, throttle_ms)
+        raise CorruptionError("a fetch answer does not have our one topic", topic_count=topics)
+    expected = _topic_bytes(request, version)
+    if (name := reader.bytes(len(expected))) != expected:
+        raise CorruptionError("a fetch answer is about another topic", found=name.hex())
+    partitions = reader.count(flexible=flexible)
+    partition, error, high, stable = reader.take(">ihqq")
+    if partitions != 1 or partition != request.partition:
+        raise CorruptionError(
+            "a fetch answer is about another partition",
+            partition_count=partitions,
+            expected=request.partition,
+            found=partition,
+        )
+    start = reader.take(">q")[0] if version >= 5 else -1  # noqa: PLR2004
+    aborted = _aborted(reader, flexible=flexible)
+    if version >= 11:  # noqa: PLR2004
+        reader.need(4)
+    size = max(reader.count(flexible=flexible), 0)
+    _check_end(reader, size, flexible=flexible)
+    return FetchHead(
+        error or top_error, high, stable, start, aborted, size, reader.position, throttle_ms
+    )
+
+
+def _aborted(reader: _Reader, *, flexible: bool) -> tuple[tuple[int, int], ...]:
+    count = reader.count(flexible=flexible)
+    if count <= 0:
+        return ()
+    begin = reader.position
+    reader.need(count * (_ABORTED.size + flexible))
+    reader.position = begin
+    entries = []
+    for _ in range(count):
+        producer_id, first_offset = reader.take(">qq")
+        entries.append((producer_id, first_offset))
+        if flexible:
+            reader.tags()
+    return tuple(entries)
+
+
+def _check_end(reader: _Reader, size: int, *, flexible: bool) -> None:
+    """The records must lie in the frame; before version 12 they are its end."""
+    rest = reader.frame - reader.position - size
+    if rest < 0 or (rest != 0 and not flexible):
+        raise CorruptionError(
+            "the record size of a fetch answer does not fit its frame",
+            record_bytes=size,
+            left_bytes=reader.frame - reader.position,
+        )
