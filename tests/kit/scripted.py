@@ -44,7 +44,9 @@ class Log:
 
     batches: list[bytes] = field(default_factory=list)
     log_start: int = 0
-    aborted: tuple[tuple[int, int], ...] = ()
+    aborted: tuple[tuple[int, int, int], ...] = ()
+    """(producer id, first offset, offset of the ABORT marker)"""
+
     stable_end: int | None = None
 
     @property
@@ -112,7 +114,8 @@ class ScriptedClient:
             high_watermark=log.end,
             last_stable_offset=log.end,
             log_start_offset=log.log_start,
-            aborted=log.aborted,
+            # As a broker does: the transactions that overlap what is sent, and no others.
+            aborted=tuple((pid, at) for pid, at, end in log.aborted if end >= offset),
             needed_bytes=0,
         )
 

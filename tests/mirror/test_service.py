@@ -195,11 +195,12 @@ def test_two_writers_in_turns_leave_one_chain():
     log = Log(batches(0, 40))
     store = MemoryStore()
     client = ScriptedClient([log])
-    rival = ScriptedClient([Log(batches(0, 60))])
+    rival = ScriptedClient([log])
 
     def before(operation, name):
         if operation == "create" and name.endswith("0" * 20) and not store.objects:
             store.before = lambda *_: None
+            log.batches += batches(40, 60)
             until_now(rival, store)  # the other one runs to its end while we hold our first object
 
     store.before = before

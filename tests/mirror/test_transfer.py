@@ -21,7 +21,7 @@ from logmirror.mirror.ports import FlowId, Slice
 from logmirror.model import OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.compression import Codec
-from logmirror.wire.records import decode_reference, encode_marker, encode_reference
+from logmirror.wire.records import MarkerType, decode_reference, encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]
@@ -217,12 +217,12 @@ def transactional_log():
     parts = [
         *batches(0, 5),
         *batches(5, 10, base_sequence=0, **fields),
-        encode_marker(10, commit=False, producer_id=7, producer_epoch=0),
+        encode_marker(MarkerType.ABORT, offset=10, producer_id=7),
         *batches(11, 13, base_sequence=5, **fields),
-        encode_marker(13, commit=True, producer_id=7, producer_epoch=0),
+        encode_marker(MarkerType.COMMIT, offset=13, producer_id=7),
         *batches(14, 16),
     ]
-    return Log(parts, aborted=((7, 5),))
+    return Log(parts, aborted=((7, 5, 10),))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson"])

@@ -140,6 +140,9 @@ class Transfer:
         if self._slice.staged and self._position == self._slice.first:
             # A batch that reaches over the boundary belongs to the slice before this one.
             start = int(np.searchsorted(batches.base_offsets, self._slice.first))
+            if start > fetched.start:
+                self._position = int(batches.last_offsets[start - 1]) + 1
+                self._cut = Cut.fresh(self._position, self._spec)
         reached, stop = self._account(fetched, start)
         while start < stop:
             part, last, trigger = self._cut.batches(batches, start, stop)
@@ -160,8 +163,6 @@ class Transfer:
         stop = int(np.searchsorted(batches.base_offsets, self._end))
         position = self._position
         if stop > start:
-            if start > fetched.start:
-                position = int(batches.base_offsets[start])
             holes = batch_holes(batches, start, stop, position, compacted=compacted)
             if self._spec.format == "native":
                 # Aborted records are in the object, as they are in the log.
