@@ -12,7 +12,7 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,13 +21,16 @@ from rich.table import Table
 
 from logmirror.cluster.properties import property_problems
 from logmirror.config import ConfigError, Settings, json_schema, load
-from logmirror.errors import LogmirrorError
+from logmirror.errors import LogmirrorError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from logmirror.mirror.verify import FlowReport
     from logmirror.wiring import StatusRow
+
+_UNBROKEN: Final = 1000
+"""Columns of a table that goes to a file or a pipe: no cell is cut."""
 
 app = typer.Typer(
     name="logmirror",
@@ -46,6 +49,11 @@ FormatOption = Annotated[
 MasterOption = Annotated[
     str | None,
     typer.Option(help="Spark master instead of the configured one, such as local[2]."),
+]
+
+
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"], typer.Option(help="What stderr shows.")
 ]
 
 
@@ -90,9 +98,7 @@ def run(
     spark_log: Annotated[
         Path | None, typer.Option(help="Keep the output of Spark's JVM in this file.")
     ] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="What stderr shows.")
-    ] = "info",
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Keep the copies up to date until SIGTERM or Ctrl-C.
 
@@ -162,6 +168,49 @@ def verify(
 
 
 @app.command()
+def broker(  # one parameter for each option
+    *,
+    log_dir: Annotated[
+        Path, typer.Option(help="Where topics live; made if it is not there.", show_default=False)
+    ],
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT; port 0 lets the system choose.")
+    ] = "127.0.0.1:9092",
+    auto_create: Annotated[
+        bool, typer.Option(help="Whether a question about an unknown topic creates it.")
+    ] = True,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="Of topics whose creator does not say how many.")
+    ] = 1,
+    log_level: LogLevelOption = "info",
+) -> None:
+    """Run the embedded Kafka-compatible broker until SIGTERM or Ctrl-C.
+
+    An acknowledged record is on disk. Prints the address once it listens.
+    """
+    from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # `validate` needs no broker
+    from logmirror.broker.server import serve  # noqa: PLC0415
+
+    _log_to_stderr(log_level)
+    host, port = _host_and_port(listen)
+    options = BrokerOptions(
+        log_dir=log_dir,
+        host=host,
+        port=port,
+        auto_create_topics=auto_create,
+        default_partitions=partitions,
+    )
+    serve(options, on_ready=lambda host, port: typer.echo(f"listening on {host}:{port}"))
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004  # TCP's range
+        raise UsageError("not an address to listen on", hint="write HOST:PORT", listen=text)
+    return host.strip("[]"), int(port)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of the configuration."""
     typer.echo(json.dumps(json_schema(), indent=2))
@@ -209,9 +258,9 @@ def _status_json(row: StatusRow) -> dict[str, object]:
 
 
 def _print_status(rows: list[StatusRow]) -> None:
-    table = Table("MIRROR", "DESTINATION", "TOPIC", "PARTITION", box=None, pad_edge=False)
+    table = _table("MIRROR", "DESTINATION", "TOPIC", "PARTITION")
     for title in ("SOURCE END", "POSITION", "LAG"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("ERROR", overflow="fold")
     for row in rows:
         flow = row.flow
@@ -247,13 +296,13 @@ def _report_json(report: FlowReport) -> dict[str, object]:
 
 
 def _print_reports(reports: list[FlowReport], *, deep: bool, against_source: bool) -> None:
-    table = Table("MIRROR", "DESTINATION", "PARTITION", box=None, pad_edge=False)
+    table = _table("MIRROR", "DESTINATION", "PARTITION")
     titles = ["OBJECTS", "FROM", "NEXT"]
     titles += ["RECORDS", "HOLES", "BYTES"] if deep else []
     titles += ["= SOURCE", "GONE"] if against_source else []
     for title in titles:
-        table.add_column(title, justify="right")
-    table.add_column("VERDICT")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("VERDICT", no_wrap=True)
     for r in reports:
         numbers: list[object] = [r.objects, r.first, r.next_offset]
         numbers += [r.record_count, r.hole_offsets, r.object_bytes] if deep else []
@@ -271,9 +320,16 @@ def _print_reports(reports: list[FlowReport], *, deep: bool, against_source: boo
                 out.print(f"  hint: {problem['hint']}", markup=False)
 
 
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
 def _stdout() -> Console:
-    """A console that never breaks lines that a program may read."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    """A console that breaks lines only where a person's terminal ends, never for a program."""
+    return Console(width=None if sys.stdout.isatty() else _UNBROKEN, highlight=False)
 
 
 class _LogLine(logging.Formatter):

@@ -13,11 +13,15 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException
+with warnings.catch_warnings():
+    # PySpark warns of a pandas that it does not know; the mirror uses none.
+    warnings.simplefilter("ignore", FutureWarning)
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
 
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 
