@@ -21,7 +21,7 @@ demo: install ## Watch the main job on this machine in about a minute
 	@$(RUN) logmirror demo
 
 test: testtools checks ## Lint, then every test, against real Apache Kafka brokers
-	@$(RUN) pytest
+	@$(RUN) pytest -n 2 --dist loadgroup --durations 15
 
 lint: install checks ## Ruff, mypy --strict, import contracts
 

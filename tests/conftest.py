@@ -20,6 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that share a broker in one process, so that each broker starts only once.
+
+    Holds for `pytest -n 2 --dist loadgroup`; the other process runs other tests meanwhile.
+    """
+    for item in items:
+        brokers = _SHARED_BROKERS.intersection(getattr(item, "fixturenames", ()))
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if "apache_kafka" in parameters:
+            brokers |= {_fixture_of(parameters["apache_kafka"])}
+        if brokers:
+            item.add_marker(pytest.mark.xdist_group("+".join(sorted(brokers))))
+
+
+def _fixture_of(version: str) -> str:
+    return "kafka_" + version.replace(".", "")
+
+
 def _broker(version: str, factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     broker = ApacheKafka(version, factory.mktemp(f"kafka-{version}"))
     try:
@@ -43,7 +65,7 @@ def kafka_431(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]
 @pytest.fixture(scope="session", params=VERSIONS)
 def apache_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
     """A running broker of each release in turn: the test runs once with each."""
-    broker = request.getfixturevalue("kafka_" + request.param.replace(".", ""))
+    broker = request.getfixturevalue(_fixture_of(request.param))
     assert isinstance(broker, ApacheKafka)
     return broker
 
