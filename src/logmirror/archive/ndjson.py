@@ -103,6 +103,8 @@ def _utf8(value: object) -> bytes | None:
 def _string(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("not a text")
+    if not value.isascii():
+        value.encode()  # JSON can spell half a surrogate, which is no text
     return value
 
 

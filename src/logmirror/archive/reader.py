@@ -20,7 +20,7 @@ from logmirror.archive.claims import read_claim
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.errors import CorruptionError, LogmirrorError
+from logmirror.errors import CorruptionError, LogmirrorError, UsageError
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.digest import ContentDigest
@@ -301,7 +301,12 @@ def _native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Bat
         got = _fill(file, buffer, filled)
         if got == 0 and filled == 0:
             return
-        batches = scanner.scan(buffer, filled + got)
+        try:
+            batches = scanner.scan(buffer, filled + got)
+        except UsageError as error:  # what is advice for a source is damage in an object
+            raise CorruptionError(
+                "not record batches of format 2", name=name, **error.facts
+            ) from error
         if batches.count:
             yield buffer, batches
         elif got == 0:
