@@ -1,0 +1,55 @@
+"""Which requests this broker answers, and in which versions.
+
+Advertised is what is implemented and tested; every client takes the highest version both sides know.
+
+Two rows are not what they seem. Produce is advertised from 0 although only 3 and later are answered:
+librdkafka before 2.16 takes "from 3" for a broker without compression and silently sends gzip, lz4
+and snappy batches as codec 0 (KAFKA-18659). And who asks for an ApiVersions version above ours gets
+error 35 in the layout of version 0, which everybody can read.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from logmirror.wire import serve_fetch, serve_produce
+
+
+class Api(enum.IntEnum):
+    """Kafka's API keys."""
+
+    PRODUCE = serve_produce.API_KEY
+    FETCH = serve_fetch.API_KEY
+    LIST_OFFSETS = 2
+    METADATA = 3
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    INIT_PRODUCER_ID = 22
+    DESCRIBE_CONFIGS = 32
+    DESCRIBE_CLUSTER = 60
+
+
+VERSIONS: Final[dict[int, tuple[int, int]]] = {
+    Api.PRODUCE: (serve_produce.FIRST_VERSION, serve_produce.LAST_VERSION),
+    Api.FETCH: (serve_fetch.FIRST_VERSION, serve_fetch.LAST_VERSION),
+    Api.LIST_OFFSETS: (1, 10),
+    Api.METADATA: (0, 12),
+    Api.API_VERSIONS: (0, 4),
+    Api.CREATE_TOPICS: (2, 7),
+    Api.DELETE_TOPICS: (1, 6),
+    Api.INIT_PRODUCER_ID: (0, 5),
+    Api.DESCRIBE_CONFIGS: (1, 4),
+    Api.DESCRIBE_CLUSTER: (0, 1),
+}
+"""API key: first and last version that is answered."""
+
+ADVERTISED_FROM: Final[dict[int, int]] = {Api.PRODUCE: 0}
+"""Where the first advertised version is not the first answered one."""
+
+
+def is_answered(api_key: int, version: int) -> bool:
+    """Whether a request has an answer."""
+    first, last = VERSIONS.get(api_key, (0, -1))
+    return first <= version <= last

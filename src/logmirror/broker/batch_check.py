@@ -1,0 +1,118 @@
+"""What a batch must be before it is stored. Afterwards it is opaque bytes.
+
+A client's batch is checked once, here: what the log holds was right when it came, so whatever reads
+it later may trust its structure and blame the disk for what is wrong. The codes are those that Kafka
+answers in the same case.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from logmirror.wire.kernels_crc32c import crc32c_at
+from logmirror.wire.scan import address_of, as_bytes_array
+
+HEADER_BYTES: Final = 61
+_BATCH: Final = Struct(">qiibIhiqqqhii")
+_LENGTH_END: Final = 12
+_CRC_START: Final = 21
+_MAGIC: Final = 2
+_CODEC_BITS: Final = 7
+_LAST_CODEC: Final = 4
+_LOG_APPEND_TIME: Final = 8
+_TRANSACTIONAL: Final = 16
+_CONTROL: Final = 32
+_OFFSETS: Final = Struct(">q")
+_EPOCH: Final = Struct(">i")
+
+
+class RefusedBatchError(Exception):
+    """A batch that must not be stored; `code` is what Kafka answers."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class BatchFacts(NamedTuple):
+    """What the log needs to know about a batch."""
+
+    record_count: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    codec: int
+
+
+def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
+    """Check what a client wants to append to one partition: exactly one batch.
+
+    Raises:
+        RefusedBatchError: It must not be stored.
+    """
+    if records is None or len(records) == 0:
+        raise RefusedBatchError(ErrorCode.invalid_record, "no batch")
+    size = len(records)
+    if size < HEADER_BYTES:
+        raise RefusedBatchError(ErrorCode.corrupt_message, "shorter than a batch header")
+    (
+        _base_offset,
+        length,
+        _leader_epoch,
+        magic,
+        checksum,
+        attributes,
+        last_delta,
+        _base_timestamp,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    ) = _BATCH.unpack_from(records, 0)
+    if magic != _MAGIC:
+        raise RefusedBatchError(ErrorCode.invalid_record, "message format is not v2")
+    end = _LENGTH_END + length
+    if end < HEADER_BYTES or end > size:
+        raise RefusedBatchError(ErrorCode.corrupt_message, "length does not match the bytes")
+    if end < size:
+        raise RefusedBatchError(ErrorCode.invalid_record, "more than one batch")
+    if size > max_bytes:
+        raise RefusedBatchError(ErrorCode.message_too_large, "larger than max.message.bytes")
+    address = address_of(as_bytes_array(records))
+    if crc32c_at(address + _CRC_START, size - _CRC_START) != checksum:
+        raise RefusedBatchError(ErrorCode.corrupt_message, "checksum")
+    if record_count <= 0 or last_delta != record_count - 1:
+        raise RefusedBatchError(ErrorCode.invalid_record, "record count does not match the offsets")
+    _check_attributes(attributes)
+    if producer_id >= 0 and (producer_epoch < 0 or base_sequence < 0):
+        raise RefusedBatchError(ErrorCode.invalid_record, "producer id without epoch or sequence")
+    return BatchFacts(
+        record_count,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        attributes & _CODEC_BITS,
+    )
+
+
+def _check_attributes(attributes: int) -> None:
+    if attributes & _CONTROL:
+        raise RefusedBatchError(ErrorCode.invalid_record, "control batch from a client")
+    if attributes & _TRANSACTIONAL:
+        raise RefusedBatchError(ErrorCode.invalid_txn_state, "no transaction is open")
+    if attributes & _LOG_APPEND_TIME:
+        raise RefusedBatchError(ErrorCode.invalid_timestamp, "log-append time from a client")
+    if attributes & _CODEC_BITS > _LAST_CODEC:
+        raise RefusedBatchError(ErrorCode.unsupported_compression_type, "unknown codec")
+
+
+def place(records: memoryview, base_offset: int) -> None:
+    """Write where a batch stands into its header; both fields lie outside its checksum."""
+    _OFFSETS.pack_into(records, 0, base_offset)
+    _EPOCH.pack_into(records, 12, 0)

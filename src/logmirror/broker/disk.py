@@ -1,0 +1,85 @@
+"""The system calls that a partition's log is made of, apart so that a test can let any of them fail.
+
+Every call raises `OSError` as the system does; `partition_log` decides what a failure means.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class OpenFile:
+    """A file descriptor that closes when the last one who holds it lets go.
+
+    A reader that still sends from a segment keeps it readable although the segment was deleted or
+    its place among the open files was given to another.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Disk:
+    """The real disk."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder and those above it; harmless if it is there."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> OpenFile:
+        """Create a file that must not exist yet, for appending and reading."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return OpenFile(os.open(path, flags, 0o644))
+
+    def open_for_append(self, path: Path) -> OpenFile:
+        """Open an existing file for appending and reading."""
+        return OpenFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+
+    def open_for_reading(self, path: Path) -> OpenFile:
+        """Open an existing file for reading."""
+        return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def append(self, file: OpenFile, data: memoryview) -> None:
+        """Append all of `data`; after an error an unknown part of it is in the file."""
+        written = os.write(file.fd, data)
+        while written < len(data):
+            written += os.write(file.fd, data[written:])
+
+    def truncate(self, file: OpenFile, size_bytes: int) -> None:
+        """Cut a file to `size_bytes`."""
+        os.ftruncate(file.fd, size_bytes)
+
+    def sync(self, file: OpenFile) -> None:
+        """Make a file's bytes and its length durable."""
+        os.fdatasync(file.fd)
+
+    def write_synced(self, path: Path, parts: Sequence[bytes]) -> None:
+        """Write a small file and make it durable, under a name that nobody reads yet."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = OpenFile(os.open(path, flags, 0o644))
+        for part in parts:
+            self.append(file, memoryview(part))
+        os.fdatasync(file.fd)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give `source` the second name `target`; FileExistsError if that is taken."""
+        os.link(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name; harmless if there is none."""
+        path.unlink(missing_ok=True)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder durable."""
+        file = OpenFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        os.fsync(file.fd)

@@ -1,0 +1,64 @@
+"""From a frame to its answer: which handler, and whether the answer is there at once.
+
+Requests are read before anything is awaited, because a frame is a view of a buffer that the next
+bytes of its connection overwrite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logmirror.broker import handle_admin, handle_configs, handle_fetch, handle_offsets
+from logmirror.broker.apis import Api, is_answered
+from logmirror.wire.frames import RemoteProtocolError, RequestHeader
+from logmirror.wire.serve_messages import read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from logmirror.broker.broker import Broker, Caller
+    from logmirror.broker.handle_fetch import Part
+
+    Answer = bytes | list[Part] | Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]]
+
+
+def answer(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Answer:
+    """Answer one request that is not Produce: with the answer, or with a coroutine for it.
+
+    Raises:
+        RemoteProtocolError: The request is not one that we answer, or not one at all.
+    """
+    api_key, version, _ = header
+    if api_key == Api.API_VERSIONS:
+        if is_answered(api_key, version):
+            read_request(frame, api_key, version)
+        return handle_admin.api_versions(header)
+    check_answered(header)
+    if api_key == Api.FETCH:
+        return handle_fetch.fetch(broker, header, frame)
+    request = read_request(frame, api_key, version)
+    match api_key:
+        case Api.METADATA:
+            return handle_admin.metadata(broker, header, request, caller)
+        case Api.LIST_OFFSETS:
+            return handle_offsets.list_offsets(broker, header, request)
+        case Api.CREATE_TOPICS:
+            return handle_admin.create_topics(broker, header, request)
+        case Api.DELETE_TOPICS:
+            return handle_admin.delete_topics(broker, header, request)
+        case Api.INIT_PRODUCER_ID:
+            return handle_admin.init_producer_id(broker, header, request)
+        case Api.DESCRIBE_CLUSTER:
+            return handle_admin.describe_cluster(broker, header, request, caller)
+        case _:
+            return handle_configs.describe_configs(broker, header, request)
+
+
+def check_answered(header: RequestHeader) -> None:
+    """Refuse a request that nobody could answer in a way its sender understands."""
+    if not is_answered(header.api_key, header.version):
+        raise RemoteProtocolError(
+            "request is of a kind or version that is not offered",
+            api_key=header.api_key,
+            version=header.version,
+        )

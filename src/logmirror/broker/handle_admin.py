@@ -1,0 +1,316 @@
+"""Everything about topics and the cluster: who is here, what there is, make it, remove it.
+
+key  request           versions
+18   ApiVersions       0-4   answers any version; above ours: error 35 in the layout of 0
+3    Metadata          0-12  creates unknown topics if both sides allow it
+19   CreateTopics      2-7
+20   DeleteTopics      1-6   by name, or by id (v6)
+22   InitProducerId    0-5   no transactions: a transactional id is refused
+60   DescribeCluster   0-1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from logmirror.broker.apis import ADVERTISED_FROM, VERSIONS, Api
+from logmirror.broker.topic_configs import RefusedConfigError
+from logmirror.broker.topics import RefusedTopicError, Topic, check_name
+from logmirror.errors import LogmirrorError
+from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logmirror.broker.broker import Broker, Caller
+    from logmirror.wire.frames import RequestHeader
+
+_LOG: Final = logging.getLogger(__name__)
+_NOT_SAID: Final = -1
+_BROKERS_ENDPOINT: Final = 1
+
+
+def api_versions(header: RequestHeader) -> bytes:
+    """Answer ApiVersions, in version 0 if the client asks for one that we do not know."""
+    last = VERSIONS[Api.API_VERSIONS][1]
+    known = 0 <= header.version <= last
+    code = ErrorCode.none if known else ErrorCode.unsupported_version
+    return _api_versions(header.version if known else 0, code, header.correlation_id)
+
+
+def _api_versions(version: int, code: ErrorCode, correlation_id: int) -> bytes:
+    kind = response_kind(Api.API_VERSIONS, version)
+    keys = tuple(
+        kind.entity(
+            "ApiVersion",
+            api_key=key,
+            min_version=ADVERTISED_FROM.get(key, first),
+            max_version=last,
+        )
+        for key, (first, last) in VERSIONS.items()
+    )
+    return kind.frame(correlation_id, error_code=code, api_keys=keys)
+
+
+def _host(broker: Broker, caller: Caller) -> str:
+    return broker.options.advertised_host or caller.local_host
+
+
+async def metadata(
+    broker: Broker, header: RequestHeader, request: Message, caller: Caller
+) -> bytes:
+    """Answer Metadata."""
+    kind = response_kind(Api.METADATA, header.version)
+    topics = []
+    for name, topic_id in _asked_topics(broker, header, request):
+        may_create = getattr(request, "allow_auto_topic_creation", True)
+        code, topic = await _find_or_create(broker, name, topic_id, may_create=may_create)
+        topics.append(_topic_entity(broker, kind, (name, topic_id), code, topic))
+    node = broker.options.node_id
+    address = {"node_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
+    return kind.frame(
+        header.correlation_id,
+        brokers=(kind.entity("MetadataResponseBroker", **address),),
+        cluster_id=broker.store.cluster_id,
+        controller_id=node,
+        topics=tuple(topics),
+    )
+
+
+def _asked_topics(
+    broker: Broker, header: RequestHeader, request: Message
+) -> list[tuple[str | None, uuid.UUID | None]]:
+    """Return name and id of what is asked for, each once; version 0 says "all" by an empty list."""
+    if request.topics is None or (header.version == 0 and not request.topics):
+        return [(name, None) for name in sorted(broker.topics.by_name)]
+    asked = [(topic.name, getattr(topic, "topic_id", None)) for topic in request.topics]
+    return list(dict.fromkeys(asked))
+
+
+async def _find_or_create(
+    broker: Broker, name: str | None, topic_id: uuid.UUID | None, *, may_create: bool
+) -> tuple[ErrorCode, Topic | None]:
+    topics = broker.topics
+    if name is None:
+        topic = topics.by_id.get(topic_id.bytes) if topic_id is not None else None
+        return (ErrorCode.unknown_topic_id if topic is None else ErrorCode.none), topic
+    if (topic := topics.by_name.get(name)) is not None:
+        return ErrorCode.none, topic
+    try:
+        check_name(name)
+        if not (may_create and broker.options.auto_create_topics):
+            return ErrorCode.unknown_topic_or_partition, None
+        return ErrorCode.none, await topics.create(name, _NOT_SAID, {})
+    except RefusedTopicError as refused:
+        if refused.code == ErrorCode.topic_already_exists:  # created while we waited our turn
+            return ErrorCode.none, topics.by_name.get(name)
+        return refused.code, None
+    except LogmirrorError:
+        _LOG.exception("topic %s could not be created", name)
+        return ErrorCode.kafka_storage_error, None
+
+
+def _topic_entity(
+    broker: Broker,
+    kind: ResponseKind,
+    asked: tuple[str | None, uuid.UUID | None],
+    code: ErrorCode,
+    topic: Topic | None,
+) -> Message:
+    node = broker.options.node_id
+    name, topic_id = asked
+    logs = topic.logs if topic is not None else ()
+    return kind.entity(
+        "MetadataResponseTopic",
+        error_code=code,
+        name=topic.name if topic is not None else name,
+        topic_id=topic.topic_id if topic is not None else topic_id,
+        is_internal=False,
+        partitions=tuple(
+            kind.entity(
+                "MetadataResponsePartition",
+                error_code=ErrorCode.none if log.failure is None else _OFFLINE,
+                partition_index=number,
+                leader_id=node,
+                leader_epoch=0,
+                replica_nodes=(node,),
+                isr_nodes=(node,),
+                offline_replicas=() if log.failure is None else (node,),
+            )
+            for number, log in enumerate(logs)
+        ),
+    )
+
+
+_OFFLINE: Final = ErrorCode.kafka_storage_error
+
+
+async def create_topics(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+    """Answer CreateTopics."""
+    kind = response_kind(Api.CREATE_TOPICS, header.version)
+    names = [wanted.name for wanted in request.topics]
+    results = []
+    for wanted in {wanted.name: wanted for wanted in request.topics}.values():
+        code, reason, topic = ErrorCode.none, None, None
+        try:
+            if names.count(wanted.name) > 1:
+                raise RefusedTopicError(ErrorCode.invalid_request, "topic is named twice")
+            topic = await broker.topics.create(
+                wanted.name,
+                _partition_count(wanted),
+                _wanted_configs(wanted),
+                dry_run=request.validate_only,
+            )
+        except RefusedTopicError as refused:
+            code, reason = refused.code, refused.reason
+        except RefusedConfigError as refused:
+            code, reason = ErrorCode.invalid_config, refused.reason
+        except LogmirrorError as error:
+            _LOG.exception("topic %s could not be created", wanted.name)
+            code, reason = ErrorCode.kafka_storage_error, error.message
+        results.append(_created_entity(kind, wanted, code, reason, topic))
+    return kind.frame(header.correlation_id, topics=tuple(results))
+
+
+def _partition_count(wanted: Message) -> int:
+    """Return how many partitions are wanted, also if they are assigned by hand."""
+    if not wanted.assignments:
+        if wanted.replication_factor not in (_NOT_SAID, 1):
+            raise RefusedTopicError(
+                ErrorCode.invalid_replication_factor, "one broker holds one replica"
+            )
+        return int(wanted.num_partitions)
+    if wanted.num_partitions != _NOT_SAID or wanted.replication_factor != _NOT_SAID:
+        raise RefusedTopicError(
+            ErrorCode.invalid_request, "both an assignment and a number of partitions"
+        )
+    indexes = sorted(assignment.partition_index for assignment in wanted.assignments)
+    one_each = all(len(assignment.broker_ids) == 1 for assignment in wanted.assignments)
+    if indexes != list(range(len(indexes))) or not one_each:
+        raise RefusedTopicError(
+            ErrorCode.invalid_replica_assignment, "partitions 0 to n - 1, one replica each"
+        )
+    return len(indexes)
+
+
+def _wanted_configs(wanted: Message) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for config in wanted.configs:
+        if config.name in configs:
+            raise RefusedConfigError(f"{config.name}: named twice")
+        if config.value is None:
+            raise RefusedConfigError(f"{config.name}: null is no value")
+        configs[config.name] = config.value
+    return configs
+
+
+def _created_entity(
+    kind: ResponseKind, wanted: Message, code: ErrorCode, reason: str | None, topic: Topic | None
+) -> Message:
+    entries = topic.configs.entries() if topic is not None and kind.has(_CONFIGS) else []
+    return kind.entity(
+        "CreatableTopicResult",
+        name=wanted.name,
+        topic_id=topic.topic_id if topic is not None else None,
+        error_code=code,
+        error_message=reason,
+        num_partitions=len(topic.logs) if topic is not None else -1,
+        replication_factor=1 if topic is not None else -1,
+        configs=tuple(
+            kind.entity(
+                _CONFIGS,
+                name=entry.name,
+                value=entry.value,
+                read_only=False,
+                config_source=entry.source,
+                is_sensitive=False,
+            )
+            for entry in entries
+        ),
+    )
+
+
+_CONFIGS: Final = "CreatableTopicConfigs"
+
+
+async def delete_topics(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+    """Answer DeleteTopics."""
+    kind = response_kind(Api.DELETE_TOPICS, header.version)
+    results = []
+    for name, topic_id in _doomed(request):
+        topics = broker.topics
+        if name is not None:
+            topic, code = topics.by_name.get(name), ErrorCode.unknown_topic_or_partition
+        else:
+            key = topic_id.bytes if topic_id is not None else b""
+            topic, code = topics.by_id.get(key), ErrorCode.unknown_topic_id
+        reason = None
+        if topic is not None:
+            try:
+                await topics.delete(topic)
+                code = ErrorCode.none
+            except RefusedTopicError as refused:
+                code, reason = refused.code, refused.reason
+            except (LogmirrorError, OSError) as error:
+                _LOG.exception("topic %s could not be deleted", topic.name)
+                code, reason = ErrorCode.kafka_storage_error, str(error)
+        results.append(
+            kind.entity(
+                "DeletableTopicResult",
+                name=topic.name if topic is not None else name,
+                topic_id=topic.topic_id if topic is not None else topic_id,
+                error_code=code,
+                error_message=reason,
+            )
+        )
+    return kind.frame(header.correlation_id, responses=tuple(results))
+
+
+def _doomed(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
+    if hasattr(request, "topic_names"):
+        return [(name, None) for name in dict.fromkeys(request.topic_names)]
+    return list(dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics))
+
+
+async def init_producer_id(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+    """Answer InitProducerId: an idempotent producer always gets a new id, as from Kafka."""
+    kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
+    reply = functools.partial(kind.frame, header.correlation_id)
+    if request.transactional_id is not None:
+        code = ErrorCode.invalid_request
+        return reply(error_code=code, producer_id=-1, producer_epoch=-1)
+    loop = asyncio.get_running_loop()
+    try:
+        producer_id = await loop.run_in_executor(broker.executor, broker.store.next_producer_id)
+    except LogmirrorError:
+        _LOG.exception("no producer id could be reserved")
+        code = ErrorCode.coordinator_not_available
+        return reply(error_code=code, producer_id=-1, producer_epoch=-1)
+    return reply(error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)
+
+
+def describe_cluster(
+    broker: Broker, header: RequestHeader, request: Message, caller: Caller
+) -> bytes:
+    """Answer DescribeCluster."""
+    kind = response_kind(Api.DESCRIBE_CLUSTER, header.version)
+    endpoint_type = getattr(request, "endpoint_type", _BROKERS_ENDPOINT)
+    node = broker.options.node_id
+    address = {"broker_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
+    is_ours = endpoint_type == _BROKERS_ENDPOINT
+    code = ErrorCode.none if is_ours else ErrorCode.unsupported_endpoint_type
+    return kind.frame(
+        header.correlation_id,
+        error_code=code,
+        error_message=None,
+        endpoint_type=endpoint_type,
+        cluster_id=broker.store.cluster_id,
+        controller_id=node,
+        brokers=(kind.entity("DescribeClusterBroker", **address),) if is_ours else (),
+    )

@@ -1,0 +1,191 @@
+"""What the broker knows besides records: its cluster id, its topics, the producer ids it gave out.
+
+SQLite in WAL mode with synchronous=FULL: a change is durable when the call returns. Schema 1:
+
+    settings(name, value)                   schema, cluster_id, next_producer_id
+    topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
+    topic_configs(topic, name, value)       only what the creator said
+
+A topic that is being deleted keeps its row until its files are gone. So a broker that died in between
+goes on deleting at its next start, and a new topic of that name never inherits a record (A20).
+"""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+import threading
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logmirror.clock import new_nonce
+from logmirror.errors import CorruptionError, UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+_SCHEMA_VERSION: Final = "1"
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS topics (
+    name TEXT PRIMARY KEY, id BLOB NOT NULL UNIQUE, partitions INTEGER NOT NULL, state TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS topic_configs (
+    topic TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (topic, name)
+) WITHOUT ROWID;
+"""
+PRODUCER_ID_BLOCK: Final = 1000
+"""Ids are reserved in blocks, so that giving one out seldom waits for the disk. A restart loses the
+rest of a block; there are 2^63."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRow:
+    """A topic as it is stored."""
+
+    name: str
+    topic_id: uuid.UUID
+    partition_count: int
+    configs: Mapping[str, str]
+
+
+def new_uuid() -> uuid.UUID:
+    """Return 128 random bits that Kafka's own tools can take as a topic or cluster id.
+
+    Their text form is base64; one that begins with a dash looks like an option on a command line.
+    """
+    while True:
+        found = uuid.UUID(hex=new_nonce() + new_nonce())
+        if found.int > 1 and not short_form(found).startswith("-"):
+            return found
+
+
+def short_form(value: uuid.UUID) -> str:
+    """Return an id as Kafka writes it: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+class MetadataStore:
+    """The broker's database. Safe to call from several threads; each call is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._path = path
+        self._next_producer_id = self._producer_ids_end = 0
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        with self._transaction(begin=False):
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+        with self._transaction():
+            for statement in _SCHEMA.split(";"):
+                self._database.execute(statement)
+            self._setting("schema", _SCHEMA_VERSION)
+            self.cluster_id = self._setting("cluster_id", short_form(new_uuid()))
+            version = self._setting("schema", _SCHEMA_VERSION)
+        if version != _SCHEMA_VERSION:
+            raise UsageError(
+                "the log directory was written by another version",
+                hint="use the version that wrote it, or another directory",
+                path=str(path),
+                expected=_SCHEMA_VERSION,
+                found=version,
+            )
+
+    @contextmanager
+    def _transaction(self, *, begin: bool = True) -> Iterator[None]:
+        with self._lock:
+            try:
+                if begin:
+                    self._database.execute("BEGIN IMMEDIATE")
+                yield
+                if begin:
+                    self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise _translated(error, self._path) from error
+
+    def _setting(self, name: str, default: str) -> str:
+        """Return a setting, after storing `default` if there is none; within a transaction."""
+        insert = "INSERT INTO settings VALUES (?, ?) ON CONFLICT DO NOTHING"
+        self._database.execute(insert, (name, default))
+        select = "SELECT value FROM settings WHERE name = ?"
+        return str(self._database.execute(select, (name,)).fetchone()[0])
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._database.close()
+
+    def topics(self) -> list[TopicRow]:
+        """Return the live topics, by name."""
+        return self._rows("live")
+
+    def deleting(self) -> list[TopicRow]:
+        """Return the topics whose deletion has begun and not ended."""
+        return self._rows("deleting")
+
+    def _rows(self, state: str) -> list[TopicRow]:
+        with self._transaction():
+            configs: dict[str, dict[str, str]] = {}
+            for topic, name, value in self._database.execute("SELECT * FROM topic_configs"):
+                configs.setdefault(topic, {})[name] = value
+            select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"
+            return [
+                TopicRow(
+                    name=name,
+                    topic_id=uuid.UUID(bytes=topic_id),
+                    partition_count=partition_count,
+                    configs=configs.get(name, {}),
+                )
+                for name, topic_id, partition_count in self._database.execute(select, (state,))
+            ]
+
+    def create_topic(self, row: TopicRow) -> None:
+        """Store a topic whose name is not taken."""
+        with self._transaction():
+            values = (row.name, row.topic_id.bytes, row.partition_count)
+            self._database.execute("INSERT INTO topics VALUES (?, ?, ?, 'live')", values)
+            self._database.executemany(
+                "INSERT INTO topic_configs VALUES (?, ?, ?)",
+                [(row.name, name, value) for name, value in row.configs.items()],
+            )
+
+    def begin_deletion(self, name: str) -> None:
+        """Make it durable that a topic is gone and its files must go."""
+        with self._transaction():
+            self._database.execute("UPDATE topics SET state = 'deleting' WHERE name = ?", (name,))
+
+    def end_deletion(self, name: str) -> None:
+        """Forget a topic whose files are gone."""
+        with self._transaction():
+            self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
+            self._database.execute("DELETE FROM topics WHERE name = ?", (name,))
+
+    def next_producer_id(self) -> int:
+        """Return a producer id that was never given out before, also not before a crash."""
+        with self._lock:
+            if self._next_producer_id < self._producer_ids_end:
+                self._next_producer_id += 1
+                return self._next_producer_id - 1
+        with self._transaction():
+            start = int(self._setting("next_producer_id", "1"))
+            update = "UPDATE settings SET value = ? WHERE name = 'next_producer_id'"
+            self._database.execute(update, (str(start + PRODUCER_ID_BLOCK),))
+        with self._lock:
+            self._next_producer_id, self._producer_ids_end = start + 1, start + PRODUCER_ID_BLOCK
+        return start
+
+
+def _translated(error: sqlite3.Error, path: Path) -> UnavailableError | CorruptionError:
+    """The one seam between sqlite3's errors and ours."""
+    if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
+        return CorruptionError("the broker's database is damaged", path=str(path), cause=str(error))
+    if "malformed" in str(error):
+        return CorruptionError("the broker's database is damaged", path=str(path), cause=str(error))
+    return UnavailableError(
+        "the broker's database could not be used", path=str(path), cause=str(error)
+    )

@@ -1,0 +1,182 @@
+"""Starts and stops the embedded broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from logmirror.broker.broker import Broker
+from logmirror.broker.connection import Connection, Connections
+from logmirror.broker.disk import Disk
+from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.segment_cache import SegmentCache
+from logmirror.broker.topics import Topics
+from logmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logmirror.broker.options import BrokerOptions
+
+_LOG: Final = logging.getLogger(__name__)
+_FLUSH_THREADS: Final = 4
+_OTHER_THREADS: Final = 4
+_SWEEP_S: Final = 1.0
+_BACKLOG: Final = 512
+_FILES_FOR_US: Final = 128
+"""Descriptors kept back from connections: the database, folders that are being synced, Python."""
+
+
+def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT, then stop it in order.
+
+    Blocks. In another thread than the main one it gets no signals and runs until the process ends.
+
+    Args:
+        options: How.
+        on_ready: Called once, with the address and port it listens on, when clients may come.
+
+    Raises:
+        UsageError: The directory is in use by another broker or cannot be written, or the address
+            cannot be listened on.
+        UnavailableError: The broker's database cannot be used.
+        CorruptionError: The broker's database is damaged.
+    """
+    with _listener(options.host, options.port) as listener, _held(options.log_dir) as private:
+        store = MetadataStore(private / "broker.sqlite")
+        try:
+            uvloop.run(_serve(options, store, listener, on_ready))
+        finally:
+            store.close()
+
+
+@contextlib.contextmanager
+def _held(log_dir: Path) -> Iterator[Path]:
+    """Make the broker's directory and hold it against a second broker; yields our private folder."""
+    private = log_dir / ".logmirror"
+    try:
+        private.mkdir(parents=True, exist_ok=True)
+        lock = os.open(private / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(
+            "log directory cannot be used",
+            hint="give a directory that you may write with --log-dir",
+            path=str(log_dir),
+            cause=str(error),
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                "another broker uses this log directory",
+                hint="stop it, or give another directory with --log-dir",
+                path=str(log_dir),
+            ) from error
+        yield private
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _listener(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            "cannot listen on this address",
+            hint="give another with --listen; port 0 lets the system choose",
+            host=host,
+            port=port,
+            cause=str(error),
+        ) from error
+    with listener:
+        yield listener
+
+
+async def _serve(
+    options: BrokerOptions,
+    store: MetadataStore,
+    listener: socket.socket,
+    on_ready: Callable[[str, int], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    disk = Disk()
+    cache = SegmentCache(disk)
+    with (
+        ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
+        ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
+    ):
+        topics = Topics(options, store, others, disk, cache)
+        topics.load()
+        host, port = listener.getsockname()[:2]
+        broker = Broker(
+            options=options,
+            store=store,
+            topics=topics,
+            cache=cache,
+            commits=GroupCommit(flushers),
+            executor=others,
+            port=port,
+        )
+        connections = Connections(broker, _connection_limit(options.max_connections))
+        server = await loop.create_server(
+            lambda: Connection(connections), sock=listener, backlog=_BACKLOG
+        )
+        stop = _stop_on_signals(loop)
+        _LOG.info("listening on %s:%d, log directory %s", host, port, options.log_dir)
+        on_ready(host, port)
+        await _sweep_until(stop, connections)
+        _LOG.info("stopping")
+        server.close()
+        await broker.commits.drain()
+        for connection in tuple(connections.open):
+            connection.close("the broker stops")
+
+
+def _connection_limit(wanted: int) -> int:
+    """Return how many connections the system's limit of open files allows; raises that if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return max(1, min(wanted, soft - _FILES_FOR_US))
+
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    stop = asyncio.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _sweep_until(stop: asyncio.Event, connections: Connections) -> None:
+    loop = asyncio.get_running_loop()
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _SWEEP_S)
+        connections.sweep(loop.time() * 1000)

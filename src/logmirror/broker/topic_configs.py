@@ -1,0 +1,140 @@
+"""The configuration of a topic: what can be set, what it means here, how it is shown.
+
+Only what the broker does is accepted. A setting that would be stored and ignored, such as a retention
+time, is refused with the reason: who sets it relies on it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logmirror.broker.options import BrokerOptions
+
+
+class RefusedConfigError(Exception):
+    """A setting that this broker does not offer, or a value that is not one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ConfigType(enum.IntEnum):
+    """Kafka's numbers for the types of configuration values."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    LIST = 7
+
+
+class ConfigSource(enum.IntEnum):
+    """Kafka's numbers for where a value comes from."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class ConfigEntry(NamedTuple):
+    """One setting as DescribeConfigs shows it."""
+
+    name: str
+    value: str
+    type: ConfigType
+    source: ConfigSource
+    documentation: str
+
+
+class _Setting(NamedTuple):
+    type: ConfigType
+    default: Callable[[BrokerOptions], str]
+    allowed: tuple[str, ...]
+    """The values it may have; empty: any whole number from `least` to 2^31 - 1."""
+    least: int
+    documentation: str
+
+
+def _fixed(kind: ConfigType, value: str, documentation: str) -> _Setting:
+    return _Setting(kind, lambda _: value, (value,), 0, documentation)
+
+
+_SETTINGS: Final[Mapping[str, _Setting]] = {
+    "cleanup.policy": _fixed(ConfigType.LIST, "delete", "Records stay until the topic goes."),
+    "compression.type": _fixed(ConfigType.STRING, "producer", "Batches are stored as sent."),
+    "flush.messages": _fixed(ConfigType.LONG, "1", "A record is durable before it is acked."),
+    "max.message.bytes": _Setting(
+        ConfigType.INT,
+        lambda options: str(options.max_message_bytes),
+        (),
+        0,
+        "The largest batch that is accepted, in bytes.",
+    ),
+    "message.timestamp.type": _fixed(ConfigType.STRING, "CreateTime", "As the producer says."),
+    "min.insync.replicas": _fixed(ConfigType.INT, "1", "There is one replica."),
+    "retention.bytes": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of size."),
+    "retention.ms": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of age."),
+    "segment.bytes": _Setting(
+        ConfigType.INT,
+        lambda options: str(options.segment_bytes),
+        (),
+        1024,
+        "A segment is sealed before it grows beyond this.",
+    ),
+}
+_MAX_INT: Final = 2**31 - 1
+_MAX_DIGITS: Final = 10
+
+
+class TopicConfigs:
+    """The settings of one topic.
+
+    Args:
+        values: What the topic's creator said.
+        options: Where the defaults come from.
+
+    Raises:
+        RefusedConfigError: A setting or its value is not offered.
+    """
+
+    def __init__(self, values: Mapping[str, str], options: BrokerOptions) -> None:
+        for name, value in values.items():
+            _check(name, value)
+        self._values = dict(values)
+        self._options = options
+        self.segment_bytes = int(self._value("segment.bytes"))
+        self.max_message_bytes = int(self._value("max.message.bytes"))
+
+    def _value(self, name: str) -> str:
+        return self._values.get(name) or _SETTINGS[name].default(self._options)
+
+    def entries(self) -> list[ConfigEntry]:
+        """Return all settings, by name."""
+        return [
+            ConfigEntry(
+                name,
+                self._value(name),
+                setting.type,
+                ConfigSource.TOPIC if name in self._values else ConfigSource.DEFAULT,
+                setting.documentation,
+            )
+            for name, setting in _SETTINGS.items()
+        ]
+
+
+def _check(name: str, value: str) -> None:
+    setting = _SETTINGS.get(name)
+    if setting is None:
+        raise RefusedConfigError(f"{name}: not offered by this broker")
+    if setting.allowed:
+        if value not in setting.allowed:
+            raise RefusedConfigError(f"{name}: this broker offers only {setting.allowed[0]}")
+        return
+    digits = value if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else "-1"
+    if not setting.least <= int(digits) <= _MAX_INT:
+        raise RefusedConfigError(f"{name}: a whole number from {setting.least} to {_MAX_INT}")

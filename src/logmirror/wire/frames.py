@@ -1,0 +1,326 @@
+"""Requests as a server sees them: where a frame ends, what its header says, how to read fields.
+
+    frame     int32 size | request header | body          size counts everything after itself
+    header    int16 api key | int16 version | int32 correlation id | client id | (tagged fields)
+
+Everything here comes from a stranger. Three rules hold for every byte of it:
+
+1. Nothing is believed before it is compared with what is there: a length or a count that the rest
+   of the frame cannot hold ends the connection and allocates nothing. (A codec that reserves memory
+   for the announced count can be ended by a frame of thirty bytes.)
+2. The size of a frame is judged when its first eight bytes are here, and the buffer grows with the
+   bytes that arrive, not with the size that was announced.
+3. What is wrong with a frame is a `RemoteProtocolError`: it ends that connection and no other.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logmirror.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_INT8: Final = struct.Struct(">b")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
+_HEADER: Final = struct.Struct(">hhi")
+
+HEADER_BYTES: Final = 8
+"""API key, version and correlation id: the least that a request can hold."""
+
+FIRST_BUFFER_BYTES: Final = 16 * 1024
+KEPT_BUFFER_BYTES: Final = 2 * 1024 * 1024
+READ_AHEAD_BYTES: Final = 64 * 1024
+_MAX_VARINT_BYTES: Final = 5
+_SIZE_BYTES: Final = 4
+
+
+class RemoteProtocolError(CorruptionError):
+    """The peer sent bytes that are no request; only its own connection ends."""
+
+
+class RequestHeader(NamedTuple):
+    """The part that all requests begin with."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+
+
+def read_header(frame: memoryview) -> RequestHeader:
+    """Return the first eight bytes of a frame as what they mean."""
+    if len(frame) < HEADER_BYTES:
+        message = "frame is shorter than a request header"
+        raise RemoteProtocolError(message, frame_bytes=len(frame))
+    return RequestHeader(*_HEADER.unpack_from(frame, 0))
+
+
+class Cursor:
+    """Reads one frame's fields in order; every read is checked against the frame's end."""
+
+    __slots__ = ("_data", "_end", "position")
+
+    def __init__(self, data: memoryview, position: int = 0) -> None:
+        self._data = data
+        self._end = len(data)
+        self.position = position
+
+    @property
+    def remaining(self) -> int:
+        """How many bytes of the frame are not read yet."""
+        return self._end - self.position
+
+    def take(self, size: int) -> memoryview:
+        """Return the next `size` bytes without copying them."""
+        start = self.position
+        stop = start + size
+        if size < 0 or stop > self._end:
+            message = "field runs past the end of its frame"
+            raise RemoteProtocolError(message, position=start, size=size, frame_bytes=self._end)
+        self.position = stop
+        return self._data[start:stop]
+
+    def _number(self, layout: struct.Struct) -> int:
+        start = self.position
+        if start + layout.size > self._end:
+            message = "frame ends inside a number"
+            raise RemoteProtocolError(message, position=start, frame_bytes=self._end)
+        self.position = start + layout.size
+        value: int = layout.unpack_from(self._data, start)[0]
+        return value
+
+    def int8(self) -> int:
+        """Read a signed 8-bit integer."""
+        return self._number(_INT8)
+
+    def int16(self) -> int:
+        """Read a signed 16-bit integer, big endian as all of Kafka."""
+        return self._number(_INT16)
+
+    def int32(self) -> int:
+        """Read a signed 32-bit integer."""
+        return self._number(_INT32)
+
+    def int64(self) -> int:
+        """Read a signed 64-bit integer."""
+        return self._number(_INT64)
+
+    def uvarint(self) -> int:
+        """Read an unsigned varint of at most 32 bits; five bytes, no more."""
+        value = 0
+        start = self.position
+        for index in range(min(_MAX_VARINT_BYTES, self._end - start)):
+            byte = self._data[start + index]
+            value |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80:  # noqa: PLR2004  # the bit that says more follows
+                if value > 0xFFFFFFFF:  # noqa: PLR2004  # 32 bits
+                    break
+                self.position = start + index + 1
+                return value
+        message = "no varint of 32 bits"
+        raise RemoteProtocolError(message, position=start)
+
+    def count(self, *, compact: bool, least_bytes: int = 1) -> int:
+        """Read the length of an array; -1 stands for null.
+
+        Args:
+            compact: Whether this version of the message is a flexible one.
+            least_bytes: The fewest bytes one element can take; what the rest of the frame cannot
+                hold is refused before anything is reserved for it.
+        """
+        start = self.position
+        found = self.uvarint() - 1 if compact else self.int32()
+        if found < -1 or found * least_bytes > self.remaining:
+            message = "array claims more elements than its frame can hold"
+            raise RemoteProtocolError(message, position=start, count=found)
+        return found
+
+    def string(self, *, compact: bool) -> str | None:
+        """Read a string; None for null.
+
+        Raises:
+            RemoteProtocolError: Too long for the frame, or not UTF-8.
+        """
+        start = self.position
+        size = self.uvarint() - 1 if compact else self.int16()
+        if size == -1:
+            return None
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError:
+            message = "string is not UTF-8"
+            raise RemoteProtocolError(message, position=start) from None
+
+    def name(self, *, compact: bool) -> str:
+        """Read a string that must not be null."""
+        start = self.position
+        found = self.string(compact=compact)
+        if found is None:
+            message = "string is null where a name must stand"
+            raise RemoteProtocolError(message, position=start)
+        return found
+
+    def blob(self, *, compact: bool) -> memoryview | None:
+        """Read bytes without copying them; None for null."""
+        size = self.uvarint() - 1 if compact else self.int32()
+        return None if size == -1 else self.take(size)
+
+    def tagged_fields(self, known: Callable[[int, Cursor], None] | None = None) -> None:
+        """Read the tagged fields that end every flexible structure.
+
+        Args:
+            known: Called with each tag and a cursor over its bytes; may ignore it.
+
+        Raises:
+            RemoteProtocolError: Tags do not ascend, which also bars the same tag twice.
+        """
+        last = -1
+        for _ in range(self.count_of_tags()):
+            tag = self.uvarint()
+            if tag <= last:
+                message = "tagged fields do not ascend"
+                raise RemoteProtocolError(message, position=self.position, tag=tag)
+            last = tag
+            content = self.take(self.uvarint())
+            if known is not None:
+                known(tag, Cursor(content))
+
+    def count_of_tags(self) -> int:
+        """Read how many tagged fields follow; each takes two bytes at least."""
+        start = self.position
+        found = self.uvarint()
+        if found * 2 > self.remaining:
+            message = "more tagged fields than the frame can hold"
+            raise RemoteProtocolError(message, position=start, count=found)
+        return found
+
+    def finish(self) -> None:
+        """Refuse bytes that belong to no field."""
+        if self.remaining:
+            message = "bytes after the last field of the request"
+            raise RemoteProtocolError(message, position=self.position, remaining=self.remaining)
+
+
+def body_cursor(frame: memoryview, *, flexible: bool) -> Cursor:
+    """Return a cursor behind the request header.
+
+    The client id is an old-style string even in flexible headers. We check it and forget it.
+    """
+    cursor = Cursor(frame, HEADER_BYTES)
+    cursor.string(compact=False)
+    if flexible:
+        cursor.tagged_fields()
+    return cursor
+
+
+def pack_uvarint(value: int) -> bytes:
+    """Return an unsigned varint."""
+    out = bytearray()
+    while value > 0x7F:  # noqa: PLR2004  # seven bits a byte
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class FrameBuffer:
+    """Collects a connection's bytes and gives out whole frames, without copying them.
+
+    A frame that was given out is a view of this buffer: use it before the next `free_space`.
+
+    Args:
+        limit_of: Says for an API key how many bytes a frame of it may have.
+    """
+
+    def __init__(self, limit_of: Callable[[int], int]) -> None:
+        self._limit_of = limit_of
+        self._data = bytearray(FIRST_BUFFER_BYTES)
+        self._view = memoryview(self._data)
+        self._start = 0
+        self._end = 0
+        self._needed = _SIZE_BYTES
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that arrived and were not given out."""
+        return self._end - self._start
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory that the buffer holds now."""
+        return len(self._data)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that the frame at the front has with its size field; 4 if that is not known."""
+        return self._needed
+
+    def free_space(self) -> memoryview:
+        """Return where the next bytes may be written, never empty.
+
+        It ends soon after the frame that is awaited: what was read beyond a frame has to be moved
+        to the front some time, so we read little beyond it.
+        """
+        have = self.buffered_bytes
+        if have == 0:
+            self._start = self._end = 0
+            if len(self._data) > KEPT_BUFFER_BYTES:
+                self._replace(FIRST_BUFFER_BYTES)
+        if self._end == len(self._data) or self._start + self._needed > len(self._data):
+            # Twice what arrived, so that an announced size alone reserves nothing.
+            wanted = min(max(self._needed, have) + READ_AHEAD_BYTES, 2 * have)
+            self._replace(max(wanted, len(self._data)))
+        return self._view[self._end : self._end + max(self._needed - have, READ_AHEAD_BYTES)]
+
+    def _replace(self, capacity_bytes: int) -> None:
+        have = self.buffered_bytes
+        if capacity_bytes == len(self._data):
+            self._data[:have] = self._data[self._start : self._end]
+        else:
+            data = bytearray(capacity_bytes)
+            data[:have] = self._view[self._start : self._end]
+            self._data, self._view = data, memoryview(data)
+        self._start, self._end = 0, have
+
+    def received(self, size: int) -> None:
+        """Count `size` bytes as written to `free_space`."""
+        self._end += size
+
+    def next_frame(self) -> memoryview | None:
+        """Return the next whole frame without its size field, or None if it is not here yet.
+
+        Raises:
+            RemoteProtocolError: The size is negative, too small for a request, or over the limit.
+        """
+        have = self.buffered_bytes
+        if have < _SIZE_BYTES:
+            self._needed = _SIZE_BYTES
+            return None
+        size = _INT32.unpack_from(self._data, self._start)[0]
+        if size < HEADER_BYTES:
+            message = "frame is shorter than a request header"
+            raise RemoteProtocolError(message, frame_bytes=size)
+        if have < _SIZE_BYTES + HEADER_BYTES:
+            self._needed = _SIZE_BYTES + HEADER_BYTES
+            return None
+        api_key = _INT16.unpack_from(self._data, self._start + _SIZE_BYTES)[0]
+        if size > (limit := self._limit_of(api_key)):
+            message = "frame is larger than this kind of request may be"
+            raise RemoteProtocolError(
+                message, api_key=api_key, frame_bytes=size, max_frame_bytes=limit
+            )
+        self._needed = _SIZE_BYTES + size
+        if have < self._needed:
+            return None
+        first = self._start + _SIZE_BYTES
+        self._start += self._needed
+        self._needed = _SIZE_BYTES
+        return self._view[first : first + size]
+
+    def put_back(self, frame: memoryview) -> None:
+        """Undo the `next_frame` that just returned this frame."""
+        self._start -= _SIZE_BYTES + len(frame)
