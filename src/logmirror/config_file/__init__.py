@@ -2,5 +2,6 @@
 
 `logmirror.config` is the door. Behind it: `problems` says what can be wrong and where, `files`
 reads bytes, `source` turns text into values that know their place, `model` is the shape, `rules`
-finds everything that is wrong, `schema` describes the shape to other programs.
+finds everything that is wrong, `suggestions` guesses what was meant, `schema` describes the shape
+to other programs.
 """

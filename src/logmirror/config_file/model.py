@@ -52,9 +52,16 @@ _MASTER = re.compile(
 _TIME_OF_DAY = re.compile(r"([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2}))?")
 
 
+def _check_filled(text: str) -> str:
+    if not text:
+        message = "must not be empty"
+        raise ValueError(message)
+    return text
+
+
 def _check_name(text: str) -> str:
-    if not text or not text.isprintable() or text != text.strip():
-        message = "must be printable and neither empty nor padded with spaces"
+    if not text.isprintable() or text != text.strip():
+        message = "must be printable, without spaces around it"
         raise ValueError(message)
     if text.startswith(".") or "/" in text or "\\" in text:
         message = "must not begin with a dot or contain a slash: it is the name of a folder"
@@ -66,7 +73,7 @@ def _check_name(text: str) -> str:
 
 
 def _check_group_id(text: str) -> str:
-    if not text or not text.isprintable() or len(text.encode()) > MAX_NAME_BYTES:
+    if not text.isprintable() or len(text.encode()) > MAX_NAME_BYTES:
         message = f"must be 1 to {MAX_NAME_BYTES} bytes of printable text"
         raise ValueError(message)
     return text
@@ -80,7 +87,7 @@ def _check_topic(text: str) -> str:
 
 
 def _check_root(text: str) -> str:
-    if not text or not text.isprintable():
+    if not text.isprintable():
         message = "must be the path of a folder"
         raise ValueError(message)
     if "://" in text:
@@ -189,13 +196,14 @@ def _texts(value: object) -> object:
     }
 
 
-Name = Annotated[str, AfterValidator(_check_name), Field(min_length=1)]
-GroupId = Annotated[str, AfterValidator(_check_group_id), Field(min_length=1)]
+_Filled = Annotated[str, AfterValidator(_check_filled), Field(json_schema_extra={"minLength": 1})]
+Name = Annotated[_Filled, AfterValidator(_check_name)]
+GroupId = Annotated[_Filled, AfterValidator(_check_group_id)]
 Topic = Annotated[
     str, AfterValidator(_check_topic), Field(json_schema_extra={"pattern": f"^{_TOPIC.pattern}$"})
 ]
-Root = Annotated[str, AfterValidator(_check_root), Field(min_length=1)]
-Servers = Annotated[str, AfterValidator(_check_servers), Field(min_length=1)]
+Root = Annotated[_Filled, AfterValidator(_check_root)]
+Servers = Annotated[_Filled, AfterValidator(_check_servers)]
 Master = Annotated[str, AfterValidator(_check_master)]
 TimeOfDay = Annotated[
     str,

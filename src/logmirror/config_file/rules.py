@@ -6,7 +6,6 @@ a typing error in the first mirror must not hide that the second and the third w
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,20 +13,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from logmirror.config_file.model import (
-    ConfigModel,
-    DailyModel,
-    FilesystemModel,
-    FlushModel,
-    MirrorModel,
-    SharedDestinationModel,
-    SourceModel,
-    SparkModel,
-    parse_partitions,
-)
+from logmirror.config_file.model import ConfigModel, parse_partitions
 from logmirror.config_file.source import SourceMap
+from logmirror.config_file.suggestions import did_you_mean, suggest_key, suggest_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -36,20 +26,6 @@ if TYPE_CHECKING:
 
 PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 """Finds what is wrong with connection properties: (property name, message, suggestion) of each."""
-
-_MODELS: Final[dict[str, type[BaseModel]]] = {
-    "": ConfigModel,
-    "mirrors": MirrorModel,
-    "mirrors.source": SourceModel,
-    "mirrors.destinations": FilesystemModel,
-    "mirrors.flush": FlushModel,
-    "mirrors.flush.daily": DailyModel,
-    "destination": SharedDestinationModel,
-    "destination.flush": FlushModel,
-    "destination.flush.daily": DailyModel,
-    "spark": SparkModel,
-}
-"""The shape of each mapping of the file, by its path without list indexes."""
 
 _TYPES_NOT_OFFERED: Final = frozenset({"kafka", "s3"})
 _NOT_OFFERED: Final = {
@@ -135,15 +111,15 @@ def _report(source: Source, details: ErrorDetails) -> None:
     loc = details["loc"]
     suggestion = ""
     if kind == "extra_forbidden":
-        message, suggestion = "unknown key", _suggest_key(loc)
+        message, suggestion = "unknown key", suggest_key(loc)
     elif kind == "literal_error":
         message = f"must be {context['expected'].replace(chr(39), '')}"
-        suggestion = _did_you_mean(found, re.findall(r"'([^']+)'", context["expected"]))
+        suggestion = did_you_mean(found, re.findall(r"'([^']+)'", context["expected"]))
     elif kind == "value_error":
-        message, suggestion = str(context["error"]), _suggest_value(loc, found)
+        message, suggestion = str(context["error"]), suggest_value(loc, found)
     elif kind in _MESSAGES:
         message = _MESSAGES[kind].format(**context)
-        suggestion = _suggest_value(loc, found) if kind != "missing" else ""
+        suggestion = suggest_value(loc, found) if kind != "missing" else ""
     else:
         message = details["msg"]
     source.complain(_path_of(loc), message, suggestion)
@@ -158,82 +134,9 @@ _MESSAGES: Final = {
     "list_type": "must be a list",
     "missing": "is required",
     "model_type": "must be a mapping",
-    "string_too_short": "must not be empty",
     "string_type": "must be text",
     "too_short": "must list at least one",
 }
-
-
-def _suggest_key(loc: tuple[str | int, ...]) -> str:
-    """The key that was meant, or the place where this key belongs."""
-    key = str(loc[-1])
-    place = ".".join(part for part in loc[:-1] if isinstance(part, str))
-    if place in _MODELS and (close := _did_you_mean(key, _keys(_MODELS[place]))):
-        return close
-    for other, model in _MODELS.items():
-        if key in _keys(model):
-            return f"it belongs below {other}" if other else "it belongs to the top level"
-    return ""
-
-
-def _keys(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _did_you_mean(found: object, allowed: Iterable[str]) -> str:
-    word = str(found).lower().replace("_", "-") if isinstance(found, str) else ""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
-
-
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNITS_BYTES: Final = {
-    "b": 1,
-    "k": 1000,
-    "kb": 1000,
-    "kib": 1024,
-    "m": 1000**2,
-    "mb": 1000**2,
-    "mib": 1024**2,
-    "g": 1000**3,
-    "gb": 1000**3,
-    "gib": 1024**3,
-}
-_TRUTHS: Final = {
-    **dict.fromkeys(("yes", "y", "on"), "write true"),
-    **dict.fromkeys(("no", "n", "off"), "write false"),
-}
-_WITH_UNIT = re.compile(r"([0-9]{1,12})\s*([A-Za-z]{1,3})")
-
-
-def _suggest_value(loc: tuple[str | int, ...], found: object) -> str:
-    """What to write instead of a value of the wrong type."""
-    key = str(loc[-1])
-    if key == "partition" and found == "all":
-        return "write partitions: all"
-    if key == "partitions" and type(found) is int:
-        return f"write partition: {found} or partitions: [{found}]"
-    if key == "enabled" and isinstance(found, str):
-        return _TRUTHS.get(found.lower(), "")
-    units = _UNITS_MS if key.endswith("-ms") else _UNITS_BYTES if key.endswith("-bytes") else {}
-    match = _WITH_UNIT.fullmatch(found) if isinstance(found, str) else None
-    if match and match[2].lower() in units:
-        return f"write {int(match[1]) * units[match[2].lower()]}"
-    if (
-        isinstance(found, bool | int | float)
-        and "properties" not in loc
-        and key
-        in {
-            "name",
-            "topic",
-            "group-id",
-            "root",
-            "destination-name-override",
-            "at-utc",
-        }
-    ):
-        return "put it in quotes"
-    return ""
 
 
 # Rules across settings. A value of the wrong type is somebody else's finding: here it is absent.

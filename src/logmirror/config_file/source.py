@@ -262,13 +262,12 @@ class _Builder:
             event = self._events[at]
             key = self._key(event, path)
             if key is None:
-                _, at = self._node(at, f"{path}.?")
-                _, at = self._node(at, f"{path}.?")
+                at = self._after(self._after(at))
                 continue
             child = f"{path}.{key}" if path else key
             if key in values:
                 self._complain(child, event, "this key stands here twice", "keep one of them")
-                _, at = self._node(at + 1, f"{path}.?")
+                at = self._after(at + 1)
                 continue
             self._remember(child, event)
             self._text = None
@@ -277,6 +276,16 @@ class _Builder:
                 values.texts[key] = self._text
         self._text = None
         return values, at + 1
+
+    def _after(self, at: int) -> int:
+        """The index of the event after the value that begins with event `at`."""
+        depth = 0
+        while True:
+            depth += isinstance(self._events[at], yaml.CollectionStartEvent)
+            depth -= isinstance(self._events[at], yaml.CollectionEndEvent)
+            at += 1
+            if depth == 0:
+                return at
 
     def _remember(self, path: str, event: yaml.Event) -> None:
         mark = event.start_mark

@@ -1,0 +1,116 @@
+"""What a person probably meant: the nearest key, its right place, a number without its unit."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Final
+
+from logmirror.config_file.model import (
+    ConfigModel,
+    DailyModel,
+    FilesystemModel,
+    FlushModel,
+    MirrorModel,
+    SharedDestinationModel,
+    SourceModel,
+    SparkModel,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic import BaseModel
+
+_MODELS: Final[dict[str, type[BaseModel]]] = {
+    "": ConfigModel,
+    "mirrors": MirrorModel,
+    "mirrors.source": SourceModel,
+    "mirrors.destinations": FilesystemModel,
+    "mirrors.flush": FlushModel,
+    "mirrors.flush.daily": DailyModel,
+    "destination": SharedDestinationModel,
+    "destination.flush": FlushModel,
+    "destination.flush.daily": DailyModel,
+    "spark": SparkModel,
+}
+"""The shape of each mapping of the file, by its path without list indexes."""
+
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_BYTES: Final = {
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "kib": 1024,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "mib": 1024**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+    "gib": 1024**3,
+}
+_WITH_UNIT = re.compile(r"([0-9]{1,12})\s*([A-Za-z]{1,3})")
+_TRUTHS: Final = {
+    **dict.fromkeys(("yes", "y", "on"), "write true"),
+    **dict.fromkeys(("no", "n", "off"), "write false"),
+}
+_NUMBERS: Final = frozenset({"partition", "max-time-ms", "max-bytes", "max-offsets"})
+_TEXTS: Final = frozenset(
+    {"name", "topic", "group-id", "root", "destination-name-override", "at-utc"}
+)
+
+
+def did_you_mean(found: object, allowed: Iterable[str]) -> str:
+    """The allowed word nearest to what was found, as a question; empty if none is near."""
+    word = found.lower().replace("_", "-") if isinstance(found, str) else ""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def suggest_key(loc: tuple[str | int, ...]) -> str:
+    """The key that was meant by an unknown one, or the place where it belongs.
+
+    Args:
+        loc: Keys and list indexes from the top of the file to the unknown key.
+    """
+    key = str(loc[-1])
+    place = ".".join(part for part in loc[:-1] if isinstance(part, str))
+    if place in _MODELS and (close := did_you_mean(key, _keys(_MODELS[place]))):
+        return close
+    for other, model in _MODELS.items():
+        if key in _keys(model):
+            return f"it belongs below {other}" if other else "it belongs to the top level"
+    return ""
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def suggest_value(loc: tuple[str | int, ...], found: object) -> str:
+    """What to write instead of a value of the wrong type; empty if we cannot tell.
+
+    Args:
+        loc: Keys and list indexes from the top of the file to the value.
+        found: The value; repeated only if it is a number or a number with a unit.
+    """
+    key = str(loc[-1])
+    if key == "partition" and found == "all":
+        return "write partitions: all"
+    if key == "partitions" and type(found) is int:
+        return f"write partition: {found} or partitions: [{found}]"
+    if key == "enabled" and isinstance(found, str):
+        return _TRUTHS.get(found.lower(), "")
+    if key in _NUMBERS and isinstance(found, str):
+        return _suggest_number(key, found)
+    if key in _TEXTS and isinstance(found, bool | int | float) and "properties" not in loc:
+        return "put it in quotes"
+    return ""
+
+
+def _suggest_number(key: str, found: str) -> str:
+    units = _UNITS_MS if key.endswith("-ms") else _UNITS_BYTES if key.endswith("-bytes") else {}
+    match = _WITH_UNIT.fullmatch(found)
+    if match and match[2].lower() in units:
+        return f"write {int(match[1]) * units[match[2].lower()]}"
+    return "remove the quotes" if found.isascii() and found.isdecimal() else ""

@@ -1,0 +1,88 @@
+"""The committed JSON Schema, the reference page and the examples say what the program does.
+
+Method: what is committed is compared with what would be generated now; every example is loaded.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from kit.configs import mirror, settings_of
+from logmirror.config import json_schema, load, load_text
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def writer():
+    spec = importlib.util.spec_from_file_location(
+        "write_schema", ROOT / "scripts" / "write_schema.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_schema_is_the_generated_one(writer):
+    assert writer.SCHEMA.read_text(encoding="utf-8") == writer.schema_text(), "run `make schema`"
+
+
+def test_the_reference_page_has_the_generated_tables(writer):
+    page = writer.PAGE.read_text(encoding="utf-8")
+    assert page == writer.page_text(page), "run `make schema`"
+
+
+def test_a_page_without_its_marks_is_an_error(writer):
+    with pytest.raises(ValueError, match="lacks the marks"):
+        writer.page_text("# no marks")
+
+
+def test_every_key_of_the_schema_is_explained(writer):
+    schema = json_schema()
+    mappings = [schema, *schema["$defs"].values()]
+    keys = {key for mapping in mappings for key in mapping["properties"]}
+    page = writer.PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| [^|]* \| (.+) \|$", page, re.MULTILINE)
+    assert {key for key, meaning in rows if meaning.endswith(".")} == keys
+
+
+def test_the_schema_has_no_default_that_the_settings_lack():
+    settings = settings_of(mirror())
+    defaults = {
+        key: value["default"]
+        for key, value in json_schema()["$defs"]["Mirror"]["properties"].items()
+        if "default" in value
+    }
+    assert defaults == {
+        key: getattr(settings.mirrors[0], key)
+        for key in ("enabled", "format", "compression", "encoding")
+    }
+    assert json_schema()["$defs"]["Spark"]["properties"]["master"]["default"] == (
+        settings.spark.master
+    )
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_valid_without_an_environment(example):
+    settings = load(example, environ={})
+    assert settings.mirrors
+    first = example.read_text(encoding="utf-8").partition("\n")[0]
+    assert first == "# yaml-language-server: $schema=../schemas/logmirror.config.schema.json"
+
+
+def test_the_examples_show_every_format_and_both_shapes():
+    mirrors = [one for path in EXAMPLES for one in load(path, environ={}).mirrors]
+    assert {one.format for one in mirrors} == {"parquet", "native", "ndjson"}
+    assert any(one.partitions is None for one in mirrors)
+    assert any(one.source.properties for one in mirrors)
+    texts = [path.read_text(encoding="utf-8") for path in EXAMPLES]
+    assert any(text.startswith("destination:") or "\ndestination:" in text for text in texts)
+
+
+def test_the_file_on_the_reference_page_is_valid(writer):
+    page = writer.PAGE.read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert load_text(block, environ={}).mirrors[0].name == "orders"
