@@ -114,17 +114,18 @@ class Decompressor:
         return output
 
     def _unzstd(self, data: Bytes, max_bytes: int) -> Bytes:
-        """Frame by frame, each in one call: such a call needs no window, however large it claims."""
+        """Frame by frame, each in one call, which needs no window however large it claims."""
         view, outputs, left = memoryview(data), [], max_bytes
         if not view:
             raise _BadDataError(_CUT_OFF)
         while view:
-            size, bound = _measure_zstd_frame(view)
+            size, bound, exact = _measure_zstd_frame(view)
+            if exact and bound > left:
+                raise _BadDataError(_OVER)
             try:
                 # One byte more than allowed, so that reaching the cap is told from passing it.
-                output = self._zstd.decompress(
-                    view[:size], max_output_size=max(1, min(bound, left + 1))
-                )
+                room = max(1, min(bound, left + 1))
+                output = self._zstd.decompress(view[:size], max_output_size=room)
             except zstandard.ZstdError as error:
                 raise _BadDataError(_OVER if bound > left else str(error)) from error
             left -= len(output)
@@ -156,7 +157,7 @@ def _gunzip(data: Bytes, max_bytes: int) -> Bytes:
         member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
         try:
             output = member.decompress(rest, left + 1)
-        except isal_zlib.error as error:
+        except isal_zlib.error as error:  # type: ignore[misc]  # its stub does not say it is one
             raise _BadDataError(str(error)) from error
         left -= len(output)
         if left < 0:
@@ -236,8 +237,8 @@ def _snappy_claim(block: memoryview) -> int:
     raise _BadDataError(_CUT_OFF)
 
 
-def _measure_zstd_frame(view: memoryview) -> tuple[int, int]:
-    """Size of the first frame and a bound on its output, from its header and block headers."""
+def _measure_zstd_frame(view: memoryview) -> tuple[int, int, bool]:
+    """The first frame: its size, a bound on its output, and whether that bound is exact."""
     try:
         head = zstandard.get_frame_parameters(view)
         position = zstandard.frame_header_size(view)
@@ -257,7 +258,7 @@ def _measure_zstd_frame(view: memoryview) -> tuple[int, int]:
     if position > len(view):
         raise _BadDataError(_CUT_OFF)
     if head.content_size == zstandard.CONTENTSIZE_UNKNOWN:
-        return position, bound
+        return position, bound, False
     if head.content_size > bound:
         raise _BadDataError("frame claims more than its blocks can hold")
-    return position, head.content_size
+    return position, head.content_size, True

@@ -19,7 +19,6 @@ from logmirror.wire.kernels_decode import (
     END,
     FIRST,
     NEED_BYTES,
-    NEED_HEADERS,
     PREVIOUS,
     PROGRESS_WORDS,
     decode_batches,
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
-    from typing_extensions import Buffer
 
-    from logmirror.wire.scan import Batches
+    from logmirror.wire.scan import Batches, Buffer
 
 _MIB: Final = 1024 * 1024
 _HEADER_SIZE: Final = 61
@@ -82,15 +80,13 @@ class RecordDecoder:
                 unfold beyond the limit (facts `position`, `offset`, `why`).
         """
         run = _Run(buffer, batches, first, end, self._decompressor, self._max_batch_bytes)
-        columns = self._columns
-        columns.clear()
-        status = FULL
+        columns, status = self._columns, FULL
         while status != DONE:
+            columns.clear()
             status = run.step(columns)
             if columns.rows:
                 yield columns
                 columns = self._columns  # one made for a huge record goes when that one went
-                columns.clear()
             elif status == FULL:
                 columns = run.columns_for_next_record()
 
@@ -133,11 +129,9 @@ class _Run:
 
     def columns_for_next_record(self) -> Columns:
         """Columns for one record that is larger than a chunk."""
-        need_bytes, need_headers = (
-            int(self._progress[word // 8]) for word in (NEED_BYTES, NEED_HEADERS)
-        )
-        # A header takes at least two bytes, so a claim beyond that was refused before this.
-        return Columns(1, max(need_headers, need_bytes // 2), need_bytes)
+        need_bytes = int(self._progress[NEED_BYTES // 8])
+        # A header takes two bytes at least; a record that claims more of them is refused first.
+        return Columns(1, need_bytes // 2 + 1, need_bytes)
 
     def _decode_batches(self, columns: Columns) -> int:
         table = self._batches.table
@@ -169,7 +163,7 @@ class _Run:
     def _decompress(self) -> npt.NDArray[np.uint8]:
         position, size = self._position(), int(self._batches.sizes[self._row()])
         codec = Codec(int(self._batches.attributes[self._row()]) & 7)
-        data = memoryview(self._array)[position + _HEADER_SIZE : position + size]
+        data = self._array.data[position + _HEADER_SIZE : position + size]
         try:
             return as_bytes_array(
                 self._decompressor.decompress(codec, data, max_bytes=self._max_batch_bytes)

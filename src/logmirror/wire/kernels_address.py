@@ -77,7 +77,7 @@ def kernel(signature: str) -> Callable[[_Function], _Function]:
 
 def inlined(function: _Function) -> _Function:
     """Compile a function for other kernels to call; the optimiser inlines it there."""
-    return cast("_Function", njit(nogil=True)(function))
+    return cast("_Function", njit(nogil=True, forceinline=True)(function))
 
 
 _I64: Final = ir.IntType(64)
@@ -87,7 +87,7 @@ def _make_load(width: int, *, signed: bool) -> Callable[[int], int]:
     """A load of `width` bits at any alignment, widened to 64."""
     narrow = ir.IntType(width)
 
-    @intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+    @intrinsic
     def load(_typing_context: Any, _address: Any) -> Any:  # noqa: ANN401  # numba's own types
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
             value = builder.load(builder.inttoptr(args[0], narrow.as_pointer()))
@@ -105,7 +105,7 @@ def _make_store(width: int) -> Callable[[int, int], None]:
     """A store of the low `width` bits at any alignment."""
     narrow = ir.IntType(width)
 
-    @intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+    @intrinsic
     def store(_typing_context: Any, _address: Any, _value: Any) -> Any:  # noqa: ANN401  # numba's own types
         def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
             value = args[1] if width == _I64.width else builder.trunc(args[1], narrow)
@@ -122,7 +122,7 @@ def _make_swap(width: int) -> Callable[[int], int]:
     """Reverse the low `width` bits bytewise, then widen with sign."""
     narrow = ir.IntType(width)
 
-    @intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+    @intrinsic
     def swap(_typing_context: Any, _value: Any) -> Any:  # noqa: ANN401  # numba's own types
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
             if width == _I64.width:
@@ -147,7 +147,7 @@ _swap_64 = _make_swap(64)
 _load_i16 = _make_load(16, signed=True)
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+@intrinsic
 def _shift_right(_typing_context: Any, _value: Any, _bits: Any) -> Any:  # noqa: ANN401  # numba's own types
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
         return builder.lshr(args[0], args[1])
@@ -159,12 +159,12 @@ shift_right = cast("Callable[[int, int], int]", _shift_right)
 """Logical shift of the 64-bit pattern; Python's `>>` would drag the sign along."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+@intrinsic
 def _memcpy(_typing_context: Any, _to: Any, _source: Any, _size: Any) -> Any:  # noqa: ANN401  # numba's own types
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
         pointer = ir.IntType(8).as_pointer()
         to, source = (builder.inttoptr(value, pointer) for value in args[:2])
-        cgutils.raw_memcpy(builder, to, source, args[2], 1)
+        cgutils.raw_memcpy(builder, to, source, args[2], 1)  # type: ignore[no-untyped-call]  # numba
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
@@ -174,7 +174,7 @@ copy = cast("Callable[[int, int, int], None]", _memcpy)
 """Copy exactly `size` bytes: copy(to, source, size)."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+@intrinsic
 def _move32(_typing_context: Any, _to: Any, _source: Any) -> Any:  # noqa: ANN401  # numba's own types
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
         vector = ir.VectorType(ir.IntType(8), 32).as_pointer()
@@ -270,19 +270,19 @@ def read_varint(position: int, end: int, last_shift: int, last_byte_max: int) ->
         return unzigzag(byte), position
     pattern = byte & 127
     shift = 7
-    while True:
-        if position >= end:
-            return 0, 0
+    while position < end and shift < last_shift:
         byte = load_u8(position)
         position += 1
-        if shift == last_shift:
-            if byte > last_byte_max:
-                return 0, 0
-            return unzigzag(pattern | (byte << shift)), position
         pattern |= (byte & 127) << shift
         if byte < 128:  # noqa: PLR2004  # the continuation bit
             return unzigzag(pattern), position
         shift += 7
+    if position >= end:
+        return 0, 0
+    byte = load_u8(position)
+    if byte > last_byte_max:
+        return 0, 0
+    return unzigzag(pattern | (byte << shift)), position + 1
 
 
 @inlined

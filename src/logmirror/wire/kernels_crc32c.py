@@ -102,11 +102,13 @@ def _step_by_instruction(name: str, *, narrow_register: bool) -> Callable[[int, 
     wide, narrow = ir.IntType(64), ir.IntType(32)
     register_type = narrow if narrow_register else wide
 
-    @intrinsic  # type: ignore[untyped-decorator]  # numba has no stubs
+    @intrinsic
     def step(_typing_context: Any, _register: Any, _word: Any) -> Any:  # noqa: ANN401  # numba's own types
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401  # LLVM values
             kind = ir.FunctionType(register_type, [register_type, wide])
-            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]  # numba
+                builder.module, kind, name
+            )
             if not narrow_register:
                 return builder.call(function, args)
             register = builder.call(function, [builder.trunc(args[0], narrow), args[1]])
@@ -140,7 +142,8 @@ step = _best_step(platform.machine().lower())
 @inlined
 def step_byte(register: int, byte: int) -> int:
     """Advance a register over one byte."""
-    return (register >> 8) ^ _WORD[0, (register ^ byte) & 255]
+    after: int = (register >> 8) ^ _WORD[0, (register ^ byte) & 255]
+    return after
 
 
 @inlined

@@ -7,12 +7,12 @@ as 0, PREVIOUS as -1:
     POSITION           where in that batch's payload
     RECORD, PREVIOUS   records of that batch behind us, offset delta of the last of them
     FIRST, END         the offsets wanted: first <= offset < end
-    NEED_BYTES, NEED_HEADERS   after FULL: what the next record asks for
+    NEED_BYTES         after FULL: the size of the next record's body
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from logmirror.wire import kernels_columns as c
 from logmirror.wire.kernels_address import (
@@ -37,13 +37,117 @@ PREVIOUS: Final = 24
 FIRST: Final = 32
 END: Final = 40
 NEED_BYTES: Final = 48
-NEED_HEADERS: Final = 56
 
-PROGRESS_WORDS: Final = 8
+PROGRESS_WORDS: Final = 7
 
 _HEADER: Final = 61
-_LOG_APPEND: Final = 8
-_HEADERS_FULL: Final = -1
+_LOG_APPEND_BIT: Final = 3
+
+
+class _Targets(NamedTuple):
+    """The context's addresses and limits, held in registers."""
+
+    rows_max: int
+    headers_max: int
+    bytes_max: int
+    offsets: int
+    timestamps: int
+    types: int
+    key_offsets: int
+    key_data: int
+    key_valid: int
+    value_offsets: int
+    value_data: int
+    value_valid: int
+    header_offsets: int
+
+
+class _Levels(NamedTuple):
+    """The context's fill levels, held in registers."""
+
+    rows: int
+    key_bytes: int
+    value_bytes: int
+    headers: int
+    header_key_bytes: int
+    header_value_bytes: int
+    used: int
+
+
+class _Batch(NamedTuple):
+    """What the records of one batch have in common, held in registers."""
+
+    base_offset: int
+    last_delta: int
+    log_append: int
+    base_timestamp: int
+    end: int
+    readable_end: int
+
+
+@inlined
+def _load_targets(context: int) -> _Targets:
+    return _Targets(
+        load_i64(context + c.ROWS_MAX),
+        load_i64(context + c.HEADERS_MAX),
+        load_i64(context + c.BYTES_MAX),
+        load_i64(context + c.OFFSETS),
+        load_i64(context + c.TIMESTAMPS),
+        load_i64(context + c.TIMESTAMP_TYPES),
+        load_i64(context + c.KEY_OFFSETS),
+        load_i64(context + c.KEY_DATA),
+        load_i64(context + c.KEY_VALID),
+        load_i64(context + c.VALUE_OFFSETS),
+        load_i64(context + c.VALUE_DATA),
+        load_i64(context + c.VALUE_VALID),
+        load_i64(context + c.HEADER_OFFSETS),
+    )
+
+
+@inlined
+def _load_levels(context: int) -> _Levels:
+    return _Levels(
+        load_i64(context + c.ROWS),
+        load_i64(context + c.KEY_BYTES),
+        load_i64(context + c.VALUE_BYTES),
+        load_i64(context + c.HEADERS),
+        load_i64(context + c.HEADER_KEY_BYTES),
+        load_i64(context + c.HEADER_VALUE_BYTES),
+        load_i64(context + c.USED_BYTES),
+    )
+
+
+@inlined
+def _store_levels(context: int, levels: _Levels) -> None:
+    """Write the fill levels back, and each offsets column's closing entry."""
+    rows, headers = levels.rows, levels.headers
+    store_64(context + c.ROWS, rows)
+    store_64(context + c.KEY_BYTES, levels.key_bytes)
+    store_64(context + c.VALUE_BYTES, levels.value_bytes)
+    store_64(context + c.HEADERS, headers)
+    store_64(context + c.HEADER_KEY_BYTES, levels.header_key_bytes)
+    store_64(context + c.HEADER_VALUE_BYTES, levels.header_value_bytes)
+    store_64(context + c.USED_BYTES, levels.used)
+    store_32(load_i64(context + c.KEY_OFFSETS) + 4 * rows, levels.key_bytes)
+    store_32(load_i64(context + c.VALUE_OFFSETS) + 4 * rows, levels.value_bytes)
+    store_32(load_i64(context + c.HEADER_OFFSETS) + 4 * rows, headers)
+    key_offsets = load_i64(context + c.HEADER_KEY_OFFSETS)
+    store_32(key_offsets + 4 * headers, levels.header_key_bytes)
+    value_offsets = load_i64(context + c.HEADER_VALUE_OFFSETS)
+    store_32(value_offsets + 4 * headers, levels.header_value_bytes)
+
+
+@inlined
+def _load_batch(header: int, end: int, readable_end: int) -> _Batch:
+    log_append = (load_be16(header + 21) >> _LOG_APPEND_BIT) & 1
+    return _Batch(
+        load_be64(header),
+        load_be32(header + 23),
+        log_append,
+        load_be64(header + 35) if log_append else load_be64(header + 27),
+        end,
+        readable_end,
+    )
 
 
 @inlined
@@ -72,14 +176,7 @@ def _put_sized(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
 
 @inlined
 def _put_headers(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
-    context: int,
-    count: int,
-    row: int,
-    key_bytes: int,
-    value_bytes: int,
-    position: int,
-    end: int,
-    readable_end: int,
+    context: int, count: int, levels: _Levels, position: int, end: int, readable_end: int
 ) -> tuple[int, int, int, int]:
     """Headers into their columns: fill levels and address behind them; address 0: bad."""
     key_offsets = load_i64(context + c.HEADER_KEY_OFFSETS)
@@ -87,6 +184,8 @@ def _put_headers(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain wor
     value_offsets = load_i64(context + c.HEADER_VALUE_OFFSETS)
     value_data = load_i64(context + c.HEADER_VALUE_DATA)
     value_valid = load_i64(context + c.HEADER_VALUE_VALID)
+    row = levels.headers
+    key_bytes, value_bytes = levels.header_key_bytes, levels.header_value_bytes
     for _ in range(count):
         length, position = read_varint32(position, end)
         if position == 0 or length < 0 or length > end - position:
@@ -94,36 +193,15 @@ def _put_headers(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain wor
         store_32(key_offsets + 4 * row, key_bytes)
         copy_with_slack(key_data + key_bytes, position, length, readable_end)
         key_bytes += length
+        position += length
         value_bytes, position = _put_sized(
-            value_offsets,
-            value_data,
-            value_valid,
-            row,
-            value_bytes,
-            position + length,
-            end,
-            readable_end,
+            *(value_offsets, value_data, value_valid, row, value_bytes),
+            *(position, end, readable_end),
         )
         if position == 0:
             return row, key_bytes, value_bytes, 0
         row += 1
     return row, key_bytes, value_bytes, position
-
-
-@inlined
-def _close(context: int, rows: int, headers: int) -> None:
-    """Write the fill levels' last entries, so that the columns are whole after every call."""
-    store_32(load_i64(context + c.KEY_OFFSETS) + 4 * rows, load_i64(context + c.KEY_BYTES))
-    store_32(load_i64(context + c.VALUE_OFFSETS) + 4 * rows, load_i64(context + c.VALUE_BYTES))
-    store_32(load_i64(context + c.HEADER_OFFSETS) + 4 * rows, headers)
-    store_32(
-        load_i64(context + c.HEADER_KEY_OFFSETS) + 4 * headers,
-        load_i64(context + c.HEADER_KEY_BYTES),
-    )
-    store_32(
-        load_i64(context + c.HEADER_VALUE_OFFSETS) + 4 * headers,
-        load_i64(context + c.HEADER_VALUE_BYTES),
-    )
 
 
 @inlined
@@ -137,118 +215,98 @@ def _record_head(position: int, end: int) -> tuple[int, int, int]:
 
 
 @inlined
-def _decode_payload(  # noqa: C901, PLR0912, PLR0913, PLR0914, PLR0915, PLR0917  # one loop; its state must stay in registers
+def _put_record(  # noqa: PLR0911, PLR0913, PLR0917  # a return for each rule broken
+    context: int, to: _Targets, levels: _Levels, batch: _Batch, body: int, end: int, previous: int
+) -> tuple[int, int, _Levels]:
+    """One record, body..end, behind what the columns hold: a status, offset delta, new levels.
+
+    Room for one row and for `end - body` bytes is there. FULL: there is none for its headers.
+    """
+    rows, readable_end = levels.rows, batch.readable_end
+    timestamp_delta, offset_delta, at = _record_head(body + 1, end)
+    if at == 0:
+        return c.BAD_RECORD, 0, levels
+    if offset_delta <= previous or offset_delta > batch.last_delta:
+        return c.BAD_OFFSET_DELTA, 0, levels
+    store_64(to.offsets + 8 * rows, batch.base_offset + offset_delta)
+    timestamp = batch.base_timestamp
+    if batch.log_append == 0:
+        timestamp += timestamp_delta
+    store_64(to.timestamps + 8 * rows, timestamp)
+    store_32(to.types + 4 * rows, batch.log_append)
+    store_32(to.header_offsets + 4 * rows, levels.headers)
+    key_bytes, at = _put_sized(
+        *(to.key_offsets, to.key_data, to.key_valid, rows, levels.key_bytes),
+        *(at, end, readable_end),
+    )
+    if at == 0:
+        return c.BAD_RECORD, 0, levels
+    value_bytes, at = _put_sized(
+        *(to.value_offsets, to.value_data, to.value_valid, rows, levels.value_bytes),
+        *(at, end, readable_end),
+    )
+    if at == 0:
+        return c.BAD_RECORD, 0, levels
+    count, at = read_varint32(at, end)
+    if at == 0 or count < 0 or count > (end - at) // 2:
+        return c.BAD_RECORD, 0, levels
+    headers, header_key_bytes = levels.headers, levels.header_key_bytes
+    header_value_bytes = levels.header_value_bytes
+    if count > 0:
+        if count > to.headers_max - headers:
+            return c.FULL, count, levels
+        headers, header_key_bytes, header_value_bytes, at = _put_headers(
+            context, count, levels, at, end, readable_end
+        )
+    if at != end:
+        return c.BAD_RECORD, 0, levels
+    used = levels.used + end - body
+    return (
+        c.DONE,
+        offset_delta,
+        _Levels(
+            *(rows + 1, key_bytes, value_bytes),
+            *(headers, header_key_bytes, header_value_bytes, used),
+        ),
+    )
+
+
+@inlined
+def _decode_payload(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
     context: int, progress: int, header: int, payload: int, end: int, readable_end: int
 ) -> int:
     """The records of one batch, uncompressed, from where `progress` says; a status."""
-    rows = load_i64(context + c.ROWS)
-    key_bytes = load_i64(context + c.KEY_BYTES)
-    value_bytes = load_i64(context + c.VALUE_BYTES)
-    headers = load_i64(context + c.HEADERS)
-    header_key_bytes = load_i64(context + c.HEADER_KEY_BYTES)
-    header_value_bytes = load_i64(context + c.HEADER_VALUE_BYTES)
-    used = load_i64(context + c.USED_BYTES)
-    rows_max, headers_max = load_i64(context + c.ROWS_MAX), load_i64(context + c.HEADERS_MAX)
-    bytes_max = load_i64(context + c.BYTES_MAX)
-    offsets, timestamps = load_i64(context + c.OFFSETS), load_i64(context + c.TIMESTAMPS)
-    types = load_i64(context + c.TIMESTAMP_TYPES)
-    key_offsets, key_data = load_i64(context + c.KEY_OFFSETS), load_i64(context + c.KEY_DATA)
-    key_valid, value_valid = load_i64(context + c.KEY_VALID), load_i64(context + c.VALUE_VALID)
-    value_offsets, value_data = (
-        load_i64(context + c.VALUE_OFFSETS),
-        load_i64(context + c.VALUE_DATA),
-    )
-    header_offsets = load_i64(context + c.HEADER_OFFSETS)
+    to, levels = _load_targets(context), _load_levels(context)
+    batch = _load_batch(header, end, readable_end)
     first, stop = load_i64(progress + FIRST), load_i64(progress + END)
-    base_offset, last_delta = load_be64(header), load_be32(header + 23)
-    log_append = load_be16(header + 21) & _LOG_APPEND
-    base_timestamp = load_be64(header + 35) if log_append else load_be64(header + 27)
     count = load_be32(header + 57)
     position = payload + load_i64(progress + POSITION)
-    record = load_i64(progress + RECORD)
-    previous = load_i64(progress + PREVIOUS)
+    record, previous = load_i64(progress + RECORD), load_i64(progress + PREVIOUS)
     status = c.DONE
     while record < count:
         length, body = read_varint32(position, end)
         if body == 0 or length < 1 or length > end - body:
             status = c.BAD_RECORD
             break
-        if rows >= rows_max or length > bytes_max - used:
+        if levels.rows >= to.rows_max or length > to.bytes_max - levels.used:
             store_64(progress + NEED_BYTES, length)
-            store_64(progress + NEED_HEADERS, 0)
             status = c.FULL
             break
-        record_end = body + length
-        timestamp_delta, offset_delta, at = _record_head(body + 1, record_end)
-        if at == 0:
-            status = c.BAD_RECORD
-            break
-        if offset_delta <= previous or offset_delta > last_delta:
-            status = c.BAD_OFFSET_DELTA
-            break
-        offset = base_offset + offset_delta
-        store_64(offsets + 8 * rows, offset)
-        store_64(timestamps + 8 * rows, base_timestamp + (0 if log_append else timestamp_delta))
-        store_32(types + 4 * rows, 1 if log_append else 0)
-        store_32(header_offsets + 4 * rows, headers)
-        key_end, at = _put_sized(
-            key_offsets, key_data, key_valid, rows, key_bytes, at, record_end, readable_end
+        status, delta, after = _put_record(
+            context, to, levels, batch, body, body + length, previous
         )
-        if at == 0:
-            status = c.BAD_RECORD
+        if status != c.DONE:
+            store_64(progress + NEED_BYTES, length)
             break
-        value_end, at = _put_sized(
-            value_offsets, value_data, value_valid, rows, value_bytes, at, record_end, readable_end
-        )
-        if at == 0:
-            status = c.BAD_RECORD
-            break
-        header_count, at = read_varint32(at, record_end)
-        if at == 0 or header_count < 0 or header_count > (record_end - at) // 2:
-            status = c.BAD_RECORD
-            break
-        headers_end, header_key_end, header_value_end = (
-            headers,
-            header_key_bytes,
-            header_value_bytes,
-        )
-        if header_count > 0:
-            if header_count > headers_max - headers:
-                store_64(progress + NEED_BYTES, length)
-                store_64(progress + NEED_HEADERS, header_count)
-                status = c.FULL
-                break
-            headers_end, header_key_end, header_value_end, at = _put_headers(
-                context,
-                header_count,
-                headers,
-                header_key_bytes,
-                header_value_bytes,
-                at,
-                record_end,
-                readable_end,
-            )
-        if at != record_end:
-            status = c.BAD_RECORD
-            break
+        offset = batch.base_offset + delta
         if first <= offset and offset < stop:  # noqa: PLR1716  # numba compiles the chain worse
-            rows += 1
-            key_bytes, value_bytes, headers = key_end, value_end, headers_end
-            header_key_bytes, header_value_bytes = header_key_end, header_value_end
-            used += length
-        previous = offset_delta
+            levels = after
+        previous = delta
         record += 1
-        position = record_end
+        position = body + length
     if status == c.DONE and position != end:
         status = c.BAD_COUNT
-    store_64(context + c.ROWS, rows)
-    store_64(context + c.KEY_BYTES, key_bytes)
-    store_64(context + c.VALUE_BYTES, value_bytes)
-    store_64(context + c.HEADERS, headers)
-    store_64(context + c.HEADER_KEY_BYTES, header_key_bytes)
-    store_64(context + c.HEADER_VALUE_BYTES, header_value_bytes)
-    store_64(context + c.USED_BYTES, used)
-    _close(context, rows, headers)
+    _store_levels(context, levels)
     store_64(progress + POSITION, position - payload)
     store_64(progress + RECORD, record)
     store_64(progress + PREVIOUS, previous)

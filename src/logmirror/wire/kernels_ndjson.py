@@ -75,7 +75,7 @@ _SHORT_ESCAPES: Final = np.array(
     [{8: 98, 9: 116, 10: 110, 12: 102, 13: 114, 34: 34, 92: 92}.get(i, 0) for i in range(128)],
     np.int64,
 )
-"""What follows the backslash: b t n f r and the characters themselves; 0: none, or a long escape."""
+"""What follows the backslash; 0: the escape is a long one."""
 
 _ONES: Final = 0x0101010101010101
 _TOPS: Final = -0x7F7F7F7F7F7F7F80  # 0x80 in every byte
@@ -132,11 +132,11 @@ def _put_escape(at: int, byte: int) -> int:
 
 
 @inlined
-def _utf8_size(source: int, left: int) -> int:
-    """Bytes of the character that begins at a byte >= 0x80; 0: not UTF-8 (RFC 3629)."""
+def _utf8_size(source: int, left: int) -> int:  # noqa: C901  # the table of RFC 3629
+    """Bytes of the character that begins at a byte >= 0x80; 0: not UTF-8."""
     lead = load_u8(source)
     low, high, size = 0x80, 0xBF, 2
-    if lead < 0xC2 or lead > 0xF4:  # noqa: PLR2004, PLR1714
+    if lead < 0xC2 or lead > 0xF4:  # noqa: PLR2004
         return 0
     if lead >= 0xF0:  # noqa: PLR2004
         size = 4

@@ -62,6 +62,7 @@ _RECORD_MIN: Final = 7
 _CODEC_MAX: Final = 4
 _TRANSACTIONAL: Final = 16
 _CONTROL: Final = 32
+_ABORT: Final = 0
 
 
 @inlined
@@ -86,26 +87,24 @@ def _check_header(batch: int, size: int) -> int:
 
 
 @inlined
-def _marker_type(batch: int, end: int) -> int:
-    """0 abort, 1 commit, other unknown types as they are, 65536 no record; negative: a status - 65536."""
+def _marker_type(batch: int, end: int) -> tuple[int, int]:
+    """Type in the key of a control batch's first record: a status, the type (-1: no record)."""
     if load_be32(batch + 57) == 0:
-        return 65536
+        return DONE, -1
     length, position = read_varint32(batch + _HEADER, end)
     if position == 0 or length < 1 or length > end - position:
-        return BAD_RECORD - 65536
+        return BAD_RECORD, 0
     end = position + length
     _, position = read_varint64(position + 1, end)
-    if position == 0:
-        return BAD_RECORD - 65536
-    _, position = read_varint32(position, end)
-    if position == 0:
-        return BAD_RECORD - 65536
-    length, position = read_varint32(position, end)
+    if position != 0:
+        _, position = read_varint32(position, end)
+    if position != 0:
+        length, position = read_varint32(position, end)
     if position == 0 or length < -1 or length > end - position:
-        return BAD_RECORD - 65536
+        return BAD_RECORD, 0
     if length < 4:  # noqa: PLR2004  # two int16
-        return BAD_MARKER - 65536
-    return load_be16(position + 2)
+        return BAD_MARKER, 0
+    return DONE, load_be16(position + 2)
 
 
 @inlined
@@ -144,10 +143,10 @@ def _classify(batch: int, size: int, aborted: int) -> int:
     attributes = load_be16(batch + 21)
     producer_id = load_be64(batch + 43)
     if attributes & _CONTROL:
-        marker = _marker_type(batch, batch + size)
-        if marker < -32768:  # noqa: PLR2004  # below every int16
-            return marker + 65536
-        if marker == 0 and producer_id >= 0:
+        status, marker = _marker_type(batch, batch + size)
+        if status != DONE:
+            return status
+        if marker == _ABORT and producer_id >= 0:
             flag = _slot_of(aborted, producer_id)
             if flag != 0:
                 store_64(flag, 0)
@@ -160,7 +159,9 @@ def _classify(batch: int, size: int, aborted: int) -> int:
 
 
 @inlined
-def _tabulate(cell: int, stride: int, batch: int, position: int, size: int, kind: int) -> None:
+def _tabulate(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
+    cell: int, stride: int, batch: int, position: int, size: int, kind: int
+) -> None:
     store_64(cell, position)
     store_64(cell + stride, size)
     store_64(cell + 2 * stride, load_be64(batch))

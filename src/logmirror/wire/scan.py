@@ -29,11 +29,12 @@ from logmirror.wire.kernels_scan import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from mmap import mmap
     from typing import TypeAlias
 
     import numpy.typing as npt
-    from typing_extensions import Buffer
 
+    Buffer: TypeAlias = bytes | bytearray | memoryview | mmap | npt.NDArray[np.uint8]
     Words: TypeAlias = npt.NDArray[np.int64]
 
 __all__ = [
@@ -52,7 +53,7 @@ _HEADER_SIZE: Final = 61
 
 def as_bytes_array(buffer: Buffer) -> npt.NDArray[np.uint8]:
     """A buffer as numpy sees it, without a copy; it keeps the buffer alive and unresizable."""
-    return np.frombuffer(buffer, np.uint8) if memoryview(buffer).nbytes else _NOTHING
+    return np.frombuffer(buffer, np.uint8) if len(buffer) else _NOTHING  # numpy refuses empty ones
 
 
 _NOTHING: Final = np.zeros(1, np.uint8)[:0]
@@ -109,7 +110,7 @@ class Batches:
 
     @property
     def record_counts(self) -> Words:
-        """Records in each batch; fewer than offsets after compaction. Not yet checked if compressed."""
+        """Records in each batch as its header says; fewer than offsets after compaction."""
         return self._column(4)
 
     @property
@@ -175,8 +176,8 @@ class BatchScanner:
             The whole batches. The table is the scanner's: valid until the next call.
 
         Raises:
-            CorruptionError: A batch is wrong (facts `position`, `offset`, `why`: magic, length, crc,
-                base-offset, last-offset-delta, count, codec, marker or record).
+            CorruptionError: A batch is wrong (facts `position`, `offset`, `why`, which is magic,
+                length, crc, base-offset, last-offset-delta, count, codec, marker or record).
             UsageError: A batch has format v0 or v1 (facts `magic`, `offset`, `position`).
         """
         array = as_bytes_array(buffer)
