@@ -1,11 +1,12 @@
 """Which requests this broker answers, and in which versions.
 
-Advertised is what is implemented and tested; every client takes the highest version both sides know.
+Advertised is what is implemented and tested; every client takes the highest version that both sides
+know.
 
-Two rows are not what they seem. Produce is advertised from 0 although only 3 and later are answered:
-librdkafka before 2.16 takes "from 3" for a broker without compression and silently sends gzip, lz4
-and snappy batches as codec 0 (KAFKA-18659). And who asks for an ApiVersions version above ours gets
-error 35 in the layout of version 0, which everybody can read.
+Two rows are not what they seem. Produce is advertised from 0 although only 3 and later are
+answered: librdkafka before 2.16 takes "from 3" for a broker without compression and silently sends
+gzip, lz4 and snappy batches as codec 0 (KAFKA-18659). And who asks for an ApiVersions version above
+ours gets error 35 in the layout of version 0, which everybody can read.
 """
 
 from __future__ import annotations

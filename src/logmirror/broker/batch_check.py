@@ -1,8 +1,8 @@
 """What a batch must be before it is stored. Afterwards it is opaque bytes.
 
 A client's batch is checked once, here: what the log holds was right when it came, so whatever reads
-it later may trust its structure and blame the disk for what is wrong. The codes are those that Kafka
-answers in the same case.
+it later may trust its structure and blame the disk for what is wrong. The codes are those that
+Kafka answers in the same case.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from logmirror.errors import CorruptionError
+from logmirror.wire.compression import Codec, decompress
+from logmirror.wire.kernels_check import count_sound_records
 from logmirror.wire.kernels_crc32c import crc32c_at
 from logmirror.wire.scan import address_of, as_bytes_array
 
@@ -25,6 +28,9 @@ _LAST_CODEC: Final = 4
 _LOG_APPEND_TIME: Final = 8
 _TRANSACTIONAL: Final = 16
 _CONTROL: Final = 32
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+"""Of one batch, decompressed; a bomb that passes every other limit ends here."""
+
 _OFFSETS: Final = Struct(">q")
 _EPOCH: Final = Struct(">i")
 
@@ -45,7 +51,6 @@ class BatchFacts(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    codec: int
 
 
 def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
@@ -59,46 +64,45 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
     size = len(records)
     if size < HEADER_BYTES:
         raise RefusedBatchError(ErrorCode.corrupt_message, "shorter than a batch header")
-    (
-        _base_offset,
-        length,
-        _leader_epoch,
-        magic,
-        checksum,
-        attributes,
-        last_delta,
-        _base_timestamp,
-        max_timestamp_ms,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        record_count,
-    ) = _BATCH.unpack_from(records, 0)
+    header = _BATCH.unpack_from(records, 0)
+    _, length, _, magic, checksum, attributes, last_delta, _, max_timestamp_ms = header[:9]
+    producer_id, producer_epoch, base_sequence, record_count = header[9:]
     if magic != _MAGIC:
         raise RefusedBatchError(ErrorCode.invalid_record, "message format is not v2")
-    end = _LENGTH_END + length
-    if end < HEADER_BYTES or end > size:
-        raise RefusedBatchError(ErrorCode.corrupt_message, "length does not match the bytes")
-    if end < size:
-        raise RefusedBatchError(ErrorCode.invalid_record, "more than one batch")
-    if size > max_bytes:
-        raise RefusedBatchError(ErrorCode.message_too_large, "larger than max.message.bytes")
+    _check_size(size, _LENGTH_END + length, max_bytes)
     address = address_of(as_bytes_array(records))
     if crc32c_at(address + _CRC_START, size - _CRC_START) != checksum:
         raise RefusedBatchError(ErrorCode.corrupt_message, "checksum")
-    if record_count <= 0 or last_delta != record_count - 1:
-        raise RefusedBatchError(ErrorCode.invalid_record, "record count does not match the offsets")
     _check_attributes(attributes)
     if producer_id >= 0 and (producer_epoch < 0 or base_sequence < 0):
         raise RefusedBatchError(ErrorCode.invalid_record, "producer id without epoch or sequence")
-    return BatchFacts(
-        record_count,
-        max_timestamp_ms,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        attributes & _CODEC_BITS,
-    )
+    if record_count <= 0 or last_delta != record_count - 1:
+        raise RefusedBatchError(ErrorCode.invalid_record, "record count does not match the offsets")
+    if attributes & _CODEC_BITS:
+        sound = _count_compressed(attributes, records, record_count)
+    else:
+        sound = count_sound_records(address + HEADER_BYTES, size - HEADER_BYTES, record_count)
+    if sound != record_count:
+        raise RefusedBatchError(ErrorCode.invalid_record, f"record {sound} is not what it says")
+    return BatchFacts(record_count, max_timestamp_ms, producer_id, producer_epoch, base_sequence)
+
+
+def _check_size(size: int, batch_end: int, max_bytes: int) -> None:
+    if batch_end < HEADER_BYTES or batch_end > size:
+        raise RefusedBatchError(ErrorCode.corrupt_message, "length does not match the bytes")
+    if batch_end < size:
+        raise RefusedBatchError(ErrorCode.invalid_record, "more than one batch")
+    if size > max_bytes:
+        raise RefusedBatchError(ErrorCode.message_too_large, "larger than max.message.bytes")
+
+
+def _count_compressed(attributes: int, records: memoryview, record_count: int) -> int:
+    codec = Codec(attributes & _CODEC_BITS)
+    try:
+        body = decompress(codec, records[HEADER_BYTES:], max_bytes=MAX_BODY_BYTES)
+    except CorruptionError as error:
+        raise RefusedBatchError(ErrorCode.corrupt_message, error.message) from error
+    return count_sound_records(address_of(as_bytes_array(body)), len(body), record_count)
 
 
 def _check_attributes(attributes: int) -> None:

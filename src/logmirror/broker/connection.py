@@ -1,8 +1,8 @@
 """One client's connection: bytes in, requests in order, answers in the same order.
 
-- C1 Answers leave in the order of their requests. Produce requests overlap: the next one is appended
-  while the one before it waits for the disk, so one connection can share a flush with itself. Every
-  other request waits until those before it are answered.
+- C1 Answers leave in the order of their requests. Produce requests overlap: the next one is
+  appended while the one before it waits for the disk, so one connection can share a flush with
+  itself. Every other request waits until those before it are answered.
 - C2 Whatever a client sends, it costs that client its connection at worst.
 - C3 Memory per connection is bounded: by one request that is arriving, and about a megabyte of
   answer. Records go from file to socket in pieces, as fast as the client takes them; a client that
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -41,6 +42,9 @@ MAX_OVERLAPPING: Final = 256
 """Produce requests of one connection that wait for the disk; clients send 5, some more."""
 
 READ_WHILE_BUSY_BYTES: Final = 256 * 1024
+STOP_MS: Final = 1000
+"""How long a stopping broker waits for clients to take their last answers."""
+
 RATE_BYTES_PER_MS: Final = 64
 """The least rate at which a request must arrive once it has begun."""
 
@@ -53,6 +57,27 @@ class Connections:
         self.max_connections = max_connections
         self.open: set[Connection] = set()
         self.buffered_bytes = 0
+        self.is_stopping = False
+        self._all_closed = asyncio.Event()
+
+    def closed(self, connection: Connection, buffered_bytes: int) -> None:
+        """Forget a connection and the bytes that it held."""
+        self.open.discard(connection)
+        self.buffered_bytes -= buffered_bytes
+        if self.is_stopping and not self.open:
+            self._all_closed.set()
+
+    async def stop(self) -> None:
+        """Take no more requests, finish what is in hand as far as clients take it, and close."""
+        self.is_stopping = True
+        await self.broker.commits.drain()
+        for connection in tuple(self.open):
+            connection.finish()
+        if self.open:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), STOP_MS / 1000)
+        for connection in tuple(self.open):
+            connection.close("the broker stops")
 
     def sweep(self, now_ms: float) -> None:
         """Close the connections that are out of time."""
@@ -78,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Task[bytes | list[Part]] | None = None
         self._outgoing: deque[Part] = deque()
         self._is_processing = False
+        self._is_finishing = False
         self._is_writable = True
         self._is_reading = True
         self._last_request_ms = self._now_ms()
@@ -109,8 +135,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._all.open.discard(self)
-        self._all.buffered_bytes -= self._counted_bytes
+        self._all.closed(self, self._counted_bytes)
         self._counted_bytes = 0
         self._transport = None
         self._outgoing.clear()
@@ -159,17 +184,21 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._is_processing = True
         try:
-            while self._transport is not None and not self._is_busy:
-                if len(self._waiting) >= MAX_OVERLAPPING or not self._take_one():
+            while self._may_take():
+                if not self._take_one():
                     break
         except RemoteProtocolError as error:
             self.close(str(error))
-        except Exception:
+        except Exception:  # noqa: BLE001  # C2: a bug that one client can reach must not end all
             _LOG.exception("%s: a request could not be handled", self._peer)
             self.close("internal error")
         finally:
             self._is_processing = False
         self._mind_reading()
+
+    def _may_take(self) -> bool:
+        ready = self._transport is not None and not self._is_busy and not self._all.is_stopping
+        return ready and len(self._waiting) < MAX_OVERLAPPING
 
     def _take_one(self) -> bool:
         """Handle the next request; False if it is not here or must wait."""
@@ -260,10 +289,12 @@ class Connection(asyncio.BufferedProtocol):
                     size += len(piece)
             except (OSError, CorruptionError) as error:
                 # The frame's size was announced, so it cannot be ended in another way.
-                _LOG.error("%s: records could not be read: %s", self._peer, error)  # noqa: TRY400
+                _LOG.error("%s: records could not be read: %s", self._peer, error)
                 self.close("records could not be read")
                 return
             self._transport.writelines(pieces)
+        if self._is_finishing and self._transport is not None and not self._outgoing:
+            self._transport.close()
 
     def _next_piece(self, limit: int) -> bytes | bytearray:
         part = self._outgoing.popleft()
@@ -296,6 +327,11 @@ class Connection(asyncio.BufferedProtocol):
                 "request arrives too slowly" if now_ms - self._frame_began_ms > allowed_ms else ""
             )
         return "idle" if now_ms - self._last_request_ms > options.idle_timeout_ms else ""
+
+    def finish(self) -> None:
+        """Close the connection once its answers are sent."""
+        self._is_finishing = True
+        self._send()
 
     def close(self, reason: str) -> None:
         """Close the connection now; what is not sent yet is dropped."""

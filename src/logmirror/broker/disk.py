@@ -1,4 +1,4 @@
-"""The system calls that a partition's log is made of, apart so that a test can let any of them fail.
+"""The system calls that a log is made of, apart so that a test can let any of them fail.
 
 Every call raises `OSError` as the system does; `partition_log` decides what a failure means.
 """

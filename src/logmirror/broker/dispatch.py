@@ -6,20 +6,31 @@ bytes of its connection overwrite.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker import handle_admin, handle_configs, handle_fetch, handle_offsets
 from logmirror.broker.apis import Api, is_answered
 from logmirror.wire.frames import RemoteProtocolError, RequestHeader
-from logmirror.wire.serve_messages import read_request
+from logmirror.wire.serve_messages import Message, read_request
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.handle_fetch import Part
 
     Answer = bytes | list[Part] | Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]]
+
+
+_HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller], Answer]]] = {
+    Api.LIST_OFFSETS: handle_offsets.list_offsets,
+    Api.METADATA: handle_admin.metadata,
+    Api.CREATE_TOPICS: handle_admin.create_topics,
+    Api.DELETE_TOPICS: handle_admin.delete_topics,
+    Api.INIT_PRODUCER_ID: handle_admin.init_producer_id,
+    Api.DESCRIBE_CONFIGS: handle_configs.describe_configs,
+    Api.DESCRIBE_CLUSTER: handle_admin.describe_cluster,
+}
 
 
 def answer(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Answer:
@@ -36,22 +47,7 @@ def answer(broker: Broker, header: RequestHeader, frame: memoryview, caller: Cal
     check_answered(header)
     if api_key == Api.FETCH:
         return handle_fetch.fetch(broker, header, frame)
-    request = read_request(frame, api_key, version)
-    match api_key:
-        case Api.METADATA:
-            return handle_admin.metadata(broker, header, request, caller)
-        case Api.LIST_OFFSETS:
-            return handle_offsets.list_offsets(broker, header, request)
-        case Api.CREATE_TOPICS:
-            return handle_admin.create_topics(broker, header, request)
-        case Api.DELETE_TOPICS:
-            return handle_admin.delete_topics(broker, header, request)
-        case Api.INIT_PRODUCER_ID:
-            return handle_admin.init_producer_id(broker, header, request)
-        case Api.DESCRIBE_CLUSTER:
-            return handle_admin.describe_cluster(broker, header, request, caller)
-        case _:
-            return handle_configs.describe_configs(broker, header, request)
+    return _HANDLERS[api_key](broker, header, read_request(frame, api_key, version), caller)
 
 
 def check_answered(header: RequestHeader) -> None:

@@ -26,7 +26,7 @@ class GroupCommit:
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._scheduled: set[PartitionLog] = set()
-        self._running: set[asyncio.Future[None]] = set()
+        self._running: dict[PartitionLog, asyncio.Future[None]] = {}
 
     def schedule(self, log: PartitionLog) -> None:
         """See to it that what the log has now becomes durable.
@@ -43,11 +43,11 @@ class GroupCommit:
         if job is None:
             return
         running = self._loop.run_in_executor(self._executor, job.run)
-        self._running.add(running)
+        self._running[log] = running
         running.add_done_callback(lambda done: self._finish(log, job, done))
 
     def _finish(self, log: PartitionLog, job: SyncJob, done: asyncio.Future[None]) -> None:
-        self._running.discard(done)
+        del self._running[log]
         error = done.exception()
         if error is not None:
             _LOG.error("%s: flush failed, the partition is offline", job.folder, exc_info=error)
@@ -56,7 +56,14 @@ class GroupCommit:
         log.finish_sync(job, error)
         self._begin(log)
 
+    async def settle(self, log: PartitionLog) -> None:
+        """Wait until a log is not being flushed."""
+        while (running := self._running.get(log)) is not None:
+            await asyncio.wait([running])
+
     async def drain(self) -> None:
-        """Wait until nothing is being flushed."""
-        while self._running or self._scheduled:
-            await asyncio.sleep(0.001)
+        """Flush what was appended, and wait for it."""
+        for log in tuple(self._scheduled):
+            self._begin(log)
+        while self._running:
+            await asyncio.wait(tuple(self._running.values()))

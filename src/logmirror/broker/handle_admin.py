@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import uuid
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
@@ -26,6 +26,7 @@ from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Sequence
 
     from logmirror.broker.broker import Broker, Caller
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _NOT_SAID: Final = -1
+_NOBODY: Final = -1
+_OFFLINE: Final = ErrorCode.leader_not_available
+_CONFIGS: Final = "CreatableTopicConfigs"
 _BROKERS_ENDPOINT: Final = 1
 
 
@@ -96,20 +100,27 @@ def _asked_topics(
 async def _find_or_create(
     broker: Broker, name: str | None, topic_id: uuid.UUID | None, *, may_create: bool
 ) -> tuple[ErrorCode, Topic | None]:
-    topics = broker.topics
     if name is None:
-        topic = topics.by_id.get(topic_id.bytes) if topic_id is not None else None
+        topic = broker.topics.by_id.get(topic_id.bytes) if topic_id is not None else None
         return (ErrorCode.unknown_topic_id if topic is None else ErrorCode.none), topic
-    if (topic := topics.by_name.get(name)) is not None:
+    topic = broker.topics.by_name.get(name)
+    if topic is not None:
         return ErrorCode.none, topic
+    if may_create and broker.options.auto_create_topics:
+        return await _create_on_first_use(broker, name)
     try:
         check_name(name)
-        if not (may_create and broker.options.auto_create_topics):
-            return ErrorCode.unknown_topic_or_partition, None
-        return ErrorCode.none, await topics.create(name, _NOT_SAID, {})
+    except RefusedTopicError as refused:
+        return refused.code, None
+    return ErrorCode.unknown_topic_or_partition, None
+
+
+async def _create_on_first_use(broker: Broker, name: str) -> tuple[ErrorCode, Topic | None]:
+    try:
+        return ErrorCode.none, await broker.topics.create(name, _NOT_SAID, {})
     except RefusedTopicError as refused:
         if refused.code == ErrorCode.topic_already_exists:  # created while we waited our turn
-            return ErrorCode.none, topics.by_name.get(name)
+            return ErrorCode.none, broker.topics.by_name.get(name)
         return refused.code, None
     except LogmirrorError:
         _LOG.exception("topic %s could not be created", name)
@@ -137,10 +148,10 @@ def _topic_entity(
                 "MetadataResponsePartition",
                 error_code=ErrorCode.none if log.failure is None else _OFFLINE,
                 partition_index=number,
-                leader_id=node,
+                leader_id=node if log.failure is None else _NOBODY,
                 leader_epoch=0,
                 replica_nodes=(node,),
-                isr_nodes=(node,),
+                isr_nodes=(node,) if log.failure is None else (),
                 offline_replicas=() if log.failure is None else (node,),
             )
             for number, log in enumerate(logs)
@@ -148,24 +159,23 @@ def _topic_entity(
     )
 
 
-_OFFLINE: Final = ErrorCode.kafka_storage_error
-
-
-async def create_topics(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+async def create_topics(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
     """Answer CreateTopics."""
     kind = response_kind(Api.CREATE_TOPICS, header.version)
-    names = [wanted.name for wanted in request.topics]
+    names = Counter(wanted.name for wanted in request.topics)
     results = []
     for wanted in {wanted.name: wanted for wanted in request.topics}.values():
         code, reason, topic = ErrorCode.none, None, None
         try:
-            if names.count(wanted.name) > 1:
-                raise RefusedTopicError(ErrorCode.invalid_request, "topic is named twice")
+            count = _partition_count(wanted, times_named=names[wanted.name])
+            configs = _wanted_configs(wanted)
             topic = await broker.topics.create(
-                wanted.name,
-                _partition_count(wanted),
-                _wanted_configs(wanted),
-                dry_run=request.validate_only,
+                wanted.name, count, configs, dry_run=request.validate_only
             )
         except RefusedTopicError as refused:
             code, reason = refused.code, refused.reason
@@ -178,8 +188,10 @@ async def create_topics(broker: Broker, header: RequestHeader, request: Message)
     return kind.frame(header.correlation_id, topics=tuple(results))
 
 
-def _partition_count(wanted: Message) -> int:
+def _partition_count(wanted: Message, *, times_named: int) -> int:
     """Return how many partitions are wanted, also if they are assigned by hand."""
+    if times_named > 1:
+        raise RefusedTopicError(ErrorCode.invalid_request, "topic is named twice")
     if not wanted.assignments:
         if wanted.replication_factor not in (_NOT_SAID, 1):
             raise RefusedTopicError(
@@ -236,10 +248,12 @@ def _created_entity(
     )
 
 
-_CONFIGS: Final = "CreatableTopicConfigs"
-
-
-async def delete_topics(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+async def delete_topics(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
     """Answer DeleteTopics."""
     kind = response_kind(Api.DELETE_TOPICS, header.version)
     results = []
@@ -278,7 +292,12 @@ def _doomed(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
     return list(dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics))
 
 
-async def init_producer_id(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+async def init_producer_id(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
     """Answer InitProducerId: an idempotent producer always gets a new id, as from Kafka."""
     kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
     reply = functools.partial(kind.frame, header.correlation_id)

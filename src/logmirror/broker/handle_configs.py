@@ -11,14 +11,19 @@ from logmirror.broker.topic_configs import ConfigEntry, ConfigSource, ConfigType
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
 if TYPE_CHECKING:
-    from logmirror.broker.broker import Broker
+    from logmirror.broker.broker import Broker, Caller
     from logmirror.wire.frames import RequestHeader
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
 
 
-def describe_configs(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+def describe_configs(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
     """Answer DescribeConfigs."""
     kind = response_kind(Api.DESCRIBE_CONFIGS, header.version)
     results = []

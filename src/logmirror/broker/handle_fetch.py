@@ -1,9 +1,9 @@
 """Fetch (key 1, versions 4-17).
 
 Whole batches, as many as fit; the first partition that has any gets one even if it alone is larger
-than all limits, so a consumer always gets on. Only what is durable is served (L1 in `partition_log`).
-If less than `min_bytes` is there, the request waits on its partitions until enough is, something is
-wrong, or `max_wait_ms` has passed.
+than all limits, so a consumer always gets on. Only what is durable is served (L1 in
+`partition_log`). If less than `min_bytes` is there, the request waits on its partitions until
+enough is, something is wrong, or `max_wait_ms` has passed.
 
 Deviations from Kafka: no fetch sessions (every answer has session id 0, which clients understand as
 "send everything each time"); a batch is never cut short, an answer has whole ones or none.
@@ -96,20 +96,23 @@ async def _wait(
         found = await _look_after_loading(broker, request, header.version)
     loop = asyncio.get_running_loop()
     wait_ms = min(request.max_wait_ms, broker.options.max_fetch_wait_ms)
-    deadline = loop.time() + wait_ms / 1000
-    moved = asyncio.Event()
+    moved, is_over = asyncio.Event(), asyncio.Event()
+
+    def give_up() -> None:
+        is_over.set()
+        moved.set()
+
+    timer = loop.call_later(max(0, wait_ms) / 1000, give_up)
     logs = set(found.logs)
     for log in logs:
         log.watch(moved.set)
     try:
-        while (left := deadline - loop.time()) > 0 and _must_wait(request, found):
-            try:
-                await asyncio.wait_for(moved.wait(), left)
-            except TimeoutError:
-                break
+        while not is_over.is_set() and _must_wait(request, found):
+            await moved.wait()
             moved.clear()
             found = await _look_after_loading(broker, request, header.version)
     finally:
+        timer.cancel()
         for log in logs:
             log.unwatch(moved.set)
     return _pack(header, found)

@@ -8,8 +8,8 @@
     -3         the largest timestamp         the first record that has it
     -5         latest tiered                 -1: nothing is tiered
 
-A look-up by time reads the index, the headers of one interval, and decodes one batch. It runs off the
-event loop, because a segment that was not read for long is indexed first, and a batch may be
+A look-up by time reads the index, the headers of one interval, and decodes one batch. It runs off
+the event loop, because a segment that was not read for long is indexed first, and a batch may be
 compressed.
 """
 
@@ -32,7 +32,7 @@ from logmirror.wire.scan import BatchScanner
 from logmirror.wire.serve_messages import Message, response_kind
 
 if TYPE_CHECKING:
-    from logmirror.broker.broker import Broker
+    from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.disk import OpenFile
     from logmirror.broker.segment_cache import SegmentCache
     from logmirror.wire.frames import RequestHeader
@@ -47,7 +47,12 @@ _NOT_FOUND: Final = (-1, -1)
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-async def list_offsets(broker: Broker, header: RequestHeader, request: Message) -> bytes:
+async def list_offsets(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
     """Answer a ListOffsets request."""
     kind = response_kind(Api.LIST_OFFSETS, header.version)
     topics = []
@@ -75,12 +80,17 @@ async def _answer(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode
     """Return error, timestamp and offset for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition_index < len(topic.logs):
-        return ErrorCode.unknown_topic_or_partition, -1, -1
-    if getattr(wanted, "current_leader_epoch", -1) > 0:
-        return ErrorCode.unknown_leader_epoch, -1, -1
+        return ErrorCode.unknown_topic_or_partition, *_NOT_FOUND
     log, timestamp_ms = topic.logs[wanted.partition_index], wanted.timestamp
-    if log.failure is not None:
-        return ErrorCode.kafka_storage_error, -1, -1
+    refused = ErrorCode.none
+    if getattr(wanted, "current_leader_epoch", -1) > 0:
+        refused = ErrorCode.unknown_leader_epoch
+    elif log.failure is not None:
+        refused = ErrorCode.kafka_storage_error
+    elif timestamp_ms < LATEST_TIERED:
+        refused = ErrorCode.invalid_request
+    if refused:
+        return refused, *_NOT_FOUND
     fixed = {
         LATEST: log.high_watermark,
         EARLIEST: log.log_start,
@@ -89,8 +99,6 @@ async def _answer(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode
     }
     if timestamp_ms in fixed:
         return ErrorCode.none, -1, fixed[timestamp_ms]
-    if timestamp_ms < MAX_TIMESTAMP:
-        return ErrorCode.invalid_request, -1, -1
     loop = asyncio.get_running_loop()
     segments = log.readable_segments()
     try:
@@ -99,7 +107,7 @@ async def _answer(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode
         )
     except (LogmirrorError, OSError) as error:
         _LOG.warning("%s-%d: look-up by time: %s", name, wanted.partition_index, error)
-        return ErrorCode.kafka_storage_error, -1, -1
+        return ErrorCode.kafka_storage_error, *_NOT_FOUND
     return ErrorCode.none, found_ms, offset
 
 

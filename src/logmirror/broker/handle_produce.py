@@ -130,7 +130,7 @@ def _refusal(request: ProduceRequest, topic: Topic | None, number: int) -> Error
     return None
 
 
-def _append(  # noqa: PLR0913  # one partition of one request: where, what, and whom to tell
+def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, what, whom to tell
     broker: Broker,
     topic: Topic,
     number: int,

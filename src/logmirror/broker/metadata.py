@@ -6,8 +6,8 @@ SQLite in WAL mode with synchronous=FULL: a change is durable when the call retu
     topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
     topic_configs(topic, name, value)       only what the creator said
 
-A topic that is being deleted keeps its row until its files are gone. So a broker that died in between
-goes on deleting at its next start, and a new topic of that name never inherits a record (A20).
+A topic that is being deleted keeps its row until its files are gone. So a broker that died in
+between goes on deleting at its next start, and a new topic of that name never inherits a record.
 """
 
 from __future__ import annotations

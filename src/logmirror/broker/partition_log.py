@@ -3,8 +3,8 @@
     log_start ........ high_watermark ........ log_end
     |  durable, readable |  written, waiting for the disk  |  next append
 
-- L1 A record is readable and its producer told only when it is durable (I6). There is one watermark,
-  it never steps back, and every API shows it.
+- L1 A record is readable and its producer told only when it is durable (I6). There is one
+  watermark, it never steps back, and every API shows it.
 - L2 Durability comes in order: a segment is durable and sealed before anything in the one after it
   counts as durable. So what recovery may have to cut off was never acknowledged.
 - L3 A failed flush fails exactly those who wait, and the partition is offline until the next start:

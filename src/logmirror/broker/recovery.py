@@ -8,9 +8,9 @@ What can be there, and what it means:
     more than one open              died before the older ones were sealed
     .<next>.producers               the producers as of that offset
 
-The open segments are read in order, each batch with its checksum. At the first one that is not whole
-and right, the log ends: the file is cut there, and open segments after it are removed. Nothing that
-was acknowledged is lost by that (L2 in `partition_log`).
+The open segments are read in order, each batch with its checksum. At the first one that is not
+whole and right, the log ends: the file is cut there, and open segments after it are removed.
+Nothing that was acknowledged is lost by that (L2 in `partition_log`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def recover(folder: Path, *, disk: Disk, cache: SegmentCache, segment_bytes: int
         CorruptionError: The files contradict each other in a way that no crash explains.
         OSError: The folder cannot be read or written.
     """
-    names = os.listdir(folder) if folder.is_dir() else []
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     sealed = chain((n for n in names if n[0] != "."), extension=NATIVE, start=None)
     segments = [
         Segment(folder / link.name, link.first, link.last + 1, (folder / link.name).stat().st_size)
@@ -198,6 +198,7 @@ def scan(file: OpenFile, first: int, *, contiguous: bool) -> Iterator[_Stored]:
     """Yield whole batches with a right checksum from the front of a file; ends where they end.
 
     Args:
+        file: Read from its beginning to its end.
         first: The lowest offset the first batch may have.
         contiguous: Whether each batch must begin right behind the one before it, as in what this
             broker wrote; an archive may have holes.

@@ -134,7 +134,7 @@ class Segment:
 
     __slots__ = ("file", "first", "index", "next_offset", "path", "size_bytes")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a value with six parts
         self,
         path: Path,
         first: int,

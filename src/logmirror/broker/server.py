@@ -65,7 +65,7 @@ def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> No
 
 @contextlib.contextmanager
 def _held(log_dir: Path) -> Iterator[Path]:
-    """Make the broker's directory and hold it against a second broker; yields our private folder."""
+    """Make the log directory and hold it against a second broker; yields our private folder."""
     private = log_dir / ".logmirror"
     try:
         private.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,8 @@ async def _serve(
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
     ):
-        topics = Topics(options, store, others, disk, cache)
+        commits = GroupCommit(flushers)
+        topics = Topics(options, store, others, disk, cache, commits)
         topics.load()
         host, port = listener.getsockname()[:2]
         broker = Broker(
@@ -137,7 +138,7 @@ async def _serve(
             store=store,
             topics=topics,
             cache=cache,
-            commits=GroupCommit(flushers),
+            commits=commits,
             executor=others,
             port=port,
         )
@@ -151,13 +152,11 @@ async def _serve(
         await _sweep_until(stop, connections)
         _LOG.info("stopping")
         server.close()
-        await broker.commits.drain()
-        for connection in tuple(connections.open):
-            connection.close("the broker stops")
+        await connections.stop()
 
 
 def _connection_limit(wanted: int) -> int:
-    """Return how many connections the system's limit of open files allows; raises that if it may."""
+    """Return how many connections may be open; raises the system's limit of files if it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,7 +1,7 @@
 """The configuration of a topic: what can be set, what it means here, how it is shown.
 
-Only what the broker does is accepted. A setting that would be stored and ignored, such as a retention
-time, is refused with the reason: who sets it relies on it.
+Only what the broker does is accepted. A setting that would be stored and ignored, such as a
+retention time, is refused with the reason: who sets it relies on it.
 """
 
 from __future__ import annotations

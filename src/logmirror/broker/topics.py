@@ -1,7 +1,7 @@
 """The topics of a running broker: which there are, under which names and ids, with which logs.
 
-Topics are created and deleted one at a time. A creation is durable before anybody is told; a deletion
-is durable first, then the files go, then the name is free again (see `metadata`).
+Topics are created and deleted one at a time. A creation is durable before anybody is told; a
+deletion is durable first, then the files go, then the name is free again (see `metadata`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.disk import Disk
+    from logmirror.broker.group_commit import GroupCommit
     from logmirror.broker.options import BrokerOptions
     from logmirror.broker.segment_cache import SegmentCache
 
@@ -72,14 +73,16 @@ def check_name(name: str) -> None:
 class Topics:
     """All topics. Methods are called on the event loop; what blocks runs in `executor`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  # the broker's parts, built in one place
         self,
         options: BrokerOptions,
         store: MetadataStore,
         executor: Executor,
         disk: Disk,
         cache: SegmentCache,
+        commits: GroupCommit,
     ) -> None:
+        self._commits = commits
         self._options = options
         self._store = store
         self._executor = executor
@@ -199,8 +202,8 @@ class Topics:
             del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
             for log in topic.logs:
                 log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
-            while any(log.is_syncing for log in topic.logs):
-                await asyncio.sleep(0.001)
+            for log in topic.logs:
+                await self._commits.settle(log)
             await loop.run_in_executor(self._executor, self._remove_files, topic.name)
             await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
             _LOG.info("deleted topic %s", topic.name)
