@@ -5,6 +5,8 @@ time, spliced, renamed, written by others), with and without their claim; each m
 CorruptionError that names the object.
 """
 
+import errno
+import io
 import json
 import random
 
@@ -19,7 +21,7 @@ from logmirror.archive.digest import object_digest
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name, parse_name
 from logmirror.archive.reader import check_object, iterate
-from logmirror.errors import CorruptionError, UsageError
+from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import SCHEMA
@@ -118,17 +120,19 @@ def test_a_flipped_bit_is_found(extension):
     name, data, digest = make_object(extension, RECORDS)
     claim = claim_for(name, digest)
     chooser = random.Random(7)
-    end = len(data) if extension != "parquet" else len(data) - footer_bytes(data)
-    for _ in range(150):
+    unnoticed = 0
+    for _ in range(400):
         damaged = bytearray(data)
-        damaged[chooser.randrange(4, end)] ^= 1 << chooser.randrange(8)
+        damaged[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
         try:
             report = check(name, bytes(damaged), claim=claim)
         except CorruptionError:
             continue
-        # Bytes that carry no meaning (a leader epoch, a count of unused statistics) may differ.
+        # A Parquet footer has bytes that say nothing of the records, such as the writer's name.
         assert extension == "parquet"
         assert (report.digest, report.record_count) == (digest, len(RECORDS))
+        unnoticed += 1
+    assert unnoticed < 400 * footer_bytes(data) / len(data)
 
 
 def footer_bytes(data):
@@ -178,6 +182,28 @@ def test_a_strange_name_is_refused():
 def test_an_object_that_is_gone_is_a_key_error():
     with pytest.raises(KeyError):
         check_object(MemoryStore(), FOLDER, make_object("batches", RECORDS)[0], deep=True)
+
+
+class BadSector(io.BytesIO):
+    """A file of which nothing behind the first bytes can be read."""
+
+    def readinto(self, buffer):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def read(self, size=-1):
+        raise OSError(errno.EIO, "Input/output error")
+
+    readline = read
+
+
+@pytest.mark.parametrize("extension", FORMATS)
+def test_a_disk_that_cannot_be_read_is_not_called_corruption(extension):
+    name, data, _ = make_object(extension, RECORDS)
+    store = store_of(name, data)
+    store.open = lambda _: BadSector(data)
+    with pytest.raises(UnavailableError) as caught:
+        check_object(store, FOLDER, name, deep=True)
+    assert caught.value.facts["name"] == name
 
 
 # --- native
@@ -301,6 +327,21 @@ def test_a_parquet_file_that_lies_is_found_with_and_without_metadata(lie):
     harmless_without_metadata = ["a row less", "another topic"]
     if lie not in [LIES[key] for key in harmless_without_metadata]:
         refused(name, parquet_bytes(lying))
+
+
+def test_statistics_that_would_hide_rows_are_found():
+    name, data, digest = make_object("parquet", RECORDS)
+    footer = len(data) - footer_bytes(data)
+    highest = RECORDS[-1].offset.to_bytes(8, "little")
+    at = data.index(highest, footer)
+    damaged = data[:at] + (RECORDS[-1].offset - 1).to_bytes(8, "little") + data[at + 8 :]
+    while (at := damaged.find(highest, footer)) >= 0:  # Parquet holds the extremes twice
+        damaged = damaged[:at] + (RECORDS[-1].offset - 1).to_bytes(8, "little") + damaged[at + 8 :]
+    error = refused(name, damaged, claim=claim_for(name, digest))
+    assert (error.message, error.facts["column"]) == (
+        "statistics in the footer contradict the rows",
+        "offset",
+    )
 
 
 def test_a_changed_value_is_found_by_the_digest():

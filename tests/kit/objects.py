@@ -8,8 +8,8 @@ from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEnco
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name
 from logmirror.model import HoleCause, OffsetRange, TimestampType
+from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.digest import ContentDigest
 from logmirror.wire.records import Codec, Record, encode_reference
 from logmirror.wire.scan import BatchScanner
 

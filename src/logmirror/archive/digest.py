@@ -16,7 +16,7 @@ from logmirror.archive.metadata import DIGEST_KEY
 from logmirror.archive.naming import NATIVE, PARQUET
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.errors import CorruptionError
-from logmirror.wire.digest import ContentDigest
+from logmirror.wire.columns import ContentDigest
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -77,7 +77,7 @@ def bytes_digest(file: BinaryIO) -> str:
 def _footer_digest(file: BinaryIO, name: str) -> str | None:
     try:
         metadata = pq.read_metadata(file).metadata or {}
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptionError("not a whole Parquet file", name=name, reason=str(error)) from error
     digest = metadata.get(DIGEST_KEY.encode())
     return None if digest is None else digest.decode("ascii", "replace")

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from logmirror.archive.claims import read_claim
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.errors import CorruptionError, LogmirrorError, UsageError
-from logmirror.wire.columns import SCHEMA
+from logmirror.archive.parquet import open_parquet, read_parquet
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError, UsageError
+from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.digest import ContentDigest
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from logmirror.wire.scan import Batches
 
 _READ_BYTES: Final = 4 << 20
-_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +112,7 @@ def iterate(
         if extension == NATIVE:
             yield from _native_rows(file, name, covered, topic, _partition_of(folder))
         elif extension == PARQUET:
-            yield from _parquet_rows(_open_parquet(file, name), name)
+            yield from read_parquet(open_parquet(file, name), name)
         else:
             yield from read_ndjson(file, name=name, utf8=utf8)
 
@@ -143,6 +140,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     Raises:
         CorruptionError: The object is not what it should be. Facts: `name` and what was found.
         UsageError: A newer version of the program wrote it.
+        UnavailableError: It could not be read.
         KeyError: There is no such object.
     """
     covered, extension = _parsed(name)
@@ -161,6 +159,13 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
                 found = report.ndjson(file, deep=deep, utf8=utf8)
     except LogmirrorError as error:
         raise error.add_facts(name=name) from None
+    except OSError as error:
+        raise UnavailableError(
+            "could not read the object",
+            hint="check the disk",
+            name=name,
+            reason=error.strerror,
+        ) from error
     if claim is not None:
         _compare_with_claim(found, claim)
     return found
@@ -218,7 +223,7 @@ class _Check:
         return self._report(count, f"xxh3:{digest.hexdigest()}")
 
     def parquet(self, file: BinaryIO, *, deep: bool) -> ObjectReport:
-        parquet = _open_parquet(file, self._name)
+        parquet = open_parquet(file, self._name)
         metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=self._name)
         count = parquet.metadata.num_rows
         if metadata is not None:
@@ -228,7 +233,7 @@ class _Check:
             self._topic = metadata.topic
         if not deep:
             return self._report(count, metadata.digest if metadata else None, metadata)
-        found, digest = self._rows(_parquet_rows(parquet, self._name))
+        found, digest = self._rows(read_parquet(parquet, self._name))
         self._expect("record count", count, found)
         if metadata is not None:
             self._expect("digest", metadata.digest, digest)
@@ -305,7 +310,7 @@ def _native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Bat
             batches = scanner.scan(buffer, filled + got)
         except UsageError as error:  # what is advice for a source is damage in an object
             raise CorruptionError(
-                "not record batches of format 2", name=name, **error.facts
+                "not record batches of format 2", name=name, found=error.facts.get("magic")
             ) from error
         if batches.count:
             yield buffer, batches
@@ -344,38 +349,3 @@ def _native_rows(
     for view, batches in _native_batches(file, name):
         for columns in decoder.decode(view, batches, first=covered.first, end=covered.next_offset):
             yield columns.to_arrow(topic, partition)
-
-
-def _open_parquet(file: BinaryIO, name: str) -> Any:  # noqa: ANN401  # pyarrow has no types
-    try:
-        parquet = pq.ParquetFile(file)
-        schema = parquet.schema_arrow.remove_metadata()
-    except (pa.ArrowException, OSError) as error:
-        raise _broken_parquet(name, error) from error
-    if not schema.equals(SCHEMA):
-        raise CorruptionError(
-            "the columns are not those of a Parquet object",
-            name=name,
-            expected=", ".join(f"{f.name} {f.type}" for f in SCHEMA),
-            found=", ".join(f"{f.name} {f.type}" for f in schema),
-        )
-    return parquet
-
-
-def _parquet_rows(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # pyarrow has no types
-    batches = parquet.iter_batches(batch_size=_ROWS, use_threads=False)
-    while True:
-        try:
-            batch = next(batches, None)
-        except (pa.ArrowException, OSError) as error:
-            raise _broken_parquet(name, error) from error
-        if batch is None:
-            return
-        for column in ("topic", "partition", "offset", "timestamp", "timestampType", "headers"):
-            if batch.column(column).null_count:
-                raise CorruptionError("null where a value must be", name=name, column=column)
-        yield batch
-
-
-def _broken_parquet(name: str, error: Exception) -> CorruptionError:
-    return CorruptionError("not a whole Parquet file", name=name, reason=str(error)[:200])
