@@ -77,13 +77,14 @@ class Retrier:
             except LogmirrorError as error:
                 spent_ms = self._clock.monotonic_ms() - begun_ms
                 error.add_facts(**facts)
+                pause_ms = self._pause_ms(error, failures)
+                budget_ms = self._settings.retry_budget_ms
                 if isinstance(error, NotFoundError):
-                    if spent_ms >= missing_grace_ms:
+                    if spent_ms + pause_ms >= min(missing_grace_ms, budget_ms):
                         raise
                 elif not is_retriable(error):
                     raise
-                pause_ms = self._pause_ms(error, failures)
-                if spent_ms + pause_ms >= self._settings.retry_budget_ms:
+                elif spent_ms + pause_ms >= budget_ms:
                     raise self._given_up(error, action, attempts=failures + 1) from error
             failures += 1
             self._clock.sleep_ms(pause_ms)

@@ -50,6 +50,7 @@ _VARINT_BYTES_MAX: Final = 5
 
 _SIZE: Final = struct.Struct(">i")
 _ABORTED: Final = struct.Struct(">qq")
+_ABORTED_TAGGED: Final = struct.Struct(">qqx")
 
 
 class FetchRequest(NamedTuple):
@@ -284,7 +285,7 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
             found=partition,
         )
     start = reader.take(">q")[0] if version >= 5 else -1  # noqa: PLR2004
-    aborted = _aborted(reader, flexible=flexible)
+    aborted = _aborted(reader, version, flexible=flexible)
     if version >= 11:  # noqa: PLR2004
         reader.need(4)
     size = max(reader.count(flexible=flexible), 0)
@@ -294,19 +295,25 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
     )
 
 
-def _aborted(reader: _Reader, *, flexible: bool) -> tuple[tuple[int, int], ...]:
+def _aborted(reader: _Reader, version: int, *, flexible: bool) -> tuple[tuple[int, int], ...]:
     count = reader.count(flexible=flexible)
     if count <= 0:
         return ()
+    layout = _ABORTED_TAGGED if flexible else _ABORTED
     begin = reader.position
-    reader.need(count * (_ABORTED.size + flexible))
+    # With what must follow the list, so that a long one is not read again for the last few bytes.
+    reader.need(count * layout.size + (4 if version >= 11 else 0) + (1 if flexible else 4))  # noqa: PLR2004
+    reader.position = begin + count * layout.size
+    data = reader.buffer[begin : reader.position]
+    if not flexible or not any(bytes(data[_ABORTED.size :: layout.size])):
+        return tuple((producer_id, first) for producer_id, first in layout.iter_unpack(data))
+    # Entries with tagged fields, which no version has had so far.
     reader.position = begin
     entries = []
     for _ in range(count):
         producer_id, first_offset = reader.take(">qq")
         entries.append((producer_id, first_offset))
-        if flexible:
-            reader.tags()
+        reader.tags()
     return tuple(entries)
 
 
