@@ -67,6 +67,10 @@ _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
 
 
+def _nothing() -> None:
+    """Warm nothing up."""
+
+
 class SparkRunner:
     """Runs slices on a Spark cluster or on this machine. Use as a context manager.
 
@@ -75,6 +79,7 @@ class SparkRunner:
             are tried again.
         properties: Spark properties that override `SETTINGS`.
         execute: What an executor does with one piece of work; an importable function.
+        warm_up: What a new executor may do before the first piece: load, compile. Importable.
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
 
@@ -84,6 +89,7 @@ class SparkRunner:
         master: str,
         properties: Mapping[str, str],
         execute: Callable[[Work], SliceResult],
+        warm_up: Callable[[], None] = _nothing,
         log: Path | None = None,
     ) -> None:
         self._execute = execute
@@ -91,6 +97,8 @@ class SparkRunner:
         try:
             folder = Path(self._folder.name)
             self._context = _start(master, properties, folder, log or folder / "spark.log")
+            slots = range(self.slots)
+            self._context.parallelize(slots, len(slots)).foreach(_WarmUp(warm_up))
         except BaseException:
             self._folder.cleanup()
             raise
@@ -147,6 +155,16 @@ class _Task:
         for work in works:
             yield self._execute(work)
         _freeze_after_task()
+
+
+class _WarmUp:
+    """The first task of every slot: as long as the loading takes, so that each gets a worker."""
+
+    def __init__(self, warm_up: Callable[[], None]) -> None:
+        self._warm_up = warm_up
+
+    def __call__(self, _slot: int) -> None:
+        self._warm_up()
 
 
 def _freeze_after_task() -> None:

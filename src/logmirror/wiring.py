@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.cluster.client import ClusterClient
@@ -33,7 +35,9 @@ from logmirror.mirror.verify import (
 )
 from logmirror.spark import SparkRunner
 from logmirror.stores.filesystem import FilesystemStore
+from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
+from logmirror.wire.encode import encode_batches
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
@@ -75,6 +79,19 @@ def execute(work: Work) -> SliceResult:
     )
     store = FilesystemStore(Path(work.archive.root), writer_id=work.writer_id)
     return Transfer(work, source, store, decoder).run()
+
+
+def warm_up() -> None:
+    """Load and compile in this process what the first slice would otherwise wait for."""
+    _, scanner, decoder = _tools(os.getpid())
+    stamps = pa.array([0], pa.timestamp("ms", "UTC"))
+    columns = [pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary())]
+    columns += [pa.array(["t"]), pa.array([0], pa.int32()), pa.array([0]), stamps]
+    columns += [pa.array([0], pa.int32()), pa.array([[]], SCHEMA.field("headers").type)]
+    batch = encode_batches(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    batches = scanner.scan(batch, len(batch))
+    for rows in decoder.decode(batch, batches, first=0, end=1):
+        rows.to_arrow("t", 0)
 
 
 # -- the driver's side -----------------------------------------------------------------------------
@@ -159,6 +176,7 @@ def run(
             master=master or settings.spark.master,
             properties=settings.spark.properties,
             execute=execute,
+            warm_up=warm_up,
             log=spark_log,
         ) as runner,
     ):
