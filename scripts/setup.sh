@@ -28,7 +28,6 @@ install_first() {
             apt-get) as_root env DEBIAN_FRONTEND=noninteractive \
                          apt-get install -y -q --no-install-recommends "$name" ;;
             dnf) as_root dnf install -y -q "$name" ;;
-            apk) as_root apk add --quiet "$name" ;;
             brew) brew install --quiet "$name" ;;
             *) return 1 ;;
         esac >"$setup_log" 2>&1 </dev/null && return 0
@@ -36,14 +35,13 @@ install_first() {
     return 1
 }
 
-# provide WHAT APT DNF APK BREW: each of the last four is a list of package names, first choice first.
+# provide WHAT APT DNF BREW: each of the last three is a list of package names, first choice first.
 provide() {
     what=$1
     case $manager in
         apt-get) names=$2 ;;
         dnf) names=$3 ;;
-        apk) names=$4 ;;
-        brew) names=$5 ;;
+        brew) names=$4 ;;
         *) names= ;;
     esac
     fix="install it and run the same command again"
@@ -62,7 +60,7 @@ provide() {
 }
 
 manager=
-for candidate in apt-get dnf apk brew; do
+for candidate in apt-get dnf brew; do
     if command -v $candidate >/dev/null 2>&1; then manager=$candidate; break; fi
 done
 setup_log=$(mktemp)
@@ -90,17 +88,20 @@ make_environment() {
         if ! "$python" -c 'import ensurepip' 2>/dev/null; then
             version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
             provide "Python's venv module" "python$version-venv python3-venv" \
-                python3-pip py3-pip python3
+                python3-pip python3
         fi
         say "making .venv with $("$python" --version); the first time takes some minutes"
         rm -rf .venv
         "$python" -m venv .venv
-        pip_install --require-hashes -r requirements.lock
+        # Two packages come as sources only. What builds them is locked as well, and goes first.
+        awk '/^[a-z]/ { wanted = /^(setuptools|wheel|packaging)==/ } wanted' requirements.lock \
+            >.venv/builders.lock
+        pip_install --require-hashes -r .venv/builders.lock
+        pip_install --require-hashes --no-build-isolation -r requirements.lock
         printf '%s' "$packages" >.venv/packages
     fi
     project=$(cksum <pyproject.toml)
     if [ "$(cat .venv/project 2>/dev/null)" != "$project" ]; then
-        # The build backend is among the locked packages, so nothing unlocked is fetched here.
         pip_install --no-deps --no-build-isolation --editable .
         printf '%s' "$project" >.venv/project
     fi
@@ -137,7 +138,6 @@ need_java() {
         provide "Java 17 or later" \
             "openjdk-21-jre-headless openjdk-17-jre-headless openjdk-25-jre-headless" \
             "java-21-openjdk-headless java-17-openjdk-headless java-latest-openjdk-headless" \
-            "openjdk21-jre-headless openjdk17-jre-headless" \
             "openjdk@21 openjdk"
         java_home=$(find_java) || stop "Java was installed but is not found; set JAVA_HOME"
     fi
@@ -150,7 +150,7 @@ make_environment
 need_java
 if [ "${1:-}" = tests ]; then
     command -v mvn >/dev/null 2>&1 ||
-        provide "Maven, which fetches Apache Kafka for the tests," maven maven maven maven
+        provide "Maven, which fetches Apache Kafka for the tests," maven maven maven
     command -v kcat >/dev/null 2>&1 ||
-        provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat kcat
+        provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
 fi
