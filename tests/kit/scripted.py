@@ -84,6 +84,9 @@ class ScriptedClient:
         numbers = {tp.partition: PartitionInfo() for tp in self.logs}
         return TopicInfo(name, self.topic_id, numbers)
 
+    def describe_topics(self, names):
+        return {name: self.topic(name) for name in names}
+
     def list_offsets(self, partitions, at, *, read_committed=True):
         assert read_committed
         return {

@@ -129,6 +129,13 @@ class ClusterClient:
             lambda: self._topology.topic(name), "could not describe the topic", topic=name
         )
 
+    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
+        """Describe topics with one request, asked for now; see `topic` for errors."""
+        wanted = list(names)
+        return self._retry.run(
+            lambda: self._topology.refresh(wanted), "could not describe topics", topics=len(wanted)
+        )
+
     def topics(self) -> list[str]:
         """The names of all topics that we may see, in order, internal ones included."""
         return self._retry.run(self._topology.topics, "could not list the topics")

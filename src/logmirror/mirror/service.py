@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.cluster.topology import TopicMetadata
     from logmirror.config import FlushSettings
     from logmirror.mirror.commit import Committer
     from logmirror.mirror.ports import Runner, SliceResult
@@ -135,18 +136,23 @@ class Service:
         if self._discovered_ms is not None and now_ms - self._discovered_ms < DISCOVERY_MS:
             return
         first = self._discovered_ms is None
+        by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
         for mirror in self._mirrors:
+            by_source[mirror.source].append(mirror)
+        for source, mirrors in by_source.items():
             try:
-                self._discover_mirror(mirror, first=first)
+                topics = self._client(source).describe_topics({m.topic for m in mirrors})
+                for mirror in mirrors:
+                    self._discover_mirror(mirror, topics[mirror.topic], first=first)
             except UnavailableError as error:
                 if first:
                     raise
-                _LOG.warning("source not reached", extra={"facts": _facts(mirror, error)})
+                facts = {**error.facts, "error": error.message, "mirrors": len(mirrors)}
+                _LOG.warning("source not reached", extra={"facts": facts})
         self._discovered_ms = now_ms
 
-    def _discover_mirror(self, mirror: MirrorSpec, *, first: bool) -> None:
+    def _discover_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, first: bool) -> None:
         client = self._client(mirror.source)
-        topic = client.topic(mirror.topic)
         numbers = sorted(topic.partitions) if mirror.partitions is None else mirror.partitions
         missing = [n for n in numbers if n not in topic.partitions]
         if missing:
@@ -224,23 +230,33 @@ class Service:
 
     def _poll(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        for mirror in self._mirrors:
-            states = [s for f, s in self._states.items() if self._mirror_of[f] is mirror]
-            asked = [s for s in states if not s.reached and s.retry_at_ms <= now_ms]
-            if not asked:
-                continue
-            client = self._client(mirror.source)
+        by_source: dict[ConnectionSettings, list[FlowState]] = defaultdict(list)
+        for flow, state in self._states.items():
+            if not state.reached and state.retry_at_ms <= now_ms:
+                by_source[self._mirror_of[flow].source].append(state)
+        for source, asked in by_source.items():
+            partitions = {state.flow.source for state in asked}
             try:
-                ends = client.list_offsets({s.flow.source for s in asked}, LATEST)
-                for state in asked:
-                    if state.lost:
-                        self._find_position(state, mirror)
-                    state.observe(ends[state.flow.source], now_ms)
-                    self._check_end(state, ends[state.flow.source])
+                ends = self._client(source).list_offsets(partitions, LATEST)
             except (UnavailableError, OutcomeUnknownError) as error:
                 for state in asked:
                     self._retry_later(state, error)
+                continue
+            for state in asked:
+                self._observe(state, ends[state.flow.source], now_ms)
         crashpoints.reach("plan.positions")
+
+    def _observe(self, state: FlowState, end: int, now_ms: int) -> None:
+        try:
+            if state.lost:
+                self._find_position(state, self._mirror_of[state.flow])
+        except (UnavailableError, OutcomeUnknownError) as error:
+            self._retry_later(state, error)
+            return
+        if end < state.position:
+            view = SourceView(topic_id=state.topic_id, log_start=0, stable_end=end)
+            check_source(state.flow, view, state.position)
+        state.observe(end, now_ms)
 
     def _find_position(self, state: FlowState, mirror: MirrorSpec) -> None:
         view = source_views(self._client(mirror.source), {state.flow.source}, state.topic_id)
@@ -253,11 +269,6 @@ class Service:
         )
         state.probed_bytes, state.probed_end = 0, state.position
         state.lost = False
-
-    def _check_end(self, state: FlowState, end: int) -> None:
-        if end < state.position:
-            view = SourceView(topic_id=state.topic_id, log_start=0, stable_end=end)
-            check_source(state.flow, view, state.position)
 
     def _tick(self, *, explicit: bool) -> bool:
         """Run what is due; whether anything was."""
@@ -366,7 +377,3 @@ def source_views(
         )
         for partition in partitions
     }
-
-
-def _facts(mirror: MirrorSpec, error: LogmirrorError) -> dict[str, object]:
-    return {**error.facts, "mirror": mirror.name, "topic": mirror.topic, "error": error.message}

@@ -1,0 +1,210 @@
+"""Measure the mirror against its peers: one topic, one machine, one run, taking turns.
+
+    python bench/mirror.py [--records N] [--rounds N] [--only native,parquet,...]
+
+Source is Apache Kafka 4.3.1 from Maven's jars: 1 KiB records, 4 partitions, uncompressed. Each
+round runs every contestant once, so that a machine whose speed drifts is the same for all; ratios
+are taken within a round and the median is told. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import measured  # noqa: E402
+
+from kit.apache import cache_folder  # noqa: E402
+from kit.kafka import ApacheKafka  # noqa: E402
+from kit.machine import program  # noqa: E402
+
+TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
+MASTER = "local[2]"
+CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13")
+CONFIG = """\
+spark: {{master: "{master}"}}
+mirrors:
+  - name: bench
+    source: {{bootstrap-servers: "{bootstrap}"}}
+    topic: {topic}
+    partitions: all
+    destinations: [{{type: filesystem, root: "{root}"}}]
+    format: {format}
+    flush: {{max-time-ms: 60000, max-bytes: 67108864, max-offsets: 10000000}}
+"""
+_STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|flushed)", re.MULTILINE)
+
+
+def fill(kafka: ApacheKafka, records: int) -> None:
+    kafka.create_topic(TOPIC, PARTITIONS)
+    properties = [f"bootstrap.servers={kafka.bootstrap}", "batch.size=131072", "linger.ms=5"]
+    arguments = ["--topic", TOPIC, "--num-records", str(records), "--throughput", "-1"]
+    arguments += ["--record-size", str(RECORD_BYTES), "--producer-props", *properties]
+    kafka.tool("kafka-producer-perf-test", *arguments, timeout_s=1200)
+
+
+def kcat(kafka: ApacheKafka, _folder: Path, stdout: Path | None = None) -> dict:
+    command = [program("kcat"), "-C", "-b", kafka.bootstrap, "-t", TOPIC, "-o", "beginning"]
+    cost = measured.run([*command, "-e", "-q"], stdout=stdout)
+    return {"flow_s": cost.wall_s, "wall_s": cost.wall_s, "cpu_s": cost.cpu_s}
+
+
+def kcat_to_file(kafka: ApacheKafka, folder: Path) -> dict:
+    return kcat(kafka, folder, stdout=folder / "kcat.out")
+
+
+def logmirror(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
+    """The flow is from the line that a mirror starts to the last flush; Spark starts before."""
+    config = folder / "bench.yaml"
+    text = CONFIG.format(
+        master=MASTER, bootstrap=kafka.bootstrap, topic=TOPIC, root=folder / "root", format=kind
+    )
+    config.write_text(text)
+    command = [sys.executable, "-m", "logmirror", "run", "--until-now", "-c", str(config)]
+    began = datetime.now().astimezone()
+    cost = measured.run(command)
+    stamps = [datetime.fromisoformat(stamp) for stamp, _ in _STAMP.findall(cost.stderr)]
+    objects = list((folder / "root" / "bench").rglob("0*"))
+    first = min(entry.stat().st_mtime for entry in objects)
+    python = max((b for n, b in cost.rss_bytes.items() if n.startswith("python")), default=0)
+    return {
+        "flow_s": (stamps[-1] - stamps[0]).total_seconds(),
+        "start_s": (stamps[0] - began).total_seconds(),
+        "first_object_s": first - began.timestamp(),
+        "wall_s": cost.wall_s,
+        "cpu_s": cost.cpu_s,
+        "peak_python_mib": python / 2**20,
+        "objects": len(objects),
+        "output_bytes": sum(entry.stat().st_size for entry in objects),
+    }
+
+
+def spark_connector(kafka: ApacheKafka, folder: Path) -> dict:
+    jars = ",".join(str(jar) for jar in sorted(connector_jars().glob("*.jar")))
+    script = str(HERE / "spark_connector.py")
+    command = [sys.executable, script, MASTER, jars, kafka.bootstrap, TOPIC, str(folder / "out")]
+    out = folder / "out.json"
+    cost = measured.run(command, stdout=out)
+    files = list((folder / "out").glob("*.parquet"))
+    return {
+        **json.loads(out.read_text().splitlines()[-1]),
+        "wall_s": cost.wall_s,
+        "cpu_s": cost.cpu_s,
+        "output_bytes": sum(entry.stat().st_size for entry in files),
+    }
+
+
+def connector_jars() -> Path:
+    """The connector of the Spark that is installed, and what it needs, by Maven."""
+    import pyspark  # noqa: PLC0415  # its import warns; only this contestant needs it
+
+    home = cache_folder() / f"spark-sql-kafka-{pyspark.__version__}"
+    if not (home / "done").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        group, artifact = CONNECTOR
+        (home / "pom.xml").write_text(
+            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+            "<groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>"
+            f"<dependencies><dependency><groupId>{group}</groupId>"
+            f"<artifactId>{artifact}</artifactId><version>{pyspark.__version__}</version>"
+            "</dependency></dependencies></project>"
+        )
+        plugin = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+        subprocess.run(
+            [
+                *(program("mvn"), "-q", "-B", "-f", str(home / "pom.xml"), plugin),
+                *("-DincludeScope=runtime", f"-DoutputDirectory={home}"),
+            ],
+            check=True,
+        )
+        # Those that Spark brings itself must not be there twice.
+        for jar in home.glob("*.jar"):
+            if not jar.name.startswith(("spark-sql-kafka", "spark-token", "kafka-cl", "commons-p")):
+                jar.unlink()
+        (home / "done").touch()
+    return home
+
+
+CONTESTANTS = {
+    "kcat": kcat,
+    "kcat to file": kcat_to_file,
+    "native": lambda k, f: logmirror(k, f, kind="native"),
+    "parquet": lambda k, f: logmirror(k, f, kind="parquet"),
+    "spark connector": spark_connector,
+    "ndjson": lambda k, f: logmirror(k, f, kind="ndjson"),
+}
+RATIOS = {  # ours, theirs, goal
+    "native vs kcat": ("native", "kcat", 0.8),
+    "native vs kcat to file": ("native", "kcat to file", 2.0),
+    "parquet vs spark connector": ("parquet", "spark connector", 2.0),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(CONTESTANTS))
+    options = parser.parse_args()
+    names = options.only.split(",")
+    total_bytes = options.records * RECORD_BYTES
+    found: dict[str, list[dict]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix="logmirror-bench-") as temporary:
+        base = Path(temporary)
+        kafka = ApacheKafka("4.3.1", base / "kafka", config={"log.segment.bytes": 1 << 28})
+        try:
+            kafka.start()
+            fill(kafka, options.records)
+            for _ in range(options.rounds):
+                for name in names:
+                    folder = base / "round"
+                    folder.mkdir()
+                    figures = CONTESTANTS[name](kafka, folder)
+                    figures["mb_s"] = total_bytes / figures["flow_s"] / 1e6
+                    figures["cpu_s_per_gb"] = figures["cpu_s"] / total_bytes * 1e9
+                    found[name].append(figures)
+                    print(name, json.dumps(figures), file=sys.stderr, flush=True)
+                    shutil.rmtree(folder)
+                    time.sleep(1)
+        finally:
+            kafka.remove()
+    print(json.dumps(summary(found, options.records), indent=2))
+
+
+def summary(found: dict[str, list[dict]], records: int) -> dict:
+    """Medians of every figure, and ratios round by round."""
+    medians = {
+        name: {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+        for name, rounds in found.items()
+    }
+    ratios = {}
+    for title, (ours, theirs, goal) in RATIOS.items():
+        if ours in found and theirs in found:
+            pairs = zip(found[ours], found[theirs], strict=True)
+            values = [a["mb_s"] / b["mb_s"] for a, b in pairs]
+            ratios[title] = {"goal": goal, "median": statistics.median(values), "rounds": values}
+    return {
+        "records": records,
+        "record_bytes": RECORD_BYTES,
+        "partitions": PARTITIONS,
+        "cores": os.cpu_count(),
+        "medians": medians,
+        "ratios": ratios,
+    }
+
+
+if __name__ == "__main__":
+    main()
