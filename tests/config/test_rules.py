@@ -181,6 +181,8 @@ def test_a_text_that_is_no_time_is_refused(time):
         ({"flush": flush(max_time_ms="10m")}, "write 600000"),
         ({"flush": flush(max_bytes="10m")}, "write 10000000"),
         ({"flush": flush(max_bytes="64 MiB")}, "write 67108864"),
+        ({"flush": flush(max_bytes="64KiB")}, "write 65536"),
+        ({"flush": flush(max_bytes="64 parsecs")}, ""),
         ({"flush": flush(max_bytes="64")}, "remove the quotes"),
         ({"flush": flush(max_offset=1)}, "did you mean max-offsets?"),
         ({"source": source(bootstrap_server="x")}, "did you mean bootstrap-servers?"),
@@ -419,6 +421,15 @@ def test_a_value_that_is_not_known_is_not_complained_about():
 
     (problem,) = problems_of(text, check_properties=judge)
     assert problem.message == "the environment variable UNSET is not set"
+
+
+def test_a_value_with_a_tag_is_only_complained_about_for_its_tag():
+    text = text_of(mirror(partition=0, topic=1)).replace('"topic": 1', '"topic": !name {a: b}')
+    (problem,) = problems_of(text)
+    assert (problem.path, problem.message) == (
+        "mirrors[0].topic",
+        "a tag (`!...`) is not read here",
+    )
 
 
 _VALID = text_of(

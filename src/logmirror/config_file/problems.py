@@ -64,10 +64,14 @@ def config_error(name: str, problems: Iterable[Problem]) -> ConfigError:
 
 
 class Locations:
-    """Where each setting stands in the file; picklable."""
+    """Where each setting stands in the file; picklable.
+
+    Args:
+        places: Line and column by dotted path; kept, not copied.
+    """
 
     def __init__(self, places: Mapping[str, tuple[int, int]]) -> None:
-        self._places = dict(places)
+        self._places = places
 
     def place_of(self, path: str) -> tuple[int, int] | None:
         """Line and column of a dotted path, both from 1; of its nearest parent if it is absent.
