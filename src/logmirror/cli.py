@@ -203,6 +203,30 @@ def broker(  # one parameter for each option
     serve(options, on_ready=lambda host, port: typer.echo(f"listening on {host}:{port}"))
 
 
+@app.command()
+def demo(
+    *,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where to leave everything, instead of a new temporary folder."
+        ),
+    ] = None,
+) -> None:
+    """Watch the main job here in about a minute: real records, kill -9, a verdict.
+
+    A broker, a producer and Spark run on this machine until the demo ends. Exit code 0 only if each
+    copy is exact.
+    """
+    from logmirror.demo.story import run_demo  # noqa: PLC0415  # its packages are optional
+
+    try:
+        run_demo(keep)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; all that the demo started has been stopped", err=True)
+        raise typer.Exit(130) from None
+
+
 def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004  # TCP's range

@@ -1,0 +1,131 @@
+"""The demo's own judgement of the copies: every record, compared with the flight it was made from.
+
+Shares no code with what wrote them. Parquet is read by pyarrow as anybody would; native objects by
+the plain-Python decoder that the compiled kernels are tested against. What must be there is known
+from the CSV and from the broker's acknowledgements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from logmirror.errors import CorruptionError
+from logmirror.wire.records import decode_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from logmirror.demo.flights import Flights
+
+COLUMNS: Final = ("offset", "timestamp", "key", "value")
+
+
+def compare(
+    folder: Path,
+    extension: str,
+    flights: Flights,
+    receipts: Mapping[int, Sequence[int]],
+    on_object: Callable[[Path], None] = lambda _: None,
+) -> int:
+    """Compare one copy with what the broker acknowledged; returns how many records are equal.
+
+    Args:
+        folder: Holds a folder for each partition.
+        extension: `parquet` or `batches`.
+        flights: What was produced.
+        receipts: For each partition the index of the flight at each offset, from 0.
+        on_object: Called for each object read.
+
+    Raises:
+        CorruptionError: A record is missing, too many, or differs; the facts name the first.
+    """
+    read = {"parquet": _parquet_rows, "batches": _native_rows}[extension]
+    equal = 0
+    for partition, indices in sorted(receipts.items()):
+        found = pa.concat_tables(
+            _counted(read, sorted((folder / str(partition)).glob(f"*.{extension}")), on_object)
+        )
+        _check(found, _expected(flights, indices), partition=partition)
+        equal += len(indices)
+    return equal
+
+
+def _counted(
+    read: Callable[[Path], pa.Table], paths: Sequence[Path], on_object: Callable[[Path], None]
+) -> Iterator[pa.Table]:
+    yield _table([], [], [], [])
+    for path in paths:
+        yield read(path)
+        on_object(path)
+
+
+def _expected(flights: Flights, indices: Sequence[int]) -> pa.Table:
+    rows = pa.array(indices, pa.int64())
+    return _table(
+        range(len(indices)),
+        flights.timestamps_ms.take(rows),
+        flights.keys.take(rows),
+        flights.values.take(rows),
+    )
+
+
+def _parquet_rows(path: Path) -> pa.Table:
+    found = parquet.ParquetFile(path).read(columns=list(COLUMNS))
+    return _table(
+        found["offset"],
+        found["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()),
+        found["key"],
+        found["value"],
+    )
+
+
+def _native_rows(path: Path) -> pa.Table:
+    records = decode_reference(path.read_bytes(), check_crc=False)
+    return _table(
+        [record.offset for record in records],
+        [record.timestamp_ms for record in records],
+        [record.key for record in records],
+        [record.value for record in records],
+    )
+
+
+def _table(offsets: object, timestamps_ms: object, keys: object, values: object) -> pa.Table:
+    types = (pa.int64(), pa.int64(), pa.binary(), pa.binary())
+    columns = [
+        column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column, type_)
+        for column, type_ in zip((offsets, timestamps_ms, keys, values), types, strict=True)
+    ]
+    return pa.table(columns, names=list(COLUMNS))
+
+
+def _check(found: pa.Table, expected: pa.Table, *, partition: int) -> None:
+    if found.equals(expected):
+        return
+    rows = min(found.num_rows, expected.num_rows)
+    for name in COLUMNS:
+        ours, theirs = found[name].slice(0, rows), expected[name].slice(0, rows)
+        same = pc.or_kleene(
+            pc.fill_null(pc.equal(ours, theirs), value=False),
+            pc.and_(pc.is_null(ours), pc.is_null(theirs)),
+        )
+        at = pc.index(same, value=False).as_py()
+        if at >= 0:
+            raise CorruptionError(
+                "a record of the copy is not the record that was produced there",
+                partition=partition,
+                column=name,
+                offset=at,
+                expected=theirs[at].as_py(),
+                found=ours[at].as_py(),
+            )
+    raise CorruptionError(
+        "the copy does not hold as many records as were produced",
+        partition=partition,
+        expected=expected.num_rows,
+        found=found.num_rows,
+    )

