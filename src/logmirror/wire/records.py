@@ -201,6 +201,19 @@ def decode_reference(
         UsageError: A batch is of format v0 or v1 (facts `magic`, `offset`).
     """
     records: list[Record] = []
+    for header in _data_batches(data, aborted, check_crc=check_crc):
+        payload = data[header.position + HEADER_SIZE : header.position + header.size_bytes]
+        codec = Codec(header.attributes & 7)
+        payload = bytes(decompress(codec, payload, max_bytes=max_batch_bytes))
+        records += _parse_records(header, payload)
+    return records
+
+
+def _data_batches(
+    data: bytes, aborted: Sequence[tuple[int, int]], *, check_crc: bool
+) -> list[BatchHeader]:
+    """The batches that a consumer is shown; all of them are checked before any is decoded."""
+    shown: list[BatchHeader] = []
     waiting = sorted(aborted, key=lambda entry: entry[1])
     active: set[int] = set()
     position, previous_last = 0, -1
@@ -209,16 +222,14 @@ def decode_reference(
             raise _corrupt(header, "base-offset")
         while waiting and waiting[0][1] <= header.last_offset:
             active.add(waiting.pop(0)[0])
-        payload = data[position + HEADER_SIZE : position + header.size_bytes]
         if header.is_control:
+            payload = data[position + HEADER_SIZE : position + header.size_bytes]
             if _marker(header, payload) == MarkerType.ABORT:
                 active.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in active):
-            codec = Codec(header.attributes & 7)
-            payload = bytes(decompress(codec, payload, max_bytes=max_batch_bytes))
-            records += _parse_records(header, payload)
+            shown.append(header)
         position, previous_last = position + header.size_bytes, header.last_offset
-    return records
+    return shown
 
 
 def _corrupt(header: BatchHeader, why: str) -> CorruptionError:
