@@ -66,6 +66,11 @@ _SLOWEST_BYTES_PER_MS: Final = 128
 _THROTTLE_MS_MAX: Final = 60_000
 _SIZE_BYTES: Final = 4
 _TLS_ALERT: Final = b"\x15\x03"
+_UNPROVEN_HINT: Final = (
+    "check security.protocol and sasl.mechanism: a broker closes a connection without a word when "
+    "the listener expects others"
+)
+_UNSUPPORTED: Final = UNSUPPORTED_VERSION.to_bytes(2, "big")
 _INT: Final = struct.Struct(">i")
 
 
@@ -109,6 +114,8 @@ class Connection:
         self.host = host
         self.port = port
         self.closed = False
+        self._proven = False
+        """Whether the broker has answered a request other than those of opening."""
         self._settings = settings
         self._clock = clock
         self._client_id = settings.client_id.encode()
@@ -180,6 +187,7 @@ class Connection:
         self._ready()
         deadline_ms = self._clock.monotonic_ms() + self._settings.socket_timeout_ms + wait_ms
         response = self._exchange(request, version, deadline_ms)
+        self._proven = True
         self._throttle(getattr(response, "throttle_time_ms", 0) or 0)
         return response
 
@@ -235,9 +243,11 @@ class Connection:
             request = ApiVersionsRequest(
                 client_software_name=_SOFTWARE_NAME, client_software_version=_SOFTWARE_VERSION
             )
-            response = self._exchange(request, version, deadline_ms)
-            if response.error_code != UNSUPPORTED_VERSION:
+            frame = self._send_and_receive(request, version, deadline_ms)
+            # The error leads in every version; what follows it here, not all brokers agree on.
+            if frame[4:6] != _UNSUPPORTED:
                 break
+        response = self._decode(request, frame)
         if response.error_code:
             raise api_error(
                 response.error_code,
@@ -315,19 +325,29 @@ class Connection:
     # Requests.
 
     def _exchange(self, request: Any, version: int, deadline_ms: int) -> Any:  # noqa: ANN401  # untyped library
+        return self._decode(request, self._send_and_receive(request, version, deadline_ms))
+
+    def _send_and_receive(
+        self,
+        request: Any,  # noqa: ANN401  # untyped library
+        version: int,
+        deadline_ms: int,
+    ) -> bytearray:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         request.API_VERSION = version
         request.with_header(correlation_id=self._correlation_id, client_id=self._settings.client_id)
         try:
             self._transport.send(request.encode(header=True, framed=True), deadline_ms)
-            frame = self._receive_frame(deadline_ms)
-            return self._decode(request, frame)
-        except BaseException:
+            return self._receive_frame(deadline_ms)
+        except BaseException as error:
             self.close()  # invariant 3
+            if isinstance(error, UnavailableError) and not self._proven:
+                error.hint = _UNPROVEN_HINT
             raise
 
     def _decode(self, request: Any, frame: bytearray) -> Any:  # noqa: ANN401  # untyped library
         if len(frame) < _SIZE_BYTES or _INT.unpack_from(frame)[0] != self._correlation_id:
+            self.close()  # invariant 3
             raise CorruptionError(
                 "the answer belongs to another request", host=self.host, port=self.port
             )
@@ -337,6 +357,7 @@ class Connection:
             response_class.parse_header(header)
             return response_class.decode(memoryview(frame)[header.tell() :])
         except Exception as error:  # whatever the library meets in hostile bytes
+            self.close()
             raise CorruptionError(
                 f"the answer to {request.name} cannot be decoded",
                 host=self.host,

@@ -52,7 +52,7 @@ def oauth_extensions(settings: ConnectionSettings) -> dict[str, str]:
 
 def _pairs(text: str, separator: str | None, name: str) -> list[tuple[str, str]]:
     pairs = []
-    for entry in text.split(separator):
+    for entry in text.split(separator) if text.strip() else ():
         key, equals, value = entry.strip().partition("=")
         if not equals or not key:
             raise UsageError(f"{name} expects key=value entries", entry_key=key)
