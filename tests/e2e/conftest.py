@@ -1,0 +1,61 @@
+"""Sources and groups of the end-to-end tests.
+
+A run takes seconds, most of them Spark's start, so the tests are spread over groups that two
+processes share out among themselves; each group starts the broker it needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.apache import VERSIONS
+from kit.commands import BrokerCommand
+from kit.kafka import ApacheKafka
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the tests of one kind of source share the process that has started it."""
+    for item in items:
+        if _HERE in item.path.parents and hasattr(item, "callspec"):
+            version = item.callspec.params.get("source")
+            if version:
+                name = version.replace(".", "")
+                item.add_marker(pytest.mark.xdist_group(f"kafka_{name}"))
+
+
+@pytest.fixture(scope="session")
+def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCommand]:
+    """A running embedded broker."""
+    broker = BrokerCommand(tmp_path_factory.mktemp("embedded"))
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
+
+
+@pytest.fixture(scope="module")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """A running broker of the newest Apache Kafka for one module, whatever process runs it."""
+    broker = ApacheKafka(VERSIONS[-1], tmp_path_factory.mktemp("own-kafka"))
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
+
+
+@pytest.fixture(scope="session", params=[*VERSIONS, BrokerCommand.version])
+def source(request: pytest.FixtureRequest) -> ApacheKafka | BrokerCommand:
+    """Each kind of source in turn: the test runs once with each."""
+    fixtures = {version: "kafka_" + version.replace(".", "") for version in VERSIONS}
+    broker = request.getfixturevalue(fixtures.get(request.param, "embedded_broker"))
+    assert isinstance(broker, (ApacheKafka, BrokerCommand))
+    return broker
