@@ -3,10 +3,16 @@
 Advertised is what is implemented and tested; every client takes the highest version that both sides
 know.
 
-Two rows are not what they seem. Produce is advertised from 0 although only 3 and later are
-answered: librdkafka before 2.16 takes "from 3" for a broker without compression and silently sends
-gzip, lz4 and snappy batches as codec 0 (KAFKA-18659). And who asks for an ApiVersions version above
-ours gets error 35 in the layout of version 0, which everybody can read.
+Three rows are not what they seem:
+
+- Produce is advertised from 0 although only 3 and later are answered: librdkafka before 2.16 takes
+  "from 3" for a broker without compression and silently sends gzip, lz4 and snappy batches as codec
+  0 (KAFKA-18659).
+- FindCoordinator is answered although there are no groups: librdkafka takes a broker without it for
+  one that cannot lz4, and silently does not compress. The answer is "none available", which it
+  takes quietly; any other error reaches consumers that never asked for a group.
+- Who asks for an ApiVersions version above ours gets error 35 in the layout of version 0, which
+  everybody can read.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ class Api(enum.IntEnum):
     FETCH = serve_fetch.API_KEY
     LIST_OFFSETS = 2
     METADATA = 3
+    FIND_COORDINATOR = 10
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -37,6 +44,7 @@ VERSIONS: Final[dict[int, tuple[int, int]]] = {
     Api.FETCH: (serve_fetch.FIRST_VERSION, serve_fetch.LAST_VERSION),
     Api.LIST_OFFSETS: (1, 10),
     Api.METADATA: (0, 12),
+    Api.FIND_COORDINATOR: (0, 6),
     Api.API_VERSIONS: (0, 4),
     Api.CREATE_TOPICS: (2, 7),
     Api.DELETE_TOPICS: (1, 6),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller], Answer]]] = {
     Api.LIST_OFFSETS: handle_offsets.list_offsets,
     Api.METADATA: handle_admin.metadata,
+    Api.FIND_COORDINATOR: handle_admin.find_coordinator,
     Api.CREATE_TOPICS: handle_admin.create_topics,
     Api.DELETE_TOPICS: handle_admin.delete_topics,
     Api.INIT_PRODUCER_ID: handle_admin.init_producer_id,

@@ -1,12 +1,13 @@
 """Everything about topics and the cluster: who is here, what there is, make it, remove it.
 
-key  request           versions
-18   ApiVersions       0-4   answers any version; above ours: error 35 in the layout of 0
-3    Metadata          0-12  creates unknown topics if both sides allow it
-19   CreateTopics      2-7
-20   DeleteTopics      1-6   by name, or by id (v6)
-22   InitProducerId    0-5   no transactions: a transactional id is refused
-60   DescribeCluster   0-1
+Request            versions
+ApiVersions        0-4   answers any version; above ours: error 35 in the layout of 0
+Metadata           0-12  creates unknown topics if both sides allow it
+FindCoordinator    0-6   there is none (see `apis`)
+CreateTopics       2-7
+DeleteTopics       1-6   by name, or by id (v6)
+InitProducerId     0-5   no transactions: a transactional id is refused
+DescribeCluster    0-1
 """
 
 from __future__ import annotations
@@ -312,6 +313,26 @@ async def init_producer_id(
         code = ErrorCode.coordinator_not_available
         return reply(error_code=code, producer_id=-1, producer_epoch=-1)
     return reply(error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)
+
+
+def find_coordinator(
+    broker: Broker,  # noqa: ARG001  # as all handlers
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer FindCoordinator: nobody coordinates groups or transactions here."""
+    kind = response_kind(Api.FIND_COORDINATOR, header.version)
+    nobody = {
+        "error_code": ErrorCode.coordinator_not_available,
+        "error_message": "this broker has no consumer groups and no transactions",
+        "node_id": _NOBODY,
+        "host": "",
+        "port": _NOBODY,
+    }
+    keys = getattr(request, "coordinator_keys", ())
+    coordinators = tuple(kind.entity("Coordinator", key=key, **nobody) for key in keys)
+    return kind.frame(header.correlation_id, coordinators=coordinators, **nobody)
 
 
 def describe_cluster(

@@ -111,10 +111,15 @@ class SyncJob:
 
 
 def seal_file(disk: Disk, folder: Path, first: int, next_offset: int) -> Path:
-    """Give a durable open segment its final name. A link never replaces; a rename would."""
+    """Give a durable open segment its final name. A link never replaces; a rename would.
+
+    The new name is durable before the old one goes: a file system may keep two changes of one
+    folder in either order, and then no name at all might be left.
+    """
     path = sealed_path(folder, first, next_offset)
     source = open_path(folder, first)
     disk.link(source, path)
+    disk.sync_folder(folder)
     disk.unlink(source)
     return path
 

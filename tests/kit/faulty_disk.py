@@ -1,0 +1,153 @@
+"""A disk that can lose power before any call, or let a call fail, and tells what was durable.
+
+It is the real disk underneath, and beside it the record of what a power loss would leave: of each
+file the bytes up to its last flush and any part of what came after, and of each folder the names as
+of its last flush, each later change made or not.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from logmirror.broker.disk import Disk, OpenFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+
+class PowerLossError(BaseException):
+    """The power is gone; nothing after this call happened."""
+
+
+@dataclass
+class _Content:
+    """One file's bytes, known by all its names."""
+
+    durable: bytes = b""
+
+
+@dataclass
+class _Names:
+    """One folder's names and the files behind them."""
+
+    durable: dict[str, _Content] = field(default_factory=dict)
+    now: dict[str, _Content] = field(default_factory=dict)
+    changes: list[tuple[str, _Content | None]] = field(default_factory=list)
+
+
+class FaultyDisk(Disk):
+    """Counts its calls. `fails_at[n]` is raised at call n, before anything happens.
+
+    Args:
+        power_until: How many calls there is power for.
+    """
+
+    def __init__(self, power_until: int | None = None) -> None:
+        self.calls: list[str] = []
+        self.fail: Callable[[str], OSError | None] = lambda _: None
+        self._power_until = power_until
+        self._names: dict[Path, _Names] = {}
+        self._contents: dict[int, _Content] = {}
+        self._files: dict[int, OpenFile] = {}
+
+    def _call(self, name: str) -> None:
+        if self._power_until is not None and len(self.calls) >= self._power_until:
+            raise PowerLossError
+        self.calls.append(name)
+        error = self.fail(name)
+        if error is not None:
+            raise error
+
+    def _folder(self, path: Path) -> _Names:
+        return self._names.setdefault(path, _Names())
+
+    def _bind(self, path: Path, content: _Content | None) -> None:
+        names = self._folder(path.parent)
+        if content is None:
+            names.now.pop(path.name, None)
+        else:
+            names.now[path.name] = content
+        names.changes.append((path.name, content))
+
+    def create(self, path: Path) -> OpenFile:
+        self._call("create")
+        file = super().create(path)
+        self._contents[file.fd] = _Content()
+        self._files[file.fd] = file  # so that no number is used twice
+        self._bind(path, self._contents[file.fd])
+        return file
+
+    def append(self, file: OpenFile, data: memoryview) -> None:
+        self._call("append")
+        super().append(file, data)
+
+    def truncate(self, file: OpenFile, size_bytes: int) -> None:
+        self._call("truncate")
+        super().truncate(file, size_bytes)
+
+    def sync(self, file: OpenFile) -> None:
+        self._call("sync")
+        size = os.fstat(file.fd).st_size
+        self._contents[file.fd].durable = os.pread(file.fd, size, 0)
+
+    def write_synced(self, path: Path, parts: Sequence[bytes]) -> None:
+        self._call("write_synced")
+        super().write_synced(path, parts)
+        self._bind(path, _Content(b"".join(parts)))
+
+    def link(self, source: Path, target: Path) -> None:
+        self._call("link")
+        super().link(source, target)
+        self._bind(target, self._folder(source.parent).now[source.name])
+
+    def unlink(self, path: Path) -> None:
+        self._call("unlink")
+        super().unlink(path)
+        self._bind(path, None)
+
+    def sync_folder(self, path: Path) -> None:
+        self._call("sync_folder")
+        names = self._folder(path)
+        names.durable = dict(names.now)
+        names.changes.clear()
+
+    def after_power_loss(
+        self, folder: Path, target: Path, *, keep: Callable[[int], int], some: Callable[[], bool]
+    ) -> None:
+        """Write what a power loss leaves of `folder` to the folder `target`.
+
+        Args:
+            folder: A folder that this disk wrote.
+            target: Made here.
+            keep: Chooses how many of n bytes that were not flushed are there all the same.
+            some: Chooses whether a change of names that was not flushed happened.
+        """
+        target.mkdir(parents=True)
+        names = self._folder(folder)
+        left = dict(names.durable)
+        for name, content in names.changes:
+            if some():
+                if content is None:
+                    left.pop(name, None)
+                else:
+                    left[name] = content
+        inodes: dict[int, Path] = {}
+        for name, content in left.items():
+            if id(content) in inodes:
+                os.link(inodes[id(content)], target / name)
+                continue
+            (target / name).write_bytes(self._survivors(content, keep))
+            inodes[id(content)] = target / name
+
+    def _survivors(self, content: _Content, keep: Callable[[int], int]) -> bytes:
+        for fd, known in self._contents.items():
+            if known is content:
+                now = os.pread(fd, os.fstat(fd).st_size, 0)
+                if len(now) < len(content.durable):  # cut back after the flush
+                    return now
+                extra = keep(len(now) - len(content.durable))
+                return content.durable + now[len(content.durable) :][:extra]
+        return content.durable

@@ -1,0 +1,15 @@
+"""Run the embedded broker with options given as JSON: what `logmirror broker` does, and every limit."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from logmirror.broker.options import BrokerOptions
+from logmirror.broker.server import serve
+
+options = json.loads(sys.argv[1])
+ready = Path(options.pop("ready"))
+options["log_dir"] = Path(options["log_dir"])
+logging.basicConfig(level=logging.INFO)
+serve(BrokerOptions(**options), on_ready=lambda host, port: ready.write_text(f"{host}:{port}"))
