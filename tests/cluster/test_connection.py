@@ -8,7 +8,9 @@ import socket
 import struct
 import threading
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
@@ -32,6 +34,7 @@ from logmirror.cluster.properties import connection_settings
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.wire.fetch import FetchRequest
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 TOPIC_ID = bytes(range(16))
 LOG = bytes(range(256)) * 20
 REQUEST = FetchRequest("t", TOPIC_ID, 0, 5, 10, 1 << 16, 0, 1, read_committed=True)
@@ -77,6 +80,14 @@ def fetch(connection, size=1 << 16, request=REQUEST):
     view = memoryview(bytearray(size))
     fetched = connection.fetch(request._replace(max_bytes=size), view)
     return fetched, view
+
+
+def test_the_broker_is_told_who_asks_and_in_which_version(broker, connect):
+    connect()
+    (request,) = broker.asked(API_VERSIONS)
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    told = (request.client_software_name, request.client_software_version)
+    assert told == (project["name"], project["version"])
 
 
 def test_the_highest_common_versions_are_used(broker, connect):
