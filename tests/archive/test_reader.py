@@ -245,6 +245,12 @@ def test_the_first_batch_may_begin_before_the_range():
     assert rows == [record.offset for record in RECORDS[4:10]]
 
 
+def test_a_batch_that_lies_before_the_range_is_found():
+    data = batches_of(RECORDS[:10], size=5)
+    covered = OffsetRange(first=RECORDS[5].offset, last=RECORDS[9].offset)
+    assert refused(format_name(covered, "batches"), data).facts["expected"] == covered.first
+
+
 def test_an_end_without_trace_is_accepted_only_where_the_log_is_compacted():
     name, data, digest = make_object("batches", RECORDS)
     covered = parse_name(name)[0]

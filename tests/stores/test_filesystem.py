@@ -116,6 +116,17 @@ def test_short_writes_are_continued(tmp_path):
     assert store.read("f/a") == b"0123456789"
 
 
+def test_a_staged_file_is_never_shared(tmp_path, monkeypatch):
+    monkeypatch.setattr("logmirror.stores.filesystem.new_nonce", lambda: "0" * 16)
+    store = store_in(tmp_path)
+    first = store.stage("x")
+    first.write(b"first")
+    with pytest.raises(UnavailableError):
+        store.stage("x")
+    store.publish(first.finish(), "f/a")
+    assert store.read("f/a") == b"first"
+
+
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP])
 def test_a_filesystem_without_links_is_refused_with_a_hint(tmp_path, code):
     store = store_in(tmp_path, syscalls=FailingSyscalls("link", code))

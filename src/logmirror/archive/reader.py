@@ -300,7 +300,7 @@ def _partition_of(folder: str) -> int:
 
 def _native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Batches]]:
     """Yield runs of whole batches, each with the bytes it was scanned from."""
-    scanner, buffer = BatchScanner(), memoryview(np.empty(_READ_BYTES, np.uint8))
+    scanner, buffer = BatchScanner(), np.empty(_READ_BYTES, np.uint8).data
     filled = position = 0
     while True:
         got = _fill(file, buffer, filled)
@@ -327,7 +327,7 @@ def _native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Bat
         needed = batches.needed_bytes
         old, filled = buffer[batches.consumed_bytes :][:rest], rest
         if needed > len(buffer):
-            buffer = memoryview(np.empty(needed, np.uint8))
+            buffer = np.empty(needed, np.uint8).data
         buffer[:rest] = bytes(old)
 
 
