@@ -107,7 +107,10 @@ make_environment() {
     fi
 }
 
-pip_install() { .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"; }
+# Modules are compiled when they are first imported; most never are.
+pip_install() {
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@"
+}
 
 # ---- Java, for Spark and for Apache Kafka -------------------------------------------------------
 
