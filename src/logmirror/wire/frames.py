@@ -11,6 +11,9 @@ Everything here comes from a stranger. Three rules hold for every byte of it:
 2. The size of a frame is judged when its first eight bytes are here, and the buffer grows with the
    bytes that arrive, not with the size that was announced.
 3. What is wrong with a frame is a `RemoteProtocolError`: it ends that connection and no other.
+
+Bytes behind the last field are passed over, as Kafka does: librdkafka sends some (after a Metadata
+request for all topics).
 """
 
 from __future__ import annotations
@@ -197,12 +200,6 @@ class Cursor:
             message = "more tagged fields than the frame can hold"
             raise RemoteProtocolError(message, position=start, count=found)
         return found
-
-    def finish(self) -> None:
-        """Refuse bytes that belong to no field."""
-        if self.remaining:
-            message = "bytes after the last field of the request"
-            raise RemoteProtocolError(message, position=self.position, remaining=self.remaining)
 
 
 def body_cursor(frame: memoryview, *, flexible: bool) -> Cursor:

@@ -119,7 +119,6 @@ def _skip_tail(cursor: Cursor, version: int) -> None:
         cursor.string(compact=compact)
     if compact:
         cursor.tagged_fields()
-    cursor.finish()
 
 
 def _topic(cursor: Cursor, version: int) -> str | bytes:

@@ -151,9 +151,7 @@ def read_request(frame: memoryview, api_key: int, version: int) -> Message:
     """
     read, flexible = _request_reader(api_key, version)
     cursor = body_cursor(frame, flexible=flexible)
-    request = read(cursor)
-    cursor.finish()
-    return request
+    return read(cursor)
 
 
 class ResponseKind:

@@ -90,7 +90,6 @@ def parse_produce(frame: memoryview, version: int) -> ProduceRequest:
         topics.append(ProduceTopic(name, partitions))
     if compact:
         cursor.tagged_fields()
-    cursor.finish()
     return ProduceRequest(transactional_id, acks, topics)
 
 
