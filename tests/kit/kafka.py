@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-_START_TIMEOUT_S: Final = 60
+_START_TIMEOUT_S: Final = 180
 _PORTS_TAKEN: Final = "Address already in use"
 
 # Small and quick: no wait before a group's first assignment, a compaction that looks every second.
