@@ -17,7 +17,7 @@ from logmirror.testing import Row, check_tiles, compare
 def histories(draw, *, min_size=0):
     """Rows by ascending offset, with holes, also before the first."""
     offset, rows = draw(st.integers(0, 5)), []
-    for number in range(draw(st.integers(min_size, 12))):
+    for number in range(draw(st.integers(min_size, 6))):
         rows.append(
             Row(
                 offset,
@@ -103,8 +103,8 @@ CHANGES = {
 @given(histories(min_size=1), st.data())
 def test_a_changed_field_is_a_mutation(change, rows, data):
     at = data.draw(st.integers(0, len(rows) - 1))
+    rows[at] = rows[at]._replace(key=b"", value=b"", headers=((b"h", b""), (b"h", b"1")))
     changed = change(rows[at])
-    assume(changed != rows[at])
     assert codes(rows, [*rows[:at], changed, *rows[at + 1 :]]) == {"A13": 1}
 
 
