@@ -12,7 +12,6 @@ from logmirror.archive.naming import format_name
 from logmirror.model import OffsetRange
 from logmirror.testing import Row, check_tiles, compare
 
-
 KEYS = [None, b"", b"key"]
 HEADERS = [(), ((b"h", None),), ((b"h", b""), (b"h", b"1"))]
 
