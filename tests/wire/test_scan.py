@@ -152,6 +152,7 @@ ILLEGAL = {
     "a flipped bit in a value": (BATCH[:-3] + bytes([BATCH[-3] ^ 1]) + BATCH[-2:], "crc"),
     "base offset negative": (put(BATCH, ">q", 0, -1), "base-offset"),
     "base offset overflows": (put(BATCH, ">q", 0, 2**63 - 2), "last-offset-delta"),
+    "no offset could follow": (put(BATCH, ">q", 0, 2**63 - 3), "last-offset-delta"),
     "last offset delta negative": (put(BATCH, ">i", 23, -1), "last-offset-delta"),
     "last offset delta below count - 1": (put(BATCH, ">i", 23, 1), "count"),
     "count negative": (put(BATCH, ">i", 57, -1), "count"),
@@ -186,7 +187,7 @@ LEGAL = {
         encode_reference([row(12)], base_offset=9, last_offset=20),
         KIND_DATA,
     ),
-    "last offset is the largest": (encode_reference([row(2**63 - 1)]), KIND_DATA),
+    "last offset is the largest": (encode_reference([row(2**63 - 2)]), KIND_DATA),
     "last offset delta is the largest": (
         encode_reference([row(9)], last_offset=9 + 2**31 - 1),
         KIND_DATA,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -22,7 +23,7 @@ from numba.extending import intrinsic
 from logmirror.wire.kernels_address import inlined, kernel, load_i64, load_u8, shift_right
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
@@ -120,22 +121,24 @@ def _step_by_instruction(name: str, *, narrow_register: bool) -> Callable[[int, 
 
 
 INSTRUCTIONS: Final = {
-    "x86_64": ("llvm.x86.sse42.crc32.64.64", False),
-    "amd64": ("llvm.x86.sse42.crc32.64.64", False),
-    "aarch64": ("llvm.aarch64.crc32cx", True),
-    "arm64": ("llvm.aarch64.crc32cx", True),
+    "x86_64": ("llvm.x86.sse42.crc32.64.64", False, "crc32"),
+    "amd64": ("llvm.x86.sse42.crc32.64.64", False, "crc32"),
+    "aarch64": ("llvm.aarch64.crc32cx", True, "crc"),
+    "arm64": ("llvm.aarch64.crc32cx", True, "crc"),
 }
-"""Machine, as Python names it: LLVM's intrinsic, and whether its register is 32 bits wide."""
+"""Machine, as Python names it: LLVM's intrinsic, whether its register is 32 bits wide, and the
+processor feature without which LLVM would end the process."""
 
 
-def _best_step(machine: str) -> Callable[[int, int], int]:
-    if machine not in INSTRUCTIONS:
+def best_step(machine: str, features: Mapping[str, bool]) -> Callable[[int, int], int]:
+    """The fastest step that a machine with these processor features can take."""
+    name, narrow_register, feature = INSTRUCTIONS.get(machine.lower(), ("", False, ""))
+    if not features.get(feature):
         return step_by_table
-    name, narrow_register = INSTRUCTIONS[machine]
     return _step_by_instruction(name, narrow_register=narrow_register)
 
 
-step = _best_step(platform.machine().lower())
+step = best_step(platform.machine(), get_host_cpu_features())
 """Advance a register over 8 bytes: step(register, little-endian word)."""
 
 

@@ -63,6 +63,7 @@ _CODEC_MAX: Final = 4
 _TRANSACTIONAL: Final = 16
 _CONTROL: Final = 32
 _ABORT: Final = 0
+_LAST_OFFSET_MAX: Final = 2**63 - 2
 
 
 @inlined
@@ -75,7 +76,7 @@ def _check_header(batch: int, size: int) -> int:
     codec = attributes & 7
     if base_offset < 0:
         return BAD_BASE_OFFSET
-    if last_delta < 0 or base_offset > 0x7FFFFFFFFFFFFFFF - last_delta:
+    if last_delta < 0 or base_offset > _LAST_OFFSET_MAX - last_delta:
         return BAD_LAST_OFFSET_DELTA
     if count < 0 or count > last_delta + 1:
         return BAD_COUNT

@@ -29,7 +29,8 @@ What is legal, beyond the obvious:
 - W2 Record count and batch length must match the content exactly; so must a record's length.
 - W3 A timestamp is base + delta in 64 bits that wrap, as in Kafka's own arithmetic. With log-append
   time every record has the batch's max timestamp.
-- W4 Batches in one run do not overlap and their offsets ascend; none goes beyond 2^63 - 1.
+- W4 Batches in one run do not overlap and their offsets ascend. None goes beyond 2^63 - 2, since the
+  offset after it must be one, too.
 - W5 A control batch is never compressed. Its first record's key is int16 version, int16 type
   (0 abort, 1 commit); a control batch without records is legal and says nothing.
 """
@@ -269,7 +270,7 @@ def _check_header(header: BatchHeader) -> None:
     codec = header.attributes & 7
     if header.base_offset < 0:
         raise _corrupt(header, "base-offset")
-    if header.last_offset_delta < 0 or header.last_offset > OFFSET_MAX:
+    if header.last_offset_delta < 0 or header.last_offset >= OFFSET_MAX:
         raise _corrupt(header, "last-offset-delta")
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
         raise _corrupt(header, "count")
