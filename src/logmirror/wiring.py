@@ -331,10 +331,12 @@ def _verify_mirror(
     on_object: Callable[[], None],
 ) -> Iterator[FlowReport]:
     views: dict[TopicPartition, SourceView] = {}
-    topic_id = None
+    topic_id, compacted = None, False
     numbers = spec.partitions
     if against_source:
         numbers, topic_id, views = look_at_source(spec, clients)
+        configs = clients(spec.source).describe_topic_configs(spec.topic)
+        compacted = "compact" in (configs.get("cleanup.policy") or "")
     for name, archive in spec.destinations:
         store = FilesystemStore(Path(archive.root), writer_id="verify")
         for n in numbers if numbers is not None else _held_partitions(Path(archive.root) / name):
@@ -345,7 +347,10 @@ def _verify_mirror(
             if deep or against_source:
                 source = KafkaSource(clients(spec.source), flow.source, topic_id=topic_id)
                 decoder = RecordDecoder()
-                for link, digest in verify_content(report, links, store, archive, on_object):
+                found = verify_content(
+                    report, links, store, archive, on_object, compacted=compacted
+                )
+                for link, digest in found:
                     if against_source:
                         compare_with_source(
                             report,

@@ -86,8 +86,14 @@ def verify_content(
     store: BlobStore,
     archive: ArchiveSpec,
     on_object: Callable[[], None] = lambda: None,
+    *,
+    compacted: bool = False,
 ) -> Iterator[tuple[Link, str]]:
-    """Read every object; yields each sound one with the digest of its content."""
+    """Read every object; yields each sound one with the digest of its content.
+
+    `compacted` lets a native object end before its name says, as one does whose last offsets were
+    compacted away at the source.
+    """
     records = holes = 0
     for link in links:
         try:
@@ -97,6 +103,7 @@ def verify_content(
                 link.name,
                 deep=True,
                 utf8=archive.encoding == "utf8",
+                compacted=compacted,
             )
         except LogmirrorError as error:
             report.add_problem(error)
