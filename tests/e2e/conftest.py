@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCommand]:
-    """A running embedded broker."""
+def cli_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCommand]:
+    """The embedded broker, started by the command line."""
     broker = BrokerCommand(tmp_path_factory.mktemp("embedded"))
     try:
         yield broker.start()
@@ -42,9 +42,9 @@ def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker
         broker.remove()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    """A running broker of the newest Apache Kafka for one module, whatever process runs it."""
+    """A broker of the newest Apache Kafka beside `kafka_431`, for another process's tests."""
     broker = ApacheKafka(VERSIONS[-1], tmp_path_factory.mktemp("own-kafka"))
     try:
         yield broker.start()
@@ -56,6 +56,6 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]
 def source(request: pytest.FixtureRequest) -> ApacheKafka | BrokerCommand:
     """Each kind of source in turn: the test runs once with each."""
     fixtures = {version: "kafka_" + version.replace(".", "") for version in VERSIONS}
-    broker = request.getfixturevalue(fixtures.get(request.param, "embedded_broker"))
+    broker = request.getfixturevalue(fixtures.get(request.param, "cli_broker"))
     assert isinstance(broker, (ApacheKafka, BrokerCommand))
     return broker

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import psutil
 
+from kit.disk import without_override
 from kit.kafka import create_topic, delete_topic
 from kit.machine import HOST, Process, free_ports
 
@@ -33,11 +34,22 @@ _MARK: Final = "LOGMIRROR_TEST_MARK"
 
 
 def logmirror(
-    *arguments: str | Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    as_plain_user: bool = False,
+    timeout_s: float = 240,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; its exit code is for the caller to judge."""
+    """Run a command to its end; its exit code is for the caller to judge.
+
+    Args:
+        arguments: What it is given.
+        environment: Variables over ours.
+        as_plain_user: Let permissions apply, also when root runs the tests.
+        timeout_s: After which the test fails.
+    """
+    command = [*_COMMAND, *map(str, arguments)]
     return subprocess.run(
-        [*_COMMAND, *map(str, arguments)],
+        without_override(command) if as_plain_user else command,
         env={**os.environ, **(environment or {})},
         text=True,
         capture_output=True,
@@ -136,7 +148,7 @@ class Run:
         """What Spark's JVM has said so far."""
         return self.spark_log.read_text(errors="replace") if self.spark_log.exists() else ""
 
-    def wait_for(self, pattern: str, *, timeout_s: float = 60) -> str:
+    def wait_for(self, pattern: str, *, timeout_s: float = 180) -> str:
         """Wait until a line of its log matches, and return the line."""
         found: list[str] = []
 
@@ -148,7 +160,7 @@ class Run:
         assert found, f"ended without {pattern!r}:\n{self.text}"
         return found[0]
 
-    def wait(self, *, timeout_s: float = 90) -> int:
+    def wait(self, *, timeout_s: float = 240) -> int:
         """Wait for the driver's end, and return its exit code."""
         wait_until(
             lambda: not self.alive, what=lambda: f"the end of:\n{self.text}", timeout_s=timeout_s
@@ -186,7 +198,7 @@ class Run:
         """End the driver as `kill -9` does; what it started must end by itself."""
         self._process.end(kill=True)
 
-    def wait_until_nothing_is_left(self, *, timeout_s: float = 30) -> None:
+    def wait_until_nothing_is_left(self, *, timeout_s: float = 60) -> None:
         """Wait until every process of this run is gone."""
         wait_until(
             lambda: not self.processes(),
@@ -207,7 +219,7 @@ class Run:
 
 
 def wait_until(
-    is_true: Callable[[], bool], *, what: Callable[[], str], timeout_s: float = 60
+    is_true: Callable[[], bool], *, what: Callable[[], str], timeout_s: float = 180
 ) -> None:
     """Wait for a condition, or fail with what was waited for."""
     deadline = time.monotonic() + timeout_s

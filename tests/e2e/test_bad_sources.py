@@ -1,0 +1,160 @@
+"""What can be wrong at a source: the copy stops with the right kind of error and keeps what it has.
+
+Against Apache Kafka. Exit codes: 2 usage, 69 position (source or copy is not where the chain says).
+"""
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kit.clients import odd_messages, produce
+from kit.commands import FORMATS, Run, logmirror, logmirror_json, mirror, write_config
+from kit.machine import HOST, free_ports
+from kit.truth import Source, object_names
+
+pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(600)]
+
+
+def configure(broker, root, topic, **limits):
+    mirrors = [mirror(topic, broker.bootstrap, root, form=f, **limits) for f in FORMATS]
+    return write_config(root / "config.json", *mirrors)
+
+
+def objects(root):
+    return {form: object_names(root / form / "0") for form in FORMATS}
+
+
+def test_a_topic_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
+    config = configure(own_kafka, tmp_path, "no-such-topic")
+
+    ran = logmirror("run", "--until-now", "-c", config)
+    status = logmirror("status", "-c", config, "--format", "json")
+
+    assert ran.returncode == 2, ran.stderr
+    assert "error (usage): the topic does not exist" in ran.stderr
+    assert "topic: no-such-topic" in ran.stderr
+    assert "hint: " in ran.stderr
+    assert status.returncode == 1
+    assert not any(objects(tmp_path).values())
+    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap})
+    assert "no-such-topic" not in admin.list_topics(timeout=10).topics
+
+
+def test_a_partition_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
+    topic = own_kafka.create_topic("one-partition")
+    one = mirror(topic, own_kafka.bootstrap, tmp_path, partition=7)
+    config = write_config(tmp_path / "config.json", one)
+
+    ran = logmirror("run", "--until-now", "-c", config)
+
+    assert ran.returncode == 2, ran.stderr
+    assert "error (usage): the topic has no such partition" in ran.stderr
+    assert "missing: [7]" in ran.stderr
+
+
+def test_a_topic_that_was_created_again_is_not_joined_to_the_old_copy(own_kafka, tmp_path):
+    topic = own_kafka.create_topic("again")
+    produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
+    config = configure(own_kafka, tmp_path, topic)
+    first = logmirror("run", "--until-now", "-c", config)
+    before = objects(tmp_path)
+    own_kafka.delete_topic(topic)
+    own_kafka.create_topic(topic)
+    produce(own_kafka.bootstrap, topic, odd_messages(60, seed=2))
+
+    second = logmirror("run", "--until-now", "-c", config)
+    status = logmirror("status", "-c", config, "--format", "json")
+
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 69, second.stderr
+    assert "error (position): the topic was deleted and created again" in second.stderr
+    assert "reason: SourceRecreated" in second.stderr
+    assert "position: 30" in second.stderr
+    assert "hint: " in second.stderr
+    assert status.returncode == 1
+    assert objects(tmp_path) == before
+    assert logmirror("verify", "--deep", "-c", config).returncode == 0
+
+
+def test_a_topic_that_is_created_again_under_a_running_service_stops_it(own_kafka, tmp_path):
+    topic = own_kafka.create_topic("again-while-running")
+    produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
+    config = configure(own_kafka, tmp_path, topic, max_time_ms=200)
+
+    with Run(config, folder=tmp_path) as run:
+        for form in FORMATS:
+            run.wait_for(f" flushed mirror={form} ")
+        before = objects(tmp_path)
+        own_kafka.delete_topic(topic)
+        own_kafka.create_topic(topic)
+        produce(own_kafka.bootstrap, topic, odd_messages(60, seed=2))
+        exit_code = run.wait()
+        run.wait_until_nothing_is_left()
+
+    assert exit_code == 69, run.text
+    assert "deleted and created again" in run.text
+    assert objects(tmp_path) == before
+
+
+def test_records_that_are_gone_before_they_were_copied_stop_the_copy(own_kafka, tmp_path):
+    topic = own_kafka.create_topic("trimmed")
+    produce(own_kafka.bootstrap, topic, odd_messages(50, seed=1))
+    config = configure(own_kafka, tmp_path, topic)
+    first = logmirror("run", "--until-now", "-c", config)
+    produce(own_kafka.bootstrap, topic, odd_messages(50, seed=2))
+    trim(own_kafka, topic, 80)
+    before = objects(tmp_path)
+
+    second = logmirror("run", "--until-now", "-c", config)
+
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 69, second.stderr
+    assert "error (position): the source no longer has the next record" in second.stderr
+    assert "position: 50" in second.stderr
+    assert "log_start: 80" in second.stderr
+    assert "chain-start" in second.stderr
+    assert objects(tmp_path) == before
+    for report in logmirror_json("verify", "--against-source", "-c", config):
+        assert (report["gone_at_source"], report["problems"]) == (report["objects"], [])
+
+
+def test_a_topic_that_was_trimmed_before_the_first_copy_begins_at_its_log_start(
+    own_kafka, tmp_path
+):
+    topic = own_kafka.create_topic("trimmed-early")
+    produce(own_kafka.bootstrap, topic, odd_messages(50, seed=1))
+    trim(own_kafka, topic, 20)
+    strict = configure(own_kafka, tmp_path, topic)
+
+    refused = logmirror("run", "--until-now", "-c", strict)
+    earliest = [
+        mirror(topic, own_kafka.bootstrap, tmp_path, form=f, chain_start="earliest")
+        for f in FORMATS
+    ]
+    config = write_config(tmp_path / "earliest.json", *earliest)
+    copied = logmirror("run", "--until-now", "-c", config)
+
+    assert refused.returncode == 69, refused.stderr
+    assert "position: 0" in refused.stderr
+    assert copied.returncode == 0, copied.stderr
+    source = Source(own_kafka.bootstrap, topic)
+    assert source.bounds(0) == (20, 50)
+    for form in FORMATS:
+        assert source.anomalies(tmp_path, form) == [], form
+
+
+def trim(broker, topic, offset):
+    """Delete the records before an offset."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    where = TopicPartition(topic, 0, offset)
+    assert admin.delete_records([where])[where].result(30).low_watermark == offset
+
+
+def test_a_cluster_that_cannot_be_reached_is_worth_another_try_later(tmp_path):
+    nobody = f"{HOST}:{free_ports(1)[0]}"
+    config = write_config(tmp_path / "config.json", mirror("any", nobody, tmp_path))
+
+    result = logmirror("status", "-c", config, "--format", "json")
+
+    assert result.returncode == 1, result.stdout
+    assert '"kind": "unavailable"' in result.stdout

@@ -1,0 +1,195 @@
+"""Death at every named point of the data path loses, doubles and changes nothing.
+
+For each point of `crashpoints.POINTS` a run dies there by SIGKILL; what it leaves behind shows that
+it was this point and no other. Each has folders of its own, so that one clean run over all of them
+must find every kind of remains and finish every copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.clients import odd_messages, produce
+from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.truth import Source
+from logmirror.crashpoints import POINTS, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [pytest.mark.xdist_group("e2e-points"), pytest.mark.timeout(600)]
+
+TOPIC = "crash-points"
+WORKER_DIED = "Python worker exited unexpectedly"
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a dead run has left in its root, and what it had said."""
+
+    staged: list[Path]
+    claims: list[Path]
+    objects: list[Path]
+    log: str
+
+    @property
+    def linked(self) -> list[Path]:
+        """Objects whose staged name is still there."""
+        return [path for path in self.objects if path.stat().st_nlink == 2]
+
+    @property
+    def promised(self) -> int:
+        """Claims without an object."""
+        return len(self.claims) - len(self.objects)
+
+
+def only_staged(remains: Remains) -> bool:
+    return bool(remains.staged) and not remains.claims and not remains.objects
+
+
+def nothing(remains: Remains) -> bool:
+    return not remains.staged and not remains.claims and not remains.objects
+
+
+def whole(path: Path) -> bool:
+    """Whether a staged object has its end: each format closes in its own way."""
+    data = path.read_bytes()
+    return len(data) > 1000 and (not data.startswith(b"PAR1") or data.endswith(b"PAR1"))
+
+
+@dataclass(frozen=True)
+class Death:
+    """Which time of reaching a point is the last, who dies, and what shows it."""
+
+    nth: int
+    dies: str
+    shows: Callable[[Remains], bool]
+
+
+DEATHS = {
+    "plan.positions": Death(1, "driver", nothing),
+    "plan.dispatch": Death(1, "driver", nothing),
+    "fetch.answered": Death(1, "worker", nothing),
+    "stage.opened": Death(
+        1, "worker", lambda r: only_staged(r) and not any(p.stat().st_size for p in r.staged)
+    ),
+    "stage.written": Death(
+        1, "worker", lambda r: only_staged(r) and all(p.stat().st_size for p in r.staged)
+    ),
+    "stage.finished": Death(1, "worker", lambda r: only_staged(r) and all(map(whole, r.staged))),
+    "claim.created": Death(3, "worker", lambda r: r.promised > 0 and not r.linked),
+    "publish.linked": Death(3, "worker", lambda r: bool(r.linked) and "flushed" not in r.log),
+    "publish.done": Death(
+        3, "worker", lambda r: bool(r.objects) and not r.linked and "flushed" not in r.log
+    ),
+    "commit.received": Death(1, "driver", lambda r: bool(r.objects) and "flushed" not in r.log),
+    "commit.done": Death(1, "driver", lambda r: bool(r.objects) and "flushed" in r.log),
+}
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """All the dead runs, and the clean one after them."""
+
+    source: Source
+    remains: dict[str, Remains]
+    roots: dict[str, Path]
+    config: Path
+
+
+@pytest.fixture(scope="module")
+def crashed(cli_broker, tmp_path_factory):
+    """Every point's run, dead at its point."""
+    folder = tmp_path_factory.mktemp("points")
+    cli_broker.create_topic(TOPIC, partitions=2)
+    for partition in range(2):
+        messages = odd_messages(600, seed=partition)
+        config = {"batch.num.messages": 20, "linger.ms": 5, "compression.type": "lz4"}
+        produce(cli_broker.bootstrap, TOPIC, messages, partition=partition, config=config)
+    mirrors, remains, roots = [], {}, {}
+    for point in POINTS:
+        root = roots[point] = folder / point
+        of_point = [mirror_below(root, form, point, cli_broker.bootstrap) for form in FORMATS]
+        mirrors += of_point
+        # One slot: nobody else is in the middle of something when a worker dies.
+        config = write_config(folder / f"{point}.json", *of_point, master="local[1]")
+        remains[point] = die_at(point, config, root, folder)
+    source = Source(cli_broker.bootstrap, TOPIC, partitions=range(2))
+    return Crashed(source, remains, roots, write_config(folder / "all.json", *mirrors))
+
+
+def mirror_below(root: Path, form: str, point: str, bootstrap: str) -> dict[str, object]:
+    return mirror(
+        TOPIC,
+        bootstrap,
+        root,
+        form=form,
+        name=f"{form}-of-{point}",
+        destinations=[{"type": "filesystem", "root": str(root), "name": form}],
+        max_bytes=20_000,
+    )
+
+
+def die_at(point: str, config: Path, root: Path, folder: Path) -> Remains:
+    death = DEATHS[point]
+    environment = {VARIABLE: f"{point}#{death.nth}"}
+    with Run(config, "--until-now", folder=folder, environment=environment) as run:
+        if death.dies == "driver":
+            assert run.wait() == -9, run.text
+        else:
+            # Spark would try again, and each new worker would die again.
+            wait_until(
+                lambda: WORKER_DIED in run.spark_text or not run.alive,
+                what=lambda: f"a worker to die at {point}:\n{run.text}",
+            )
+            assert run.alive, run.text
+            run.signal_all(9)
+        run.wait_until_nothing_is_left()
+        return Remains(
+            staged=files_below(root / ".logmirror" / "staged"),
+            claims=files_below(root / ".logmirror" / "claims"),
+            objects=[p for form in FORMATS for p in files_below(root / form)],
+            log=run.text,
+        )
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def recovered(crashed):
+    """The clean run over what all of them left."""
+    result = logmirror("run", "--until-now", "-c", crashed.config, timeout_s=300)
+    assert result.returncode == 0, result.stderr
+    return crashed
+
+
+def test_every_named_point_is_died_at():
+    assert list(DEATHS) == list(POINTS)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_death_at_a_point_leaves_what_the_point_promises(crashed, point):
+    remains = crashed.remains[point]
+
+    assert DEATHS[point].shows(remains), remains
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_next_run_finishes_every_copy_exactly(recovered, point):
+    root = recovered.roots[point]
+
+    for form in FORMATS:
+        assert recovered.source.anomalies(root, form) == [], form
+    assert files_below(root / ".logmirror" / "staged") == []
+
+
+def test_each_copy_that_was_finished_is_proven_by_verify(recovered):
+    result = logmirror("verify", "--deep", "--against-source", "-c", recovered.config)
+
+    assert result.returncode == 0, result.stdout

@@ -1,0 +1,104 @@
+"""Disks that tests can fill or forbid, also where the tests run as root.
+
+A small disk is a tmpfs where this machine lets us mount one. Elsewhere every Python process of the
+command finds `os.write` replaced by one that counts what lies in the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_QUOTA: Final = '''
+"""Loaded by every Python process at its start: a disk of which little is left."""
+
+import errno
+import os
+import pathlib
+
+_folder = pathlib.Path({folder!r})
+_write = os.write
+
+
+def write(descriptor, data):
+    try:
+        path = pathlib.Path(os.readlink(f"/proc/self/fd/{{descriptor}}"))
+    except OSError:
+        return _write(descriptor, data)
+    if _folder in path.parents:
+        free = int(pathlib.Path({limit!r}).read_text())
+        free -= sum(found.stat().st_size for found in _folder.rglob("*") if found.is_file())
+        if free <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = memoryview(data).cast("B")[:free]
+    return _write(descriptor, data)
+
+
+os.write = write
+'''
+
+_WITHOUT_OVERRIDE: Final = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class SmallDisk:
+    """A folder that holds only so many bytes.
+
+    Attributes:
+        folder: Where to write.
+        environment: For the processes that write there.
+    """
+
+    def __init__(self, parent: Path, size_bytes: int) -> None:
+        self.folder = parent / "small-disk"
+        self.folder.mkdir()
+        self.environment: dict[str, str] = {}
+        self._limit = parent / "limit"
+        self.is_mounted = _mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", self.folder)
+        if not self.is_mounted:
+            self._limit.write_text(str(size_bytes))
+            code = _QUOTA.format(folder=str(self.folder), limit=str(self._limit))
+            (parent / "sitecustomize.py").write_text(code)
+            before = filter(None, [os.environ.get("PYTHONPATH")])
+            self.environment = {"PYTHONPATH": os.pathsep.join([str(parent), *before])}
+
+    def grow(self, size_bytes: int) -> None:
+        """Make it larger."""
+        if self.is_mounted:
+            assert _mount("-o", f"remount,size={size_bytes}", self.folder)
+        else:
+            self._limit.write_text(str(size_bytes))
+
+
+def _mount(*arguments: str | Path) -> bool:
+    command = ["mount", *map(str, arguments)]
+    with contextlib.suppress(FileNotFoundError):
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return False
+
+
+@contextlib.contextmanager
+def small_disk(parent: Path, size_bytes: int) -> Iterator[SmallDisk]:
+    """A small disk until the block ends."""
+    disk = SmallDisk(parent, size_bytes)
+    try:
+        yield disk
+    finally:
+        if disk.is_mounted:
+            subprocess.run(["umount", "-l", str(disk.folder)], check=True)
+
+
+def without_override(command: list[str]) -> list[str]:
+    """The command as a user to whom permissions apply, also when root runs the tests."""
+    return [sys.executable, "-c", _WITHOUT_OVERRIDE, *command]
