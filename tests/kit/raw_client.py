@@ -27,7 +27,7 @@ def nested(api_key: int, version: int, kind: str, name: str) -> Any:
     return getattr(load_payload_module(api_key, version, EntityType[kind]), name)
 
 
-def build(cls: Any, **fields: object) -> Any:
+def build(cls: Any, /, **fields: object) -> Any:
     """Build an entity with those of the fields that its version has."""
     return cls(**{name: value for name, value in fields.items() if name in cls.__dataclass_fields__})
 
@@ -102,7 +102,7 @@ class RawClient:
             return True
         return False
 
-    def ask(self, api_key: int, version: int, **fields: object) -> Any:
+    def ask(self, api_key: int, version: int, /, **fields: object) -> Any:
         """Send a request of those fields and return its response."""
         request = build(message_class(api_key, version, "request"), **fields)
         self.send_frame(request_frame(api_key, version, request))

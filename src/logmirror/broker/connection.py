@@ -151,7 +151,9 @@ class Connection(asyncio.BufferedProtocol):
         self._counted_bytes += grown
         self._all.buffered_bytes += grown
         if grown > 0 and self._all.buffered_bytes > self._options.max_buffered_bytes:
-            self.close("all connections together hold too many bytes of requests")
+            # Not here: closing within this callback ends the whole process in libuv.
+            reason = "all connections together hold too many bytes of requests"
+            self._loop.call_soon(self.close, reason)
         return space
 
     def buffer_updated(self, nbytes: int) -> None:
