@@ -7,16 +7,14 @@ last 50 ms is missed, so figures are a lower bound, by some percent for a comman
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SAMPLE_S = 0.05
 
@@ -33,14 +31,12 @@ class Cost:
     stderr: str = ""
 
 
-def run(
-    command: list[str], *, stdout: Path | None = None, env: dict[str, str] | None = None
-) -> Cost:
+def run(command: list[str], *, stdout: Path | None = None) -> Cost:
     """Run to the end; raises CalledProcessError if it fails."""
     cost, seen = Cost(), {}
     began = time.monotonic()
     with (
-        open(stdout or "/dev/null", "wb") as out,  # noqa: PTH123  # /dev/null is a path too
+        Path(stdout or os.devnull).open("wb") as out,
         subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process,
     ):
         stop = threading.Event()

@@ -25,11 +25,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-import measured  # noqa: E402
+import measured  # noqa: E402  # after the path is set
 
-from kit.apache import cache_folder  # noqa: E402
-from kit.kafka import ApacheKafka  # noqa: E402
-from kit.machine import program  # noqa: E402
+from kit.apache import cache_folder  # noqa: E402  # after the path is set
+from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
+from kit.machine import program  # noqa: E402  # after the path is set
 
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
 MASTER = "local[2]"

@@ -115,7 +115,7 @@ def run(
 @app.command()
 def status(config: ConfigOption, *, output: FormatOption = "table") -> None:
     """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
-    from logmirror import wiring  # noqa: PLC0415
+    from logmirror import wiring  # noqa: PLC0415  # only this command needs it
 
     rows = wiring.status(_load(config))
     if output == "json":
@@ -139,7 +139,7 @@ def verify(
     output: FormatOption = "table",
 ) -> None:
     """Prove the copies. Exit code 65 if anything is wrong with one."""
-    from logmirror import wiring  # noqa: PLC0415
+    from logmirror import wiring  # noqa: PLC0415  # only this command needs it
 
     settings = _load(config)
     progress = Progress(
@@ -188,8 +188,8 @@ def broker(  # one parameter for each option
 
     An acknowledged record is on disk. Prints the address once it listens.
     """
-    from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # `validate` needs no broker
-    from logmirror.broker.server import serve  # noqa: PLC0415
+    from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # only this command needs it
+    from logmirror.broker.server import serve  # noqa: PLC0415  # only this command needs it
 
     _log_to_stderr(log_level)
     host, port = _host_and_port(listen)

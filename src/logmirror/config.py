@@ -244,7 +244,7 @@ def _source(source: SourceModel, mirror_name: str) -> SourceSettings:
 
 def _destination(name: str, root: str) -> FilesystemDestination:
     # Lexical, as a shell does it: `Path.resolve` would freeze a link that may be switched later.
-    return FilesystemDestination(name=name, root=Path(os.path.abspath(root)))  # noqa: PTH100
+    return FilesystemDestination(name=name, root=Path(os.path.abspath(root)))  # noqa: PTH100  # resolve() would follow links
 
 
 def _flush(flush: FlushModel) -> FlushSettings:

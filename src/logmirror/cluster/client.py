@@ -230,43 +230,48 @@ class ClusterClient:
             UnavailableError: No leader could be read within the budget.
             CorruptionError: A broker's answer contradicts itself.
         """
-
-        def attempt() -> FetchResult:
-            metadata = self._topology.partition(partition)
-            connection = self._topology.connection(metadata.leader)
-            by_id = topic_id is not None and connection.speaks_topic_ids()
-            if topic_id is not None and not by_id:
-                self._check_topic_id(partition.topic, topic_id)
-            request = FetchRequest(
-                partition.topic,
-                topic_id if by_id else None,
-                partition.partition,
-                metadata.leader_epoch,
-                offset,
-                len(view),
-                max_wait_ms,
-                min_bytes,
-                read_committed,
-            )
-            fetched = connection.fetch(request, view)
-            if fetched.head.error_code:
-                self._refuse(fetched.head.error_code, partition, offset, topic_id)
-            head = fetched.head
-            return FetchResult(
-                fetched.size,
-                head.high_watermark,
-                head.last_stable_offset,
-                head.log_start_offset,
-                head.aborted,
-                fetched.needed_bytes,
-            )
-
+        wanted = FetchRequest(
+            partition.topic,
+            topic_id,
+            partition.partition,
+            -1,
+            offset,
+            len(view),
+            max_wait_ms,
+            min_bytes,
+            read_committed,
+        )
         return self._retry.run(
-            attempt,
+            lambda: self._fetch_once(partition, wanted, view),
             "could not fetch",
             missing_grace_ms=MISSING_GRACE_MS,
             topic=partition.topic,
             partition=partition.partition,
+        )
+
+    def _fetch_once(
+        self, partition: TopicPartition, wanted: FetchRequest, view: memoryview
+    ) -> FetchResult:
+        topic_id = wanted.topic_id
+        metadata = self._topology.partition(partition)
+        connection = self._topology.connection(metadata.leader)
+        by_id = topic_id is not None and connection.speaks_topic_ids()
+        if topic_id is not None and not by_id:
+            self._check_topic_id(partition.topic, topic_id)
+        request = wanted._replace(
+            topic_id=topic_id if by_id else None, leader_epoch=metadata.leader_epoch
+        )
+        fetched = connection.fetch(request, view)
+        head = fetched.head
+        if head.error_code:
+            self._refuse(head.error_code, partition, wanted.offset, topic_id)
+        return FetchResult(
+            fetched.size,
+            head.high_watermark,
+            head.last_stable_offset,
+            head.log_start_offset,
+            head.aborted,
+            fetched.needed_bytes,
         )
 
     def _list_offsets_once(

@@ -80,7 +80,7 @@ def verify_names(
     return report, found.links
 
 
-def verify_content(
+def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     report: FlowReport,
     links: tuple[Link, ...],
     store: BlobStore,

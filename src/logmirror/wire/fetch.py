@@ -129,19 +129,19 @@ def encode_fetch(
     parts.append(_topic_bytes(request, version))
     parts.append(b"\x02" if flexible else b"\0\0\0\1")
     parts.append(struct.pack(">i", request.partition))
-    if version >= 9:  # noqa: PLR2004
+    if version >= 9:  # noqa: PLR2004  # the version that changed the layout
         parts.append(struct.pack(">i", request.leader_epoch))
     parts.append(struct.pack(">q", request.offset))
     if flexible:
         parts.append(b"\xff\xff\xff\xff")  # last fetched epoch -1: for followers
-    if version >= 5:  # noqa: PLR2004
+    if version >= 5:  # noqa: PLR2004  # the version that changed the layout
         parts.append(b"\xff\xff\xff\xff\xff\xff\xff\xff")  # log start -1: for followers
     parts.append(struct.pack(">i", request.max_bytes))
     if flexible:
         parts.append(b"\0\0\1\1\0")  # no tags, no tags; nothing forgotten, no rack, no tags
-    elif version >= 11:  # noqa: PLR2004
+    elif version >= 11:  # noqa: PLR2004  # the version that changed the layout
         parts.append(b"\0\0\0\0\0\0")
-    elif version >= 7:  # noqa: PLR2004
+    elif version >= 7:  # noqa: PLR2004  # the version that changed the layout
         parts.append(b"\0\0\0\0")
     body = b"".join(parts)
     return _SIZE.pack(len(body)) + body
@@ -266,7 +266,7 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
         reader.tags()
     (throttle_ms,) = reader.take(">i")
     top_error = 0
-    if version >= 7:  # noqa: PLR2004
+    if version >= 7:  # noqa: PLR2004  # the version that changed the layout
         top_error, _session = reader.take(">hi")
     if (topics := reader.count(flexible=flexible)) != 1:
         if top_error and topics <= 0:
@@ -284,9 +284,9 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
             expected=request.partition,
             found=partition,
         )
-    start = reader.take(">q")[0] if version >= 5 else -1  # noqa: PLR2004
+    start = reader.take(">q")[0] if version >= 5 else -1  # noqa: PLR2004  # the version that changed the layout
     aborted = _aborted(reader, version, flexible=flexible)
-    if version >= 11:  # noqa: PLR2004
+    if version >= 11:  # noqa: PLR2004  # the version that changed the layout
         reader.need(4)
     size = max(reader.count(flexible=flexible), 0)
     _check_end(reader, size, flexible=flexible)
@@ -302,7 +302,7 @@ def _aborted(reader: _Reader, version: int, *, flexible: bool) -> tuple[tuple[in
     layout = _ABORTED_TAGGED if flexible else _ABORTED
     begin = reader.position
     # With what must follow the list, so that a long one is not read again for the last few bytes.
-    reader.need(count * layout.size + (4 if version >= 11 else 0) + (1 if flexible else 4))  # noqa: PLR2004
+    reader.need(count * layout.size + (4 if version >= 11 else 0) + (1 if flexible else 4))  # noqa: PLR2004  # the version that changed the layout
     reader.position = begin + count * layout.size
     data = reader.buffer[begin : reader.position]
     if not flexible or not any(bytes(data[_ABORTED.size :: layout.size])):

@@ -136,15 +136,15 @@ def _utf8_size(source: int, left: int) -> int:  # noqa: C901  # the table of RFC
     """Bytes of the character that begins at a byte >= 0x80; 0: not UTF-8."""
     lead = load_u8(source)
     low, high, size = 0x80, 0xBF, 2
-    if lead < 0xC2 or lead > 0xF4:  # noqa: PLR2004
+    if lead < 0xC2 or lead > 0xF4:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
         return 0
-    if lead >= 0xF0:  # noqa: PLR2004
+    if lead >= 0xF0:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
         size = 4
         if lead == 0xF0:  # noqa: PLR2004  # overlong
             low = 0x90
         elif lead == 0xF4:  # noqa: PLR2004  # beyond U+10FFFF
             high = 0x8F
-    elif lead >= 0xE0:  # noqa: PLR2004
+    elif lead >= 0xE0:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
         size = 3
         if lead == 0xE0:  # noqa: PLR2004  # overlong
             low = 0xA0
@@ -156,7 +156,7 @@ def _utf8_size(source: int, left: int) -> int:  # noqa: C901  # the table of RFC
     if second < low or second > high:
         return 0
     for k in range(2, size):
-        if load_u8(source + k) & 0xC0 != 0x80:  # noqa: PLR2004
+        if load_u8(source + k) & 0xC0 != 0x80:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
             return 0
     return size
 
@@ -179,7 +179,7 @@ def _put_text(at: int, source: int, size: int) -> int:
         stop = min(size, i + 8)
         while i < stop:
             byte = load_u8(source + i)
-            if byte >= 0x80:  # noqa: PLR2004
+            if byte >= 0x80:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
                 length = _utf8_size(source + i, size - i)
                 if length == 0:
                     return 0
@@ -188,7 +188,7 @@ def _put_text(at: int, source: int, size: int) -> int:
                 at += length
                 i += length
             else:
-                if byte < 32 or byte in (34, 92):  # noqa: PLR2004
+                if byte < 32 or byte in (34, 92):  # noqa: PLR2004  # the bounds of UTF-8 and JSON
                     at = _put_escape(at, byte)
                 else:
                     store_8(at, byte)
