@@ -30,7 +30,7 @@ install_first() {
             dnf) as_root dnf install -y -q "$name" ;;
             brew) brew install --quiet "$name" ;;
             *) return 1 ;;
-        esac >"$setup_log" 2>&1 </dev/null && return 0
+        esac >>"$setup_log" 2>&1 </dev/null && return 0
     done
     return 1
 }
@@ -49,11 +49,11 @@ provide() {
         say "$what is missing; installing it with $manager"
         # shellcheck disable=SC2086  # a list of names
         install_first $names && return 0
-        if [ "$manager" = apt-get ] && as_root apt-get update -q >"$setup_log" 2>&1 </dev/null; then
+        if [ "$manager" = apt-get ] && as_root apt-get update -q >>"$setup_log" 2>&1 </dev/null; then
             # shellcheck disable=SC2086
             install_first $names && return 0
         fi
-        tail -n 3 "$setup_log" >&2
+        tail -n 12 "$setup_log" >&2
         fix="try: $manager install ${names%% *}"
     fi
     stop "$what is missing and could not be installed; $fix"
