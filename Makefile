@@ -8,7 +8,7 @@ RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test lint format schema lock clean
+.PHONY: help install demo test lint bench format schema lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
@@ -24,6 +24,10 @@ test: testtools checks ## Lint, then every test, against real Apache Kafka broke
 	@$(RUN) pytest -n 2 --dist loadgroup --durations 15
 
 lint: install checks ## Ruff, mypy --strict, import contracts
+
+bench: testtools ## Measure the kernels, and the mirror against its peers
+	@$(RUN) python bench/kernels.py
+	@$(RUN) python bench/mirror.py
 
 format: install ## Format the code and fix what Ruff can fix
 	@$(RUN) ruff check --fix .
