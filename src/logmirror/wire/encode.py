@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from logmirror.errors import InternalError, UsageError
 from logmirror.wire import kernels_columns as c
-from logmirror.wire.columns import HEADERS_TYPE, SCHEMA
+from logmirror.wire.columns import SCHEMA
 from logmirror.wire.kernels_encode import (
     BATCH_HEADER_BYTES,
     HEADER_BYTES_MAX,
@@ -64,7 +64,8 @@ class _Source:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         try:
-            batch = batch.select(SCHEMA.names).cast(SCHEMA)
+            if not batch.schema.equals(SCHEMA):
+                batch = batch.select(SCHEMA.names).cast(SCHEMA)
             batch.validate(full=True)
         except (KeyError, pa.ArrowException) as error:
             raise UsageError(f"not a batch of records: {error}") from error
@@ -79,7 +80,7 @@ class _Source:
         self._fixed(c.TIMESTAMP_TYPES, batch["timestampType"], np.int32)
         total = self._binary(c.KEY_OFFSETS, batch["key"])
         total += self._binary(c.VALUE_OFFSETS, batch["value"])
-        headers, count = batch["headers"], len(batch["headers"].flatten())
+        headers, pairs = batch["headers"], batch["headers"].flatten()
         # Flattened, the headers begin at 0; the list's own offsets may begin anywhere.
         edges = np.zeros(self.rows + 1, np.int32)
         if self.rows:
@@ -87,13 +88,12 @@ class _Source:
             own = own[headers.offset : headers.offset + self.rows + 1]
             edges = own - own[0]
         self._point(c.HEADER_OFFSETS, edges)
-        pairs = headers.flatten().cast(HEADERS_TYPE.value_type)
         if pairs.null_count or pairs.field(0).null_count:
             raise UsageError("header or header key must not be null")
         total += self._binary(c.HEADER_KEY_OFFSETS, pairs.field(0))
         total += self._binary(c.HEADER_VALUE_OFFSETS, pairs.field(1))
         self.bytes_max = (
-            total + count * HEADER_BYTES_MAX + self.rows * (ROW_BYTES_MAX + BATCH_HEADER_BYTES)
+            total + len(pairs) * HEADER_BYTES_MAX + self.rows * (ROW_BYTES_MAX + BATCH_HEADER_BYTES)
         )
 
     def _point(self, word: int, array: npt.NDArray[Any]) -> None:

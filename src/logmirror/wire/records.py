@@ -29,7 +29,7 @@ What is legal, beyond the obvious:
 - W2 Record count and batch length must match the content exactly; so must a record's length.
 - W3 A timestamp is base + delta in 64 bits that wrap, as in Kafka's own arithmetic. With log-append
   time every record has the batch's max timestamp.
-- W4 Batches in one run do not overlap and their offsets ascend. None goes beyond 2^63 - 2, since the
+- W4 Batches in one run do not overlap and their offsets ascend. None goes beyond 2^63 - 2, as the
   offset after it must be one, too.
 - W5 A control batch is never compressed. Its first record's key is int16 version, int16 type
   (0 abort, 1 commit); a control batch without records is legal and says nothing.
