@@ -25,9 +25,8 @@ test: testtools checks ## Lint, then every test, against real Apache Kafka broke
 
 lint: install checks ## Ruff, mypy --strict, import contracts
 
-bench: testtools ## Measure the kernels, and the mirror against its peers
-	@$(RUN) python bench/kernels.py
-	@$(RUN) python bench/mirror.py
+bench: testtools ## Measure kernels and mirror against their peers; writes docs/bench.md
+	@$(RUN) python bench/report.py
 
 format: install ## Format the code and fix what Ruff can fix
 	@$(RUN) ruff check --fix .

@@ -1,0 +1,150 @@
+"""Run every measurement and write docs/bench.md: what was measured, where, and against what goal.
+
+    python bench/report.py [--records N] [--rounds N]
+
+The page holds only what this run measured. Shortfalls stand in it like everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "bench.md"
+PACKAGES = ("pyspark", "pyarrow", "numba", "numpy")
+KERNEL_GOALS = (
+    ("decode to columns, CRC checked, 1 KiB records, uncompressed", "MB/s", 5000),
+    ("decode to columns, CRC checked, 100 B records, uncompressed", "M records/s", 30),
+)
+
+
+def run(script: str, *arguments: str) -> dict:
+    command = [sys.executable, str(HERE / script), *arguments]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def flow_table(medians: dict[str, dict]) -> str:
+    def cell(figures: dict, key: str, form: str) -> str:
+        return format(figures[key], form) if key in figures else "-"
+
+    titles = ["", "MB/s in the flow", "CPU-s per GB", "start, s", "first object after, s"]
+    titles += ["peak RSS of a Python process, MiB", "objects", "bytes written, MB"]
+    rows = []
+    for name, figures in medians.items():
+        written = figures.get("output_bytes")
+        rows.append(
+            [
+                name,
+                cell(figures, "mb_s", ".0f"),
+                cell(figures, "cpu_s_per_gb", ".2f"),
+                cell(figures, "start_s", ".1f"),
+                cell(figures, "first_object_s", ".1f"),
+                cell(figures, "peak_python_mib", ".0f"),
+                cell(figures, "objects", ".0f"),
+                "-" if written is None else f"{written / 1e6:.0f}",
+            ]
+        )
+    return table(titles, rows)
+
+
+def ratio_table(ratios: dict[str, dict]) -> str:
+    rows = [
+        [
+            title,
+            f"{found['median']:.2f}",
+            ", ".join(f"{value:.2f}" for value in found["rounds"]),
+            f"{found['goal']:.1f}",
+            "reached" if found["median"] >= found["goal"] else "**not reached**",
+        ]
+        for title, found in ratios.items()
+    ]
+    return table(["ratio of MB/s", "median", "each round", "goal", ""], rows)
+
+
+def kernel_table(lines: list[dict]) -> str:
+    rows = [
+        [x["shape"], x["what"], f"{x['mb_per_s']:,}", f"{x['million_records_per_s']:.1f}"]
+        for x in lines
+    ]
+    goals = [
+        [what, unit, f"{measured:,.0f}", f"{goal:,}", "reached" if measured >= goal else "**no**"]
+        for (what, unit, goal), measured in zip(KERNEL_GOALS, _kernel_figures(lines), strict=True)
+    ]
+    return (
+        table(["goal", "unit", "measured", "goal", ""], goals)
+        + "\n\nOne core, data in the cache, best of many calls:\n\n"
+        + table(["record", "work", "MB/s", "M records/s"], rows)
+    )
+
+
+def _kernel_figures(lines: list[dict]) -> tuple[float, float]:
+    found = {(x["shape"], x["what"]): x for x in lines}
+    decode = "scan, CRC, decode"
+    large, small = found["1024 B, 0 headers", decode], found["100 B, 0 headers", decode]
+    return large["mb_per_s"], small["million_records_per_s"]
+
+
+def page(kernels: list[dict], mirror: dict) -> str:
+    now = datetime.now(UTC).date().isoformat()
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    notes = (HERE / "notes.md").read_text()
+    return f"""# Measured
+
+`make bench` wrote this page on {now}: {processor()}, {mirror["cores"]} cores, \
+Python {platform.python_version()}, {versions}, load before {os.getloadavg()[0]:.1f}. \
+Read ratios, not absolute figures: machines differ, and the same machine differs from hour to hour.
+
+## The mirror and its peers
+
+One topic on Apache Kafka 4.3.1 on the same machine: {mirror["records"]:,} records of \
+{mirror["record_bytes"]} B, uncompressed, {mirror["partitions"]} partitions. Every round runs \
+each contestant once; ratios are taken within a round, figures are medians over the rounds.
+
+{ratio_table(mirror["ratios"])}
+
+{flow_table(mirror["medians"])}
+
+*Flow* is the time from the first look at the source to the last durable object; Spark's start \
+comes before it and is told apart. CPU is that of all processes of the contestant, Spark's JVM and \
+its start included, the broker's not.
+
+## Kernels
+
+{kernel_table(kernels)}
+
+{notes}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", default="2000000")
+    parser.add_argument("--rounds", default="3")
+    options = parser.parse_args()
+    kernels = run("kernels.py", "--json")
+    mirror = run("mirror.py", "--records", options.records, "--rounds", options.rounds)
+    PAGE.write_text(page(kernels["lines"], mirror))
+    print(PAGE.read_text())
+
+
+if __name__ == "__main__":
+    main()
