@@ -59,6 +59,7 @@ class EmbeddedBroker:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._ready.exists():
             if not self._process.alive or time.monotonic() > deadline:
+                self._process.end(kill=True)
                 message = f"the embedded broker did not start:\n{self._process.tail()}"
                 raise RuntimeError(message)
             time.sleep(0.01)

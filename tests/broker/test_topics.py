@@ -1,0 +1,207 @@
+"""Goal: topics survive restarts and crashes, deleted ones never come back, and nothing is promised
+that is not done.
+
+Method: the database and the topic list directly, with the process "dying" in the middle of a
+deletion; then what a creator may ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from logmirror.broker.disk import Disk
+from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.metadata import PRODUCER_ID_BLOCK, MetadataStore, TopicRow
+from logmirror.broker.options import BrokerOptions
+from logmirror.broker.segment_cache import SegmentCache
+from logmirror.broker.topic_configs import RefusedConfigError, TopicConfigs
+from logmirror.broker.topics import RefusedTopicError, Topics
+from logmirror.errors import CorruptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+
+def _row(name: str, **configs: str) -> TopicRow:
+    return TopicRow(name=name, topic_id=uuid.uuid4(), partition_count=3, configs=configs)
+
+
+def test_a_topic_is_as_it_was_stored(tmp_path):
+    store = MetadataStore(tmp_path / "db")
+    row = _row("orders", **{"segment.bytes": "9999"})
+    store.create_topic(row)
+    cluster_id = store.cluster_id
+    store.close()
+
+    again = MetadataStore(tmp_path / "db")
+
+    assert again.topics() == [row]
+    assert again.cluster_id == cluster_id
+    again.close()
+
+
+def test_no_producer_id_is_given_out_twice_even_without_a_clean_end(tmp_path):
+    given = []
+    for count in (1, PRODUCER_ID_BLOCK + 1, 5):
+        store = MetadataStore(tmp_path / "db")
+        given += [store.next_producer_id() for _ in range(count)]
+        store.close()
+
+    assert len(set(given)) == len(given)
+    assert given == sorted(given)
+
+
+def test_a_database_of_another_version_is_refused(tmp_path):
+    MetadataStore(tmp_path / "db").close()
+    database = sqlite3.connect(tmp_path / "db")
+    database.execute("UPDATE settings SET value = '2' WHERE name = 'schema'")
+    database.commit()
+    database.close()
+
+    with pytest.raises(UsageError) as raised:
+        MetadataStore(tmp_path / "db")
+
+    assert (raised.value.facts["expected"], raised.value.facts["found"]) == ("1", "2")
+
+
+def test_a_damaged_database_is_refused(tmp_path):
+    (tmp_path / "db").write_bytes(b"this is no database" * 100)
+
+    with pytest.raises(CorruptionError):
+        MetadataStore(tmp_path / "db")
+
+
+def _with_topics(
+    root: Path, act: Callable[[Topics, MetadataStore], Awaitable[None]], **options: int
+) -> None:
+    async def run() -> None:
+        store = MetadataStore(root / "db")
+        try:
+            with ThreadPoolExecutor(1) as executor:
+                disk = Disk()
+                topics = Topics(
+                    BrokerOptions(log_dir=root, **options),
+                    store,
+                    executor,
+                    disk,
+                    SegmentCache(disk),
+                    GroupCommit(executor),
+                )
+                topics.load()
+                await act(topics, store)
+        finally:
+            store.close()
+
+    asyncio.run(run())
+
+
+def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(tmp_path):
+    async def begin(topics: Topics, store: MetadataStore) -> None:
+        await topics.create("orders", 2, {})
+        (tmp_path / "orders" / "0").mkdir(parents=True)
+        (tmp_path / "orders" / "0" / "record").write_bytes(b"old")
+        store.begin_deletion("orders")
+
+    async def look(topics: Topics, store: MetadataStore) -> None:
+        assert topics.by_name == {}
+        assert store.deleting() == []
+        assert not (tmp_path / "orders").exists()
+        assert await topics.create("orders", 1, {}) is not None
+
+    _with_topics(tmp_path, begin)
+    _with_topics(tmp_path, look)
+
+
+def test_a_folder_that_belongs_to_no_topic_is_not_taken_over(tmp_path):
+    (tmp_path / "orders").mkdir()
+
+    async def act(topics: Topics, store: MetadataStore) -> None:
+        with pytest.raises(RefusedTopicError) as raised:
+            await topics.create("orders", 1, {})
+        assert raised.value.code == ErrorCode.invalid_topic_exception
+        assert store.topics() == []
+
+    _with_topics(tmp_path, act)
+
+
+@pytest.mark.parametrize(
+    ("count", "code"),
+    [
+        (0, ErrorCode.invalid_partitions),
+        (-2, ErrorCode.invalid_partitions),
+        (10_001, ErrorCode.invalid_partitions),
+        (101, ErrorCode.policy_violation),
+    ],
+)
+def test_a_number_of_partitions_that_cannot_be_is_refused(tmp_path, count, code):
+    async def act(topics: Topics, store: MetadataStore) -> None:
+        with pytest.raises(RefusedTopicError) as raised:
+            await topics.create("orders", count, {})
+        assert raised.value.code == code
+        assert store.topics() == []
+
+    _with_topics(tmp_path, act, max_partitions=100)
+
+
+def test_a_dry_run_makes_nothing(tmp_path):
+    async def act(topics: Topics, store: MetadataStore) -> None:
+        assert await topics.create("orders", 1, {}, dry_run=True) is None
+        assert store.topics() == []
+        assert topics.by_name == {}
+
+    _with_topics(tmp_path, act)
+
+
+def test_of_many_who_create_a_topic_at_once_one_does(tmp_path):
+    async def act(topics: Topics, store: MetadataStore) -> None:
+        found = await asyncio.gather(
+            *(topics.create("orders", 1, {}) for _ in range(20)), return_exceptions=True
+        )
+        refused = [error for error in found if isinstance(error, RefusedTopicError)]
+        assert [error.code for error in refused] == [ErrorCode.topic_already_exists] * 19
+        assert len(store.topics()) == 1
+
+    _with_topics(tmp_path, act)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention.ms", "1000"),
+        ("retention.bytes", "1"),
+        ("cleanup.policy", "compact"),
+        ("compression.type", "zstd"),
+        ("message.timestamp.type", "LogAppendTime"),
+        ("min.insync.replicas", "2"),
+        ("segment.bytes", "100"),
+        ("segment.bytes", "-1"),
+        ("segment.bytes", "ten"),
+        ("segment.bytes", "9" * 5000),
+        ("segment.bytes", "2147483648"),
+        ("max.message.bytes", ""),
+        ("made.up", "1"),
+    ],
+)
+def test_a_setting_that_would_not_be_honoured_is_refused(tmp_path, name, value):
+    with pytest.raises(RefusedConfigError, match=name):
+        TopicConfigs({name: value}, BrokerOptions(log_dir=tmp_path))
+
+
+def test_settings_that_say_what_is_done_anyway_are_accepted(tmp_path):
+    configs = TopicConfigs(
+        {"retention.ms": "-1", "cleanup.policy": "delete", "segment.bytes": "1024"},
+        BrokerOptions(log_dir=tmp_path),
+    )
+
+    assert configs.segment_bytes == 1024
+    shown = {entry.name: (entry.value, entry.source.name) for entry in configs.entries()}
+    assert shown["segment.bytes"] == ("1024", "TOPIC")
+    assert shown["max.message.bytes"] == ("1048588", "DEFAULT")
