@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -63,6 +64,12 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
 
+_JAVA_HOMES: Final = (
+    "usr/lib/jvm/*",
+    "opt/java/*",
+    "opt/homebrew/opt/openjdk*",
+    "Library/Java/JavaVirtualMachines/*/Contents/Home",
+)
 _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
 
@@ -179,7 +186,28 @@ def _freeze_after_task() -> None:
         gc.freeze()
 
 
+def _find_java() -> None:
+    """Make sure that Spark's launcher finds a Java: in JAVA_HOME, on the PATH, or where they lie.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return
+    for pattern in _JAVA_HOMES:
+        for home in sorted(Path("/").glob(pattern), reverse=True):
+            if (home / "bin" / "java").exists():
+                os.environ["JAVA_HOME"] = str(home)
+                return
+    raise UsageError(
+        "no Java found: Spark needs a runtime of version 17 or later",
+        hint="install one (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install "
+        "openjdk@21) or name it in JAVA_HOME",
+    )
+
+
 def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) -> SparkContext:
+    _find_java()
     # Without this, workers take `python3` from the PATH, which may be another Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
