@@ -11,12 +11,12 @@ from kit.clients import rows_by_librdkafka
 def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools, topic_name):
     at = ("--bootstrap-server", embedded.bootstrap)
     create = ("--create", "--topic", topic_name, "--partitions", "3", "--replication-factor", "1")
-    apache_tools.run("kafka-topics", *at, *create, "--config", "segment.bytes=50000")
+    apache_tools.run("kafka-topics", *at, *create, "--config", "segment.bytes=2000000")
 
     assert topic_name in apache_tools.run("kafka-topics", *at, "--list").stdout.split()
     described = apache_tools.run("kafka-topics", *at, "--describe", "--topic", topic_name).stdout
     assert "PartitionCount: 3" in described
-    assert "segment.bytes=50000" in described
+    assert "segment.bytes=2000000" in described
     assert described.count("Leader: 1") == 3
     again = apache_tools.run("kafka-topics", *at, *create, check=False)
     assert again.returncode == 1

@@ -1,7 +1,7 @@
 """Goal: only batches that every reader can read get into a log; each other gets Kafka's own code.
 
-Method: every illegal batch by name; then batches one byte away from a legal one, with their checksum
-made right again: whatever passes, the reference decoder reads.
+Method: every illegal batch by name; then batches one byte away from a legal one, with their
+checksum made right again: whatever passes, the reference decoder reads.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ REFUSED = {
     "magic 1": (_with(">b", 16, 1), ErrorCode.invalid_record),
     "magic 3": (_with(">b", 16, 3), ErrorCode.invalid_record),
     "checksum": (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), ErrorCode.corrupt_message),
-    "control": (encode_marker(MarkerType.COMMIT, offset=0, producer_id=5), ErrorCode.invalid_record),
+    "control": (
+        encode_marker(MarkerType.COMMIT, offset=0, producer_id=5),
+        ErrorCode.invalid_record,
+    ),
     "transactional": (_with(">h", 21, 16), ErrorCode.invalid_txn_state),
     "log-append time": (_with(">h", 21, 8), ErrorCode.invalid_timestamp),
     "codec 5": (_with(">h", 21, 5), ErrorCode.unsupported_compression_type),

@@ -7,6 +7,7 @@ small.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 import time
@@ -45,6 +46,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker
     )
     with broker:
         process = broker.pid
+        with RawClient(broker.port) as client:  # before another test uses up what may be created
+            client.send_frame(_metadata_frame())
+            client.receive_frame()
         yield broker
         assert broker.pid == process
         assert "internal error" not in broker.log.read_text()
@@ -60,7 +64,9 @@ def _versions(client: RawClient) -> Any:
 
 
 def _metadata_frame(version: int = 9) -> bytes:
-    topic = build(nested(3, version, "request", "MetadataRequestTopic"), name="hostile", topic_id=None)
+    topic = build(
+        nested(3, version, "request", "MetadataRequestTopic"), name="hostile", topic_id=None
+    )
     request = build(
         message_class(3, version, "request"),
         topics=(topic,),
@@ -214,14 +220,18 @@ def test_an_announced_size_and_silence_reserve_nothing_and_end(guarded):
         client.socket.close()
 
 
+def _drip(client: RawClient, *, until: float) -> None:
+    while time.monotonic() < until:
+        client.socket.sendall(b"\0")
+        time.sleep(0.05)
+
+
 def test_a_request_that_arrives_a_byte_at_a_time_is_ended(guarded):
     with RawClient(guarded.port) as client:
         began = time.monotonic()
         client.socket.sendall(struct.pack(">i", 2000))
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            while time.monotonic() - began < 20:
-                client.socket.sendall(b"\0")
-                time.sleep(0.05)
+            _drip(client, until=began + 20)
 
         assert 1 < time.monotonic() - began < 10
     assert "request arrives too slowly" in guarded.log.read_text()
@@ -331,10 +341,8 @@ def test_requests_that_come_all_at_once_are_answered_in_order(guarded):
         deadline = time.monotonic() + 60
         while len(found) < count:
             assert time.monotonic() < deadline
-            try:
+            with contextlib.suppress(BlockingIOError):
                 sent = sent[client.socket.send(sent[:65536]) :] if sent else sent
-            except BlockingIOError:
-                pass
             try:
                 buffer += client.socket.recv(1 << 20)
             except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Goal: every version of every request that is advertised is answered, in the layout of that version.
+"""Goal: every advertised version of every request is answered, in the layout of that version.
 
 Method: kio, an independent codec, writes the requests and reads the answers to their last byte.
 """
@@ -72,7 +72,9 @@ def test_api_versions_always_has_an_answer(client, version):
     known = 0 <= version <= 4
     layout = version if known else 0
     fields = {"client_software_name": "test", "client_software_version": "1"}
-    request = build(nested(Api.API_VERSIONS, max(0, min(version, 4)), "request", "ApiVersionsRequest"), **fields)
+    request = build(
+        nested(Api.API_VERSIONS, max(0, min(version, 4)), "request", "ApiVersionsRequest"), **fields
+    )
     client.send_frame(request_frame(Api.API_VERSIONS, version, request))
 
     _, response = read_response(Api.API_VERSIONS, layout, client.receive_frame())
@@ -88,9 +90,7 @@ def test_api_versions_always_has_an_answer(client, version):
 @pytest.mark.parametrize("version", _versions(Api.METADATA))
 def test_metadata(client, topic_name, version, embedded):
     topic_id = _create(client, topic_name)
-    topic = _entity(
-        Api.METADATA, version, "MetadataRequestTopic", name=topic_name, topic_id=None
-    )
+    topic = _entity(Api.METADATA, version, "MetadataRequestTopic", name=topic_name, topic_id=None)
 
     response = client.ask(
         Api.METADATA,
@@ -249,7 +249,9 @@ def test_a_fetch_session_is_refused_and_a_full_fetch_has_none(client, topic_name
     assert (response.error_code, response.session_id) == (ErrorCode.none, 0)
 
 
-@pytest.mark.parametrize(("max_bytes", "partition_max_bytes"), [(1, 10**6), (10**6, 1), (0, 0), (-5, -5)])
+@pytest.mark.parametrize(
+    ("max_bytes", "partition_max_bytes"), [(1, 10**6), (10**6, 1), (0, 0), (-5, -5)]
+)
 def test_limits_too_small_for_a_batch_still_give_one(
     client, topic_name, max_bytes, partition_max_bytes
 ):
@@ -400,7 +402,9 @@ def test_create_and_delete_topics(client, topic_name, version):
     delete_version = version - 1
     fields: dict[str, object] = {"topic_names": (topic_name,)}
     if delete_version >= 6:
-        doomed = _entity(Api.DELETE_TOPICS, 6, "DeleteTopicState", name=None, topic_id=created.topic_id)
+        doomed = _entity(
+            Api.DELETE_TOPICS, 6, "DeleteTopicState", name=None, topic_id=created.topic_id
+        )
         fields = {"topics": (doomed,)}
     [deleted] = client.ask(Api.DELETE_TOPICS, delete_version, timeout=MINUTE, **fields).responses
     assert (deleted.name, deleted.error_code) == (topic_name, ErrorCode.none)

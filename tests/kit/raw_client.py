@@ -1,4 +1,4 @@
-"""A client that says anything: single requests, well formed by kio's classes, or any bytes at all."""
+"""A client that says anything: requests, well formed by kio's classes, or any bytes at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def nested(api_key: int, version: int, kind: str, name: str) -> Any:
 
 def build(cls: Any, /, **fields: object) -> Any:
     """Build an entity with those of the fields that its version has."""
-    return cls(**{name: value for name, value in fields.items() if name in cls.__dataclass_fields__})
+    return cls(
+        **{name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
+    )
 
 
 def request_frame(

@@ -1,4 +1,4 @@
-"""Run the embedded broker with options given as JSON: what `logmirror broker` does, and every limit."""
+"""Run the embedded broker, as `logmirror broker` does, with every option: they come as JSON."""
 
 import json
 import logging
