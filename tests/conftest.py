@@ -6,11 +6,13 @@ brokers, so each works on topics of its own.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kit.apache import VERSIONS, ApacheTools
 from kit.kafka import ApacheKafka
@@ -40,6 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _fixture_of(version: str) -> str:
     return "kafka_" + version.replace(".", "")
+
+
+# Every push draws the same examples, so that what fails, fails again; nights search further:
+# LOGMIRROR_HYPOTHESIS=exhaustive. No deadline per example: machines are busy.
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("push", deadline=None, derandomize=True, suppress_health_check=_SLOW)
+settings.register_profile(
+    "exhaustive", deadline=None, max_examples=5000, suppress_health_check=_SLOW
+)
+settings.load_profile(os.environ.get("LOGMIRROR_HYPOTHESIS", "push"))
 
 
 def _broker(version: str, factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
