@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import parquet
 
 from logmirror.errors import CorruptionError
@@ -106,23 +105,18 @@ def _table(offsets: object, timestamps_ms: object, keys: object, values: object)
 def _check(found: pa.Table, expected: pa.Table, *, partition: int) -> None:
     if found.equals(expected):
         return
-    rows = min(found.num_rows, expected.num_rows)
     for name in COLUMNS:
-        ours, theirs = found[name].slice(0, rows), expected[name].slice(0, rows)
-        same = pc.or_kleene(
-            pc.fill_null(pc.equal(ours, theirs), value=False),
-            pc.and_(pc.is_null(ours), pc.is_null(theirs)),
-        )
-        at = pc.index(same, value=False).as_py()
-        if at >= 0:
-            raise CorruptionError(
-                "a record of the copy is not the record that was produced there",
-                partition=partition,
-                column=name,
-                offset=at,
-                expected=theirs[at].as_py(),
-                found=ours[at].as_py(),
-            )
+        pairs = zip(found[name].to_pylist(), expected[name].to_pylist(), strict=False)
+        for offset, (ours, theirs) in enumerate(pairs):
+            if ours != theirs:
+                raise CorruptionError(
+                    "a record of the copy is not the record that was produced there",
+                    partition=partition,
+                    column=name,
+                    offset=offset,
+                    expected=theirs,
+                    found=ours,
+                )
     raise CorruptionError(
         "the copy does not hold as many records as were produced",
         partition=partition,

@@ -41,6 +41,10 @@ class Step:
         """Move the bar."""
         self._progress.update(self._task, completed=completed)
 
+    def rename(self, doing: str) -> None:
+        """Say what is being done now."""
+        self._progress.update(self._task, description=doing)
+
     def done(self, line: str) -> None:
         """Say what the step has done; the line stays."""
         self.lines.append(line)
@@ -104,7 +108,7 @@ class Screen:
         return Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=20),
             _CountColumn(),
             console=self._console,
             transient=True,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -38,6 +39,7 @@ _FIRST_MONTHS: Final = 8
 _OBJECT_BYTES: Final = 1_000_000
 """Small, so that a topic of some 100 MB has objects enough to be interrupted between."""
 
+_PLAIN_PATH: Final = re.compile(r"[\w./+@-]+")
 _MOST_CORES: Final = 4
 _LONG_S: Final = 600
 """A deadline for what takes seconds: the first run on a slow machine compiles kernels too."""
@@ -86,7 +88,6 @@ def run_demo(keep: Path | None) -> None:
         UnavailableError: A command that the demo started did not do its part.
         KeyboardInterrupt: Ctrl-C or SIGTERM; everything has been stopped.
     """
-    _need_java()
     folder = _make_folder(keep)
     with _signals_interrupt():
         try:
@@ -129,10 +130,7 @@ class _Story:
             first = flights.until(_FIRST_MONTHS)
             with screen.step("producing flights", total=first) as step:
                 producer.send(0, first, step.show)
-                step.done(
-                    f"confluent-kafka produced {first:,} of them, January to August, "
-                    f"to {PARTITIONS} partitions."
-                )
+                step.done(f"confluent-kafka produced {first:,} of them: January to August.")
             self._mirror_until_killed(commands, first)
             rest = flights.count - first
             with screen.step("producing the rest", total=rest) as step:
@@ -179,9 +177,10 @@ class _Story:
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _mirror_until_killed(self, commands: Commands, available: int) -> None:
-        with self._screen.step("mirroring", total=available * len(self._copies)) as step:
+        with self._screen.step("starting Spark", total=available * len(self._copies)) as step:
             mirror = commands.start("run", "-c", str(self._config), log="run-1")
             started_ms = self._wait_for_start(mirror)
+            step.rename("mirroring")
 
             def in_the_middle() -> bool:
                 published = [copy.published() for copy in self._copies]
@@ -193,20 +192,16 @@ class _Story:
             for copy in self._copies:
                 copy.records_at_kill = copy.published()
                 copy.time_since(started_ms)
-            parquet, native = self._copies
-            step.done(
-                "`logmirror run` copied them on Spark, to Parquet and native files, until kill -9:"
-            )
-            step.done(
-                f"{parquet.records_at_kill:,} records are in Parquet then, "
-                f"{native.records_at_kill:,} in native files."
-            )
+            parquet, native = (copy.records_at_kill for copy in self._copies)
+            step.done("`logmirror run` copied them on Spark, to Parquet and native files,")
+            step.done(f"until kill -9, with {parquet:,} in Parquet and {native:,} in native.")
 
     def _mirror_the_rest(self, commands: Commands, count: int) -> None:
-        with self._screen.step("mirroring the rest", total=count * len(self._copies)) as step:
+        with self._screen.step("starting Spark again", total=count * len(self._copies)) as step:
             before = [copy.published() for copy in self._copies]
             mirror = commands.start("run", "--until-now", "-c", str(self._config), log="run-2")
             started_ms = self._wait_for_start(mirror)
+            step.rename("mirroring")
 
             def show() -> bool:
                 step.show(sum(copy.published() for copy in self._copies))
@@ -234,10 +229,8 @@ class _Story:
             flows = json.loads(report.read_text(encoding="utf-8"))
             for copy in self._copies:
                 of_copy = [flow for flow in flows if flow["mirror"] == copy.folder.name]
-                copy.faults += _faults(copy, of_copy)
-            step.done(
-                "`logmirror verify --deep --against-source` read every object and the source."
-            )
+                copy.faults += verify_faults(copy, of_copy)
+            step.done("`logmirror verify --deep --against-source` read both sides whole.")
 
     def _judge(self, flights: Flights, producer: FlightProducer) -> None:
         total = sum(len(list(copy.objects())) for copy in self._copies)
@@ -255,9 +248,7 @@ class _Story:
                     )
                 except CorruptionError as error:
                     copy.faults.append(error)
-            step.done(
-                "Readers that share no code with the mirror compared each record with the CSV."
-            )
+            step.done("Readers apart from the mirror compared each record with the CSV.")
 
     def _conclude(self, flights: Flights, address: str) -> None:
         titles = ["FORMAT", "RECORDS", "AT THE KILL", "OBJECTS", "BYTES", "SECONDS", "VERDICT"]
@@ -267,13 +258,13 @@ class _Story:
             raise faults[0]
         self._screen.say(
             f"In spite of kill -9, each copy holds the {flights.count:,} records that the broker\n"
-            "acknowledged, and nothing else: none lost, doubled, changed or out of order. "
-            f"({self._screen.elapsed_s:.0f} s)"
+            "acknowledged, and nothing else: none lost, doubled, changed or out of order.\n"
+            f"The demo took {self._screen.elapsed_s:.0f} s."
         )
         self._screen.say(next_steps.text(self._folder, address))
 
 
-def _faults(copy: Copy, flows: list[dict[str, Any]]) -> Iterator[LogmirrorError]:
+def verify_faults(copy: Copy, flows: list[dict[str, Any]]) -> Iterator[LogmirrorError]:
     """What `logmirror verify` has against a copy."""
     for flow in flows:
         for problem in flow["problems"]:
@@ -305,24 +296,18 @@ def _row(copy: Copy) -> list[str]:
     ]
 
 
-# -- what has to be there --------------------------------------------------------------------------
-
-
-def _need_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    if home and shutil.which(str(Path(home) / "bin" / "java")):
-        return
-    if not shutil.which("java"):
-        raise UsageError(
-            "Spark needs Java, and there is none",
-            hint="install Java 17 or later, or set JAVA_HOME",
-            JAVA_HOME=home or "",
-        )
+# -- where it happens, and how it is interrupted ---------------------------------------------------
 
 
 def _make_folder(keep: Path | None) -> Path:
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="logmirror-demo-")).resolve()
+    if not _PLAIN_PATH.fullmatch(str(keep.resolve())):
+        raise UsageError(
+            "the path of the folder would need quoting in the lines that the demo prints",
+            hint="use letters, digits and . _ - / + @ in it",
+            folder=str(keep.resolve()),
+        )
     try:
         keep.mkdir(parents=True, exist_ok=True)
         if any(keep.iterdir()):
