@@ -41,9 +41,9 @@ class Step:
         """Move the bar."""
         self._progress.update(self._task, completed=completed)
 
-    def rename(self, doing: str) -> None:
-        """Say what is being done now."""
-        self._progress.update(self._task, description=doing)
+    def go_on(self, doing: str, total: int) -> None:
+        """Say what is being done from now on, and how much of it there is."""
+        self._progress.update(self._task, description=doing, total=total)
 
     def done(self, line: str) -> None:
         """Say what the step has done; the line stays."""

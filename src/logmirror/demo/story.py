@@ -177,10 +177,10 @@ class _Story:
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _mirror_until_killed(self, commands: Commands, available: int) -> None:
-        with self._screen.step("starting Spark", total=available * len(self._copies)) as step:
+        with self._screen.step("starting Spark") as step:
             mirror = commands.start("run", "-c", str(self._config), log="run-1")
             started_ms = self._wait_for_start(mirror)
-            step.rename("mirroring")
+            step.go_on("mirroring", available * len(self._copies))
 
             def in_the_middle() -> bool:
                 published = [copy.published() for copy in self._copies]
@@ -197,11 +197,11 @@ class _Story:
             step.done(f"until kill -9, with {parquet:,} in Parquet and {native:,} in native.")
 
     def _mirror_the_rest(self, commands: Commands, count: int) -> None:
-        with self._screen.step("starting Spark again", total=count * len(self._copies)) as step:
+        with self._screen.step("starting Spark again") as step:
             before = [copy.published() for copy in self._copies]
             mirror = commands.start("run", "--until-now", "-c", str(self._config), log="run-2")
             started_ms = self._wait_for_start(mirror)
-            step.rename("mirroring")
+            step.go_on("mirroring", count * len(self._copies))
 
             def show() -> bool:
                 step.show(sum(copy.published() for copy in self._copies))
