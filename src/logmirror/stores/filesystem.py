@@ -37,6 +37,7 @@ from logmirror.errors import (
     UsageError,
 )
 from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.blocks import BlockWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -337,15 +338,14 @@ class StagedFile:
         self._token = token
         self._descriptor: int | None = descriptor
         self._sys = syscalls
+        self._blocks = BlockWriter(descriptor, syscalls.write)
 
     def write(self, data: Buffer) -> int:
         """See `StagedObject.write`."""
-        descriptor = self._open_descriptor()
+        self._open_descriptor()
         with memoryview(data) as view, view.cast("B") as rest, _translated("write", self._path):
             size_bytes = len(rest)
-            done = 0
-            while done < size_bytes:  # one call writes at most 2 GiB
-                done += self._sys.write(descriptor, rest[done:] if done else rest)
+            self._blocks.write(rest)
         self._reach("stage.written")
         return size_bytes
 
@@ -353,6 +353,8 @@ class StagedFile:
         """See `StagedObject.finish`."""
         descriptor = self._open_descriptor()
         try:
+            with _translated("write", self._path):
+                self._blocks.finish()
             with _translated("make an object durable", self._path):
                 self._sys.sync_data(descriptor)
         except LogmirrorError:
@@ -379,6 +381,7 @@ class StagedFile:
     def _close(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
+            self._blocks.close()
             # What matters was said by fdatasync; an error of close has nothing to add.
             with contextlib.suppress(OSError):
                 self._sys.close(descriptor)
