@@ -36,6 +36,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "200ms",
+    "spark.python.daemon.module": "logmirror.executor",
     # A second copy of a running task could only meet the first one's claims.
     "spark.speculation": "false",
     "spark.ui.enabled": "false",
