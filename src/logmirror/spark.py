@@ -228,7 +228,9 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
         conf.set(name, value)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return SparkContext(conf=conf, gateway=_gateway(conf, log))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # as above: it looks for pandas late
+            return SparkContext(conf=conf, gateway=_gateway(conf, log))
     except Exception as error:
         raise UnavailableError(
             "Spark did not start",
