@@ -104,6 +104,8 @@ make_environment() {
     if [ "$(cat .venv/project 2>/dev/null)" != "$project" ]; then
         pip_install --no-deps --no-build-isolation --editable .
         printf '%s' "$project" >.venv/project
+        # The first start would else wait for the kernels: 20 seconds of compiling, once.
+        .venv/bin/python -c 'from logmirror import wiring; wiring.warm_up()'
     fi
 }
 

@@ -71,6 +71,7 @@ _JAVA_HOMES: Final = (
     "opt/homebrew/opt/openjdk*",
     "Library/Java/JavaVirtualMachines/*/Contents/Home",
 )
+_FOLDER: Final = "logmirror-spark-"
 _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
 
@@ -101,7 +102,8 @@ class SparkRunner:
         log: Path | None = None,
     ) -> None:
         self._execute = execute
-        self._folder = tempfile.TemporaryDirectory(prefix="logmirror-spark-")
+        _sweep_folders()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-")
         try:
             folder = Path(self._folder.name)
             self._context = _start(master, properties, folder, log or folder / "spark.log")
@@ -185,6 +187,18 @@ def _freeze_after_task() -> None:
     if _tasks_done in _FREEZE_AFTER:
         gc.collect()
         gc.freeze()
+
+
+def _sweep_folders() -> None:
+    """Remove the temporary folders of sessions that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if (
+            owner.isdecimal()
+            and not Path(f"/proc/{owner}").exists()
+            and Path("/proc/self").exists()
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _find_java() -> None:
