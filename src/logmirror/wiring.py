@@ -258,36 +258,50 @@ def status(settings: Settings) -> list[StatusRow]:
 
 
 def _status_of(spec: MirrorSpec, clients: Clients) -> list[StatusRow]:
+    found: dict[FlowId, int | LogmirrorError | None] = {}
     try:
-        numbers, topic_id, views = look_at_source(spec, clients)
+        numbers, topic_id = _look_at_topic(spec, clients)
+        flows = _flows(spec, numbers)
+        for flow, archive in flows:
+            found[flow] = _position_of(flow, archive, spec)
+        # After the positions: a service that runs meanwhile would seem to be ahead of its source.
+        sources = {flow.source for flow, _ in flows}
+        views = source_views(clients(spec.source), sources, topic_id)
     except LogmirrorError as error:
         return [
             StatusRow(flow=flow, error=error) for flow, _ in _flows(spec, spec.partitions or (-1,))
         ]
-    rows = []
-    for flow, archive in _flows(spec, numbers):
-        end = views[flow.source].stable_end
-        store = FilesystemStore(Path(archive.root), writer_id="status")
-        try:
-            position = chain_position(store, flow, archive.extension, chain_start=spec.chain_start)
-            if position is None:
-                position = views[flow.source].log_start
-            check_incarnation(store, flow, topic_id, position)
-            rows.append(StatusRow(flow=flow, source_end=end, position=position))
-        except LogmirrorError as error:
-            rows.append(StatusRow(flow=flow, source_end=end, error=error))
-    return rows
+    return [_status_row(flow, archive, found[flow], views[flow.source]) for flow, archive in flows]
 
 
-def look_at_source(
-    spec: MirrorSpec, clients: Clients
-) -> tuple[tuple[int, ...], bytes | None, dict[TopicPartition, SourceView]]:
-    """The mirror's partitions, the topic's id, and each partition's offsets."""
-    client = clients(spec.source)
-    topic = client.topic(spec.topic)
-    numbers = spec.partitions or tuple(sorted(topic.partitions))
-    flows = {flow.source for flow, _ in _flows(spec, numbers)}
-    return numbers, topic.topic_id, source_views(client, flows, topic.topic_id)
+def _position_of(
+    flow: FlowId, archive: ArchiveSpec, spec: MirrorSpec
+) -> int | LogmirrorError | None:
+    store = FilesystemStore(Path(archive.root), writer_id="status")
+    try:
+        return chain_position(store, flow, archive.extension, chain_start=spec.chain_start)
+    except LogmirrorError as error:
+        return error
+
+
+def _status_row(
+    flow: FlowId, archive: ArchiveSpec, found: int | LogmirrorError | None, view: SourceView
+) -> StatusRow:
+    if isinstance(found, LogmirrorError):
+        return StatusRow(flow=flow, source_end=view.stable_end, error=found)
+    position = view.log_start if found is None else found
+    store = FilesystemStore(Path(archive.root), writer_id="status")
+    try:
+        check_incarnation(store, flow, view.topic_id, position)
+    except LogmirrorError as error:
+        return StatusRow(flow=flow, source_end=view.stable_end, error=error)
+    return StatusRow(flow=flow, source_end=view.stable_end, position=position)
+
+
+def _look_at_topic(spec: MirrorSpec, clients: Clients) -> tuple[tuple[int, ...], bytes | None]:
+    """The mirror's partitions and the topic's id."""
+    topic = clients(spec.source).topic(spec.topic)
+    return spec.partitions or tuple(sorted(topic.partitions)), topic.topic_id
 
 
 def _flows(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, ArchiveSpec]]:
@@ -330,13 +344,13 @@ def _verify_mirror(
     against_source: bool,
     on_object: Callable[[], None],
 ) -> Iterator[FlowReport]:
-    views: dict[TopicPartition, SourceView] = {}
     topic_id, compacted = None, False
     numbers = spec.partitions
     if against_source:
-        numbers, topic_id, views = look_at_source(spec, clients)
+        numbers, topic_id = _look_at_topic(spec, clients)
         configs = clients(spec.source).describe_topic_configs(spec.topic)
         compacted = "compact" in (configs.get("cleanup.policy") or "")
+    named = []
     for name, archive in spec.destinations:
         store = FilesystemStore(Path(archive.root), writer_id="verify")
         for n in numbers if numbers is not None else _held_partitions(Path(archive.root) / name):
@@ -344,24 +358,28 @@ def _verify_mirror(
             report, links = verify_names(
                 store, flow, archive.extension, chain_start=spec.chain_start
             )
-            if deep or against_source:
-                source = KafkaSource(clients(spec.source), flow.source, topic_id=topic_id)
-                decoder = RecordDecoder()
-                found = verify_content(
-                    report, links, store, archive, on_object, compacted=compacted
-                )
-                for link, digest in found:
-                    if against_source:
-                        compare_with_source(
-                            report,
-                            link,
-                            digest,
-                            archive=archive,
-                            view=views[flow.source],
-                            source=source,
-                            decoder=decoder,
-                        )
-            yield report
+            named.append((flow, archive, store, report, links))
+    views: dict[TopicPartition, SourceView] = {}
+    if against_source:
+        # After the names: objects that a running service adds now may lie beyond older ends.
+        views = source_views(clients(spec.source), {flow.source for flow, *_ in named}, topic_id)
+    for flow, archive, store, report, links in named:
+        if deep or against_source:
+            source = KafkaSource(clients(spec.source), flow.source, topic_id=topic_id)
+            decoder = RecordDecoder()
+            found = verify_content(report, links, store, archive, on_object, compacted=compacted)
+            for link, digest in found:
+                if against_source:
+                    compare_with_source(
+                        report,
+                        link,
+                        digest,
+                        archive=archive,
+                        view=views[flow.source],
+                        source=source,
+                        decoder=decoder,
+                    )
+        yield report
 
 
 def _held_partitions(folder: Path) -> list[int]:

@@ -14,7 +14,7 @@ from kit.commands import EXTENSIONS, FORMATS, logmirror, mirror, write_config
 from kit.disk import small_disk
 from kit.truth import Source, object_names
 
-pytestmark = [pytest.mark.xdist_group("e2e-folders"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("e2e-folders"), pytest.mark.timeout(900)]
 
 TOPIC = "folders"
 

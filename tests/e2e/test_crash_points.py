@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = [pytest.mark.xdist_group("e2e-points"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("e2e-points"), pytest.mark.timeout(900)]
 
 TOPIC = "crash-points"
 WORKER_DIED = "Python worker exited unexpectedly"

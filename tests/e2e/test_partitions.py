@@ -14,7 +14,7 @@ from kit.commands import Run, mirror, wait_until, write_config
 from kit.truth import Source, object_names
 from logmirror.testing import Row, check_tiles, compare
 
-pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
 
 RECORD_BYTES = 100_000
 BACKLOG = 9_000

@@ -12,7 +12,7 @@ from kit.clients import odd_messages, produce
 from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
 from kit.truth import Source
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

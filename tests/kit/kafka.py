@@ -43,6 +43,7 @@ _CONFIG: Final = {
     "transaction.state.log.num.partitions": 1,
     "group.initial.rebalance.delay.ms": 0,
     "auto.create.topics.enable": "false",
+    "log.retention.ms": -1,  # records of the past are deleted within minutes otherwise
     "log.cleaner.backoff.ms": 1000,
     "log.cleaner.dedupe.buffer.size": 16 << 20,
 }

@@ -46,24 +46,22 @@ def chain_position(
     return found.next_offset
 
 
-def open_position(
-    store: BlobStore,
-    flow: FlowId,
-    extension: str,
-    source: SourceView,
-    *,
-    chain_start: ChainStart = None,
-) -> int:
+def checked_position(store: BlobStore, flow: FlowId, found: int | None, source: SourceView) -> int:
     """The position of a flow, checked against the source.
 
+    Args:
+        store: The destination's store.
+        flow: Whose position it is.
+        found: What `chain_position` found before `source` was asked. In this order, because both
+            move on while another writer is at work: an older answer of the source may end below
+            what has been copied since.
+        source: What the source says now.
+
     Raises:
-        CorruptionError: The names are not one unbroken chain.
         PositionError: The source no longer has what comes next, ends below the position, or is
             another incarnation of the topic. Facts: `reason`, `position` and what was found.
     """
-    position = chain_position(store, flow, extension, chain_start=chain_start)
-    if position is None:
-        position = source.log_start
+    position = source.log_start if found is None else found
     check_incarnation(store, flow, source.topic_id, position)
     check_source(flow, source, position)
     return position

@@ -20,7 +20,7 @@ from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import ArchiveSpec, FlowId, Work
-from logmirror.mirror.positions import SourceView, check_source, open_position
+from logmirror.mirror.positions import SourceView, chain_position, checked_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -189,15 +189,13 @@ class Service:
         *,
         compacted: bool,
     ) -> None:
+        found = {flow: self._chain_position(flow, spec, mirror) for flow, spec in flows}
         views = source_views(
             self._client(mirror.source), {flow.source for flow, _ in flows}, topic_id
         )
         for flow, spec in flows:
             store = self._open_store(spec.root)
-            view = views[flow.source]
-            position = open_position(
-                store, flow, spec.extension, view, chain_start=mirror.chain_start
-            )
+            position = checked_position(store, flow, found[flow], views[flow.source])
             now_ms = self._clock.now_ms()
             sweep_claims(store, flow.destination, flow.partition, position=position, now_ms=now_ms)
             self._mirror_of[flow] = mirror
@@ -248,27 +246,29 @@ class Service:
 
     def _observe(self, state: FlowState, end: int, now_ms: int) -> None:
         try:
-            if state.lost:
-                self._find_position(state, self._mirror_of[state.flow])
+            # An end below the position is looked into: is it another topic of the same name?
+            if state.lost or end < state.position:
+                end = self._find_position(state, self._mirror_of[state.flow])
         except (UnavailableError, OutcomeUnknownError) as error:
             self._retry_later(state, error)
             return
-        if end < state.position:
-            view = SourceView(topic_id=state.topic_id, log_start=0, stable_end=end)
-            check_source(state.flow, view, state.position)
         state.observe(end, now_ms)
 
-    def _find_position(self, state: FlowState, mirror: MirrorSpec) -> None:
-        view = source_views(self._client(mirror.source), {state.flow.source}, state.topic_id)
-        state.position = open_position(
-            self._open_store(state.archive.root),
-            state.flow,
-            state.archive.extension,
-            view[state.flow.source],
-            chain_start=mirror.chain_start,
-        )
+    def _find_position(self, state: FlowState, mirror: MirrorSpec) -> int:
+        """Read a flow's position anew; returns the source's end as it was after that."""
+        flow, client = state.flow, self._client(mirror.source)
+        found = self._chain_position(flow, state.archive, mirror)
+        state.topic_id = client.topic(mirror.topic).topic_id
+        view = source_views(client, {flow.source}, state.topic_id)[flow.source]
+        store = self._open_store(state.archive.root)
+        state.position = checked_position(store, flow, found, view)
         state.probed_bytes, state.probed_end = 0, state.position
         state.lost = False
+        return view.stable_end
+
+    def _chain_position(self, flow: FlowId, spec: ArchiveSpec, mirror: MirrorSpec) -> int | None:
+        store = self._open_store(spec.root)
+        return chain_position(store, flow, spec.extension, chain_start=mirror.chain_start)
 
     def _tick(self, *, explicit: bool) -> bool:
         """Run what is due; whether anything was."""
