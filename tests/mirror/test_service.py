@@ -155,6 +155,40 @@ def test_a_source_that_was_cut_below_the_position_stops():
     assert caught.value.facts["reason"] == "SourceWentBackwards"
 
 
+def test_a_topic_made_anew_that_is_still_short_is_told_from_a_log_that_was_cut():
+    store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 20))]), SteppingClock()
+
+    def on_sleep():
+        if clock.ms > 2000:
+            (log,) = client.logs.values()
+            log.batches, client.topic_id = batches(0, 3), bytes(16)
+
+    with service(client, store, flush=FLUSH, clock=clock) as (made, _):
+        clock.on_sleep = on_sleep
+        with pytest.raises(PositionError, match="deleted and created again") as caught:
+            made.run()
+    assert caught.value.facts["reason"] == "SourceRecreated"
+    assert ranges(store) == [(0, 19)]
+
+
+def test_a_peer_that_copies_while_the_start_looks_around_is_not_ahead_of_its_source():
+    log, store = Log(batches(0, 20)), MemoryStore()
+    client, rival = ScriptedClient([log]), ScriptedClient([log])
+    answer = client.list_offsets
+
+    def list_offsets(partitions, at, **options):
+        answers = answer(partitions, at, **options)
+        log.batches += batches(log.end, log.end + 20)
+        until_now(rival, store)
+        return answers  # which are old by now
+
+    client.list_offsets = list_offsets
+    until_now(client, store)
+    found = ranges(store)
+    assert found[0][0] == 0
+    assert all(a[1] + 1 == b[0] for a, b in pairwise(found))
+
+
 def test_a_foreign_file_stops_before_anything_is_written():
     store = MemoryStore()
     store.objects["d/0/notes.txt"] = b"mine"
