@@ -105,7 +105,7 @@ make_environment() {
         pip_install --no-deps --no-build-isolation --editable .
         printf '%s' "$project" >.venv/project
         # The first start would else wait for the kernels: 20 seconds of compiling, once.
-        .venv/bin/python -c 'from logmirror import wiring; wiring.warm_up()'
+        .venv/bin/python -c 'from logmirror import executor; executor.warm_up()'
     fi
 }
 

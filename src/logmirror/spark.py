@@ -9,6 +9,7 @@ run on beside its retry: exactly-once comes from claims at the destination, neve
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ with warnings.catch_warnings():
     from pyspark.errors import PySparkException
 
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
+from logmirror.mirror.ports import EngineLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,10 +78,6 @@ _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
 
 
-def _nothing() -> None:
-    """Warm nothing up."""
-
-
 class SparkRunner:
     """Runs slices on a Spark cluster or on this machine. Use as a context manager.
 
@@ -87,8 +85,9 @@ class SparkRunner:
         master: A Spark master URL. `local[N]` becomes `local[N,4]`, so that a lost worker's slices
             are tried again.
         properties: Spark properties that override `SETTINGS`.
-        execute: What an executor does with one piece of work; an importable function.
-        warm_up: What a new executor may do before the first piece: load, compile. Importable.
+        execute: What an executor does with one piece of work, as `module:function`; the driver
+            never imports it. Takes a Work, returns a SliceResult.
+        warm_up: What a new executor may do before the first piece, in the same form.
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
 
@@ -97,8 +96,8 @@ class SparkRunner:
         *,
         master: str,
         properties: Mapping[str, str],
-        execute: Callable[[Work], SliceResult],
-        warm_up: Callable[[], None] = _nothing,
+        execute: str,
+        warm_up: str,
         log: Path | None = None,
     ) -> None:
         self._execute = execute
@@ -125,8 +124,11 @@ class SparkRunner:
 
     @property
     def slots(self) -> int:
-        """How many tasks run side by side."""
-        return max(self._context.defaultParallelism, 1)
+        """How many tasks run side by side; on a cluster, it grows as executors arrive."""
+        try:
+            return max(self._context.defaultParallelism, 1)
+        except Exception as error:
+            raise self._engine_failed(error) from error
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """See `Runner.run`."""
@@ -135,11 +137,35 @@ class SparkRunner:
             rows = self._context.parallelize(bins, len(bins)).mapPartitions(_Task(self._execute))
             return rows.collect()
         except (PySparkException, OSError) as error:
-            raise _engine_failed(error) from error
+            raise self._engine_failed(error) from error
         except Exception as error:
             if type(error).__module__.startswith("py4j"):
-                raise _engine_failed(error) from error
+                raise self._engine_failed(error) from error
             raise
+
+    def _engine_failed(self, error: Exception) -> LogmirrorError:
+        reason = _reason(error)
+        if self._is_lost():
+            return EngineLostError(
+                "Spark has ended under us",
+                hint="start again: what was published stays, and the copy goes on from there. If "
+                "it happens again, look at memory limits and at `--spark-log`",
+                reason=reason,
+            )
+        return UnavailableError(
+            "Spark could not finish a tick",
+            hint="what was published stays; the flows go on from their positions",
+            reason=reason,
+        )
+
+    def _is_lost(self) -> bool:
+        gateway = self._context._gateway  # noqa: SLF001  # it alone knows the JVM's process
+        if gateway is None or gateway.proc.poll() is not None:
+            return True
+        try:
+            return bool(self._context._jsc.sc().isStopped())  # noqa: SLF001  # no public way
+        except Exception:  # noqa: BLE001  # whatever it says, it does not answer
+            return True
 
 
 def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
@@ -154,27 +180,34 @@ def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
 
 
 class _Task:
-    """What Spark pickles by reference and runs in a worker for one bin."""
+    """What Spark pickles and runs in a worker for one bin."""
 
-    def __init__(self, execute: Callable[[Work], SliceResult]) -> None:
+    def __init__(self, execute: str) -> None:
         self._execute = execute
 
     def __call__(self, bins: Iterable[list[Work]]) -> Iterator[SliceResult]:
         # A worker whose input is left over is thrown away with all it has cached.
         works = [work for items in bins for work in items]
+        execute = _named(self._execute)
         for work in works:
-            yield self._execute(work)
+            yield execute(work)
         _freeze_after_task()
 
 
 class _WarmUp:
     """The first task of every slot: as long as the loading takes, so that each gets a worker."""
 
-    def __init__(self, warm_up: Callable[[], None]) -> None:
+    def __init__(self, warm_up: str) -> None:
         self._warm_up = warm_up
 
     def __call__(self, _slot: int) -> None:
-        self._warm_up()
+        _named(self._warm_up)()
+
+
+def _named(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _freeze_after_task() -> None:
@@ -270,10 +303,29 @@ def _last_lines(log: Path, count: int = 5) -> list[str]:
 def _gateway(conf: SparkConf, log: Path) -> Any:  # noqa: ANN401  # py4j has no types
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415  # loads py4j only when used
 
-    with log.open("ab") as output:
+    with log.open("ab") as output, _children_that_ignore(signal.SIGTERM):
         return launch_gateway(  # type: ignore[no-untyped-call]  # py4j has no types
             conf=conf, popen_kwargs={"stdout": output, "stderr": output}
         )
+
+
+@contextlib.contextmanager
+def _children_that_ignore(number: signal.Signals) -> Iterator[None]:
+    """Let the JVM outlive a signal that is sent to all processes of a service, as systemd does.
+
+    We need it for the last flush. It ends with us in any case: when its standard input closes.
+    """
+    is_inside = True
+
+    def after_fork() -> None:
+        if is_inside:
+            signal.signal(number, signal.SIG_IGN)  # which a program keeps that is executed next
+
+    os.register_at_fork(after_in_child=after_fork)
+    try:
+        yield
+    finally:
+        is_inside = False
 
 
 def _with_retries(master: str) -> tuple[str, bool]:
@@ -300,10 +352,9 @@ def _log4j_file(folder: Path) -> Path:
     return path
 
 
-def _engine_failed(error: Exception) -> LogmirrorError:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return UnavailableError(
-        "Spark could not finish a tick",
-        hint="what was published stays; the flows go on from their positions",
-        reason=lines[-1].strip() if lines else type(error).__name__,
-    )
+def _reason(error: Exception) -> str:
+    try:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+    except Exception:  # noqa: BLE001  # py4j asks the JVM for the text, which may be gone
+        lines = []
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""The composition root: settings to components. Alone names concrete adapters.
+"""The composition root of the driver: settings to components.
 
-Two sides. On the driver: `run`, `status`, `verify`. On an executor: `execute`, which Spark calls by
-name and which keeps connections, buffers and decoders from one slice to the next.
+Loads no kernels unless a proof asks for them: that is the business of executors, whose composition
+root is `logmirror.executor`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.mirror.commit import Committer
-from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
-from logmirror.mirror.ports import ArchiveSpec, FlowId, SliceResult, Work
+from logmirror.mirror.ports import ArchiveSpec, FlowId
 from logmirror.mirror.positions import chain_position, check_incarnation
 from logmirror.mirror.service import MirrorSpec, Service, source_views
-from logmirror.mirror.transfer import Transfer
-from logmirror.mirror.verify import (
-    FlowReport,
-    compare_with_source,
-    verify_content,
-    verify_names,
-)
 from logmirror.spark import SparkRunner
 from logmirror.stores.filesystem import FilesystemStore
-from logmirror.wire.columns import SCHEMA
-from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.encode import encode_batches
-from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,54 +33,11 @@ if TYPE_CHECKING:
     from logmirror.config import MirrorSettings, Settings
     from logmirror.mirror.ports import Runner
     from logmirror.mirror.positions import SourceView
+    from logmirror.mirror.verify import FlowReport
     from logmirror.model import TopicPartition
     from logmirror.stores.base import BlobStore
 
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
-
-
-# -- an executor's side ----------------------------------------------------------------------------
-
-
-@functools.cache
-def _client(settings: ConnectionSettings, _process: int) -> ClusterClient:
-    return ClusterClient(settings)
-
-
-@functools.cache
-def _tools(_process: int) -> tuple[FetchBuffer, BatchScanner, RecordDecoder]:
-    return FetchBuffer(), BatchScanner(), RecordDecoder()
-
-
-def execute(work: Work) -> SliceResult:
-    """Carry one piece of work out in this process. Never raises a LogmirrorError."""
-    process = os.getpid()  # a forked worker must not share its parent's sockets
-    buffer, scanner, decoder = _tools(process)
-    source = KafkaSource(
-        _client(work.source, process),
-        work.slice.flow.source,
-        topic_id=work.slice.topic_id,
-        buffer=buffer,
-        scanner=scanner,
-    )
-    store = FilesystemStore(Path(work.archive.root), writer_id=work.writer_id)
-    return Transfer(work, source, store, decoder).run()
-
-
-def warm_up() -> None:
-    """Load and compile in this process what the first slice would otherwise wait for."""
-    _, scanner, decoder = _tools(os.getpid())
-    stamps = pa.array([0], pa.timestamp("ms", "UTC"))
-    columns = [pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary())]
-    columns += [pa.array(["t"]), pa.array([0], pa.int32()), pa.array([0]), stamps]
-    columns += [pa.array([0], pa.int32()), pa.array([[]], SCHEMA.field("headers").type)]
-    batch = encode_batches(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
-    batches = scanner.scan(batch, len(batch))
-    for rows in decoder.decode(batch, batches, first=0, end=1):
-        rows.to_arrow("t", 0)
-
-
-# -- the driver's side -----------------------------------------------------------------------------
 
 
 def mirror_specs(settings: Settings) -> list[MirrorSpec]:
@@ -175,8 +118,8 @@ def run(
         SparkRunner(
             master=master or settings.spark.master,
             properties=settings.spark.properties,
-            execute=execute,
-            warm_up=warm_up,
+            execute="logmirror.executor:execute",
+            warm_up="logmirror.executor:warm_up",
             log=spark_log,
         ) as runner,
     ):
@@ -344,6 +287,11 @@ def _verify_mirror(
     against_source: bool,
     on_object: Callable[[], None],
 ) -> Iterator[FlowReport]:
+    # A proof decodes; nothing else here does, and the kernels take a second to load.
+    from logmirror.mirror import verify as proof  # noqa: PLC0415  # see above
+    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # see above
+    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # see above
+
     topic_id, compacted = None, False
     numbers = spec.partitions
     if against_source:
@@ -355,7 +303,7 @@ def _verify_mirror(
         store = FilesystemStore(Path(archive.root), writer_id="verify")
         for n in numbers if numbers is not None else _held_partitions(Path(archive.root) / name):
             flow = FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n)
-            report, links = verify_names(
+            report, links = proof.verify_names(
                 store, flow, archive.extension, chain_start=spec.chain_start
             )
             named.append((flow, archive, store, report, links))
@@ -367,10 +315,12 @@ def _verify_mirror(
         if deep or against_source:
             source = KafkaSource(clients(spec.source), flow.source, topic_id=topic_id)
             decoder = RecordDecoder()
-            found = verify_content(report, links, store, archive, on_object, compacted=compacted)
+            found = proof.verify_content(
+                report, links, store, archive, on_object, compacted=compacted
+            )
             for link, digest in found:
                 if against_source:
-                    compare_with_source(
+                    proof.compare_with_source(
                         report,
                         link,
                         digest,

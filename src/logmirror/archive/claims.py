@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import crashpoints
-from logmirror.archive.digest import object_digest
 from logmirror.archive.naming import format_name
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
 from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
@@ -210,6 +209,9 @@ def publish_object(
     try:
         store.publish(token, name)
     except AlreadyExistsError:
+        # Only here, because it loads the readers of every format.
+        from logmirror.archive.digest import object_digest  # noqa: PLC0415  # see above
+
         found = object_digest(store, name, expected=claim.digest)
         if found != claim.digest:
             raise PositionError(

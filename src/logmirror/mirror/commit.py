@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from logmirror import crashpoints
 from logmirror.archive.naming import format_name
 from logmirror.errors import InternalError, LogmirrorError
-from logmirror.mirror.transfer import make_claim, publish
+from logmirror.mirror.publish import make_claim, publish
 from logmirror.model import OffsetRange
 
 if TYPE_CHECKING:

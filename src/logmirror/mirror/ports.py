@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from logmirror.errors import UnavailableError
 from logmirror.model import Hole, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
@@ -163,12 +164,20 @@ class SliceResult:
     error: LogmirrorError | None = None
 
 
+class EngineLostError(UnavailableError):
+    """The engine is gone for good, and with it what this process could do; start it anew."""
+
+
 class Runner(Protocol):
     """Carries work out somewhere: on Spark, or in this process for a test."""
 
     @property
     def slots(self) -> int:
-        """How many pieces of work run side by side."""
+        """How many pieces of work run side by side.
+
+        Raises:
+            EngineLostError: The engine is gone.
+        """
         ...
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
@@ -176,5 +185,6 @@ class Runner(Protocol):
 
         Raises:
             UnavailableError: The engine failed; any part of the work may have been done (look).
+            EngineLostError: The same, and it will not come back.
         """
         ...

@@ -19,7 +19,7 @@ from logmirror.clock import Clock, jittered_ms
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
-from logmirror.mirror.ports import ArchiveSpec, FlowId, Work
+from logmirror.mirror.ports import ArchiveSpec, EngineLostError, FlowId, Work
 from logmirror.mirror.positions import SourceView, chain_position, checked_position
 
 if TYPE_CHECKING:
@@ -294,6 +294,8 @@ class Service:
         ]
         try:
             results = self._runner.run(works)
+        except EngineLostError:
+            raise
         except UnavailableError as error:
             for flow in {work.slice.flow for work in works}:
                 self._states[flow].lost = True

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logmirror.archive.claims import Claim, ClaimTakenError, publish_object, read_claim
+from logmirror.archive.claims import Claim, ClaimTakenError, read_claim
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.archive_sink import ObjectWriter
 from logmirror.mirror.cut import Cut
 from logmirror.mirror.holes import HoleLedger, batch_holes, unexplained_gap
 from logmirror.mirror.ports import HoleSummary, Receipt, SliceResult
+from logmirror.mirror.publish import make_claim, publish
 from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
 from logmirror.wire.scan import KIND_CONTROL
 
@@ -245,40 +246,3 @@ class Transfer:
             raise unexplained_gap(covered.first, covered.last).add_facts(missing=inside)
         ledger.count(HoleCause.COMPACTED, inside)
         return ledger.summary()
-
-
-def make_claim(  # noqa: PLR0913  # one argument for each fact that only the caller knows
-    work: Work,
-    covered: OffsetRange,
-    trigger: Trigger,
-    holes: HoleSummary,
-    *,
-    record_count: int,
-    digest: str,
-    created_ms: int,
-) -> Claim:
-    """The claim of one object of this work."""
-    topic_id = work.slice.topic_id
-    return Claim(
-        covered=covered,
-        digest=digest,
-        writer=work.writer_id,
-        topic=work.slice.flow.topic,
-        topic_id=topic_id.hex() if topic_id else "",
-        partition=work.slice.flow.partition,
-        created_ms=created_ms,
-        record_count=record_count,
-        trigger=trigger,
-        holes=holes.runs,
-    )
-
-
-def publish(work: Work, store: BlobStore, token: str, claim: Claim) -> bool:
-    """Claim and publish one staged object of this work; whether another writer was first."""
-    return publish_object(
-        store,
-        token=token,
-        folder=work.slice.flow.folder,
-        extension=work.archive.extension,
-        claim=claim,
-    ).peer

@@ -1,0 +1,53 @@
+"""Executor and driver: the claim of a finished object, and its publication.
+
+Apart from the rest of a slice because the driver publishes what executors staged, and needs nothing
+else of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logmirror.archive.claims import Claim, publish_object
+
+if TYPE_CHECKING:
+    from logmirror.mirror.ports import HoleSummary, Work
+    from logmirror.model import OffsetRange, Trigger
+    from logmirror.stores.base import BlobStore
+
+
+def make_claim(  # noqa: PLR0913  # one argument for each fact that only the caller knows
+    work: Work,
+    covered: OffsetRange,
+    trigger: Trigger,
+    holes: HoleSummary,
+    *,
+    record_count: int,
+    digest: str,
+    created_ms: int,
+) -> Claim:
+    """The claim of one object of this work."""
+    topic_id = work.slice.topic_id
+    return Claim(
+        covered=covered,
+        digest=digest,
+        writer=work.writer_id,
+        topic=work.slice.flow.topic,
+        topic_id=topic_id.hex() if topic_id else "",
+        partition=work.slice.flow.partition,
+        created_ms=created_ms,
+        record_count=record_count,
+        trigger=trigger,
+        holes=holes.runs,
+    )
+
+
+def publish(work: Work, store: BlobStore, token: str, claim: Claim) -> bool:
+    """Claim and publish one staged object of this work; whether another writer was first."""
+    return publish_object(
+        store,
+        token=token,
+        folder=work.slice.flow.folder,
+        extension=work.archive.extension,
+        claim=claim,
+    ).peer
