@@ -8,6 +8,7 @@ run on beside its retry: exactly-once comes from claims at the destination, neve
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
