@@ -28,7 +28,15 @@ class Cost:
     rss_bytes: dict[str, int] = field(default_factory=dict)
     """Highest resident memory of any one process, by program name."""
 
+    timeline: list[tuple[float, float]] = field(default_factory=list)
+    """(seconds since the epoch, CPU seconds until then), one for each look."""
+
     stderr: str = ""
+
+    def cpu_since(self, epoch_s: float) -> float:
+        """CPU seconds from a moment to the end."""
+        before = [cpu for at, cpu in self.timeline if at <= epoch_s]
+        return self.cpu_s - (before[-1] if before else 0.0)
 
 
 def run(command: list[str], *, stdout: Path | None = None) -> Cost:
@@ -68,4 +76,5 @@ def _sample(pid: int, seen: dict, cost: Cost, stop: threading.Event) -> None:
                 cost.rss_bytes[name] = max(cost.rss_bytes.get(name, 0), memory)
         except psutil.Error:
             pass
+        cost.timeline.append((time.time(), sum(seen.values())))
         stop.wait(_SAMPLE_S)

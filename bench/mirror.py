@@ -86,6 +86,7 @@ def logmirror(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
         "first_object_s": first - began.timestamp(),
         "wall_s": cost.wall_s,
         "cpu_s": cost.cpu_s,
+        "flow_cpu_s": cost.cpu_since(stamps[0].timestamp()),
         "peak_python_mib": python / 2**20,
         "objects": len(objects),
         "output_bytes": sum(entry.stat().st_size for entry in objects),
@@ -175,6 +176,8 @@ def main() -> None:
                     figures = CONTESTANTS[name](kafka, folder)
                     figures["mb_s"] = total_bytes / figures["flow_s"] / 1e6
                     figures["cpu_s_per_gb"] = figures["cpu_s"] / total_bytes * 1e9
+                    flow_cpu_s = figures.get("flow_cpu_s", figures["cpu_s"])
+                    figures["flow_cpu_s_per_gb"] = flow_cpu_s / total_bytes * 1e9
                     found[name].append(figures)
                     print(name, json.dumps(figures), file=sys.stderr, flush=True)
                     shutil.rmtree(folder)
