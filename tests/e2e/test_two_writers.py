@@ -27,7 +27,11 @@ def flushed(run: Run) -> int:
 def wait_for_more(run: Run, count: int = 6) -> None:
     """Wait until a run has reported some more objects."""
     wanted = flushed(run) + count
-    wait_until(lambda: flushed(run) >= wanted, what=lambda: f"{wanted} objects:\n{run.text}")
+    wait_until(
+        lambda: flushed(run) >= wanted or not run.alive,
+        what=lambda: f"{wanted} objects:\n{run.text}",
+    )
+    assert run.alive, run.text
 
 
 def test_an_instance_that_wakes_up_changes_nothing_that_the_other_wrote(cli_broker, tmp_path):

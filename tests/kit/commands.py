@@ -21,6 +21,7 @@ import psutil
 from kit.disk import without_override
 from kit.kafka import create_topic, delete_topic
 from kit.machine import HOST, Process, free_ports
+from kit.spark_classes import class_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -97,7 +98,9 @@ def mirror(  # noqa: PLR0913  # each test says only what it cares about
 
 def write_config(path: Path, *mirrors: Mapping[str, object], master: str = "local[2]") -> Path:
     """Write a configuration of these mirrors; JSON, which YAML contains."""
-    path.write_text(json.dumps({"spark": {"master": master}, "mirrors": mirrors}, indent=1))
+    java_options = f"-XX:SharedArchiveFile={class_archive()}"
+    spark = {"master": master, "properties": {"spark.driver.extraJavaOptions": java_options}}
+    path.write_text(json.dumps({"spark": spark, "mirrors": mirrors}, indent=1))
     return path
 
 
