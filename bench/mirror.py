@@ -33,7 +33,17 @@ from kit.machine import program  # noqa: E402  # after the path is set
 
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
 MASTER = "local[2]"
-CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13")
+CONNECTOR_SPARK = "4.0.0"
+"""The newest release whose package and connector, with all that it needs, could be had."""
+
+CONNECTOR_JARS = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR_SPARK),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", CONNECTOR_SPARK),
+    ("org.apache.kafka", "kafka-clients", "3.9.0"),
+    ("org.apache.commons", "commons-pool2", "2.12.0"),
+)
+"""Each by itself: the connector's own description names a repository that not everybody reaches."""
+
 CONFIG = """\
 spark: {{master: "{master}"}}
 mirrors:
@@ -96,7 +106,8 @@ def logmirror(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
 def spark_connector(kafka: ApacheKafka, folder: Path) -> dict:
     jars = ",".join(str(jar) for jar in sorted(connector_jars().glob("*.jar")))
     script = str(HERE / "spark_connector.py")
-    command = [sys.executable, script, MASTER, jars, kafka.bootstrap, TOPIC, str(folder / "out")]
+    python = str(connector_python())
+    command = [python, script, MASTER, jars, kafka.bootstrap, TOPIC, str(folder / "out")]
     out = folder / "out.json"
     cost = measured.run(command, stdout=out)
     files = list((folder / "out").glob("*.parquet"))
@@ -108,20 +119,33 @@ def spark_connector(kafka: ApacheKafka, folder: Path) -> dict:
     }
 
 
-def connector_jars() -> Path:
-    """The connector of the Spark that is installed, and what it needs, by Maven."""
-    import pyspark  # noqa: PLC0415  # its import warns; only this contestant needs it
+def connector_python() -> Path:
+    """The Python of an environment that holds the connector's Spark."""
+    home = cache_folder() / f"pyspark-{CONNECTOR_SPARK}"
+    python = home / "bin" / "python"
+    if not (home / "done").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        package = f"pyspark=={CONNECTOR_SPARK}"
+        subprocess.run([str(python), "-m", "pip", "install", "-q", package], check=True)
+        (home / "done").touch()
+    return python
 
-    home = cache_folder() / f"spark-sql-kafka-{pyspark.__version__}"
+
+def connector_jars() -> Path:
+    """The connector and what it needs, by Maven."""
+    home = cache_folder() / f"spark-sql-kafka-{CONNECTOR_SPARK}"
     if not (home / "done").exists():
         home.mkdir(parents=True, exist_ok=True)
-        group, artifact = CONNECTOR
+        alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
+        dependencies = "".join(
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+            f"<version>{version}</version>{alone}</exclusions></dependency>"
+            for group, artifact, version in CONNECTOR_JARS
+        )
         (home / "pom.xml").write_text(
             '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
             "<groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>"
-            f"<dependencies><dependency><groupId>{group}</groupId>"
-            f"<artifactId>{artifact}</artifactId><version>{pyspark.__version__}</version>"
-            "</dependency></dependencies></project>"
+            f"<dependencies>{dependencies}</dependencies></project>"
         )
         plugin = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
         subprocess.run(
@@ -131,10 +155,6 @@ def connector_jars() -> Path:
             ],
             check=True,
         )
-        # Those that Spark brings itself must not be there twice.
-        for jar in home.glob("*.jar"):
-            if not jar.name.startswith(("spark-sql-kafka", "spark-token", "kafka-cl", "commons-p")):
-                jar.unlink()
         (home / "done").touch()
     return home
 

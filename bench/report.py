@@ -18,6 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
+
 PAGE = HERE.parent / "docs" / "bench.md"
 PACKAGES = ("pyspark", "pyarrow", "numba", "numpy")
 KERNEL_GOALS = (
@@ -134,7 +137,8 @@ each contestant once; ratios are taken within a round, figures are medians over 
 
 *Flow* is the time from the first look at the source to the last durable object; Spark's start \
 comes before it and is told apart. CPU is that of all processes of the contestant, Spark's JVM \
-included, the broker's not; the connector's start could not be told from its flow.
+included, the broker's not; the connector's start could not be told from its flow. The connector
+runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
 
 ## Kernels
 
