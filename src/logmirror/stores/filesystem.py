@@ -338,7 +338,7 @@ class StagedFile:
         self._token = token
         self._descriptor: int | None = descriptor
         self._sys = syscalls
-        self._blocks = BlockWriter(descriptor, syscalls.write)
+        self._blocks = BlockWriter(descriptor, self._put)
 
     def write(self, data: Buffer) -> int:
         """See `StagedObject.write`."""
@@ -346,8 +346,12 @@ class StagedFile:
         with memoryview(data) as view, view.cast("B") as rest, _translated("write", self._path):
             size_bytes = len(rest)
             self._blocks.write(rest)
-        self._reach("stage.written")
         return size_bytes
+
+    def _put(self, descriptor: int, data: memoryview) -> int:
+        written = self._sys.write(descriptor, data)
+        self._reach("stage.written")
+        return written
 
     def finish(self) -> str:
         """See `StagedObject.finish`."""
