@@ -9,7 +9,6 @@ from confluent_kafka.admin import AdminClient
 
 from kit.clients import odd_messages, produce
 from kit.commands import FORMATS, Run, logmirror, logmirror_json, mirror, write_config
-from kit.machine import HOST, free_ports
 from kit.truth import Source, object_names
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
@@ -148,13 +147,3 @@ def trim(broker, topic, offset):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     where = TopicPartition(topic, 0, offset)
     assert admin.delete_records([where])[where].result(30).low_watermark == offset
-
-
-def test_a_cluster_that_cannot_be_reached_is_worth_another_try_later(tmp_path):
-    nobody = f"{HOST}:{free_ports(1)[0]}"
-    config = write_config(tmp_path / "config.json", mirror("any", nobody, tmp_path))
-
-    result = logmirror("status", "-c", config, "--format", "json")
-
-    assert result.returncode == 1, result.stdout
-    assert '"kind": "unavailable"' in result.stdout

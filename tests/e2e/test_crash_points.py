@@ -31,33 +31,30 @@ WORKER_DIED = "Python worker exited unexpectedly"
 class Remains:
     """What a dead run has left in its root, and what it had said."""
 
-    staged: list[Path]
-    claims: list[Path]
-    objects: list[Path]
+    staged: list[bytes]
+    """Content of each object that is not published."""
+
+    claims: int
+    objects: list[int]
+    """Number of names of each published object; two while the staged one is still there."""
+
     log: str
 
     @property
-    def linked(self) -> list[Path]:
-        """Objects whose staged name is still there."""
-        return [path for path in self.objects if path.stat().st_nlink == 2]
+    def only_staged(self) -> bool:
+        return bool(self.staged) and not self.claims and not self.objects
 
     @property
-    def promised(self) -> int:
-        """Claims without an object."""
-        return len(self.claims) - len(self.objects)
+    def nothing(self) -> bool:
+        return not self.staged and not self.claims and not self.objects
+
+    @property
+    def reported(self) -> bool:
+        return " flushed " in self.log
 
 
-def only_staged(remains: Remains) -> bool:
-    return bool(remains.staged) and not remains.claims and not remains.objects
-
-
-def nothing(remains: Remains) -> bool:
-    return not remains.staged and not remains.claims and not remains.objects
-
-
-def whole(path: Path) -> bool:
-    """Whether a staged object has its end: each format closes in its own way."""
-    data = path.read_bytes()
+def whole(data: bytes) -> bool:
+    """Whether a staged object has its end: Parquet's is a footer, the others have none."""
     return len(data) > 1000 and (not data.startswith(b"PAR1") or data.endswith(b"PAR1"))
 
 
@@ -71,23 +68,17 @@ class Death:
 
 
 DEATHS = {
-    "plan.positions": Death(1, "driver", nothing),
-    "plan.dispatch": Death(1, "driver", nothing),
-    "fetch.answered": Death(1, "worker", nothing),
-    "stage.opened": Death(
-        1, "worker", lambda r: only_staged(r) and not any(p.stat().st_size for p in r.staged)
-    ),
-    "stage.written": Death(
-        1, "worker", lambda r: only_staged(r) and all(p.stat().st_size for p in r.staged)
-    ),
-    "stage.finished": Death(1, "worker", lambda r: only_staged(r) and all(map(whole, r.staged))),
-    "claim.created": Death(3, "worker", lambda r: r.promised > 0 and not r.linked),
-    "publish.linked": Death(3, "worker", lambda r: bool(r.linked) and "flushed" not in r.log),
-    "publish.done": Death(
-        3, "worker", lambda r: bool(r.objects) and not r.linked and "flushed" not in r.log
-    ),
-    "commit.received": Death(1, "driver", lambda r: bool(r.objects) and "flushed" not in r.log),
-    "commit.done": Death(1, "driver", lambda r: bool(r.objects) and "flushed" in r.log),
+    "plan.positions": Death(1, "driver", lambda r: r.nothing),
+    "plan.dispatch": Death(1, "driver", lambda r: r.nothing),
+    "fetch.answered": Death(1, "worker", lambda r: r.nothing),
+    "stage.opened": Death(1, "worker", lambda r: r.only_staged and not any(r.staged)),
+    "stage.written": Death(1, "worker", lambda r: r.only_staged and all(r.staged)),
+    "stage.finished": Death(1, "worker", lambda r: r.only_staged and all(map(whole, r.staged))),
+    "claim.created": Death(3, "worker", lambda r: r.claims == 3 and r.objects == [1, 1]),
+    "publish.linked": Death(3, "worker", lambda r: sorted(r.objects) == [1, 1, 2]),
+    "publish.done": Death(3, "worker", lambda r: r.objects == [1, 1, 1] and not r.reported),
+    "commit.received": Death(1, "driver", lambda r: bool(r.objects) and not r.reported),
+    "commit.done": Death(1, "driver", lambda r: bool(r.objects) and r.reported),
 }
 
 
@@ -150,9 +141,9 @@ def die_at(point: str, config: Path, root: Path, folder: Path) -> Remains:
             run.signal_all(9)
         run.wait_until_nothing_is_left()
         return Remains(
-            staged=files_below(root / ".logmirror" / "staged"),
-            claims=files_below(root / ".logmirror" / "claims"),
-            objects=[p for form in FORMATS for p in files_below(root / form)],
+            staged=[path.read_bytes() for path in files_below(root / ".logmirror" / "staged")],
+            claims=len(files_below(root / ".logmirror" / "claims")),
+            objects=[p.stat().st_nlink for form in FORMATS for p in files_below(root / form)],
             log=run.text,
         )
 
