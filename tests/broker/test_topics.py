@@ -8,7 +8,9 @@ deletion; then what a creator may ask for.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
+import struct
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kio.schema.errors import ErrorCode
 
+from kit.clients import Message, produce
 from logmirror.broker.disk import Disk
 from logmirror.broker.group_commit import GroupCommit
 from logmirror.broker.metadata import PRODUCER_ID_BLOCK, MetadataStore, TopicRow
@@ -205,3 +208,19 @@ def test_settings_that_say_what_is_done_anyway_are_accepted(tmp_path):
     shown = {entry.name: (entry.value, entry.source.name) for entry in configs.entries()}
     assert shown["segment.bytes"] == ("1024", "TOPIC")
     assert shown["max.message.bytes"] == ("1048588", "DEFAULT")
+
+
+def test_a_client_that_goes_away_while_its_question_creates_a_topic_leaves_a_whole_topic(
+    embedded, topic_name
+):
+    """The database and the memory of the broker must not differ on what there is."""
+    names = [f"{topic_name}-{n}" for n in range(20)]
+    for name in names:
+        text = name.encode()
+        # Metadata v4: one topic, which may be created.
+        body = struct.pack(">hhihih", 3, 4, 1, -1, 1, len(text)) + text + b"\x01"
+        with socket.create_connection(("127.0.0.1", embedded.port)) as connection:
+            connection.sendall(struct.pack(">i", len(body)) + body)
+
+    for name in names:
+        assert produce(embedded.bootstrap, name, [Message(value=b"x")]) == [0]

@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -23,7 +23,7 @@ from logmirror.errors import LogmirrorError, PositionError, UnavailableError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from logmirror.broker.options import BrokerOptions
     from logmirror.broker.segment_cache import SegmentCache
 
+_Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger(__name__)
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 MAX_TOPIC_PARTITIONS: Final = 10_000
@@ -89,6 +90,7 @@ class Topics:
         self._disk = disk
         self._cache = cache
         self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Future[Any]] = set()
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
 
@@ -154,6 +156,21 @@ class Topics:
             RefusedTopicError: It is there already, or something about it is not allowed.
             UnavailableError: The database could not be written.
         """
+        return await self._to_the_end(self._create(name, partition_count, configs, dry_run))
+
+    async def _to_the_end(self, change: Coroutine[Any, Any, _Result]) -> _Result:
+        """Carry a change out whole, also when the client that asked for it goes away meanwhile.
+
+        Cancelled between the database and memory it would leave a topic that is there and is not.
+        """
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _create(
+        self, name: str, partition_count: int, configs: Mapping[str, str], dry_run: bool
+    ) -> Topic | None:
         async with self._changing:
             count = self._options.default_partitions if partition_count == -1 else partition_count
             checked = self._check_new(name, count, configs)
@@ -194,6 +211,9 @@ class Topics:
             RefusedTopicError: Somebody else deleted it meanwhile.
             UnavailableError: The database could not be written.
         """
+        await self._to_the_end(self._delete(topic))
+
+    async def _delete(self, topic: Topic) -> None:
         async with self._changing:
             if self.by_id.get(topic.topic_id.bytes) is not topic:
                 raise RefusedTopicError(ErrorCode.unknown_topic_or_partition, "no such topic")
