@@ -45,8 +45,11 @@ class _Batch(NamedTuple):
     body: bytes
 
 
-def read_batches(objects: Iterable[bytes]) -> list[Row]:
-    """Return the committed records of the objects of one chain, given in its order."""
+def read_batches(objects: Iterable[bytes], *, first: int) -> list[Row]:
+    """Return the committed records of the objects of one chain, given in its order.
+
+    The chain's `first` offset may lie inside its first batch, which is there as a whole.
+    """
     shown: list[list[Row]] = []
     open_transactions: dict[int, list[list[Row]]] = {}
     next_offset = 0
@@ -65,7 +68,7 @@ def read_batches(objects: Iterable[bytes]) -> list[Row]:
         shown.append(rows)
         if batch.attributes & _TRANSACTIONAL:
             open_transactions.setdefault(batch.producer_id, []).append(rows)
-    return [row for rows in shown for row in rows]
+    return [row for rows in shown for row in rows if row.offset >= first]
 
 
 def _split(data: bytes) -> Iterable[_Batch]:

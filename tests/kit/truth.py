@@ -95,7 +95,8 @@ def archive_rows(folder: Path, form: str, *, topic: str, partition: int) -> list
     paths = [folder / name for name in object_names(folder)]
     assert all(path.suffix == f".{EXTENSIONS[form]}" for path in paths), paths
     if form == "native":
-        return read_batches(path.read_bytes() for path in paths)
+        first = int(paths[0].name[:20]) if paths else 0
+        return read_batches((path.read_bytes() for path in paths), first=first)
     read = _rows_of_parquet if form == "parquet" else _rows_of_ndjson
     return [row for path in paths for row in read(path, topic, partition)]
 

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record, run_slice
 from logmirror.archive.claims import Claim, claim_name
+from logmirror.archive.naming import format_name
+from logmirror.archive.reader import check_object
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.mirror.ports import FlowId, Slice
 from logmirror.model import OffsetRange, Trigger
@@ -25,6 +27,7 @@ from logmirror.wire.records import MarkerType, decode_reference, encode_marker, 
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]
+EXTENSIONS = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
 
 
 def slice_of(first, end, *, tail=Trigger.EXPLICIT, **fields):
@@ -90,6 +93,28 @@ def test_native_objects_end_where_batches_end():
         (10, 19): list(range(10, 20)),
         (20, 22): [20, 21, 22],
     }
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_copy_may_begin_inside_a_batch(kind):
+    store, result = copy(Log(batches(0, 20), log_start=7), slice_of(7, 20), format=kind)
+    first = 5 if kind == "native" else 7  # native keeps batches whole
+    assert result.error is None
+    assert objects(store) == {(7, 19): list(range(first, 20))}
+    assert [r.record_count for r in result.receipts] == [13]
+    report = check_object(
+        store, "d/0", format_name(OffsetRange(first=7, last=19), EXTENSIONS[kind]), deep=True
+    )
+    assert report.record_count == 13
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_copy_may_begin_inside_a_batch_that_was_compacted(kind):
+    log = Log([encode_reference([record(offset) for offset in (0, 2, 4, 7, 9)])], log_start=3)
+    store, result = copy(log, slice_of(3, 10, compacted=True), format=kind)
+    assert result.error is None
+    assert [(r.record_count, r.holes.compacted) for r in result.receipts] == [(3, 4)]
+    assert list(objects(store)) == [(3, 9)]
 
 
 def test_native_bytes_are_the_bytes_of_the_source():

@@ -210,8 +210,8 @@ class _Check:
                     expected=reached + 1,
                 )
             lowest, reached = base, int(batches.last_offsets[-1])
-            for columns in decoder.decode(view, batches, first=0, end=reached + 1):
-                count += columns.rows
+            rows = decoder.decode(view, batches, first=self._covered.first, end=reached + 1)
+            count += sum(columns.rows for columns in rows)
         if reached > self._covered.last or (reached < self._covered.last and not compacted):
             raise CorruptionError(
                 "the object does not end where its name says",

@@ -147,16 +147,33 @@ class Transfer:
         reached, stop = self._account(fetched, start)
         while start < stop:
             part, last, trigger = self._cut.batches(batches, start, stop)
-            records = batches.record_counts[start:part][batches.kinds[start:part] != KIND_CONTROL]
             begin = int(batches.positions[start])
             end = int(batches.positions[part - 1] + batches.sizes[part - 1])
-            self._writer().append_batches(fetched.buffer[begin:end], int(records.sum()))
+            count = self._count_records(fetched, start, part)
+            self._writer().append_batches(fetched.buffer[begin:end], count)
             if last is not None and trigger is not None:
                 self._close(last, trigger)
                 if self._done:
                     return reached
             start = part
         return reached
+
+    def _count_records(self, fetched: Fetched, start: int, stop: int) -> int:
+        """How many records of these batches are the object's: those from its first offset on."""
+        batches, first = fetched.batches, self._cut.first
+        is_counted = batches.kinds[start:stop] != KIND_CONTROL
+        count = int(batches.record_counts[start:stop][is_counted].sum())
+        if batches.base_offsets[start] < first and is_counted[0]:
+            # The copy begins inside this batch (a trimmed log, a chain start): the batch is kept
+            # whole, as the source serves it, and what lies before is not part of the object.
+            whole, last = int(batches.record_counts[start]), int(batches.last_offsets[start])
+            if whole == last - int(batches.base_offsets[start]) + 1:
+                kept = last - first + 1
+            else:
+                rows = self._decoder.decode(fetched.buffer, batches, first=first, end=last + 1)
+                kept = sum(columns.rows for columns in rows)
+            count -= whole - kept
+        return count
 
     def _account(self, fetched: Fetched, start: int) -> tuple[int, int]:
         """Note the holes of a response; returns the offset it reaches and its last batch + 1."""
