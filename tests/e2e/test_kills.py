@@ -128,7 +128,6 @@ def test_killed_workers_are_replaced_and_the_run_finishes(cli_broker, tmp_path):
 
     assert killed
     assert exit_code == 0, run.text
-    assert "Python worker exited unexpectedly" in run.spark_text
     source = Source(cli_broker.bootstrap, "workers", partitions=range(PARTITIONS))
     for form in FORMATS:
         assert source.anomalies(archive, form) == [], form
