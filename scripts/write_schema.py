@@ -25,10 +25,12 @@ SECTIONS: Final = (
     ("", "The file"),
     ("Mirror", "`mirrors[]`"),
     ("Source", "`mirrors[].source`"),
-    ("Filesystem", "`mirrors[].destinations[]`"),
+    ("Filesystem", "`mirrors[].destinations[]`, `type: filesystem`"),
+    ("Kafka", "`mirrors[].destinations[]`, `type: kafka`"),
     ("Flush", "`flush`"),
     ("Daily", "`flush.daily`"),
-    ("SharedDestination", "`destination`"),
+    ("SharedFilesystem", "`destination`, `type: filesystem`"),
+    ("SharedKafka", "`destination`, `type: kafka`"),
     ("Spark", "`spark`"),
 )
 """Each mapping of the file and its heading, in the order in which people meet them."""
@@ -87,9 +89,8 @@ def _is_simple(default: object) -> bool:
 def _kind(value: dict[str, Any]) -> str:  # noqa: PLR0911  # one answer for each kind of schema
     """The kind of a value in a few words."""
     if "anyOf" in value:
-        return " or ".join(
-            _kind(choice) for choice in value["anyOf"] if choice.get("pattern") != r"\$\{"
-        )
+        choices = [choice for choice in value["anyOf"] if choice.get("pattern") != r"\$\{"]
+        return " or ".join(dict.fromkeys(_kind(choice) for choice in choices))
     if "$ref" in value:
         return "mapping"
     if "const" in value:

@@ -25,9 +25,15 @@ from logmirror.config_file.model import (
     Encoding,
     FlushModel,
     Format,
+    Holes,
+    KafkaModel,
     MirrorModel,
-    SharedDestinationModel,
+    Offsets,
+    SharedFilesystemModel,
+    SharedKafkaModel,
     SourceModel,
+    TimestampMode,
+    TopicSync,
     parse_partitions,
     parse_time_of_day,
 )
@@ -37,12 +43,14 @@ from logmirror.config_file.schema import json_schema
 from logmirror.config_file.source import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = [
     "ConfigError",
+    "Destination",
     "FilesystemDestination",
     "FlushSettings",
+    "KafkaDestination",
     "Locations",
     "MirrorSettings",
     "Problem",
@@ -96,6 +104,39 @@ class FilesystemDestination:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaDestination:
+    """A topic of another cluster that receives record batches."""
+
+    name: str
+    """Stands for the destination in logs, metrics and reports."""
+
+    bootstrap_servers: str
+    """`host:port`, separated by commas, without spaces."""
+
+    topic: str
+    """Its name there; partitions have the numbers of the source."""
+
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Connection properties under librdkafka's names, not checked here."""
+
+    offsets: Offsets = "preserve"
+    holes: Holes = "markers"
+    """Without meaning for `offsets: translate`."""
+
+    topic_sync: TopicSync = "create"
+    timestamp_mode: TimestampMode = "source"
+
+    replication_factor: int | None = None
+    """Of a topic that is made, 1..32767; None for the cluster's own default."""
+
+    max_batch_bytes: int = 1_000_000
+    """Batches are merged up to this size, 0..2^31-1; 0 for never."""
+
+
+Destination = FilesystemDestination | KafkaDestination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushSettings:
     """When an object ends; the first limit that is reached ends it."""
 
@@ -126,7 +167,7 @@ class MirrorSettings:
     partitions: tuple[int, ...] | None
     """Ascending, without duplicates; None for all, those added later included."""
 
-    destinations: tuple[FilesystemDestination, ...]
+    destinations: tuple[Destination, ...]
     """At least one; names are unique in the mirror."""
 
     format: Format
@@ -136,10 +177,12 @@ class MirrorSettings:
     encoding: Encoding
     """Of NDJSON objects; without meaning for other formats."""
 
-    flush: FlushSettings
+    flush: FlushSettings | None
+    """None where no destination receives files, and only there."""
 
     chain_start: Literal["earliest"] | int | None
-    """Where a new archive begins: an offset, the first one of the source, or None for 0."""
+    """Where a new archive begins: an offset, the first one of the source, or None for 0. Copies in
+    Kafka begin where the source begins."""
 
     path: str
     """Where the mirror stands in the file, such as `mirrors[0]`; see `Settings.locations`."""
@@ -207,15 +250,9 @@ def _settings(model: ConfigModel, name: str, locations: Locations) -> Settings:
 
 def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSettings:
     shared = model.destination
-    layout: MirrorModel | SharedDestinationModel = mirror if shared is None else shared
-    if shared is None:
-        destinations = [
-            _destination(item.name or mirror.name, item.root) for item in mirror.destinations or ()
-        ]
-    else:
-        folder = mirror.destination_name_override or mirror.topic
-        destinations = [_destination(folder, shared.root)]
-    assert layout.flush is not None, "the rules require it"  # noqa: S101  # our own mistake
+    layout: MirrorModel | SharedFilesystemModel = (
+        shared if isinstance(shared, SharedFilesystemModel) else mirror
+    )
     return MirrorSettings(
         name=mirror.name,
         enabled=mirror.enabled,
@@ -224,14 +261,32 @@ def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSetting
         partitions=(
             parse_partitions(mirror.partitions) if mirror.partition is None else (mirror.partition,)
         ),
-        destinations=tuple(destinations),
+        destinations=tuple(_destinations(mirror, shared)),
         format=layout.format,
         compression=layout.compression,
         encoding=layout.encoding,
-        flush=_flush(layout.flush),
+        flush=None if layout.flush is None else _flush(layout.flush),
         chain_start=mirror.chain_start,
         path=path,
     )
+
+
+def _destinations(
+    mirror: MirrorModel, shared: SharedFilesystemModel | SharedKafkaModel | None
+) -> Iterator[Destination]:
+    if shared is not None:
+        name = mirror.destination_name_override or mirror.topic
+        if isinstance(shared, SharedKafkaModel):
+            yield _kafka(shared, mirror, name, name)
+        else:
+            yield _filesystem(name, shared.root)
+        return
+    for item in mirror.destinations or ():
+        name = item.name or mirror.name
+        if isinstance(item, KafkaModel):
+            yield _kafka(item, mirror, name, item.topic or mirror.topic)
+        else:
+            yield _filesystem(name, item.root)
 
 
 def _source(source: SourceModel, mirror_name: str) -> SourceSettings:
@@ -242,7 +297,24 @@ def _source(source: SourceModel, mirror_name: str) -> SourceSettings:
     )
 
 
-def _destination(name: str, root: str) -> FilesystemDestination:
+def _kafka(
+    copy: KafkaModel | SharedKafkaModel, mirror: MirrorModel, name: str, topic: str
+) -> KafkaDestination:
+    return KafkaDestination(
+        name=name,
+        bootstrap_servers=copy.bootstrap_servers,
+        topic=topic,
+        properties=copy.properties,
+        offsets=copy.offsets,
+        holes=copy.holes,
+        topic_sync=copy.topic_sync,
+        timestamp_mode=copy.timestamp_mode or mirror.timestamp_mode or "source",
+        replication_factor=copy.replication_factor,
+        max_batch_bytes=copy.max_batch_bytes,
+    )
+
+
+def _filesystem(name: str, root: str) -> FilesystemDestination:
     # Lexical, as a shell does it: `Path.resolve` would freeze a link that may be switched later.
     return FilesystemDestination(name=name, root=Path(os.path.abspath(root)))  # noqa: PTH100  # resolve() would follow links
 

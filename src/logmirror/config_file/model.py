@@ -37,9 +37,22 @@ MAX_NAME_BYTES: Final = 200
 
 U64_MAX: Final = 2**64 - 1
 
+MAX_REPLICATION_FACTOR: Final = 2**15 - 1
+"""Kafka counts replicas with a signed 16-bit integer."""
+
+MAX_BATCH_BYTES: Final = 2**31 - 1
+"""A record batch says its length with a signed 32-bit integer."""
+
 Format = Literal["parquet", "native", "ndjson"]
 Compression = Literal["zstd-1", "zstd-3", "snappy", "lz4", "uncompressed"]
 Encoding = Literal["base64", "utf8"]
+Offsets = Literal["preserve", "translate"]
+Holes = Literal["markers", "fail"]
+TopicSync = Literal["create", "validate", "off"]
+TimestampMode = Literal["source", "destination"]
+
+DESTINATION_TYPES: Final = ("filesystem", "kafka")
+"""The values of `type`, which decides what else a destination says."""
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
@@ -79,7 +92,12 @@ def _check_group_id(text: str) -> str:
     return text
 
 
-def _check_topic(text: str) -> str:
+def check_topic(text: str) -> str:
+    """Return the name if Kafka allows it for a topic.
+
+    Raises:
+        ValueError: It does not; the message says what it allows.
+    """
     if not _TOPIC.fullmatch(text) or text in {".", ".."}:
         message = "is no legal topic name: 1 to 249 letters, digits, dots, dashes, underscores"
         raise ValueError(message)
@@ -200,7 +218,7 @@ _Filled = Annotated[str, AfterValidator(_check_filled), Field(json_schema_extra=
 Name = Annotated[_Filled, AfterValidator(_check_name)]
 GroupId = Annotated[_Filled, AfterValidator(_check_group_id)]
 Topic = Annotated[
-    str, AfterValidator(_check_topic), Field(json_schema_extra={"pattern": f"^{_TOPIC.pattern}$"})
+    str, AfterValidator(check_topic), Field(json_schema_extra={"pattern": f"^{_TOPIC.pattern}$"})
 ]
 Root = Annotated[_Filled, AfterValidator(_check_root)]
 Servers = Annotated[_Filled, AfterValidator(_check_servers)]
@@ -328,8 +346,60 @@ class FilesystemModel(_Model):
     `<root>/<name>/<partition>/`."""
 
 
-class SharedDestinationModel(_Model):
-    """One destination for all mirrors, instead of `destinations` in each of them."""
+class _KafkaCopyModel(_Model):
+    """What a copy in another cluster is made of, wherever the destination stands."""
+
+    type: Literal["kafka"]
+    """Kind of destination."""
+
+    bootstrap_servers: Servers
+    """`host:port` of one or more brokers of the other cluster, separated by commas."""
+
+    properties: Properties = Field(default_factory=dict)
+    """Connection properties of the other cluster under librdkafka's names; see `properties` of
+    `source`."""
+
+    offsets: Offsets = "preserve"
+    """`preserve`: each record has the offset that it has at the source, in a topic that nobody else
+    writes to. `translate`: only the records that a read_committed consumer sees, at new offsets,
+    in a topic that may hold other data; offset syncs as MirrorMaker 2 writes them tell which offset
+    became which."""
+
+    holes: Holes = "markers"
+    """What happens to offsets that the source does not show (transaction markers, aborted and
+    compacted records, a log that begins above 0), with `offsets: preserve`. `markers`: they are
+    taken by control records that no consumer sees. `fail`: the mirror stops before it writes."""
+
+    topic_sync: TopicSync = "create"
+    """`create`: a topic that is not there is made with the partitions of the source, and follows
+    when partitions are added; one that is there is never changed otherwise. `validate`: it is only
+    compared. `off`: nobody looks."""
+
+    timestamp_mode: TimestampMode | None = None
+    """`source`: records keep their timestamps. `destination`: the other cluster stamps them when it
+    appends them. By default that of the mirror, and without one `source`."""
+
+    replication_factor: Annotated[int, Field(ge=1, le=MAX_REPLICATION_FACTOR)] | None = None
+    """Replicas of a topic that `topic-sync: create` makes; by default the other cluster's own."""
+
+    max_batch_bytes: Annotated[int, Field(ge=0, le=MAX_BATCH_BYTES)] = 1_000_000
+    """Small batches are merged into batches of up to so many bytes where the link would starve;
+    records, offsets and timestamps stay what they are. 0 keeps every batch as it is."""
+
+
+class KafkaModel(_KafkaCopyModel):
+    """A topic of another Kafka cluster. Partitions keep their numbers."""
+
+    name: Name | None = None
+    """Name of the destination in logs, metrics and reports; by default the name of the mirror.
+    Required where a mirror has several destinations."""
+
+    topic: Topic | None = None
+    """Name of the topic in the other cluster; by default the same."""
+
+
+class SharedFilesystemModel(_Model):
+    """One folder for all mirrors, instead of `destinations` in each of them."""
 
     type: Literal["filesystem"]
     """Kind of destination."""
@@ -349,6 +419,17 @@ class SharedDestinationModel(_Model):
 
     flush: FlushModel
     """When an object ends."""
+
+
+class SharedKafkaModel(_KafkaCopyModel):
+    """Another Kafka cluster for all mirrors, instead of `destinations` in each of them.
+
+    The topic has the same name there, or that of `destination-name-override` of the mirror.
+    """
+
+
+OneDestination = Annotated[FilesystemModel | KafkaModel, Field(discriminator="type")]
+SharedDestination = Annotated[SharedFilesystemModel | SharedKafkaModel, Field(discriminator="type")]
 
 
 class MirrorModel(_Model):
@@ -373,12 +454,13 @@ class MirrorModel(_Model):
     """The partitions that are copied: `all`, those that are added later included, or a list of
     numbers and ranges such as `[0, 1, "4-7"]`."""
 
-    destinations: Annotated[list[FilesystemModel], Field(min_length=1)] | None = None
+    destinations: Annotated[list[OneDestination], Field(min_length=1)] | None = None
     """Where the topic is copied to. Each has its own position and its own pace. Required unless
     the file has one `destination` for all mirrors."""
 
     destination_name_override: Name | None = None
-    """Name of the folder below `root` of the shared `destination`; by default the topic."""
+    """Name of the folder below `root` of the shared `destination`, or of the topic if that is
+    another cluster; by default the topic."""
 
     format: Format = "parquet"
     """Format of the objects. `parquet`: the columns of Spark's Kafka source. `native`: Kafka's
@@ -392,11 +474,15 @@ class MirrorModel(_Model):
     record that is not UTF-8 stops the mirror."""
 
     flush: FlushModel | None = None
-    """When an object ends. Required with `destinations`."""
+    """When an object ends. Required where a destination receives files."""
+
+    timestamp_mode: TimestampMode | None = None
+    """`timestamp-mode` of the destinations of type `kafka` that do not say."""
 
     chain_start: ChainStart | None = None
     """Where a new archive begins: `earliest`, the first offset that the source still has, or an
-    offset. By default 0: a source that begins later has lost records, which is an error."""
+    offset. By default 0: a source that begins later has lost records, which is an error. Only for
+    destinations that receive files: a copy in Kafka begins where the source begins."""
 
 
 class SparkModel(_Model):
@@ -416,7 +502,7 @@ class ConfigModel(_Model):
     mirrors: Annotated[list[MirrorModel], Field(min_length=1)]
     """What is copied."""
 
-    destination: SharedDestinationModel | None = None
+    destination: SharedDestination | None = None
     """One destination for all mirrors, instead of `destinations` in each of them."""
 
     spark: SparkModel = Field(default_factory=SparkModel)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from logmirror.config_file.model import ConfigModel, parse_partitions
+from logmirror.config_file import kafka_rules, values
+from logmirror.config_file.model import DESTINATION_TYPES, ConfigModel
 from logmirror.config_file.source import SourceMap
-from logmirror.config_file.suggestions import did_you_mean, suggest_key, suggest_value
+from logmirror.config_file.suggestions import did_you_mean, suggest_key, suggest_value, without_type
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 """Finds what is wrong with connection properties: (property name, message, suggestion) of each."""
 
-_TYPES_NOT_OFFERED: Final = frozenset({"kafka", "s3"})
+_TYPES_NOT_OFFERED: Final = frozenset({"s3"})
 _NOT_OFFERED: Final = {
     "affects-readiness": "remove it",
     "compaction": "remove it: every record is kept",
@@ -35,7 +36,6 @@ _NOT_OFFERED: Final = {
     "http-access": "remove it",
     "keys": "remove it: parquet keeps keys as bytes",
     "notify": "remove it",
-    "timestamp-mode": "remove it: the timestamps of the source are kept",
     "topics": "write one mirror for each topic",
     "values": "remove it: parquet keeps values as bytes",
 }
@@ -56,8 +56,8 @@ def check(source: Source, *, check_properties: PropertyCheck | None = None) -> C
     if not isinstance(source.root, dict):
         source.complain("", "the file must be a mapping with the key mirrors", "see examples/")
         return None
-    for path, mapping in _mappings(source.root):
-        _refuse_not_offered(source, path, mapping)
+    for path, part in _mappings(source.root):
+        _refuse_not_offered(source, path, part)
     model = None
     try:
         model = ConfigModel.model_validate(source.root)
@@ -65,6 +65,7 @@ def check(source: Source, *, check_properties: PropertyCheck | None = None) -> C
         for details in error.errors(include_url=False):
             _report(source, details)
     _check_mirrors(source, source.root)
+    kafka_rules.check_copies(source, source.root)
     _check_properties(source, source.root, check_properties)
     return None if source.problems else model
 
@@ -73,29 +74,23 @@ def _mappings(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The mirrors, their destinations and the shared destination, as far as they are mappings."""
     if isinstance(shared := root.get("destination"), dict):
         yield "destination", shared
-    for path, mirror in _items(root, "mirrors", ""):
+    for path, mirror in values.items(root, "mirrors", ""):
         yield path, mirror
-        yield from _items(mirror, "destinations", path)
+        yield from values.items(mirror, "destinations", path)
 
 
-def _items(parent: dict[str, Any], key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings in the list under `key`, with their paths."""
-    items = parent.get(key)
-    for index, item in enumerate(items if isinstance(items, list) else []):
-        if isinstance(item, dict):
-            yield f"{path}.{key}[{index}]" if path else f"{key}[{index}]", item
-
-
-def _refuse_not_offered(source: Source, path: str, mapping: dict[str, Any]) -> None:
-    for key in [key for key in mapping if key in _NOT_OFFERED]:
+def _refuse_not_offered(source: Source, path: str, part: dict[str, Any]) -> None:
+    for key in [key for key in part if key in _NOT_OFFERED]:
         source.complain(f"{path}.{key}", "is not offered by this version", _NOT_OFFERED[key])
-        del mapping[key]
-    kind = mapping.get("type")
-    if "destination" in path and isinstance(kind, str) and kind in _TYPES_NOT_OFFERED:
+        del part[key]
+    kind = values.text(part, "type") if "destination" in path else None
+    if kind in _TYPES_NOT_OFFERED:
         message = f"destinations of type {kind} are not offered by this version"
-        source.complain(f"{path}.type", message, "use type: filesystem")
+        source.complain(f"{path}.type", message, "use type: filesystem or type: kafka")
         # Its other keys belong to a kind of destination that we know nothing about.
         source.broken.add(path)
+    elif kind == "kafka":
+        kafka_rules.refuse_misplaced(source, path, part)
 
 
 def _path_of(loc: Iterable[str | int]) -> str:
@@ -115,6 +110,11 @@ def _report(source: Source, details: ErrorDetails) -> None:
     elif kind == "literal_error":
         message = f"must be {context['expected'].replace(chr(39), '')}"
         suggestion = did_you_mean(found, re.findall(r"'([^']+)'", context["expected"]))
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        loc = (*loc, "type")
+        chosen = found.get("type") if isinstance(found, dict) else None
+        message = "is required" if chosen is None else f"must be {' or '.join(DESTINATION_TYPES)}"
+        suggestion = did_you_mean(chosen, DESTINATION_TYPES)
     elif kind == "value_error":
         message, suggestion = str(context["error"]), suggest_value(loc, found)
     elif kind in _MESSAGES:
@@ -122,7 +122,7 @@ def _report(source: Source, details: ErrorDetails) -> None:
         suggestion = suggest_value(loc, found) if kind != "missing" else ""
     else:
         message = details["msg"]
-    source.complain(_path_of(loc), message, suggestion)
+    source.complain(_path_of(without_type(loc)), message, suggestion)
 
 
 _MESSAGES: Final = {
@@ -133,6 +133,7 @@ _MESSAGES: Final = {
     "less_than_equal": "must be {le} or less",
     "list_type": "must be a list",
     "missing": "is required",
+    "model_attributes_type": "must be a mapping",
     "model_type": "must be a mapping",
     "string_type": "must be text",
     "too_short": "must list at least one",
@@ -152,30 +153,29 @@ class _Flow:
     partitions: frozenset[int] | None
 
 
-def _text(mapping: dict[str, Any], key: str) -> str | None:
-    value = mapping.get(key)
-    return value if isinstance(value, str) and value else None
-
-
 def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
-    shared = root.get("destination")
-    if isinstance(shared, dict):
-        _check_encoding(source, "destination", shared)
+    shared, one = root.get("destination"), values.mapping(root, "destination")
+    if one is not None:
+        _check_encoding(source, "destination", one)
+        kafka_rules.check_destination(source, "destination", one)
     names: dict[str, str] = {}
     groups: dict[tuple[object, ...], list[tuple[str, frozenset[int] | None]]] = {}
     flows: list[_Flow] = []
-    for path, mirror in _items(root, "mirrors", ""):
-        name = _text(mirror, "name")
+    for path, mirror in values.items(root, "mirrors", ""):
+        name = values.text(mirror, "name")
         if name is not None and names.setdefault(name, path) != path:
             source.complain(f"{path}.name", f"{names[name]} has the name {name!r} too")
         _check_partition_keys(source, path, mirror)
         if shared is None:
             _check_own_destinations(source, path, mirror)
         else:
-            _check_shared_destination(source, path, mirror)
-        _check_encoding(source, path, mirror)
+            kafka = one is not None and values.text(one, "type") == "kafka"
+            _check_shared_destination(source, path, mirror, files=not kafka)
+        if kafka_rules.types_of(mirror, one, path) != {"kafka"}:
+            _check_encoding(source, path, mirror)
+        kafka_rules.check_mirror(source, path, mirror, one)
         _check_group(source, path, mirror, groups)
-        flows.extend(_flows(path, mirror, shared if isinstance(shared, dict) else None))
+        flows.extend(_flows(path, mirror, one))
     _check_folders(source, [flow for flow in flows if not source.is_broken(flow.path)])
 
 
@@ -192,17 +192,18 @@ def _check_partition_keys(source: Source, path: str, mirror: dict[str, Any]) -> 
 
 
 def _check_own_destinations(source: Source, path: str, mirror: dict[str, Any]) -> None:
-    for key in ("destinations", "flush"):
-        if mirror.get(key) is None:
-            source.complain(f"{path}.{key}", "is required")
+    if mirror.get("destinations") is None:
+        source.complain(f"{path}.destinations", "is required")
+    if mirror.get("flush") is None and kafka_rules.types_of(mirror, None, path) != {"kafka"}:
+        source.complain(f"{path}.flush", "is required")
     if mirror.get("destination-name-override") is not None:
         message = "is only for files with one destination for all mirrors"
         suggestion = "give the destination a name"
         source.complain(f"{path}.destination-name-override", message, suggestion)
-    items = list(_items(mirror, "destinations", path))
+    items = list(values.items(mirror, "destinations", path))
     names: dict[str, str] = {}
     for item_path, item in items:
-        name = _text(item, "name")
+        name = values.text(item, "name")
         if name is None and len(items) > 1 and item.get("name") is None:
             message = "is required where a mirror has several destinations"
             source.complain(f"{item_path}.name", message)
@@ -210,8 +211,10 @@ def _check_own_destinations(source: Source, path: str, mirror: dict[str, Any]) -
             source.complain(f"{item_path}.name", f"{names[name]} has the name {name!r} too")
 
 
-def _check_shared_destination(source: Source, path: str, mirror: dict[str, Any]) -> None:
-    for key in _ONLY_IN_SHARED:
+def _check_shared_destination(
+    source: Source, path: str, mirror: dict[str, Any], *, files: bool
+) -> None:
+    for key in _ONLY_IN_SHARED if files else ("destinations", "timestamp-mode"):
         if mirror.get(key) is not None:
             message = "the file has one destination for all mirrors"
             suggestion = (
@@ -228,31 +231,26 @@ def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
             source.complain(f"{path}.{key}", f"is only for format: {needed}", "remove it")
 
 
-_OWN_KEYS: Final = {
+_OF_SOURCE: Final = {
     "bootstrap.servers": "write bootstrap-servers below source",
     "metadata.broker.list": "write bootstrap-servers below source",
     "group.id": "write group-id below source",
+}
+_OF_DESTINATION: Final = {
+    "bootstrap.servers": "write bootstrap-servers in the destination",
+    "metadata.broker.list": "write bootstrap-servers in the destination",
 }
 """Properties for which the file has a key."""
 
 
 def _check_properties(source: Source, root: dict[str, Any], judge: PropertyCheck | None) -> None:
-    for path, mirror in _items(root, "mirrors", ""):
-        origin = mirror.get("source")
-        properties = origin.get("properties") if isinstance(origin, dict) else None
-        if not isinstance(properties, SourceMap):
-            continue
-        place = f"{path}.source.properties"
-        for key, suggestion in _OWN_KEYS.items():
-            if key in properties:
-                source.complain(f"{place}.{key}", "the file has a key for this", suggestion)
-        others = {
-            key: text
-            for key, text in properties.texts.items()
-            if key not in _OWN_KEYS and properties[key] is not None
-        }
-        for key, message, suggestion in judge(others) if judge else ():
-            source.complain(f"{place}.{key}", message, suggestion)
+    for path, mirror in values.items(root, "mirrors", ""):
+        origin = values.mapping(mirror, "source")
+        if origin is not None:
+            _check_connection(source, f"{path}.source", origin, judge)
+    for path, part in _mappings(root):
+        if values.text(part, "type") == "kafka":
+            _check_connection(source, path, part, judge)
     spark = root.get("spark")
     properties = spark.get("properties") if isinstance(spark, dict) else None
     for key in properties if isinstance(properties, dict) else ():
@@ -264,24 +262,25 @@ def _check_properties(source: Source, root: dict[str, Any], judge: PropertyCheck
             source.complain(f"spark.properties.{key}", "must begin with spark.")
 
 
-def _partitions(mirror: dict[str, Any]) -> frozenset[int] | None:
-    """The partitions of a mirror, None for all; empty if they are not known."""
-    one, several = mirror.get("partition"), mirror.get("partitions")
-    if type(one) is int:
-        return frozenset([one])
-    try:
-        found = parse_partitions(several)
-    except ValueError:
-        return frozenset()
-    return None if found is None else frozenset(found)
-
-
-def _shared_partition(one: frozenset[int] | None, other: frozenset[int] | None) -> int | None:
-    """Some partition in both, None if there is none; `None` stands for all partitions."""
-    if one is None and other is None:
-        return 0
-    common = (other if one is None else one if other is None else one & other) or frozenset()
-    return min(common, default=None)
+def _check_connection(
+    source: Source, path: str, cluster: dict[str, Any], judge: PropertyCheck | None
+) -> None:
+    """Check the properties of one cluster."""
+    properties = cluster.get("properties")
+    if not isinstance(properties, SourceMap):
+        return
+    own_keys = _OF_SOURCE if path.endswith(".source") else _OF_DESTINATION
+    for key, suggestion in own_keys.items():
+        if key in properties:
+            message = "the file has a key for this"
+            source.complain(f"{path}.properties.{key}", message, suggestion)
+    others = {
+        key: text
+        for key, text in properties.texts.items()
+        if key not in own_keys and properties[key] is not None
+    }
+    for key, message, suggestion in judge(others) if judge else ():
+        source.complain(f"{path}.properties.{key}", message, suggestion)
 
 
 def _check_group(
@@ -294,35 +293,35 @@ def _check_group(
     origin = mirror.get("source")
     if not isinstance(origin, dict):
         return
-    group, servers = _text(origin, "group-id"), _text(origin, "bootstrap-servers")
+    group, servers = values.text(origin, "group-id"), values.text(origin, "bootstrap-servers")
     if group is None or servers is None or source.is_broken(f"{path}.source"):
         return
-    partitions = _partitions(mirror)
+    own = values.partitions(mirror)
     cluster = frozenset(server.strip() for server in servers.split(","))
-    others = groups.setdefault((cluster, group, _text(mirror, "topic")), [])
+    others = groups.setdefault((cluster, group, values.text(mirror, "topic")), [])
     for other_path, other in others:
-        if _shared_partition(partitions, other) is not None:
+        if values.shared_partition(own, other) is not None:
             message = f"{other_path} has this group for the same topic and partition"
             source.complain(f"{path}.source.group-id", message, "remove it or choose another")
             break
-    others.append((path, partitions))
+    others.append((path, own))
 
 
 def _flows(path: str, mirror: dict[str, Any], shared: dict[str, Any] | None) -> Iterator[_Flow]:
     """Every folder that a mirror writes, with links and `..` followed."""
-    name = _text(mirror, "name")
+    name = values.text(mirror, "name")
     if shared is not None:
-        folder = _text(mirror, "destination-name-override") or _text(mirror, "topic")
-        places = [(path, _text(shared, "root"), folder)]
+        folder = values.text(mirror, "destination-name-override") or values.text(mirror, "topic")
+        places = [(path, values.text(shared, "root"), folder)]
     else:
         places = [
-            (item_path, _text(item, "root"), _text(item, "name") or name)
-            for item_path, item in _items(mirror, "destinations", path)
+            (item_path, values.text(item, "root"), values.text(item, "name") or name)
+            for item_path, item in values.items(mirror, "destinations", path)
         ]
     for place, root, folder in places:
         if root is not None and folder is not None and root.isprintable() and folder.isprintable():
             real = os.path.realpath(os.path.join(root, folder))  # noqa: PTH118  # compared as text
-            yield _Flow(place, name or path, real, _partitions(mirror))
+            yield _Flow(place, name or path, real, values.partitions(mirror))
 
 
 def _check_folders(source: Source, flows: list[_Flow]) -> None:
@@ -330,7 +329,7 @@ def _check_folders(source: Source, flows: list[_Flow]) -> None:
     by_folder: dict[str, list[_Flow]] = {}
     for flow in flows:
         for other in by_folder.setdefault(flow.folder, []):
-            partition = _shared_partition(flow.partitions, other.partitions)
+            partition = values.shared_partition(flow.partitions, other.partitions)
             if partition is not None:
                 folder = os.path.join(flow.folder, str(partition))  # noqa: PTH118  # text for a message
                 message = f"mirrors {other.mirror!r} and {flow.mirror!r} both write {folder!r}"

@@ -23,9 +23,11 @@ def json_schema() -> dict[str, Any]:
     schema["title"] = "logmirror configuration"
     mirror = schema["$defs"]["Mirror"]
     mirror["oneOf"] = [{"required": ["partition"]}, {"required": ["partitions"]}]
+    mirror["if"] = {"properties": {"destinations": _SOME_FILES}, "required": ["destinations"]}
+    mirror["then"] = {"required": ["flush"]}
     one_of_all = {"not": {"anyOf": [{"required": [key]} for key in _OF_ONE_DESTINATION]}}
     own = {
-        "required": ["destinations", "flush"],
+        "required": ["destinations"],
         "not": {"required": ["destination-name-override"]},
     }
     schema["if"] = {"required": ["destination"]}
@@ -34,7 +36,15 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-_OF_ONE_DESTINATION: Final = ("destinations", "format", "compression", "encoding", "flush")
+_SOME_FILES: Final = {"contains": {"properties": {"type": {"const": "filesystem"}}}}
+_OF_ONE_DESTINATION: Final = (
+    "destinations",
+    "format",
+    "compression",
+    "encoding",
+    "flush",
+    "timestamp-mode",
+)
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +55,14 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
             tidied[key] = {name.removesuffix("Model"): _tidy(item) for name, item in value.items()}
         elif key in {"items", "additionalProperties"} and isinstance(value, dict):
             tidied[key] = _tidy(value)
-        elif key == "anyOf":
-            tidied[key] = [_tidy(item) for item in value if item != {"type": "null"}]
+        elif key in {"anyOf", "oneOf"}:
+            # Not oneOf: a type that the environment gives fits each of them.
+            tidied["anyOf"] = [_tidy(item) for item in value if item != {"type": "null"}]
         elif key == "description":
             tidied[key] = " ".join(value.split())
         elif key == "$ref":
             tidied[key] = value.removesuffix("Model")
-        elif key != "title" and (key, value) != ("default", None):
+        elif key not in {"title", "discriminator"} and (key, value) != ("default", None):
             tidied[key] = value
     if len(tidied.get("anyOf", ())) == 1:
         tidied = {**tidied.pop("anyOf")[0], **tidied}

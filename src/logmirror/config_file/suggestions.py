@@ -7,12 +7,15 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from logmirror.config_file.model import (
+    DESTINATION_TYPES,
     ConfigModel,
     DailyModel,
     FilesystemModel,
     FlushModel,
+    KafkaModel,
     MirrorModel,
-    SharedDestinationModel,
+    SharedFilesystemModel,
+    SharedKafkaModel,
     SourceModel,
     SparkModel,
 )
@@ -26,15 +29,18 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "": ConfigModel,
     "mirrors": MirrorModel,
     "mirrors.source": SourceModel,
-    "mirrors.destinations": FilesystemModel,
+    "mirrors.destinations.filesystem": FilesystemModel,
+    "mirrors.destinations.kafka": KafkaModel,
     "mirrors.flush": FlushModel,
     "mirrors.flush.daily": DailyModel,
-    "destination": SharedDestinationModel,
-    "destination.flush": FlushModel,
-    "destination.flush.daily": DailyModel,
+    "destination.filesystem": SharedFilesystemModel,
+    "destination.kafka": SharedKafkaModel,
+    "destination.filesystem.flush": FlushModel,
+    "destination.filesystem.flush.daily": DailyModel,
     "spark": SparkModel,
 }
-"""The shape of each mapping of the file, by its path without list indexes."""
+"""The shape of each mapping of the file, by its path without list indexes. What a destination may
+say depends on its type, which pydantic puts into the path."""
 
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES: Final = {
@@ -54,7 +60,16 @@ _TRUTHS: Final = {
     **dict.fromkeys(("yes", "y", "on"), "write true"),
     **dict.fromkeys(("no", "n", "off"), "write false"),
 }
-_NUMBERS: Final = frozenset({"partition", "max-time-ms", "max-bytes", "max-offsets"})
+_NUMBERS: Final = frozenset(
+    {
+        "partition",
+        "max-time-ms",
+        "max-bytes",
+        "max-offsets",
+        "max-batch-bytes",
+        "replication-factor",
+    }
+)
 _TEXTS: Final = frozenset(
     {"name", "topic", "group-id", "root", "destination-name-override", "at-utc"}
 )
@@ -71,7 +86,8 @@ def suggest_key(loc: tuple[str | int, ...]) -> str:
     """The key that was meant by an unknown one, or the place where it belongs.
 
     Args:
-        loc: Keys and list indexes from the top of the file to the unknown key.
+        loc: Keys and list indexes from the top of the file to the unknown key, with the type of a
+            destination after its own key or index, as pydantic gives it.
     """
     key = str(loc[-1])
     place = ".".join(part for part in loc[:-1] if isinstance(part, str))
@@ -79,8 +95,18 @@ def suggest_key(loc: tuple[str | int, ...]) -> str:
         return close
     for other, model in _MODELS.items():
         if key in _keys(model):
-            return f"it belongs below {other}" if other else "it belongs to the top level"
+            place = ".".join(part for part in other.split(".") if part not in DESTINATION_TYPES)
+            return f"it belongs below {place}" if place else "it belongs to the top level"
     return ""
+
+
+def without_type(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """The place in the file: `loc` without the type of a destination that pydantic puts in."""
+    if loc[:1] == ("destination",):
+        return loc[:1] + loc[2:] if loc[1:2] and loc[1] in DESTINATION_TYPES else loc
+    depth = 4  # mirrors, index, destinations, index
+    in_list = loc[:1] == ("mirrors",) and loc[2:3] == ("destinations",) and len(loc) > depth
+    return loc[:depth] + loc[depth + 1 :] if in_list and loc[depth] in DESTINATION_TYPES else loc
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
