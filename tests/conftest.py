@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,10 @@ from kit.security import PASSWORD, USER, Certificates, make_certificates, secure
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and every process that a test starts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 
