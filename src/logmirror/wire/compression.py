@@ -81,7 +81,8 @@ def compress(codec: Codec, data: Bytes) -> Bytes:
     if codec is Codec.SNAPPY:
         return bytes(cramjam.snappy.compress_raw(data))
     if codec is Codec.LZ4:
-        framed: bytes = lz4.frame.compress(data)
+        # Kafka's own reader refuses frames whose blocks build on one another.
+        framed: bytes = lz4.frame.compress(data, block_linked=False)
         return framed
     if codec is Codec.ZSTD:
         return zstandard.ZstdCompressor(level=3).compress(data)

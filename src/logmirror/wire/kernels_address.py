@@ -41,6 +41,8 @@ _SHARED_FILES: Final = (
     "kernels_address.py",
     "kernels_crc32c.py",
     "kernels_columns.py",
+    "kernels_check.py",
+    "kernels_encode.py",
 )
 """Files whose functions are compiled into kernels of other files."""
 

@@ -12,7 +12,7 @@ from logmirror.wire.kernels_address import inlined, kernel, read_varint32, read_
 
 
 @inlined
-def _skip_field(position: int, end: int, least: int) -> int:
+def skip_field(position: int, end: int, least: int) -> int:
     """Where a varint length and its bytes end; 0 if they do not fit, or after such a 0.
 
     `least` is the smallest length allowed: -1, which means null, or 0.
@@ -26,15 +26,15 @@ def _skip_field(position: int, end: int, least: int) -> int:
 
 
 @inlined
-def _skip_headers(position: int, end: int) -> int:
-    """Where the headers of a record end; 0 as in `_skip_field`."""
+def skip_headers(position: int, end: int) -> int:
+    """Where the headers of a record end; 0 as in `skip_field`."""
     if position == 0:
         return 0
     count, position = read_varint32(position, end)
     if position == 0 or count < 0 or count > (end - position) // 2:
         return 0
     for _ in range(count):
-        position = _skip_field(_skip_field(position, end, 0), end, -1)
+        position = skip_field(skip_field(position, end, 0), end, -1)
     return position
 
 
@@ -49,8 +49,8 @@ def _is_sound(position: int, end: int, expected_delta: int) -> bool:
     delta, position = read_varint32(position, end)
     if position == 0 or delta != expected_delta:
         return False
-    position = _skip_field(_skip_field(position, end, -1), end, -1)
-    return _skip_headers(position, end) == end
+    position = skip_field(skip_field(position, end, -1), end, -1)
+    return skip_headers(position, end) == end
 
 
 @kernel("int64(int64,int64,int64)")

@@ -42,12 +42,14 @@ _LENGTH_MAX: Final = 2**31 - 1 - BATCH_HEADER_BYTES
 
 
 @inlined
-def _zigzag(value: int) -> int:
+def zigzag(value: int) -> int:
+    """0, -1, 1, -2 -> 0, 1, 2, 3; the bit pattern, as `put_varint` wants it."""
     return (value << 1) ^ (value >> 63)
 
 
 @inlined
-def _varint_size(pattern: int) -> int:
+def varint_size(pattern: int) -> int:
+    """Bytes that `put_varint` writes for a zigzag pattern."""
     size = 1
     pattern = shift_right(pattern, 7)
     while pattern != 0:
@@ -57,7 +59,8 @@ def _varint_size(pattern: int) -> int:
 
 
 @inlined
-def _put_varint(at: int, pattern: int) -> int:
+def put_varint(at: int, pattern: int) -> int:
+    """Write a zigzag pattern; the address behind it."""
     rest = shift_right(pattern, 7)
     while rest != 0:
         store_8(at, (pattern & 127) | 128)
@@ -79,12 +82,12 @@ def _size_of(offsets: int, valid: int, index: int) -> int:
 @inlined
 def _sized_bytes(size: int) -> int:
     """What a nullable run takes on the wire."""
-    return _varint_size(_zigzag(size)) + max(size, 0)
+    return varint_size(zigzag(size)) + max(size, 0)
 
 
 @inlined
 def _put_sized(at: int, offsets: int, data: int, index: int, size: int) -> int:
-    at = _put_varint(at, _zigzag(size))
+    at = put_varint(at, zigzag(size))
     if size > 0:
         copy(at, data + load_i32(offsets + 4 * index), size)
         at += size
@@ -125,10 +128,10 @@ def _body_size(context: int, row: int, timestamp_delta: int, offset_delta: int) 
     values, value_valid = load_i64(context + c.VALUE_OFFSETS), load_i64(context + c.VALUE_VALID)
     edges = load_i64(context + c.HEADER_OFFSETS)
     first, end = load_i32(edges + 4 * row), load_i32(edges + 4 * row + 4)
-    size = 1 + _varint_size(_zigzag(timestamp_delta)) + _varint_size(_zigzag(offset_delta))
+    size = 1 + varint_size(zigzag(timestamp_delta)) + varint_size(zigzag(offset_delta))
     size += _sized_bytes(_size_of(keys, key_valid, row))
     size += _sized_bytes(_size_of(values, value_valid, row))
-    size += _varint_size(_zigzag(end - first))
+    size += varint_size(zigzag(end - first))
     if end > first:
         size += _headers_size(context, first, end)
     return size
@@ -142,29 +145,35 @@ def _put_record(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain word
     values, value_valid = load_i64(context + c.VALUE_OFFSETS), load_i64(context + c.VALUE_VALID)
     edges = load_i64(context + c.HEADER_OFFSETS)
     first, end = load_i32(edges + 4 * row), load_i32(edges + 4 * row + 4)
-    at = _put_varint(at, _zigzag(body))
+    at = put_varint(at, zigzag(body))
     store_8(at, 0)
-    at = _put_varint(at + 1, _zigzag(timestamp_delta))
-    at = _put_varint(at, _zigzag(offset_delta))
+    at = put_varint(at + 1, zigzag(timestamp_delta))
+    at = put_varint(at, zigzag(offset_delta))
     key_data, value_data = load_i64(context + c.KEY_DATA), load_i64(context + c.VALUE_DATA)
     at = _put_sized(at, keys, key_data, row, _size_of(keys, key_valid, row))
     at = _put_sized(at, values, value_data, row, _size_of(values, value_valid, row))
-    at = _put_varint(at, _zigzag(end - first))
+    at = put_varint(at, zigzag(end - first))
     if end > first:
         at = _put_headers(at, context, first, end)
     return at
 
 
 @inlined
-def _put_batch_header(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
-    batch: int, size: int, offset: int, timestamp: int, max_timestamp: int, kind: int, count: int
+def put_batch_header(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
+    batch: int,
+    size: int,
+    offset: int,
+    timestamp: int,
+    max_timestamp: int,
+    attributes: int,
+    count: int,
 ) -> None:
     """The 61 bytes before the records: no producer, no leader epoch; checksum last."""
     store_be64(batch, offset)
     store_be32(batch + 8, size - 12)
     store_be32(batch + 12, -1)
     store_8(batch + 16, 2)
-    store_be16(batch + 21, kind << 3)
+    store_be16(batch + 21, attributes)
     store_be32(batch + 23, count - 1)
     store_be64(batch + 27, timestamp)
     store_be64(batch + 35, max_timestamp)
@@ -191,7 +200,7 @@ def _put_batch(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
         if own_kind != kind or (kind and own != timestamp):
             break
         body = _body_size(context, row, own - timestamp, row - first)
-        size = at - batch + _varint_size(_zigzag(body)) + body
+        size = at - batch + varint_size(zigzag(body)) + body
         if row > first and size > batch_bytes:
             break
         if size > _LENGTH_MAX:
@@ -202,7 +211,7 @@ def _put_batch(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
         max_timestamp = max(max_timestamp, own)
         row += 1
     offset = load_i64(load_i64(context + c.OFFSETS) + 8 * first)
-    _put_batch_header(batch, at - batch, offset, timestamp, max_timestamp, kind, row - first)
+    put_batch_header(batch, at - batch, offset, timestamp, max_timestamp, kind << 3, row - first)
     return row, at - batch
 
 
