@@ -25,7 +25,7 @@ ID = 4000
 
 
 def _store(state: ProducerState, epoch: int, first: int, count: int, offset: int) -> SequencedBatch:
-    batch = SequencedBatch(first, last_sequence(first, count), offset, offset + count - 1)
+    batch = SequencedBatch(first, last_sequence(first, count), offset, offset + count - 1, 50)
     state.stored(ID, epoch, batch)
     return batch
 
@@ -89,7 +89,7 @@ def test_made_up_producers_push_out_those_that_wrote_longest_ago(monkeypatch):
     monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 3)
     state = ProducerState()
     for producer_id in (1, 2, 3, 1, 4):
-        state.stored(producer_id, 0, SequencedBatch(0, 0, 0, 0))
+        state.stored(producer_id, 0, SequencedBatch(0, 0, 0, 0, 50))
 
     assert len(state) == 3
     assert state.find_duplicate(1, 0, 0, 1) is not None
@@ -116,12 +116,12 @@ def test_a_snapshot_gives_back_the_same_state():
     state = ProducerState()
     for number in range(7):
         _store(state, 2, number, 1, number)
-    state.stored(9, 0, SequencedBatch(5, 5, 7, 7))
+    state.stored(9, 0, SequencedBatch(5, 5, 7, 7, 50))
 
     copy = ProducerState.from_bytes(state.to_bytes(8), 8)
 
     assert copy.to_bytes(8) == state.to_bytes(8)
-    assert copy.find_duplicate(ID, 2, 6, 1) == SequencedBatch(6, 6, 6, 6)
+    assert copy.find_duplicate(ID, 2, 6, 1) == SequencedBatch(6, 6, 6, 6, 50)
 
 
 def test_no_damage_to_a_snapshot_passes():

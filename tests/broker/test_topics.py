@@ -65,14 +65,61 @@ def test_no_producer_id_is_given_out_twice_even_without_a_clean_end(tmp_path):
 def test_a_database_of_another_version_is_refused(tmp_path):
     MetadataStore(tmp_path / "db").close()
     database = sqlite3.connect(tmp_path / "db")
-    database.execute("UPDATE settings SET value = '2' WHERE name = 'schema'")
+    database.execute("UPDATE settings SET value = '3' WHERE name = 'schema'")
     database.commit()
     database.close()
 
     with pytest.raises(UsageError) as raised:
         MetadataStore(tmp_path / "db")
 
-    assert (raised.value.facts["expected"], raised.value.facts["found"]) == ("1", "2")
+    assert (raised.value.facts["expected"], raised.value.facts["found"]) == ("2", "3")
+
+
+def test_a_database_from_before_log_starts_is_taken_over(tmp_path):
+    store = MetadataStore(tmp_path / "db")
+    row = _row("orders")
+    store.create_topic(row)
+    cluster_id = store.cluster_id
+    store.close()
+    database = sqlite3.connect(tmp_path / "db")
+    database.execute("DROP TABLE log_starts")
+    database.execute("UPDATE settings SET value = '1' WHERE name = 'schema'")
+    database.commit()
+    database.close()
+
+    for _ in range(2):
+        again = MetadataStore(tmp_path / "db")
+        assert (again.topics(), again.cluster_id) == ([row], cluster_id)
+        again.close()
+    database = sqlite3.connect(tmp_path / "db")
+    [version] = database.execute("SELECT value FROM settings WHERE name = 'schema'").fetchone()
+    assert version == "2"
+    database.close()
+
+
+def test_what_is_changed_about_a_topic_is_as_it_was_changed(tmp_path):
+    store = MetadataStore(tmp_path / "db")
+    for name in ("orders", "other"):
+        store.create_topic(_row(name, **{"segment.bytes": "9999"}))
+    store.set_partition_count("orders", 7)
+    store.set_configs("orders", {"max.message.bytes": "5"})
+    store.set_log_starts("orders", {0: 10, 2: 2**40})
+    store.set_log_starts("orders", {0: 11})
+    store.close()
+
+    again = MetadataStore(tmp_path / "db")
+
+    orders, other = again.topics()
+    assert (orders.partition_count, other.partition_count) == (7, 3)
+    assert (orders.configs, other.configs) == (
+        {"max.message.bytes": "5"},
+        {"segment.bytes": "9999"},
+    )
+    assert (orders.log_starts, other.log_starts) == ({0: 11, 2: 2**40}, {})
+    again.end_deletion("orders")
+    again.create_topic(_row("orders"))
+    assert again.topics()[0].log_starts == {}
+    again.close()
 
 
 def test_a_damaged_database_is_refused(tmp_path):
@@ -96,7 +143,7 @@ def _with_topics(
                     executor,
                     disk,
                     SegmentCache(disk),
-                    GroupCommit(executor),
+                    GroupCommit(executor, disk),
                 )
                 topics.load()
                 await act(topics, store)
@@ -182,7 +229,7 @@ def test_of_many_who_create_a_topic_at_once_one_does(tmp_path):
         ("retention.bytes", "1"),
         ("cleanup.policy", "compact"),
         ("compression.type", "zstd"),
-        ("message.timestamp.type", "LogAppendTime"),
+        ("message.timestamp.type", "logappendtime"),
         ("min.insync.replicas", "2"),
         ("segment.bytes", "100"),
         ("segment.bytes", "-1"),

@@ -31,6 +31,12 @@ _CONTROL: Final = 32
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """Of one batch, decompressed; a bomb that passes every other limit ends here."""
 
+_MAGIC_AT: Final = 16
+_ATTRIBUTES_AT: Final = 21
+_MAX_TIMESTAMP_AT: Final = 35
+_CRC_AT: Final = 17
+_ATTRIBUTES: Final = Struct(">h")
+_CHECKSUM: Final = Struct(">I")
 _OFFSETS: Final = Struct(">q")
 _EPOCH: Final = Struct(">i")
 
@@ -65,7 +71,9 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
     if size < HEADER_BYTES:
         raise RefusedBatchError(ErrorCode.corrupt_message, "shorter than a batch header")
     header = _BATCH.unpack_from(records, 0)
-    _, length, _, magic, checksum, attributes, last_delta, _, max_timestamp_ms = header[:9]
+    base_offset, length, _, magic, checksum, attributes, last_delta, _, max_timestamp_ms = header[
+        :9
+    ]
     producer_id, producer_epoch, base_sequence, record_count = header[9:]
     if magic != _MAGIC:
         raise RefusedBatchError(ErrorCode.invalid_record, "message format is not v2")
@@ -73,6 +81,8 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
     address = address_of(as_bytes_array(records))
     if crc32c_at(address + _CRC_START, size - _CRC_START) != checksum:
         raise RefusedBatchError(ErrorCode.corrupt_message, "checksum")
+    if base_offset != 0:
+        raise RefusedBatchError(ErrorCode.invalid_record, "base offset is not 0")
     _check_attributes(attributes)
     if producer_id >= 0 and (producer_epoch < 0 or base_sequence < 0):
         raise RefusedBatchError(ErrorCode.invalid_record, "producer id without epoch or sequence")
@@ -114,6 +124,27 @@ def _check_attributes(attributes: int) -> None:
         raise RefusedBatchError(ErrorCode.invalid_timestamp, "log-append time from a client")
     if attributes & _CODEC_BITS > _LAST_CODEC:
         raise RefusedBatchError(ErrorCode.unsupported_compression_type, "unknown codec")
+
+
+def is_transactional(records: memoryview | None) -> bool:
+    """Whether a batch, not checked yet, says that it belongs to a transaction."""
+    if records is None or len(records) < HEADER_BYTES or records[_MAGIC_AT] != _MAGIC:
+        return False
+    return bool(records[_ATTRIBUTES_AT + 1] & _TRANSACTIONAL)
+
+
+def stamp(records: memoryview, facts: BatchFacts, now_ms: int) -> BatchFacts:
+    """Give all records of a checked batch the time of their arrival; their own stays inside it.
+
+    Readers take the batch's largest timestamp for each record then.
+    """
+    (attributes,) = _ATTRIBUTES.unpack_from(records, _ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(records, _ATTRIBUTES_AT, attributes | _LOG_APPEND_TIME)
+    _OFFSETS.pack_into(records, _MAX_TIMESTAMP_AT, now_ms)
+    address = address_of(as_bytes_array(records))
+    checksum = crc32c_at(address + _CRC_START, len(records) - _CRC_START)
+    _CHECKSUM.pack_into(records, _CRC_AT, checksum)
+    return facts._replace(max_timestamp_ms=now_ms)
 
 
 def place(records: memoryview, base_offset: int) -> None:

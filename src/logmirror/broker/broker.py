@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from logmirror.clock import SYSTEM_CLOCK
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from logmirror.broker.options import BrokerOptions
     from logmirror.broker.segment_cache import SegmentCache
     from logmirror.broker.topics import Topics
+    from logmirror.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Broker:
     executor: Executor
     port: int
     """Where it listens, also if the system chose."""
+
+    clock: Clock = SYSTEM_CLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker import handle_admin, handle_configs, handle_fetch, handle_offsets
+from logmirror.broker import (
+    handle_admin,
+    handle_configs,
+    handle_delete_records,
+    handle_fetch,
+    handle_offsets,
+    handle_producers,
+)
 from logmirror.broker.apis import Api, is_answered
 from logmirror.wire.frames import RemoteProtocolError, RequestHeader
 from logmirror.wire.serve_messages import Message, read_request
@@ -28,9 +35,16 @@ _HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller],
     Api.FIND_COORDINATOR: handle_admin.find_coordinator,
     Api.CREATE_TOPICS: handle_admin.create_topics,
     Api.DELETE_TOPICS: handle_admin.delete_topics,
-    Api.INIT_PRODUCER_ID: handle_admin.init_producer_id,
+    Api.DELETE_RECORDS: handle_delete_records.delete_records,
+    Api.INIT_PRODUCER_ID: handle_producers.init_producer_id,
+    Api.OFFSET_FOR_LEADER_EPOCH: handle_offsets.offset_for_leader_epoch,
+    Api.WRITE_TXN_MARKERS: handle_producers.write_txn_markers,
     Api.DESCRIBE_CONFIGS: handle_configs.describe_configs,
+    Api.ALTER_CONFIGS: handle_configs.alter_configs,
+    Api.CREATE_PARTITIONS: handle_admin.create_partitions,
+    Api.INCREMENTAL_ALTER_CONFIGS: handle_configs.incremental_alter_configs,
     Api.DESCRIBE_CLUSTER: handle_admin.describe_cluster,
+    Api.DESCRIBE_PRODUCERS: handle_producers.describe_producers,
 }
 
 

@@ -6,14 +6,12 @@ Metadata           0-12  creates unknown topics if both sides allow it
 FindCoordinator    0-6   there is none (see `apis`)
 CreateTopics       2-7
 DeleteTopics       1-6   by name, or by id (v6)
-InitProducerId     0-5   no transactions: a transactional id is refused
+CreatePartitions   0-3
 DescribeCluster    0-1
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kio.schema.errors import ErrorCode
 
 from logmirror.broker.apis import ADVERTISED_FROM, VERSIONS, Api
-from logmirror.broker.topic_configs import RefusedConfigError
+from logmirror.broker.topic_configs import RefusedConfigError, wanted_configs
 from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
@@ -174,7 +172,7 @@ async def create_topics(
         code, reason, topic = ErrorCode.none, None, None
         try:
             count = _partition_count(wanted, times_named=names[wanted.name])
-            configs = _wanted_configs(wanted)
+            configs = wanted_configs(wanted.configs)
             topic = await broker.topics.create(
                 wanted.name, count, configs, dry_run=request.validate_only
             )
@@ -210,17 +208,6 @@ def _partition_count(wanted: Message, *, times_named: int) -> int:
             ErrorCode.invalid_replica_assignment, "partitions 0 to n - 1, one replica each"
         )
     return len(indexes)
-
-
-def _wanted_configs(wanted: Message) -> dict[str, str]:
-    configs: dict[str, str] = {}
-    for config in wanted.configs:
-        if config.name in configs:
-            raise RefusedConfigError(f"{config.name}: named twice")
-        if config.value is None:
-            raise RefusedConfigError(f"{config.name}: null is no value")
-        configs[config.name] = config.value
-    return configs
 
 
 def _created_entity(
@@ -293,26 +280,50 @@ def _doomed(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
     return list(dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics))
 
 
-async def init_producer_id(
+async def create_partitions(
     broker: Broker,
     header: RequestHeader,
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer InitProducerId: an idempotent producer always gets a new id, as from Kafka."""
-    kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
-    reply = functools.partial(kind.frame, header.correlation_id)
-    if request.transactional_id is not None:
-        code = ErrorCode.invalid_request
-        return reply(error_code=code, producer_id=-1, producer_epoch=-1)
-    loop = asyncio.get_running_loop()
-    try:
-        producer_id = await loop.run_in_executor(broker.executor, broker.store.next_producer_id)
-    except LogmirrorError:
-        _LOG.exception("no producer id could be reserved")
-        code = ErrorCode.coordinator_not_available
-        return reply(error_code=code, producer_id=-1, producer_epoch=-1)
-    return reply(error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)
+    """Answer CreatePartitions."""
+    kind = response_kind(Api.CREATE_PARTITIONS, header.version)
+    names = Counter(wanted.name for wanted in request.topics)
+    results = []
+    for wanted in {wanted.name: wanted for wanted in request.topics}.values():
+        code, reason = ErrorCode.none, None
+        try:
+            topic = _topic_to_grow(broker, wanted, times_named=names[wanted.name])
+            await broker.topics.add_partitions(topic, wanted.count, dry_run=request.validate_only)
+        except RefusedTopicError as refused:
+            code, reason = refused.code, refused.reason
+        except LogmirrorError as error:
+            _LOG.exception("topic %s could not be given partitions", wanted.name)
+            code, reason = ErrorCode.kafka_storage_error, error.message
+        results.append(
+            kind.entity(
+                "CreatePartitionsTopicResult",
+                name=wanted.name,
+                error_code=code,
+                error_message=reason,
+            )
+        )
+    return kind.frame(header.correlation_id, results=tuple(results))
+
+
+def _topic_to_grow(broker: Broker, wanted: Message, *, times_named: int) -> Topic:
+    if times_named > 1:
+        raise RefusedTopicError(ErrorCode.invalid_request, "topic is named twice")
+    topic = broker.topics.by_name.get(wanted.name)
+    if topic is None:
+        raise RefusedTopicError(ErrorCode.unknown_topic_or_partition, "no such topic")
+    if wanted.assignments is not None:
+        one_each = all(len(assignment.broker_ids) == 1 for assignment in wanted.assignments)
+        if not one_each or len(wanted.assignments) != wanted.count - len(topic.logs):
+            raise RefusedTopicError(
+                ErrorCode.invalid_replica_assignment, "one replica for each new partition"
+            )
+    return topic
 
 
 def find_coordinator(

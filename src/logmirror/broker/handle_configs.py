@@ -1,21 +1,51 @@
-"""DescribeConfigs (key 32, versions 1-4): topics and this broker, as `topic_configs` knows them."""
+"""The settings of topics and of this broker, as `topic_configs` knows them: shown and changed.
+
+Request                  versions
+DescribeConfigs          1-4
+AlterConfigs             0-2   what is not named gets its default
+IncrementalAlterConfigs  0-1   set, delete, append, subtract
+
+The broker's own settings come from its start and are refused here.
+"""
 
 from __future__ import annotations
 
+import enum
+import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
 from logmirror.broker.apis import Api
-from logmirror.broker.topic_configs import ConfigEntry, ConfigSource, ConfigType
+from logmirror.broker.topic_configs import (
+    ConfigEntry,
+    ConfigSource,
+    ConfigType,
+    RefusedConfigError,
+    TopicConfigs,
+    wanted_configs,
+)
+from logmirror.broker.topics import RefusedTopicError
+from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from logmirror.broker.broker import Broker, Caller
     from logmirror.wire.frames import RequestHeader
 
+_LOG: Final = logging.getLogger(__name__)
 _TOPIC: Final = 2
 _BROKER: Final = 4
+
+
+class _Operation(enum.IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
 
 
 def describe_configs(
@@ -114,3 +144,112 @@ def _entity(kind: ResponseKind, request: Message, entry: ConfigEntry) -> Message
         config_type=entry.type,
         documentation=entry.documentation if documented else None,
     )
+
+
+async def alter_configs(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer AlterConfigs."""
+
+    def change(resource: Message) -> Callable[[TopicConfigs], Mapping[str, str]]:
+        return lambda _: wanted_configs(resource.configs)
+
+    return await _alter(broker, header, request, change)
+
+
+async def incremental_alter_configs(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer IncrementalAlterConfigs."""
+
+    def change(resource: Message) -> Callable[[TopicConfigs], Mapping[str, str]]:
+        return lambda before: _changed(before, resource.configs)
+
+    return await _alter(broker, header, request, change)
+
+
+def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, str]:
+    """Return the values of a topic after changes of single settings."""
+    values = dict(before.values)
+    named = Counter(change.name for change in changes)
+    for change in changes:
+        name = change.name
+        if named[name] > 1:
+            raise RefusedConfigError(f"{name}: named twice")
+        if change.config_operation == _Operation.DELETE:
+            before.value(name)
+            values.pop(name, None)
+            continue
+        if change.value is None:
+            raise RefusedConfigError(f"{name}: null is no value")
+        if change.config_operation == _Operation.SET:
+            values[name] = change.value
+        elif change.config_operation in (_Operation.APPEND, _Operation.SUBTRACT):
+            items = before.list_value(name)
+            given = change.value.split(",")
+            kept = [item for item in items if item not in given]
+            values[name] = ",".join(
+                [*items, *(item for item in given if item not in items)]
+                if change.config_operation == _Operation.APPEND
+                else kept
+            )
+        else:
+            raise RefusedConfigError(f"{name}: no such operation")
+    return values
+
+
+async def _alter(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    change: Callable[[Message], Callable[[TopicConfigs], Mapping[str, str]]],
+) -> bytes:
+    kind = response_kind(header.api_key, header.version)
+    named = Counter((found.resource_type, found.resource_name) for found in request.resources)
+    responses = []
+    for resource in request.resources:
+        kind_and_name = resource.resource_type, resource.resource_name
+        code, reason = ErrorCode.invalid_request, "named twice"
+        if named[kind_and_name] == 1:
+            dry_run = request.validate_only
+            code, reason = await _alter_one(broker, resource, change(resource), dry_run=dry_run)
+        responses.append(
+            kind.entity(
+                "AlterConfigsResourceResponse",
+                error_code=code,
+                error_message=reason,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    return kind.frame(header.correlation_id, responses=tuple(responses))
+
+
+async def _alter_one(
+    broker: Broker,
+    resource: Message,
+    changed: Callable[[TopicConfigs], Mapping[str, str]],
+    *,
+    dry_run: bool,
+) -> tuple[ErrorCode, str]:
+    if resource.resource_type != _TOPIC:
+        return ErrorCode.invalid_request, "only the settings of topics can be changed"
+    topic = broker.topics.by_name.get(resource.resource_name)
+    if topic is None:
+        return ErrorCode.unknown_topic_or_partition, "no such topic"
+    try:
+        await broker.topics.set_configs(topic, changed, dry_run=dry_run)
+    except RefusedConfigError as refused:
+        return ErrorCode.invalid_config, refused.reason
+    except RefusedTopicError as refused:
+        return refused.code, refused.reason
+    except LogmirrorError as error:
+        _LOG.exception("topic %s could not be configured", topic.name)
+        return ErrorCode.kafka_storage_error, error.message
+    return ErrorCode.none, ""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from logmirror.broker.handle_offsets import epoch_error
 from logmirror.broker.partition_log import ColdSegmentError
 from logmirror.broker.segment import FileRange
 from logmirror.errors import LogmirrorError
@@ -129,6 +130,8 @@ async def _look_after_loading(broker: Broker, request: FetchRequest, version: in
         try:
             await loop.run_in_executor(broker.executor, broker.cache.loaded, segment)
         except (LogmirrorError, OSError):
+            if segment.is_deleted:
+                continue  # its records are out of range now, which the next look says
             _LOG.exception("%s: segment could not be read", segment.path)
             raise
 
@@ -172,8 +175,8 @@ def _read(
         return Fetched(number, code, -1, -1, 0), []
     if not 0 <= number < len(topic.logs):
         return Fetched(number, ErrorCode.unknown_topic_or_partition, -1, -1, 0), []
-    if wanted.leader_epoch > 0:
-        return Fetched(number, ErrorCode.unknown_leader_epoch, -1, -1, 0), []
+    if code := epoch_error(wanted.leader_epoch):
+        return Fetched(number, code, -1, -1, 0), []
     log = topic.logs[number]
     watermark, start = log.high_watermark, log.log_start
     if log.failure is None and not start <= wanted.offset <= watermark:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
-from logmirror.broker.batch_check import RefusedBatchError, check_batch
+from logmirror.broker.batch_check import RefusedBatchError, check_batch, is_transactional, stamp
 from logmirror.broker.partition_log import StorageError
 from logmirror.broker.producer_state import RefusedSequenceError
 from logmirror.broker.topics import TopicDeletedError
@@ -106,27 +106,33 @@ def produce(
         RemoteProtocolError: The frame is not a Produce request.
     """
     request = parse_produce(frame, header.version)
+    refused = _refusal(request)
     answer = ProduceAnswer(header, request.acks, tell)
     for name, partitions in request.topics:
         topic = broker.topics.by_name.get(name)
         answers = answer.add_topic(name)
         for number, records in partitions:
-            refused = _refusal(request, topic, number)
-            if refused is not None or topic is None:
-                answers.append(Produced(number, refused or _STORAGE, -1, -1))
+            if refused is not None:
+                answers.append(Produced(number, refused, -1, -1))
+            elif topic is None or not 0 <= number < len(topic.logs):
+                code = ErrorCode.unknown_topic_or_partition
+                answers.append(Produced(number, code, -1, -1))
             else:
                 _append(broker, topic, number, records, answer, answers)
     answer.release()
     return answer
 
 
-def _refusal(request: ProduceRequest, topic: Topic | None, number: int) -> ErrorCode | None:
+def _refusal(request: ProduceRequest) -> ErrorCode | None:
+    """Return what is wrong with the request as a whole."""
     if request.acks not in _LEGAL_ACKS:
         return ErrorCode.invalid_required_acks
     if request.transactional_id is not None:
         return ErrorCode.invalid_txn_state
-    if topic is None or not 0 <= number < len(topic.logs):
-        return ErrorCode.unknown_topic_or_partition
+    for _, partitions in request.topics:
+        for _, records in partitions:
+            if is_transactional(records):
+                return ErrorCode.transactional_id_authorization_failed
     return None
 
 
@@ -139,6 +145,7 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, wha
     answers: list[Produced],
 ) -> None:
     log = topic.logs[number]
+    append_time_ms = -1
     try:
         log.check_online()
         facts = check_batch(records, max_bytes=topic.configs.max_message_bytes)
@@ -149,11 +156,16 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, wha
                 facts.producer_id, facts.producer_epoch, facts.base_sequence, facts.record_count
             )
         if known is None:
+            if topic.configs.is_log_append_time:
+                append_time_ms = broker.clock.now_ms()
+                facts = stamp(records, facts, append_time_ms)
             base_offset = log.append(records, facts)
             end = log.log_end
         else:
-            # The first sending may still wait for the disk: then so does this one.
+            # The first sending may still wait for the disk: then so does this one. As from Kafka,
+            # it is told from a first one by a time, that of its records.
             base_offset, end = known.base_offset, known.last_offset + 1
+            append_time_ms = known.timestamp_ms
     except (RefusedBatchError, RefusedSequenceError) as refused:
         _LOG.info("%s-%d: refused a batch: %s", topic.name, number, refused)
         answers.append(Produced(number, refused.code, -1, -1))
@@ -162,6 +174,6 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, wha
         _LOG.warning("%s-%d: %s", topic.name, number, error)
         answers.append(Produced(number, _STORAGE, -1, -1))
         return
-    answers.append(Produced(number, 0, base_offset, log.log_start))
+    answers.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
     log.when_durable(end, answer.wait_for(answers))
     broker.commits.schedule(log)

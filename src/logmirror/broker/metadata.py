@@ -1,13 +1,16 @@
 """What the broker knows besides records: its cluster id, its topics, the producer ids it gave out.
 
-SQLite in WAL mode with synchronous=FULL: a change is durable when the call returns. Schema 1:
+SQLite in WAL mode with synchronous=FULL: a change is durable when the call returns. Schema 2:
 
     settings(name, value)                   schema, cluster_id, next_producer_id
     topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
-    topic_configs(topic, name, value)       only what the creator said
+    topic_configs(topic, name, value)       only what somebody said
+    log_starts(topic, partition, start)     only where records were deleted
 
 A topic that is being deleted keeps its row until its files are gone. So a broker that died in
 between goes on deleting at its next start, and a new topic of that name never inherits a record.
+
+Schema 1 had no log starts; a database of it becomes one of schema 2 when it is opened.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sqlite3
 import threading
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from logmirror.clock import new_nonce
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_SCHEMA_VERSION: Final = "1"
+_SCHEMA_VERSION: Final = "2"
+_OLDER_VERSIONS: Final = ("1",)
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topics (
@@ -35,6 +39,10 @@ CREATE TABLE IF NOT EXISTS topics (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topic_configs (
     topic TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (topic, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log_starts (
+    topic TEXT NOT NULL, partition INTEGER NOT NULL, start INTEGER NOT NULL,
+    PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
 """
 PRODUCER_ID_BLOCK: Final = 1000
@@ -50,6 +58,8 @@ class TopicRow:
     topic_id: uuid.UUID
     partition_count: int
     configs: Mapping[str, str]
+    log_starts: Mapping[int, int] = field(default_factory=dict)
+    """By partition; who is not here begins at 0."""
 
 
 def new_uuid() -> uuid.UUID:
@@ -82,9 +92,11 @@ class MetadataStore:
         with self._transaction():
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            self._setting("schema", _SCHEMA_VERSION)
             self.cluster_id = self._setting("cluster_id", short_form(new_uuid()))
             version = self._setting("schema", _SCHEMA_VERSION)
+            if version in _OLDER_VERSIONS:
+                self._update_setting("schema", _SCHEMA_VERSION)
+                version = _SCHEMA_VERSION
         if version != _SCHEMA_VERSION:
             raise UsageError(
                 "the log directory was written by another version",
@@ -115,6 +127,9 @@ class MetadataStore:
         select = "SELECT value FROM settings WHERE name = ?"
         return str(self._database.execute(select, (name,)).fetchone()[0])
 
+    def _update_setting(self, name: str, value: str) -> None:
+        self._database.execute("UPDATE settings SET value = ? WHERE name = ?", (value, name))
+
     def close(self) -> None:
         """Close the database."""
         with self._lock:
@@ -133,6 +148,9 @@ class MetadataStore:
             configs: dict[str, dict[str, str]] = {}
             for topic, name, value in self._database.execute("SELECT * FROM topic_configs"):
                 configs.setdefault(topic, {})[name] = value
+            starts: dict[str, dict[int, int]] = {}
+            for topic, partition, start in self._database.execute("SELECT * FROM log_starts"):
+                starts.setdefault(topic, {})[partition] = start
             select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"
             return [
                 TopicRow(
@@ -140,6 +158,7 @@ class MetadataStore:
                     topic_id=uuid.UUID(bytes=topic_id),
                     partition_count=partition_count,
                     configs=configs.get(name, {}),
+                    log_starts=starts.get(name, {}),
                 )
                 for name, topic_id, partition_count in self._database.execute(select, (state,))
             ]
@@ -149,9 +168,31 @@ class MetadataStore:
         with self._transaction():
             values = (row.name, row.topic_id.bytes, row.partition_count)
             self._database.execute("INSERT INTO topics VALUES (?, ?, ?, 'live')", values)
+            self._insert_configs(row.name, row.configs)
+
+    def _insert_configs(self, topic: str, configs: Mapping[str, str]) -> None:
+        insert = "INSERT INTO topic_configs VALUES (?, ?, ?)"
+        rows = [(topic, name, value) for name, value in configs.items()]
+        self._database.executemany(insert, rows)
+
+    def set_partition_count(self, topic: str, partition_count: int) -> None:
+        """Store that a topic has more partitions."""
+        with self._transaction():
+            update = "UPDATE topics SET partitions = ? WHERE name = ?"
+            self._database.execute(update, (partition_count, topic))
+
+    def set_configs(self, topic: str, configs: Mapping[str, str]) -> None:
+        """Store a topic's settings in place of those it had."""
+        with self._transaction():
+            self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (topic,))
+            self._insert_configs(topic, configs)
+
+    def set_log_starts(self, topic: str, starts: Mapping[int, int]) -> None:
+        """Store where the logs of a topic's partitions begin, for those whose records go."""
+        with self._transaction():
             self._database.executemany(
-                "INSERT INTO topic_configs VALUES (?, ?, ?)",
-                [(row.name, name, value) for name, value in row.configs.items()],
+                "INSERT OR REPLACE INTO log_starts VALUES (?, ?, ?)",
+                [(topic, partition, start) for partition, start in starts.items()],
             )
 
     def begin_deletion(self, name: str) -> None:
@@ -163,6 +204,7 @@ class MetadataStore:
         """Forget a topic whose files are gone."""
         with self._transaction():
             self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
+            self._database.execute("DELETE FROM log_starts WHERE topic = ?", (name,))
             self._database.execute("DELETE FROM topics WHERE name = ?", (name,))
 
     def next_producer_id(self) -> int:
@@ -173,8 +215,7 @@ class MetadataStore:
                 return self._next_producer_id - 1
         with self._transaction():
             start = int(self._setting("next_producer_id", "1"))
-            update = "UPDATE settings SET value = ? WHERE name = 'next_producer_id'"
-            self._database.execute(update, (str(start + PRODUCER_ID_BLOCK),))
+            self._update_setting("next_producer_id", str(start + PRODUCER_ID_BLOCK))
         with self._lock:
             self._next_producer_id, self._producer_ids_end = start + 1, start + PRODUCER_ID_BLOCK
         return start

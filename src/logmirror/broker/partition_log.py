@@ -10,6 +10,9 @@
 - L3 A failed flush fails exactly those who wait, and the partition is offline until the next start:
   after such a failure nobody knows what the kernel still holds, so nothing is built on it.
 - L4 A failed write changes nothing: the part of it that reached the file is cut off again.
+- L5 The log start never steps back, not by a crash either: it is durable before anybody sees it,
+  and files go after that, oldest first. The last segment stays.
+- L6 Whoever asks where the next batch goes is told `log_end`, durable or not.
 
 One thread calls the methods here. Only `SyncJob.run` runs elsewhere; it touches nothing but what it
 was given.
@@ -28,6 +31,7 @@ from logmirror.broker.producer_state import ProducerState, SequencedBatch, last_
 from logmirror.broker.segment import FileRange, Segment, SparseIndex, find_batch, whole_batches
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.model import OffsetRange
+from logmirror.wire.serve_markers import pack_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +52,15 @@ class ColdSegmentError(Exception):
     def __init__(self, segment: Segment) -> None:
         super().__init__(str(segment.path))
         self.segment = segment
+
+
+class Marker(NamedTuple):
+    """How a transaction of a producer ends, as its coordinator says."""
+
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+    coordinator_epoch: int
 
 
 class _Seal(NamedTuple):
@@ -156,7 +169,7 @@ class PartitionLog:
         self.producers = producers or ProducerState()
         self._disk = disk
         self._cache = cache
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._segments = segments or []
         self._firsts = [segment.first for segment in self._segments]
         self._tail = tail
@@ -182,25 +195,51 @@ class PartitionLog:
         Raises:
             StorageError: The partition is offline, or the disk refused; nothing was appended.
         """
+        base_offset = self._write(records, facts.record_count, facts.max_timestamp_ms)
+        if facts.producer_id >= 0:
+            first, timestamp_ms = facts.base_sequence, facts.max_timestamp_ms
+            last = last_sequence(first, facts.record_count)
+            stored = SequencedBatch(first, last, base_offset, self.log_end - 1, timestamp_ms)
+            self.producers.stored(facts.producer_id, facts.producer_epoch, stored)
+        return base_offset
+
+    def append_marker(self, marker: Marker, timestamp_ms: int) -> int:
+        """Write a transaction marker behind the last batch; returns its offset, as `append` does.
+
+        Raises:
+            RefusedSequenceError: The producer or its coordinator has a higher epoch.
+            StorageError: As in `append`.
+        """
+        producer_id, epoch, is_commit, coordinator_epoch = marker
+        self.producers.check_marker(producer_id, epoch, coordinator_epoch)
+        batch = pack_marker(
+            producer_id,
+            epoch,
+            commit=is_commit,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=timestamp_ms,
+        )
+        offset = self._write(memoryview(batch), 1, timestamp_ms)
+        if producer_id >= 0:
+            self.producers.marked(producer_id, epoch, coordinator_epoch, timestamp_ms)
+        return offset
+
+    def _write(self, batch: memoryview, offset_count: int, max_timestamp_ms: int) -> int:
         self.check_online()
         base_offset = self.log_end
         try:
-            tail, file, index = self._tail_with_room(len(records))
+            tail, file, index = self._tail_with_room(len(batch))
         except OSError as error:
             raise self._refused(error) from error
-        place(records, base_offset)
+        place(batch, base_offset)
         try:
-            self._disk.append(file, records)
+            self._disk.append(file, batch)
         except OSError as error:
             self._cut_back(file, tail.size_bytes)
             raise self._refused(error) from error
-        index.add(base_offset, tail.size_bytes, facts.max_timestamp_ms)
-        tail.size_bytes += len(records)
-        self.log_end = tail.next_offset = base_offset + facts.record_count
-        if facts.producer_id >= 0:
-            last = last_sequence(facts.base_sequence, facts.record_count)
-            stored = SequencedBatch(facts.base_sequence, last, base_offset, self.log_end - 1)
-            self.producers.stored(facts.producer_id, facts.producer_epoch, stored)
+        index.add(base_offset, tail.size_bytes, max_timestamp_ms)
+        tail.size_bytes += len(batch)
+        self.log_end = tail.next_offset = base_offset + offset_count
         return base_offset
 
     def check_online(self) -> None:
@@ -229,7 +268,7 @@ class PartitionLog:
 
     def _tail_with_room(self, size_bytes: int) -> tuple[Segment, OpenFile, SparseIndex]:
         tail = self._tail
-        if tail is not None and tail.size_bytes + size_bytes > self._segment_bytes:
+        if tail is not None and tail.size_bytes + size_bytes > self.segment_bytes:
             if tail.size_bytes == 0:
                 return _opened(tail)
             tail = None
@@ -320,6 +359,30 @@ class PartitionLog:
     def is_syncing(self) -> bool:
         """Whether a job is running."""
         return self._syncing
+
+    # Deleting
+
+    def advance_start(self, offset: int) -> None:
+        """Show nothing before `offset` any more; that this is so must be durable already (L5)."""
+        self.log_start = max(self.log_start, offset)
+        self._wake_watchers()
+
+    def take_deleted(self) -> list[Segment]:
+        """Take sealed segments that lie wholly before the log start out of the log, oldest first.
+
+        Their files are the caller's to remove.
+        """
+        count = 0
+        for segment in self._segments[:-1]:
+            if not segment.is_sealed or segment.next_offset > self.log_start:
+                break
+            count += 1
+        taken, self._segments = self._segments[:count], self._segments[count:]
+        del self._firsts[:count]
+        for segment in taken:
+            segment.is_deleted = True
+            self._cache.forget(segment)
+        return taken
 
     def take_offline(self, failure: LogmirrorError) -> None:
         """Refuse everything from now on, and fail all who wait (L3)."""

@@ -4,16 +4,26 @@ The rules are Kafka's:
 
 - P1 The five batches a producer wrote last are remembered; one of them sent again is answered with
   its first offset and not stored.
-- P2 Any other batch must begin with the sequence after the last one; sequences wrap at 2^31.
+- P2 Any other batch must begin with the sequence after the last one; sequences wrap at 2^31. A
+  producer of which only a marker is known must begin at 0.
 - P3 A lower epoch is refused; a higher one begins again at sequence 0.
 - P4 A producer that is not known may begin with any sequence: what was forgotten must not stop it.
+- P5 A transaction marker counts like a batch for the epoch, and leaves the sequences of its own
+  epoch alone. A marker from a coordinator that was replaced is refused.
+
+What differs: Kafka forgets a producer once the timestamps of its *records* are older than
+`producer.id.expiration.ms` (a day), at the next sweep, so a copy of old records loses its guard
+there. Here nothing ages: a producer is forgotten only when `MAX_PRODUCERS` others of its partition
+wrote after it.
 
 The state is a function of the log. A snapshot stands beside the sealed segments so that recovery
-reads only what follows them:
+reads only what follows them, and goes on knowing producers whose records were deleted:
 
-    magic "LMPS" | uint32 CRC-32 of what follows | int64 next offset | int32 producers
-    producer: int64 id | int16 epoch | int8 batches | batches, oldest first
+    magic "LMP2" | uint32 CRC-32 of what follows | int64 next offset | int32 producers
+    producer: int64 id | int16 epoch | int32 coordinator epoch | int64 last timestamp ms
+              | int8 batches | batches, oldest first
     batch: int32 first sequence | int32 last sequence | int64 base offset | int64 last offset
+           | int64 timestamp ms
 """
 
 from __future__ import annotations
@@ -21,11 +31,14 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from logmirror.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REMEMBERED_BATCHES: Final = 5
 """As Kafka, whose clients keep at most five requests in flight for that reason."""
@@ -34,11 +47,13 @@ MAX_PRODUCERS: Final = 10_000
 """Per partition, the ones that wrote last. A stranger can make up ids; he cannot make us grow."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
-_MAGIC: Final = b"LMPS"
+NO_SEQUENCE: Final = -1
+NO_COORDINATOR: Final = -1
+_MAGIC: Final = b"LMP2"
 _HEAD: Final = Struct(">4sI")
 _COUNTS: Final = Struct(">qi")
-_PRODUCER: Final = Struct(">qhb")
-_BATCH: Final = Struct(">iiqq")
+_PRODUCER: Final = Struct(">qhiqb")
+_BATCH: Final = Struct(">iiqqq")
 
 
 class SequencedBatch(NamedTuple):
@@ -48,10 +63,33 @@ class SequencedBatch(NamedTuple):
     last_sequence: int
     base_offset: int
     last_offset: int
+    timestamp_ms: int
+    """The largest of its records."""
+
+
+class Producer(NamedTuple):
+    """What is known of one producer.
+
+    Attributes:
+        epoch: Its last one.
+        coordinator_epoch: Of the last marker written in its name; -1: there was none.
+        last_timestamp_ms: Of its last batch or marker.
+        batches: The last ones of this epoch, oldest first.
+    """
+
+    epoch: int
+    coordinator_epoch: int
+    last_timestamp_ms: int
+    batches: tuple[SequencedBatch, ...]
+
+    @property
+    def last_sequence(self) -> int:
+        """The last one that it wrote in its epoch; -1: none."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
 
 class RefusedSequenceError(Exception):
-    """A batch that must not be stored; `code` is what Kafka answers."""
+    """A batch or marker that must not be stored; `code` is what Kafka answers."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -69,10 +107,14 @@ class ProducerState:
     __slots__ = ("_producers",)
 
     def __init__(self) -> None:
-        self._producers: OrderedDict[int, tuple[int, tuple[SequencedBatch, ...]]] = OrderedDict()
+        self._producers: OrderedDict[int, Producer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def items(self) -> Iterator[tuple[int, Producer]]:
+        """Yield id and state of each producer, the one that wrote longest ago first."""
+        yield from self._producers.items()
 
     def find_duplicate(
         self, producer_id: int, epoch: int, first_sequence: int, record_count: int
@@ -88,34 +130,61 @@ class ProducerState:
         known = self._producers.get(producer_id)
         if known is None:
             return None
-        known_epoch, batches = known
-        if epoch < known_epoch:
+        if epoch < known.epoch:
             raise RefusedSequenceError(ErrorCode.invalid_producer_epoch)
-        if epoch > known_epoch:
+        if epoch > known.epoch:
             if first_sequence != 0:
                 raise RefusedSequenceError(ErrorCode.out_of_order_sequence_number)
             return None
         last = last_sequence(first_sequence, record_count)
-        for batch in batches:
+        for batch in known.batches:
             if batch.first_sequence == first_sequence and batch.last_sequence == last:
                 return batch
-        if first_sequence != (batches[-1].last_sequence + 1) & SEQUENCE_MASK:
+        if first_sequence != (known.last_sequence + 1) & SEQUENCE_MASK:
             raise RefusedSequenceError(ErrorCode.out_of_order_sequence_number)
         return None
 
     def stored(self, producer_id: int, epoch: int, batch: SequencedBatch) -> None:
         """Remember a batch that is in the log now."""
-        known = self._producers.pop(producer_id, None)
-        before = known[1] if known is not None and known[0] == epoch else ()
-        self._producers[producer_id] = epoch, (*before[1 - REMEMBERED_BATCHES :], batch)
+        known = self._producers.get(producer_id)
+        before = known.batches if known is not None and known.epoch == epoch else ()
+        batches = (*before[1 - REMEMBERED_BATCHES :], batch)
+        coordinator_epoch = NO_COORDINATOR if known is None else known.coordinator_epoch
+        self._remember(producer_id, Producer(epoch, coordinator_epoch, batch.timestamp_ms, batches))
+
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
+        """Check a transaction marker that is about to be stored.
+
+        Raises:
+            RefusedSequenceError: From an epoch of the producer, or of its coordinator, that ended.
+        """
+        known = self._producers.get(producer_id)
+        if known is None:
+            return
+        if epoch < known.epoch:
+            raise RefusedSequenceError(ErrorCode.invalid_producer_epoch)
+        if coordinator_epoch < known.coordinator_epoch:
+            raise RefusedSequenceError(ErrorCode.transaction_coordinator_fenced)
+
+    def marked(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
+    ) -> None:
+        """Remember a transaction marker that is in the log now."""
+        known = self._producers.get(producer_id)
+        batches = known.batches if known is not None and known.epoch == epoch else ()
+        self._remember(producer_id, Producer(epoch, coordinator_epoch, timestamp_ms, batches))
+
+    def _remember(self, producer_id: int, producer: Producer) -> None:
+        self._producers[producer_id] = producer
+        self._producers.move_to_end(producer_id)
         if len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
 
     def to_bytes(self, next_offset: int) -> bytes:
         """Return the snapshot of the state at `next_offset`."""
         out = bytearray(_COUNTS.pack(next_offset, len(self._producers)))
-        for producer_id, (epoch, batches) in self._producers.items():
-            out += _PRODUCER.pack(producer_id, epoch, len(batches))
+        for producer_id, (epoch, coordinator_epoch, last_ms, batches) in self._producers.items():
+            out += _PRODUCER.pack(producer_id, epoch, coordinator_epoch, last_ms, len(batches))
             for batch in batches:
                 out += _BATCH.pack(*batch)
         return _HEAD.pack(_MAGIC, zlib.crc32(out)) + out
@@ -140,11 +209,14 @@ class ProducerState:
         state = cls()
         position = _HEAD.size + _COUNTS.size
         for _ in range(count):
-            producer_id, epoch, batch_count = _PRODUCER.unpack_from(data, position)
+            producer_id, epoch, coordinator_epoch, last_ms, batch_count = _PRODUCER.unpack_from(
+                data, position
+            )
             position += _PRODUCER.size
-            for _ in range(batch_count):
-                state.stored(
-                    producer_id, epoch, SequencedBatch(*_BATCH.unpack_from(data, position))
-                )
-                position += _BATCH.size
+            batches = tuple(
+                SequencedBatch(*_BATCH.unpack_from(data, position + number * _BATCH.size))
+                for number in range(batch_count)
+            )
+            position += batch_count * _BATCH.size
+            state._remember(producer_id, Producer(epoch, coordinator_epoch, last_ms, batches))
         return state

@@ -129,10 +129,11 @@ class Segment:
         next_offset: The first offset that belongs to the segment after it.
         size_bytes: How long it is, counting only whole batches.
         path: Where it is; changes once, when the segment is sealed.
+        is_deleted: Whether its file is gone, since all its records were deleted.
         index: None while it is not in memory, which only happens to sealed segments.
     """
 
-    __slots__ = ("file", "first", "index", "next_offset", "path", "size_bytes")
+    __slots__ = ("file", "first", "index", "is_deleted", "next_offset", "path", "size_bytes")
 
     def __init__(  # noqa: PLR0913  # a value with six parts
         self,
@@ -150,6 +151,12 @@ class Segment:
         self.size_bytes = size_bytes
         self.file = file
         self.index = index
+        self.is_deleted = False
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it has its final name; what has not is hidden."""
+        return not self.path.name.startswith(".")
 
     def load(self, file: OpenFile) -> tuple[OpenFile, SparseIndex]:
         """Take an open file and build the index from its headers."""

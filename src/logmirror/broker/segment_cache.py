@@ -57,6 +57,12 @@ class SegmentCache:
         """Take over a segment that was open until now."""
         self._keep(segment)
 
+    def forget(self, segment: Segment) -> None:
+        """Let go of a segment that is deleted; who reads from its file goes on."""
+        with self._lock:
+            self._loaded.pop(segment, None)
+            segment.file = segment.index = None
+
     def _keep(self, segment: Segment) -> None:
         with self._lock:
             self._loaded[segment] = None

@@ -129,7 +129,7 @@ async def _serve(
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
     ):
-        commits = GroupCommit(flushers)
+        commits = GroupCommit(flushers, disk)
         topics = Topics(options, store, others, disk, cache, commits)
         topics.load()
         host, port = listener.getsockname()[:2]

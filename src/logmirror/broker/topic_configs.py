@@ -7,10 +7,10 @@ retention time, is refused with the reason: who sets it relies on it.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from logmirror.broker.options import BrokerOptions
 
@@ -75,7 +75,13 @@ _SETTINGS: Final[Mapping[str, _Setting]] = {
         0,
         "The largest batch that is accepted, in bytes.",
     ),
-    "message.timestamp.type": _fixed(ConfigType.STRING, "CreateTime", "As the producer says."),
+    "message.timestamp.type": _Setting(
+        ConfigType.STRING,
+        lambda _: "CreateTime",
+        ("CreateTime", "LogAppendTime"),
+        0,
+        "Whether a record keeps its producer's time or gets that of its arrival.",
+    ),
     "min.insync.replicas": _fixed(ConfigType.INT, "1", "There is one replica."),
     "retention.bytes": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of size."),
     "retention.ms": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of age."),
@@ -95,7 +101,7 @@ class TopicConfigs:
     """The settings of one topic.
 
     Args:
-        values: What the topic's creator said.
+        values: What somebody said; everything else has its default.
         options: Where the defaults come from.
 
     Raises:
@@ -105,35 +111,73 @@ class TopicConfigs:
     def __init__(self, values: Mapping[str, str], options: BrokerOptions) -> None:
         for name, value in values.items():
             _check(name, value)
-        self._values = dict(values)
+        self.values: Mapping[str, str] = dict(values)
         self._options = options
-        self.segment_bytes = int(self._value("segment.bytes"))
-        self.max_message_bytes = int(self._value("max.message.bytes"))
+        self.segment_bytes = int(self.value("segment.bytes"))
+        self.max_message_bytes = int(self.value("max.message.bytes"))
+        self.is_log_append_time = self.value("message.timestamp.type") == "LogAppendTime"
 
-    def _value(self, name: str) -> str:
-        return self._values.get(name) or _SETTINGS[name].default(self._options)
+    def value(self, name: str) -> str:
+        """Return what holds for a setting.
+
+        Raises:
+            RefusedConfigError: There is no such setting.
+        """
+        return self.values.get(name) or _setting(name).default(self._options)
+
+    def list_value(self, name: str) -> list[str]:
+        """Return the items of a setting that is a list.
+
+        Raises:
+            RefusedConfigError: There is no such setting, or it is no list.
+        """
+        if _setting(name).type != ConfigType.LIST:
+            raise RefusedConfigError(f"{name}: not a list")
+        return self.value(name).split(",")
 
     def entries(self) -> list[ConfigEntry]:
         """Return all settings, by name."""
         return [
             ConfigEntry(
                 name,
-                self._value(name),
+                self.value(name),
                 setting.type,
-                ConfigSource.TOPIC if name in self._values else ConfigSource.DEFAULT,
+                ConfigSource.TOPIC if name in self.values else ConfigSource.DEFAULT,
                 setting.documentation,
             )
             for name, setting in _SETTINGS.items()
         ]
 
 
-def _check(name: str, value: str) -> None:
+def wanted_configs(entries: Iterable[Any]) -> dict[str, str]:
+    """Return what a request that names settings and their values wants.
+
+    Raises:
+        RefusedConfigError: A setting is named twice or has no value.
+    """
+    configs: dict[str, str] = {}
+    for entry in entries:
+        if entry.name in configs:
+            raise RefusedConfigError(f"{entry.name}: named twice")
+        if entry.value is None:
+            raise RefusedConfigError(f"{entry.name}: null is no value")
+        configs[entry.name] = entry.value
+    return configs
+
+
+def _setting(name: str) -> _Setting:
     setting = _SETTINGS.get(name)
     if setting is None:
         raise RefusedConfigError(f"{name}: not offered by this broker")
+    return setting
+
+
+def _check(name: str, value: str) -> None:
+    setting = _setting(name)
     if setting.allowed:
         if value not in setting.allowed:
-            raise RefusedConfigError(f"{name}: this broker offers only {setting.allowed[0]}")
+            offered = " and ".join(setting.allowed)
+            raise RefusedConfigError(f"{name}: this broker offers only {offered}")
         return
     digits = value if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else "-1"
     if not setting.least <= int(digits) <= _MAX_INT:

@@ -1,7 +1,7 @@
 """The topics of a running broker: which there are, under which names and ids, with which logs.
 
-Topics are created and deleted one at a time. A creation is durable before anybody is told; a
-deletion is durable first, then the files go, then the name is free again (see `metadata`).
+Topics are changed one at a time. A change is durable before anybody is told; a deletion, of a topic
+or of records, is durable first, and then the files go (see `metadata`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from logmirror.errors import LogmirrorError, PositionError, UnavailableError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -39,7 +39,7 @@ MAX_TOPIC_PARTITIONS: Final = 10_000
 
 
 class RefusedTopicError(Exception):
-    """A topic that cannot be created or deleted; `code` is what Kafka answers."""
+    """A topic that cannot be created, changed or deleted; `code` is what Kafka answers."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -51,9 +51,9 @@ class TopicDeletedError(PositionError):
     """The topic was deleted while somebody waited for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Topic:
-    """A topic and the logs of its partitions, by number."""
+    """A topic and the logs of its partitions, by number; `Topics` alone changes it."""
 
     name: str
     topic_id: uuid.UUID
@@ -117,7 +117,11 @@ class Topics:
         configs = TopicConfigs(row.configs, self._options)
         try:
             return recover(
-                folder, disk=self._disk, cache=self._cache, segment_bytes=configs.segment_bytes
+                folder,
+                disk=self._disk,
+                cache=self._cache,
+                segment_bytes=configs.segment_bytes,
+                log_start=row.log_starts.get(partition, 0),
             )
         except (LogmirrorError, OSError) as error:
             _LOG.exception("%s-%d: offline, its log could not be opened", row.name, partition)
@@ -196,13 +200,122 @@ class Topics:
             raise RefusedTopicError(
                 ErrorCode.invalid_partitions, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
             )
-        if self.partition_count + partition_count > self._options.max_partitions:
-            reason = f"this broker has at most {self._options.max_partitions} partitions"
-            raise RefusedTopicError(ErrorCode.policy_violation, reason)
+        self._check_room(partition_count)
         if self._folder(name).exists():
             reason = "the log directory has a folder of that name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.invalid_topic_exception, reason)
         return TopicConfigs(configs, self._options)
+
+    def _check_room(self, more: int) -> None:
+        if self.partition_count + more > self._options.max_partitions:
+            reason = f"this broker has at most {self._options.max_partitions} partitions"
+            raise RefusedTopicError(ErrorCode.policy_violation, reason)
+
+    def _check_there(self, topic: Topic) -> None:
+        """Refuse a topic that somebody deleted while the change waited for its turn."""
+        if self.by_id.get(topic.topic_id.bytes) is not topic:
+            raise RefusedTopicError(ErrorCode.unknown_topic_or_partition, "no such topic")
+
+    async def add_partitions(self, topic: Topic, count: int, *, dry_run: bool) -> None:
+        """Give a topic more partitions, `count` in the end.
+
+        Raises:
+            RefusedTopicError: The number is not allowed.
+            UnavailableError: The database could not be written.
+        """
+        await self._to_the_end(self._add_partitions(topic, count, dry_run))
+
+    async def _add_partitions(self, topic: Topic, count: int, dry_run: bool) -> None:
+        async with self._changing:
+            self._check_there(topic)
+            before = len(topic.logs)
+            if not before < count <= MAX_TOPIC_PARTITIONS:
+                reason = f"topic has {before} partitions; more, and at most {MAX_TOPIC_PARTITIONS}"
+                raise RefusedTopicError(ErrorCode.invalid_partitions, reason)
+            self._check_room(count - before)
+            if dry_run:
+                return
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(
+                self._executor, self._store.set_partition_count, topic.name, count
+            )
+            folder = self._folder(topic.name)
+            topic.logs += tuple(
+                self._empty_log(folder / str(number), topic.configs)
+                for number in range(before, count)
+            )
+            _LOG.info("topic %s has %d partitions", topic.name, count)
+
+    async def set_configs(
+        self,
+        topic: Topic,
+        changed: Callable[[TopicConfigs], Mapping[str, str]],
+        *,
+        dry_run: bool,
+    ) -> None:
+        """Change a topic's settings; what is appended from then on follows them.
+
+        Args:
+            topic: Whose.
+            changed: Makes the new settings of those there are, which may be others than a moment
+                ago. It may raise what `TopicConfigs` does.
+            dry_run: Only look whether it would work.
+
+        Raises:
+            RefusedConfigError: A setting or its value is not offered.
+            RefusedTopicError: Somebody deleted the topic meanwhile.
+            UnavailableError: The database could not be written.
+        """
+        await self._to_the_end(self._set_configs(topic, changed, dry_run))
+
+    async def _set_configs(
+        self,
+        topic: Topic,
+        changed: Callable[[TopicConfigs], Mapping[str, str]],
+        dry_run: bool,
+    ) -> None:
+        async with self._changing:
+            self._check_there(topic)
+            configs = TopicConfigs(changed(topic.configs), self._options)
+            if dry_run:
+                return
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(
+                self._executor, self._store.set_configs, topic.name, configs.values
+            )
+            topic.configs = configs
+            for log in topic.logs:
+                log.segment_bytes = configs.segment_bytes
+            _LOG.info("topic %s has settings %s", topic.name, dict(configs.values))
+
+    async def delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
+        """Let partitions begin later, for good; when this returns, the files below are gone, too.
+
+        Args:
+            topic: Whose.
+            starts: By partition, the first offset that stays; not beyond its watermark. Where the
+                log begins later already, nothing happens.
+
+        Raises:
+            RefusedTopicError: Somebody deleted the topic meanwhile.
+            UnavailableError: The database could not be written.
+        """
+        await self._to_the_end(self._delete_records(topic, starts))
+
+    async def _delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
+        async with self._changing:
+            self._check_there(topic)
+            later = {n: start for n, start in starts.items() if start > topic.logs[n].log_start}
+            if later:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(
+                    self._executor, self._store.set_log_starts, topic.name, later
+                )
+            for number, start in later.items():
+                topic.logs[number].advance_start(start)
+                self._commits.remove_deleted(topic.logs[number])
+        for number in later:
+            await self._commits.wait_removed(topic.logs[number])
 
     async def delete(self, topic: Topic) -> None:
         """Delete a topic and its records; when this returns, both are gone for good.
@@ -215,8 +328,7 @@ class Topics:
 
     async def _delete(self, topic: Topic) -> None:
         async with self._changing:
-            if self.by_id.get(topic.topic_id.bytes) is not topic:
-                raise RefusedTopicError(ErrorCode.unknown_topic_or_partition, "no such topic")
+            self._check_there(topic)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._store.begin_deletion, topic.name)
             del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]

@@ -64,6 +64,8 @@ class Produced(NamedTuple):
     error: int
     base_offset: int
     log_start: int
+    append_time_ms: int = -1
+    """Of its records, where the broker and not the producer says it."""
 
 
 def parse_produce(frame: memoryview, version: int) -> ProduceRequest:
@@ -109,11 +111,11 @@ def pack_produce_response(
             out += pack_uvarint(len(encoded) + 1) + encoded + pack_uvarint(len(partitions) + 1)
         else:
             out += len(encoded).to_bytes(2) + encoded + _COUNT.pack(len(partitions))
-        for index, error, base_offset, log_start in partitions:
+        for index, error, base_offset, log_start, append_time_ms in partitions:
             if version < 5:  # noqa: PLR2004  # log start came with v5
-                out += _PARTITION_V3.pack(index, error, base_offset, -1)
+                out += _PARTITION_V3.pack(index, error, base_offset, append_time_ms)
                 continue
-            out += _PARTITION.pack(index, error, base_offset, -1, log_start)
+            out += _PARTITION.pack(index, error, base_offset, append_time_ms, log_start)
             if version >= 8:  # noqa: PLR2004  # record errors came with v8
                 out += _NO_ERRORS_COMPACT if compact else _NO_ERRORS
         if compact:

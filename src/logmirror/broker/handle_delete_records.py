@@ -1,0 +1,94 @@
+"""DeleteRecords (key 21, versions 0-2): a partition's log begins later from now on.
+
+The new start is durable before the answer is sent, so that no crash brings a record back (Apache
+Kafka writes it down once a minute). Sealed segments that lie wholly before it are removed; a
+segment that reaches over it, and the open one, stay, and nothing before it is served from them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from logmirror.broker.apis import Api
+from logmirror.broker.topics import RefusedTopicError
+from logmirror.errors import LogmirrorError
+from logmirror.wire.serve_messages import Message, response_kind
+
+if TYPE_CHECKING:
+    from logmirror.broker.broker import Broker, Caller
+    from logmirror.broker.topics import Topic
+    from logmirror.wire.frames import RequestHeader
+
+_LOG: Final = logging.getLogger(__name__)
+_ALL: Final = -1
+_NOT_KNOWN: Final = -1
+
+
+async def delete_records(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer a DeleteRecords request."""
+    kind = response_kind(Api.DELETE_RECORDS, header.version)
+    topics = []
+    for asked in request.topics:
+        topic = broker.topics.by_name.get(asked.name)
+        wanted = [(partition.partition_index, partition.offset) for partition in asked.partitions]
+        codes, starts = _check(topic, wanted)
+        failure = await _move(broker, topic, starts)
+        partitions = []
+        for (number, _), code in zip(wanted, codes, strict=True):
+            final = code or failure
+            reached = topic is not None and final == ErrorCode.none
+            partitions.append(
+                kind.entity(
+                    "DeleteRecordsPartitionResult",
+                    partition_index=number,
+                    low_watermark=topic.logs[number].log_start if topic and reached else _NOT_KNOWN,
+                    error_code=final,
+                )
+            )
+        topics.append(
+            kind.entity("DeleteRecordsTopicResult", name=asked.name, partitions=tuple(partitions))
+        )
+    return kind.frame(header.correlation_id, topics=tuple(topics))
+
+
+def _check(
+    topic: Topic | None, wanted: list[tuple[int, int]]
+) -> tuple[list[ErrorCode], dict[int, int]]:
+    """Return the error of each partition, and the new starts of those that have none."""
+    codes: list[ErrorCode] = []
+    starts: dict[int, int] = {}
+    for number, offset in wanted:
+        if topic is None or not 0 <= number < len(topic.logs):
+            codes.append(ErrorCode.unknown_topic_or_partition)
+            continue
+        log = topic.logs[number]
+        start = log.high_watermark if offset == _ALL else offset
+        if log.failure is not None:
+            codes.append(ErrorCode.kafka_storage_error)
+        elif not 0 <= start <= log.high_watermark:
+            codes.append(ErrorCode.offset_out_of_range)
+        else:
+            codes.append(ErrorCode.none)
+            starts[number] = max(start, starts.get(number, 0))
+    return codes, starts
+
+
+async def _move(broker: Broker, topic: Topic | None, starts: dict[int, int]) -> ErrorCode:
+    if topic is None or not starts:
+        return ErrorCode.none
+    try:
+        await broker.topics.delete_records(topic, starts)
+    except RefusedTopicError as refused:
+        return refused.code
+    except LogmirrorError:
+        _LOG.exception("%s: records could not be deleted", topic.name)
+        return ErrorCode.kafka_storage_error
+    return ErrorCode.none
