@@ -194,7 +194,8 @@ def _check_partition_keys(source: Source, path: str, mirror: dict[str, Any]) -> 
 def _check_own_destinations(source: Source, path: str, mirror: dict[str, Any]) -> None:
     if mirror.get("destinations") is None:
         source.complain(f"{path}.destinations", "is required")
-    if mirror.get("flush") is None and kafka_rules.types_of(mirror, None, path) != {"kafka"}:
+    types = kafka_rules.types_of(mirror, None, path)
+    if mirror.get("flush") is None and (not types or types & {"filesystem", *_TYPES_NOT_OFFERED}):
         source.complain(f"{path}.flush", "is required")
     if mirror.get("destination-name-override") is not None:
         message = "is only for files with one destination for all mirrors"

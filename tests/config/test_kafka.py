@@ -1,0 +1,434 @@
+"""Destinations in another Kafka cluster: what a file says arrives; what makes no sense is found.
+
+Method: whole settings are compared with what the file says, in both shapes of mirror-v3; one change
+to a valid file at a time, and the whole answer is compared; maps of copies between clusters with
+and without a way back, by every spelling of a server.
+"""
+
+import json
+import pickle
+
+import pytest
+
+from kit.configs import (
+    ABSENT,
+    complaints,
+    folder,
+    mirror,
+    problems_of,
+    settings_of,
+    shared_destination,
+    shared_mirror,
+    text_of,
+)
+from logmirror.config import FilesystemDestination, KafkaDestination
+
+FILES_ONLY = "is only for destinations of type filesystem"
+CANARY = "Tr0ub4dor&3"
+
+
+def cluster(servers="standby:9092", /, **changes):
+    """A valid destination in another cluster."""
+    base = {"type": "kafka", "bootstrap-servers": servers}
+    changes = {key.replace("_", "-"): value for key, value in changes.items()}
+    return {key: value for key, value in (base | changes).items() if value is not ABSENT}
+
+
+def copy(name="orders", /, *destinations, **changes):
+    """A valid mirror whose destinations are all in Kafka; without any, in one."""
+    changes.setdefault("flush", ABSENT)
+    return mirror(name, destinations=list(destinations) or [cluster()], **changes)
+
+
+def between(name, origin, *targets, topic="orders", to=None, **changes):
+    """A mirror from one cluster into others."""
+    destinations = [
+        cluster(f"{server}:9092", topic=to or ABSENT, name=server) for server in targets
+    ]
+    source = {"bootstrap-servers": f"{origin}:9092"}
+    return copy(name, *destinations, source=source, topic=topic, **changes)
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
+    (mirrored,) = settings_of(copy("orders-copy")).mirrors
+    assert mirrored.flush is None
+    assert mirrored.destinations == (
+        KafkaDestination(
+            name="orders-copy",
+            bootstrap_servers="standby:9092",
+            topic="orders",
+            properties={},
+            offsets="preserve",
+            holes="markers",
+            topic_sync="create",
+            timestamp_mode="source",
+            replication_factor=None,
+            max_batch_bytes=1_000_000,
+        ),
+    )
+
+
+def test_every_key_of_a_copy_arrives():
+    (mirrored,) = settings_of(
+        copy(
+            "a",
+            cluster(
+                "SSL://b-1:9094 , [::1]:9092,",
+                name="standby",
+                topic="a.orders",
+                properties={"sasl.password": "x", "retry.backoff.ms": 5},
+                holes="fail",
+                replication_factor=3,
+                timestamp_mode="destination",
+                max_batch_bytes=0,
+            ),
+            cluster("c:1", name="third", offsets="translate", topic_sync="validate"),
+        )
+    ).mirrors
+    assert mirrored.destinations == (
+        KafkaDestination(
+            name="standby",
+            bootstrap_servers="SSL://b-1:9094,[::1]:9092",
+            topic="a.orders",
+            properties={"sasl.password": "x", "retry.backoff.ms": "5"},
+            holes="fail",
+            replication_factor=3,
+            timestamp_mode="destination",
+            max_batch_bytes=0,
+        ),
+        KafkaDestination(
+            name="third",
+            bootstrap_servers="c:1",
+            topic="orders",
+            offsets="translate",
+            topic_sync="validate",
+        ),
+    )
+
+
+def test_files_beside_a_copy_keep_their_settings():
+    (mirrored,) = settings_of(
+        mirror(
+            destinations=[cluster(name="standby"), folder(name="archive")],
+            chain_start="earliest",
+            format="native",
+        )
+    ).mirrors
+    kinds = [type(one) for one in mirrored.destinations]
+    assert kinds == [KafkaDestination, FilesystemDestination]
+    assert mirrored.flush is not None
+    assert (mirrored.format, mirrored.chain_start) == ("native", "earliest")
+
+
+@pytest.mark.parametrize(
+    ("of_mirror", "of_destination", "expected"),
+    [
+        (ABSENT, ABSENT, "source"),
+        ("destination", ABSENT, "destination"),
+        (ABSENT, "destination", "destination"),
+        ("destination", "source", "source"),
+    ],
+)
+def test_the_timestamp_mode_of_a_mirror_is_that_of_destinations_that_do_not_say(
+    of_mirror, of_destination, expected
+):
+    mirrored = copy("a", cluster(timestamp_mode=of_destination), timestamp_mode=of_mirror)
+    assert settings_of(mirrored).mirrors[0].destinations[0].timestamp_mode == expected
+
+
+def test_one_cluster_for_all_mirrors_names_topics_after_the_override():
+    settings = settings_of(
+        shared_mirror("a"),
+        shared_mirror("b", partition=1, destination_name_override="renamed"),
+        destination=cluster(timestamp_mode="destination", topic_sync="off"),
+    )
+    found = [mirrored.destinations[0] for mirrored in settings.mirrors]
+    assert [(one.name, one.topic) for one in found] == [("orders",) * 2, ("renamed",) * 2]
+    assert {(one.timestamp_mode, one.topic_sync) for one in found} == {("destination", "off")}
+    assert {mirrored.flush for mirrored in settings.mirrors} == {None}
+
+
+def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
+    text = text_of(copy("a", cluster(properties={"sasl.password": CANARY})))
+    settings = settings_of(copy("a", cluster(properties={"sasl.password": CANARY})))
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert CANARY not in repr(settings)
+    for broken in (text.replace('"kafka"', '"kafak"'), text.replace('"topic"', '"tpic"')):
+        problems = problems_of(broken)
+        assert problems
+        assert CANARY not in repr(problems)
+
+
+# -- one destination -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "message", "suggestion"),
+    [
+        ({"bootstrap_servers": ABSENT}, "bootstrap-servers", "is required", ""),
+        ({"bootstrap_servers": "a:0"}, "bootstrap-servers", None, ""),
+        ({"topic": "a b"}, "topic", None, ""),
+        ({"type": "kafak"}, "type", "must be filesystem or kafka", "did you mean kafka?"),
+        ({"root": "/a"}, "root", "unknown key", "it belongs below mirrors.destinations"),
+        ({"bootstrap_server": "a"}, "bootstrap-server", "unknown key", None),
+        ({"offset": "x"}, "offset", "unknown key", "did you mean offsets?"),
+        ({"offsets": "keep"}, "offsets", "must be preserve or translate", ""),
+        ({"holes": "skip"}, "holes", "must be markers or fail", ""),
+        ({"topic_sync": True}, "topic-sync", "must be create, validate or off", ""),
+        ({"timestamp_mode": "now"}, "timestamp-mode", "must be source or destination", ""),
+        ({"replication_factor": 0}, "replication-factor", "must be 1 or more", ""),
+        ({"replication_factor": 2**15}, "replication-factor", "must be 32767 or less", ""),
+        ({"replication_factor": "3"}, "replication-factor", "must be a whole number", None),
+        ({"max_batch_bytes": -1}, "max-batch-bytes", "must be 0 or more", ""),
+        ({"max_batch_bytes": 2**31}, "max-batch-bytes", "must be 2147483647 or less", ""),
+        ({"max_batch_bytes": "1 MB"}, "max-batch-bytes", None, "write 1000000"),
+        ({"format": "native"}, "format", FILES_ONLY, "remove it"),
+        ({"affects_readiness": True}, "affects-readiness", "is not offered by this version", None),
+        (
+            {"offsets": "translate", "holes": "fail"},
+            "holes",
+            "is only for offsets: preserve",
+            "remove it",
+        ),
+        (
+            {"topic_sync": "validate", "replication_factor": 3},
+            "replication-factor",
+            "is only for topic-sync: create",
+            "remove it",
+        ),
+        (
+            {"properties": {"bootstrap.servers": "x"}},
+            "properties.bootstrap.servers",
+            "the file has a key for this",
+            "write bootstrap-servers in the destination",
+        ),
+    ],
+)
+def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, suggestion):
+    (problem,) = problems_of(text_of(copy("a", cluster(**changes))))
+    assert problem.path == f"mirrors[0].destinations[0].{key}"
+    assert message in (None, problem.message)
+    assert suggestion in (None, problem.suggestion)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "message"),
+    [
+        ({"format": "native"}, "format", FILES_ONLY),
+        ({"format": "native", "compression": "lz4"}, "format compression", FILES_ONLY),
+        ({"encoding": "utf8"}, "encoding", FILES_ONLY),
+        ({"chain_start": "earliest"}, "chain-start", FILES_ONLY),
+        (
+            {"flush": {"max-time-ms": 1, "max-bytes": 1, "max-offsets": 1}},
+            "flush",
+            FILES_ONLY,
+        ),
+    ],
+)
+def test_settings_of_files_are_refused_where_no_file_is_written(changes, key, message):
+    found = complaints(copy("a", **changes))
+    assert found == {f"mirrors[0].{one}": message for one in key.split()}
+
+
+def test_a_timestamp_mode_needs_a_destination_that_has_one():
+    message = "is only for destinations of type kafka"
+    assert complaints(mirror(timestamp_mode="source")) == {"mirrors[0].timestamp-mode": message}
+    there = complaints(shared_mirror(timestamp_mode="source"), destination=shared_destination())
+    assert there == {"mirrors[0].timestamp-mode": message}
+    mixed = mirror(destinations=[cluster(name="a"), folder(name="b")], timestamp_mode="destination")
+    assert complaints(mixed) == {}
+
+
+def test_files_beside_a_copy_still_need_a_flush():
+    mixed = mirror(destinations=[cluster(name="a"), folder(name="b")], flush=ABSENT)
+    assert complaints(mixed) == {"mirrors[0].flush": "is required"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_mirror", "path", "message"),
+    [
+        ({"topic": "x"}, {}, "destination.topic", "is not for a destination of all mirrors"),
+        ({"name": "x"}, {}, "destination.name", "is not for a destination of all mirrors"),
+        ({"flush": {}}, {}, "destination.flush", FILES_ONLY),
+        ({"format": "native"}, {}, "destination.format", FILES_ONLY),
+        ({"holes": "fail", "offsets": "translate"}, {}, "destination.holes", None),
+        ({"properties": {"metadata.broker.list": "x"}}, {}, None, "the file has a key for this"),
+        ({}, {"format": "native"}, "mirrors[0].format", FILES_ONLY),
+        ({}, {"chain_start": 5}, "mirrors[0].chain-start", FILES_ONLY),
+        ({}, {"timestamp_mode": "source"}, "mirrors[0].timestamp-mode", None),
+        ({}, {"destination_name_override": "a b"}, "mirrors[0].destination-name-override", None),
+    ],
+)
+def test_a_cluster_for_all_mirrors_is_checked_like_one_of_its_own(
+    changes, of_mirror, path, message
+):
+    (problem,) = problems_of(
+        text_of(shared_mirror("a", **of_mirror), destination=cluster(**changes))
+    )
+    assert path in (None, problem.path)
+    assert message in (None, problem.message)
+
+
+def test_properties_of_both_clusters_are_judged():
+    origin = {"bootstrap-servers": "a:1", "properties": {"one": "1", "group.id": "x"}}
+    text = text_of(
+        copy("a", cluster(properties={"two": 2, "group.id": "y"}, name="x"), source=origin)
+    )
+    judged = []
+
+    def judge(properties):
+        judged.append(dict(properties))
+        return [(name, "is odd", "remove it") for name in properties]
+
+    found = {problem.path: problem.message for problem in problems_of(text, check_properties=judge)}
+    assert judged == [{"one": "1"}, {"two": "2", "group.id": "y"}]
+    assert found == {
+        "mirrors[0].source.properties.group.id": "the file has a key for this",
+        "mirrors[0].source.properties.one": "is odd",
+        "mirrors[0].destinations[0].properties.two": "is odd",
+        "mirrors[0].destinations[0].properties.group.id": "is odd",
+    }
+    shared = text_of(shared_mirror(), destination=cluster(properties={"three": "3"}))
+    (problem,) = problems_of(shared, check_properties=judge)
+    assert problem.path == "destination.properties.three"
+
+
+@pytest.mark.parametrize("shape", ["${KIND}", "${KIND:-kafka}"])
+def test_the_type_may_come_from_the_environment(shape):
+    text = text_of(copy("a", cluster(type=shape)))
+    assert problems_of(text, environ={"KIND": "kafka"}) == []
+    unset = problems_of(text)
+    assert [problem.path for problem in unset] == (
+        [] if ":-" in shape else ["mirrors[0].destinations[0].type"]
+    )
+
+
+# -- several copies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "same"),
+    [
+        ("a:9092", "a:9092", True),
+        ("a:9092,b:9092", "b:9092", True),
+        ("a:9092,b:9092", "b:9092, c:9092", True),
+        ("A", "a:9092", True),
+        ("PLAINTEXT://a:9092", "a", True),
+        ("[::1]:9092", "[::1]", True),
+        ("a:9092", "a:9093", False),
+        ("a:9092", "b:9092", False),
+    ],
+)
+def test_a_topic_is_not_copied_onto_itself(origin, target, same):
+    def found(**changes):
+        source = {"bootstrap-servers": origin}
+        return complaints(copy("a", cluster(target, **changes), source=source))
+
+    expected = {"mirrors[0].destinations[0]": "copies the topic 'orders' onto itself"}
+    assert found() == (expected if same else {})
+    assert found(topic="orders-copy") == {}
+
+
+def test_a_list_of_servers_tells_that_two_others_are_one_cluster():
+    found = complaints(
+        copy("a", cluster("x:1"), source={"bootstrap-servers": "y:1"}),
+        copy("b", cluster("far:1"), source={"bootstrap-servers": "x:1,y:1"}, topic="other"),
+    )
+    assert found == {"mirrors[0].destinations[0]": "copies the topic 'orders' onto itself"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "partition"),
+    [
+        ({"partition": 3}, {"partition": 3}, 3),
+        ({"partitions": "all"}, {"partition": 3}, 3),
+        ({"partitions": "all"}, {"partitions": "all"}, 0),
+        ({"partitions": [0, "5-9"]}, {"partitions": ["3-5"]}, 5),
+        ({"partition": 3}, {"partition": 4}, None),
+    ],
+)
+def test_two_copies_cannot_write_one_partition(one, other, partition):
+    one, other = ({"partition": ABSENT} | keys for keys in (one, other))
+    message = f"mirrors[0].destinations[0] writes orders-{partition} of this cluster too"
+    found = complaints(
+        between("x", "a", "z", **one), between("y", "b", "z", topic="theirs", to="orders", **other)
+    )
+    assert found == ({} if partition is None else {"mirrors[1].destinations[0]": message})
+
+
+def test_two_destinations_of_one_mirror_cannot_write_one_partition():
+    found = complaints(copy("a", cluster("z:1", name="one"), cluster("z:1", name="two")))
+    message = "mirrors[0].destinations[0] writes orders-0 of this cluster too"
+    assert found == {"mirrors[0].destinations[1]": message}
+
+
+def test_mirrors_that_share_one_cluster_cannot_write_one_partition():
+    found = complaints(
+        shared_mirror("a"),
+        shared_mirror("b", topic="other", destination_name_override="orders"),
+        shared_mirror("c", partition=1),
+        destination=cluster(),
+    )
+    assert found == {"mirrors[1]": "mirrors[0] writes orders-0 of this cluster too"}
+
+
+@pytest.mark.parametrize(
+    ("mirrors", "at", "names"),
+    [
+        ([("there", "a", "b"), ("back", "b", "a")], 1, "'back' to 'there'"),
+        (
+            [("x", "a", "b"), ("y", "b", "c"), ("z", "c", "a")],
+            2,
+            "'z' to 'x' to 'y'",
+        ),
+        ([("x", "a", "b"), ("y", "a", "c"), ("z", "b", "c")], None, None),
+    ],
+)
+def test_a_loop_is_refused_at_the_mirror_that_closes_it(mirrors, at, names):
+    found = complaints(*(between(*one, topic="t") for one in mirrors))
+    # The last case sends two copies into one partition, which is another fault.
+    loops = {path: message for path, message in found.items() if "loop" in message}
+    message = f"closes a loop: what it copies comes back, from {names}"
+    assert loops == ({} if at is None else {f"mirrors[{at}].destinations[0]": message})
+
+
+def test_a_loop_is_one_only_if_the_same_partitions_come_back():
+    there = between("there", "a", "b", partition=ABSENT, partitions=["0-3"])
+    back = between("back", "b", "a", partition=ABSENT, partitions=["4-7"])
+    assert complaints(there, back) == {}
+    through = between("through", "b", "c", partition=ABSENT, partitions=["2-5"])
+    home = between("home", "c", "a", partition=ABSENT, partitions=["4-5"])
+    assert complaints(there, through, home) == {}
+    home["partitions"] = ["3-5"]
+    assert list(complaints(there, through, home)) == ["mirrors[2].destinations[0]"]
+
+
+def test_other_topics_close_no_loop_and_renamed_ones_may():
+    there = between("there", "a", "b", to="a.orders")
+    assert complaints(there, between("back", "b", "a", to="b.orders")) == {}
+    renamed = between("back", "b", "a", topic="a.orders", to="orders")
+    assert list(complaints(there, renamed)) == ["mirrors[1].destinations[0]"]
+
+
+def test_a_disabled_mirror_closes_a_loop_like_any_other():
+    found = complaints(between("there", "a", "b"), between("back", "b", "a", enabled=False))
+    assert list(found) == ["mirrors[1].destinations[0]"]
+
+
+def test_a_broken_destination_does_not_hide_what_is_wrong_with_others():
+    broken = copy("a", cluster("z:1", name="one", holes="x"), cluster("z:1", name="two"))
+    assert list(complaints(broken, copy("a", cluster("far:1"), partition=1))) == [
+        "mirrors[0].destinations[0].holes",
+        "mirrors[0].destinations[1]",
+        "mirrors[1].name",
+    ]
+
+
+def test_a_thousand_mirrors_are_checked_in_a_moment():
+    mirrors = [between(f"m{n}", "a", "b", partition=n) for n in range(1000)]
+    assert complaints(*mirrors, between("last", "b", "a", partition=1000)) == {}
+    text = json.dumps({"mirrors": [*mirrors, between("last", "b", "a", partition=999)]})
+    assert [problem.path for problem in problems_of(text)] == ["mirrors[1000].destinations[0]"]
