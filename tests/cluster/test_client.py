@@ -23,6 +23,7 @@ from kit.scripted_broker import (
     hang,
     hang_up,
 )
+from logmirror.clock import Clock
 from logmirror.cluster.client import EARLIEST, LATEST, NO_OFFSET, ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError
@@ -251,7 +252,7 @@ def test_a_topic_that_is_only_late_is_waited_for(client, world):
     late = world.topics.pop("t")
     settings = client._settings  # noqa: SLF001  # the same
 
-    class Waiting(type(client._clock)):  # noqa: SLF001  # the same
+    class Waiting(Clock):
         def sleep_ms(self, duration_ms):
             world.topics["t"] = late
 

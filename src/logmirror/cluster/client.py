@@ -1,4 +1,4 @@
-"""A Kafka cluster as its reader sees it: topics, offsets, raw batches.
+"""A Kafka cluster as its client sees it: topics, offsets, raw batches, writing.
 
 Invariants:
 1. Every operation ends: retriable errors are tried again with growing, jittered pauses until
@@ -7,52 +7,49 @@ Invariants:
    sent), and the leader is looked up again.
 3. Records of a topic that was deleted and created again are never taken for the old topic's: with a
    topic id, the broker checks it where it can, and otherwise each look-up of leaders does.
-4. Nothing is ever created or written.
+4. Reading creates and writes nothing. What writes says so, and is never sent again after its answer
+   was lost: that is an `OutcomeUnknownError`, and the caller looks.
 
 One client belongs to one thread of one process. It is not picklable; `ConnectionSettings` is.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
-
-from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
-    DescribeConfigsRequest,
-)
-from kafka.protocol.consumer import (  # type: ignore[import-untyped]  # ships no py.typed
-    ListOffsetsRequest,
-)
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 from logmirror.clock import SYSTEM_CLOCK, Clock
-from logmirror.cluster.retry import MISSING_GRACE_MS, NotFoundError, Retrier
-from logmirror.cluster.topology import TopicMetadata, Topology
-from logmirror.errors import InternalError, LogmirrorError, PositionError, UnavailableError
-from logmirror.model import TopicPartition
+from logmirror.cluster.admin import Admin
+from logmirror.cluster.groups import GroupOffset, Groups
+from logmirror.cluster.offsets import (
+    EARLIEST,
+    LATEST,
+    NO_OFFSET,
+    LogEnd,
+    Offsets,
+    ProducerState,
+)
+from logmirror.cluster.produce import ProducePipeline
+from logmirror.cluster.retry import MISSING_GRACE_MS
+from logmirror.cluster.router import Router
+from logmirror.cluster.transactions import TransactionalProducer
+from logmirror.errors import PositionError, UnavailableError
 from logmirror.wire.fetch import FetchRequest
 from logmirror.wire.messages import (
     INCONSISTENT_TOPIC_ID,
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
     api_error,
 )
+from logmirror.wire.produce import ACKS_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.model import TopicPartition
 
-EARLIEST: Final = -2
-"""`list_offsets`: the first offset that is still there."""
-LATEST: Final = -1
-"""`list_offsets`: the first offset that is not there yet."""
-NO_OFFSET: Final = -1
-"""`list_offsets` by time: no record is that young."""
-
-_LIST_OFFSETS_VERSION_MIN: Final = 2
-"""The first that knows isolation levels."""
-_TOPIC_RESOURCE: Final = 2
+__all__ = ["EARLIEST", "LATEST", "NO_OFFSET", "ClusterClient", "FetchResult"]
 
 
 class FetchResult(NamedTuple):
@@ -84,9 +81,13 @@ class ClusterClient:
 
     def __init__(self, settings: ConnectionSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._settings = settings
-        self._clock = clock
-        self._topology = Topology(settings, clock)
-        self._retry = Retrier(settings, clock, self._topology.forget)
+        self._router = Router(settings, clock)
+        self._topology = self._router.topology
+        self._retry = self._router.retry
+        self._offsets = Offsets(self._router)
+        self._groups = Groups(self._router)
+        self.admin = Admin(self._router)
+        """What creates, changes and deletes: topics, partitions, records, markers."""
 
     def __enter__(self) -> Self:
         return self
@@ -147,23 +148,7 @@ class ClusterClient:
             UsageError: The topic does not exist, or we may not see its configuration.
             UnavailableError: No broker answered within the budget.
         """
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
-        )
-
-        def attempt() -> dict[str, str | None]:
-            request = DescribeConfigsRequest(resources=[resource])
-            response = self._topology.any_connection().call(request, low=1)
-            result = response.results[0]
-            if result.error_code == UNKNOWN_TOPIC_OR_PARTITION:
-                raise NotFoundError("topic does not exist", topic=name)
-            if result.error_code:
-                raise api_error(
-                    result.error_code, action="could not read the topic's configuration", topic=name
-                )
-            return {config.name: config.value for config in result.configs}
-
-        return self._retry.run(attempt, "could not read the topic's configuration", topic=name)
+        return self.admin.topic_configs(name)
 
     def list_offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool = True
@@ -182,20 +167,76 @@ class ClusterClient:
             UsageError: A topic or partition does not exist, or we may not see it.
             UnavailableError: A partition had no reachable leader within the budget.
         """
-        if at < EARLIEST:
-            raise InternalError("not a point in time", at=at)
-        found: dict[TopicPartition, int] = {}
-        wanted = dict.fromkeys(partitions)
+        return self._offsets.list_offsets(partitions, at, read_committed=read_committed)
 
-        def attempt() -> None:
-            remaining = [partition for partition in wanted if partition not in found]
-            self._list_offsets_once(remaining, at, read_committed=read_committed, found=found)
+    def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+        """Look up where logs really end, with one request per leader.
 
-        if wanted:
-            self._retry.run(
-                attempt, "could not look up offsets", missing_grace_ms=MISSING_GRACE_MS, at=at
-            )
-        return found
+        `LATEST` is the high watermark, which leaves out what the leader has appended and its
+        replicas have not: after a lost answer that is just what matters. This asks for the end of
+        the leader's current epoch (OffsetForLeaderEpoch), and only the leader itself answers.
+
+        Raises:
+            UsageError: A topic or partition does not exist, we may not see it, or the brokers are
+                older than Apache Kafka 2.1.
+            UnavailableError: A partition had no reachable leader within the budget.
+        """
+        return self._offsets.log_ends(partitions)
+
+    def producer_states(
+        self, producer_ids: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, ProducerState | None]:
+        """Look up what leaders remember of producers, with one request per leader.
+
+        Args:
+            producer_ids: One for each partition.
+
+        Returns:
+            For each partition the state; None: the leader knows no such producer (any more), and
+            accepts any first sequence from it.
+
+        Raises:
+            UsageError: A topic or partition does not exist, or we may not read it, or the brokers
+                are older than Apache Kafka 2.8.
+            UnavailableError: A partition had no reachable leader within the budget.
+        """
+        return self._offsets.producer_states(producer_ids)
+
+    def pipeline(
+        self,
+        *,
+        acks: int = ACKS_ALL,
+        timeout_ms: int | None = None,
+        transactional_id: str | None = None,
+    ) -> ProducePipeline:
+        """Make a `ProducePipeline` on this cluster, to be closed by the caller before the client.
+
+        It has connections of its own and shares only what is known of leaders.
+        """
+        return ProducePipeline(
+            self._router, acks=acks, timeout_ms=timeout_ms, transactional_id=transactional_id
+        )
+
+    def transactional_producer(
+        self, transactional_id: str, *, timeout_ms: int = 60_000
+    ) -> TransactionalProducer:
+        """Make a `TransactionalProducer` on this cluster; nothing is asked yet."""
+        return TransactionalProducer(self._router, transactional_id, timeout_ms=timeout_ms)
+
+    def group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, GroupOffset | None]:
+        """Read what a group has committed, once no transaction holds a commit back.
+
+        Returns:
+            For each partition its offset commit; None: there is none.
+
+        Raises:
+            UsageError: We may not see the group.
+            UnavailableError: No coordinator answered within the budget, or a transaction with an
+                offset commit for the group stayed open for as long.
+        """
+        return self._groups.offsets(group, partitions)
 
     def fetch(  # noqa: PLR0913  # what a fetch is made of; the mirror passes four
         self,
@@ -274,49 +315,6 @@ class ClusterClient:
             fetched.needed_bytes,
         )
 
-    def _list_offsets_once(
-        self,
-        partitions: list[TopicPartition],
-        at: int,
-        *,
-        read_committed: bool,
-        found: dict[TopicPartition, int],
-    ) -> None:
-        """Put into `found` what can be had now, then raise the first failure, if there was one."""
-        self._topology.ensure(partition.topic for partition in partitions)
-        failures: list[LogmirrorError] = []
-        by_leader: dict[int, dict[str, list[Any]]] = {}
-        topic_class = ListOffsetsRequest.ListOffsetsTopic
-        for partition in partitions:
-            try:
-                metadata = self._topology.partition(partition)
-            except LogmirrorError as error:
-                failures.append(error)
-                continue
-            entry = topic_class.ListOffsetsPartition(
-                partition_index=partition.partition,
-                current_leader_epoch=metadata.leader_epoch,
-                timestamp=at,
-            )
-            topics = by_leader.setdefault(metadata.leader, {})
-            topics.setdefault(partition.topic, []).append(entry)
-        for leader, topics in by_leader.items():
-            request = ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=1 if read_committed else 0,
-                topics=[topic_class(name=name, partitions=list_) for name, list_ in topics.items()],
-                timeout_ms=self._settings.request_timeout_ms,
-            )
-            try:
-                connection = self._topology.connection(leader)
-                response = connection.call(request, low=_LIST_OFFSETS_VERSION_MIN)
-            except LogmirrorError as error:
-                failures.append(error)
-                continue
-            failures += _collect_offsets(response, found)
-        if failures:
-            raise failures[0]
-
     def _check_topic_id(self, name: str, expected: bytes) -> None:
         """For brokers whose fetch cannot: compare with the id in the metadata that we have."""
         current = self._topology.known(name).topic_id
@@ -345,33 +343,10 @@ class ClusterClient:
         """Facts for an error; asked once, and left out if that fails: the error must be told."""
         bounds: dict[str, int] = {}
         for name, at in (("log_start_offset", EARLIEST), ("log_end_offset", LATEST)):
-            found: dict[TopicPartition, int] = {}
-            with contextlib.suppress(LogmirrorError):
-                self._list_offsets_once([partition], at, read_committed=False, found=found)
-                bounds[name] = found[partition]
+            offset = self._offsets.list_offsets_once(partition, at, read_committed=False)
+            if offset is not None:
+                bounds[name] = offset
         return bounds
-
-
-def _collect_offsets(
-    response: Any,  # noqa: ANN401  # untyped library
-    found: dict[TopicPartition, int],
-) -> list[LogmirrorError]:
-    failures = []
-    for topic in response.topics:
-        for entry in topic.partitions:
-            partition = TopicPartition(topic.name, entry.partition_index)
-            if entry.error_code:
-                failures.append(
-                    api_error(
-                        entry.error_code,
-                        action="could not look up an offset",
-                        topic=partition.topic,
-                        partition=partition.partition,
-                    )
-                )
-            else:
-                found[partition] = entry.offset
-    return failures
 
 
 def _recreated(topic: str, expected: bytes, found: bytes) -> PositionError:

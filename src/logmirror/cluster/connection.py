@@ -27,7 +27,12 @@ from kafka.protocol.sasl import (  # type: ignore[import-untyped]  # ships no py
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.sasl import authenticate
 from logmirror.cluster.transport import Transport
-from logmirror.errors import CorruptionError, UnavailableError, UsageError
+from logmirror.errors import (
+    CorruptionError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
 from logmirror.wire.fetch import (
     FETCH_VERSION_BY_ID_MIN,
     FETCH_VERSION_BY_NAME_MAX,
@@ -64,6 +69,7 @@ _FRAME_SLACK_BYTES: Final = 1 << 20
 _SLOWEST_BYTES_PER_MS: Final = 128
 """A transfer slower than 128 kB/s is taken for dead; above it a large answer may take its time."""
 _THROTTLE_MS_MAX: Final = 60_000
+_ANY_VERSION: Final = 32_767
 _SIZE_BYTES: Final = 4
 _TLS_ALERT: Final = b"\x15\x03"
 _UNPROVEN_HINT: Final = (
@@ -149,14 +155,25 @@ class Connection:
         self.closed = True
         self._transport.close()
 
-    def version_of(self, message: Any, *, low: int = 0) -> int:  # noqa: ANN401  # untyped library
+    def has_hung_up(self) -> bool:
+        """Whether it can no longer be used: closed by us, by the broker, or broken; never waits."""
+        return self.closed or self._transport.has_hung_up()
+
+    def version_of(
+        self,
+        message: Any,  # noqa: ANN401  # untyped library
+        *,
+        low: int = 0,
+        high: int = _ANY_VERSION,
+    ) -> int:
         """The highest version of a kafka-python message class that both sides know.
 
         Raises:
-            UsageError: There is none that is at least `low`.
+            UsageError: There is none from `low` to `high`.
         """
         oldest, newest = self.versions.get(message.API_KEY, (0, -1))
-        version = min(newest, message.max_version)
+        newest_of_ours = min(message.max_version, high)
+        version = min(newest, newest_of_ours)
         if version < max(oldest, low):
             raise UsageError(
                 f"the broker does not speak {message.name} in a version that we need",
@@ -164,11 +181,19 @@ class Connection:
                 host=self.host,
                 port=self.port,
                 broker_versions=(oldest, newest),
-                our_versions=(low, message.max_version),
+                our_versions=(low, newest_of_ours),
             )
         return int(version)
 
-    def call(self, request: Any, *, low: int = 0, wait_ms: int = 0) -> Any:  # noqa: ANN401  # untyped library
+    def call(
+        self,
+        request: Any,  # noqa: ANN401  # untyped library
+        *,
+        low: int = 0,
+        high: int = _ANY_VERSION,
+        wait_ms: int = 0,
+        writes: bool = False,
+    ) -> Any:  # noqa: ANN401  # untyped library
         """Send a kafka-python request and return its decoded response: the cold path.
 
         The response's error codes are left to the caller.
@@ -176,17 +201,33 @@ class Connection:
         Args:
             request: The message, without a version: the highest common one is chosen.
             low: The lowest version that will do.
+            high: The highest version that will do.
             wait_ms: How long the request asks the broker to wait; added to the deadline.
+            writes: Whether the request changes something, so that a lost answer leaves open
+                whether it has.
 
         Raises:
-            UnavailableError: No answer in `socket_timeout_ms`, or the connection broke.
+            UnavailableError: No answer in `socket_timeout_ms`, or the connection broke; for a
+                request that writes: it was not sent.
+            OutcomeUnknownError: A request that writes was sent, and its answer is lost.
             CorruptionError: The answer is not one to this request.
             UsageError: No common version.
         """
-        version = self.version_of(type(request), low=low)
+        version = self.version_of(type(request), low=low, high=high)
+        if writes and self.has_hung_up():
+            self.close()  # while it was idle: better seen before than after sending
         self._ready()
         deadline_ms = self._clock.monotonic_ms() + self._settings.socket_timeout_ms + wait_ms
-        response = self._exchange(request, version, deadline_ms)
+        try:
+            response = self._exchange(request, version, deadline_ms)
+        except (UnavailableError, CorruptionError) as error:
+            if not writes:
+                raise
+            raise OutcomeUnknownError(
+                f"the answer to {request.name} is lost: {error.message}",
+                hint=error.hint,
+                **{"host": self.host, "port": self.port, **error.facts},
+            ) from error
         self._proven = True
         self._throttle(getattr(response, "throttle_time_ms", 0) or 0)
         return response

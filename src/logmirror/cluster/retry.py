@@ -1,12 +1,24 @@
-"""Trying a read again: which errors, how long, with what pauses. Never used for a write."""
+"""Trying again: which errors, how long, with what pauses.
+
+Invariants:
+1. What reads, and what can be repeated without doing it twice, is tried again after any failure
+   that may pass.
+2. What writes otherwise (`writes=True`) is tried again only when it certainly was not done: never
+   after an `OutcomeUnknownError`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from logmirror.clock import Clock, jittered_ms
-from logmirror.errors import LogmirrorError, UnavailableError, UsageError
-from logmirror.wire.messages import CORRUPT_MESSAGE, error_of
+from logmirror.errors import (
+    LogmirrorError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
+from logmirror.wire.messages import CONCURRENT_TRANSACTIONS, CORRUPT_MESSAGE, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +30,8 @@ MISSING_GRACE_MS: Final = 3_000
 broker that has just started, and a topic that was just made, are not known everywhere at once."""
 
 _DOUBLINGS_MAX: Final = 20
+_CONCURRENT_PAUSE_MS: Final = 1
+"""First pause after CONCURRENT_TRANSACTIONS, the usual answer for a millisecond after EndTxn."""
 
 _T = TypeVar("_T")
 
@@ -39,7 +53,7 @@ def is_retriable(error: LogmirrorError) -> bool:
 
 
 class Retrier:
-    """Repeats a read until it succeeds, cannot succeed, or the budget is used up.
+    """Repeats an attempt until it succeeds, cannot succeed, or the budget is used up.
 
     Args:
         settings: Pauses and budget.
@@ -55,7 +69,13 @@ class Retrier:
         self._before_retry = before_retry
 
     def run(
-        self, attempt: Callable[[], _T], action: str, *, missing_grace_ms: int = 0, **facts: object
+        self,
+        attempt: Callable[[], _T],
+        action: str,
+        *,
+        missing_grace_ms: int = 0,
+        writes: bool = False,
+        **facts: object,
     ) -> _T:
         """Call `attempt` until it returns.
 
@@ -63,10 +83,12 @@ class Retrier:
             attempt: May be called any number of times.
             action: Fits before " within": "could not fetch".
             missing_grace_ms: How long a `NotFoundError` counts as retriable.
+            writes: See invariant 2.
             facts: Added to every error.
 
         Raises:
             UnavailableError: The budget is used up; facts tell the last cause.
+            OutcomeUnknownError: An attempt may have been done, or not; with `writes` only.
             LogmirrorError: The first error that is not retriable.
         """
         begun_ms = self._clock.monotonic_ms()
@@ -79,6 +101,8 @@ class Retrier:
                 error.add_facts(**facts)
                 pause_ms = self._pause_ms(error, failures)
                 budget_ms = self._settings.retry_budget_ms
+                if writes and isinstance(error, OutcomeUnknownError):
+                    raise
                 if isinstance(error, NotFoundError):
                     if spent_ms + pause_ms >= min(missing_grace_ms, budget_ms):
                         raise
@@ -92,7 +116,9 @@ class Retrier:
 
     def _pause_ms(self, error: LogmirrorError, failures: int) -> float:
         settings = self._settings
-        if "code" in error.facts or isinstance(error, NotFoundError):
+        if error.facts.get("code") == CONCURRENT_TRANSACTIONS:
+            base_ms, max_ms = _CONCURRENT_PAUSE_MS, settings.retry_backoff_ms
+        elif "code" in error.facts or isinstance(error, NotFoundError):
             base_ms, max_ms = settings.retry_backoff_ms, settings.retry_backoff_max_ms
         else:
             base_ms, max_ms = settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafka.protocol.metadata import MetadataRequest  # type: ignore[import-untyped]  # no py.typed
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.model import TopicPartition
+
+_C = TypeVar("_C", bound=Connection)
 
 _METADATA_VERSION_MIN: Final = 4
 _NO_ID: Final = bytes(16)
@@ -76,6 +78,7 @@ class Topology:
         self._connections: dict[tuple[str, int], Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
         self._topics: dict[str, tuple[TopicMetadata, int]] = {}
+        self._controller = -1
         self.cluster_id: str | None = None
 
     def close(self) -> None:
@@ -104,9 +107,17 @@ class Topology:
         found = self._ask(wanted)
         return {name: self._accept(name, found.get(name)) for name in wanted}
 
-    def forget(self) -> None:
-        """A broker objected, or could not be reached: ask about each topic before its next use."""
-        self._topics.clear()
+    def forget(self, names: Iterable[str] | None = None) -> None:
+        """A broker objected, or could not be reached: ask about topics before their next use.
+
+        Args:
+            names: Of the topics; None: all.
+        """
+        if names is None:
+            self._topics.clear()
+        else:
+            for name in names:
+                self._topics.pop(name, None)
 
     def ensure(self, names: Iterable[str]) -> None:
         """Ask, in one request, for those of the topics that are missing or too old."""
@@ -144,10 +155,32 @@ class Topology:
 
     def connection(self, node: int) -> Connection:
         """The open connection to a broker by its node id, opened if necessary."""
+        return self._connection(self._address(node))
+
+    def connection_at(self, host: str, port: int) -> Connection:
+        """The open connection to a broker by its address, opened if necessary."""
+        return self._connection((host, port))
+
+    def controller(self) -> Connection:
+        """A connection to the controller; where the brokers hide it (KRaft), to one of them."""
+        self._leave_parent_alone()
+        if self._controller in self._brokers:
+            return self.connection(self._controller)
+        return self.any_connection()
+
+    def new_connection(self, node: int, kind: type[_C]) -> _C:
+        """Open a connection that is the caller's own: he closes it, nobody else uses it."""
+        return kind(*self._address(node), self._settings, self._clock, tls=self._tls)
+
+    def nodes(self) -> list[int]:
+        """The node ids of the brokers as last heard of, ascending."""
+        return sorted(self._brokers)
+
+    def _address(self, node: int) -> tuple[str, int]:
         address = self._brokers.get(node)
         if address is None:
             raise UnavailableError("the leader is not among the cluster's brokers", node=node)
-        return self._connection(address)
+        return address
 
     def any_connection(self) -> Connection:
         """A connection to some broker: an open one, else a known one, else a bootstrap server.
@@ -199,6 +232,7 @@ class Topology:
             raise api_error(code, action="could not read the cluster's metadata")
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         self.cluster_id = response.cluster_id
+        self._controller = response.controller_id
         in_use = {*self._brokers.values(), *self._settings.bootstrap_servers}
         for address in [address for address in self._connections if address not in in_use]:
             self._connections.pop(address).close()

@@ -5,24 +5,45 @@ Invariants:
    trickle. Only the look-up of a host name is left to the resolver's own limits.
 2. Bytes are received straight into the caller's view.
 3. Each failure of the operating system or of TLS is one of our kinds when it leaves this module.
+4. Bytes that the kernel has taken reach the broker's machine within `LINGER_MS_MAX`, or the
+   connection fails; bytes of a connection that was aborted and that have not left yet never do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import select
 import socket
 import ssl
+import struct
+from collections import deque
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from logmirror.cluster.tls import tls_context, tls_error
 from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from logmirror.clock import Clock
     from logmirror.cluster.properties import ConnectionSettings
 
 _SCRATCH_BYTES: Final = 65_536
+LINGER_MS_MAX: Final = 10_000
+"""How long bytes that the kernel took may wait unacknowledged by the broker's machine, or unsent
+because it takes no more, before the kernel gives the connection up (TCP_USER_TIMEOUT, Linux). What
+the broker's own kernel has taken is out of our hands: a broker that was stopped reads it when it
+wakes."""
+
+_IOV_MAX: Final = 1024
+"""How many buffers one `sendmsg` may have (limits.h of Linux)."""
+_SMALL_BYTES: Final = 16_384
+"""The most that one record of TLS holds: smaller buffers are put together into one."""
+
 _FAMILIES: Final = {"any": socket.AF_UNSPEC, "v4": socket.AF_INET, "v6": socket.AF_INET6}
+_NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Transport:
@@ -62,6 +83,87 @@ class Transport:
         """Close the socket; may be called again."""
         with contextlib.suppress(OSError):
             self._socket.close()
+
+    def abort(self) -> None:
+        """Close the socket so that nothing it still holds is sent any more (RST)."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.close()
+
+    def fileno(self) -> int:
+        """For poll; -1 when closed."""
+        return self._socket.fileno()
+
+    def has_hung_up(self) -> bool:
+        """Whether the broker has closed its side, or the connection has failed; never waits."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLRDHUP)  # POLLHUP and POLLERR come unasked
+        return bool(poller.poll(0))
+
+    def pieces(self, buffers: Iterable[bytes | memoryview]) -> deque[memoryview]:
+        """Put the buffers of one message into the form that `send_some` takes."""
+        views = deque(memoryview(buffer).cast("B") for buffer in buffers)
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return views
+        joined: deque[memoryview] = deque()
+        small = bytearray()
+        for view in views:
+            if len(small) + len(view) > _SMALL_BYTES and small:
+                joined.append(memoryview(small))
+                small = bytearray()
+            if len(view) > _SMALL_BYTES:
+                joined.append(view)
+            else:
+                small += view
+        if small:
+            joined.append(memoryview(small))
+        return joined
+
+    def send_some(self, pieces: deque[memoryview]) -> int:
+        """Hand over what the kernel takes now, and drop it from `pieces`; never waits.
+
+        Returns:
+            The number of bytes taken; 0: it takes none now, poll and call again with the same
+            pieces (TLS insists on them).
+
+        Raises:
+            UnavailableError: The connection has failed.
+        """
+        try:
+            if self._socket.gettimeout() != 0:
+                self._socket.settimeout(0)
+            if isinstance(self._socket, ssl.SSLSocket):
+                count = self._socket.send(pieces[0])
+            else:
+                count = self._socket.sendmsg(itertools.islice(pieces, _IOV_MAX))
+        except _NOT_NOW:
+            return 0
+        except OSError as error:
+            self._fail("the request could not be sent", error)
+        left = count
+        while left and left >= len(pieces[0]):
+            left -= len(pieces.popleft())
+        if left:
+            pieces[0] = pieces[0][left:]
+        return count
+
+    def receive_now(self, view: memoryview) -> int:
+        """Receive what has come, at most the view; 0: nothing has; never waits.
+
+        Raises:
+            UnavailableError: The broker closed the connection, or it has failed.
+        """
+        try:
+            if self._socket.gettimeout() != 0:
+                self._socket.settimeout(0)
+            count = self._socket.recv_into(view)
+        except _NOT_NOW:
+            return 0
+        except OSError as error:
+            self._fail("no answer", error)
+        if count == 0:
+            self._fail("the broker closed the connection", None)
+        return count
 
     def send(self, data: bytes, deadline_ms: int) -> None:
         """Send everything or raise UnavailableError."""
@@ -144,6 +246,8 @@ class Transport:
 
 def _tune(plain: socket.socket, settings: ConnectionSettings) -> None:
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINGER_MS_MAX)
     if settings.socket_keepalive:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Before connect, because the window's scale is agreed on there. Left alone when not asked for:

@@ -1,0 +1,350 @@
+"""What changes a cluster beside records: topics, partitions, deleted records, control records.
+
+Invariants:
+1. Nothing here is sent again once it may have been done: a lost answer, or REQUEST_TIMED_OUT, is an
+   `OutcomeUnknownError`, and the caller looks (topic, partition count, log start, log end). A
+   refusal that will pass (no leader now, not the controller) is tried again.
+2. Whether control records may be written is found out by reading (`may_write_markers`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DescribeClusterRequest,
+    DescribeConfigsRequest,
+)
+from kafka.protocol.producer import (  # type: ignore[import-untyped]  # ships no py.typed
+    WriteTxnMarkersRequest,
+)
+
+from logmirror.cluster.retry import NotFoundError
+from logmirror.cluster.router import by_topic, read_entries
+from logmirror.errors import CorruptionError, LogmirrorError, OutcomeUnknownError
+from logmirror.model import TopicPartition
+from logmirror.wire.messages import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    DESCRIBE_CLUSTER,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    WRITE_TXN_MARKERS,
+    api_error,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from logmirror.cluster.connection import Connection
+    from logmirror.cluster.router import Router
+    from logmirror.cluster.topology import PartitionMetadata
+
+BROKER_DEFAULT: Final = -1
+"""`create_topic`: the cluster's own replication factor (Apache Kafka 2.4 or later)."""
+
+_TOPIC_RESOURCE: Final = 2
+_BROKER_RESOURCE: Final = 4
+_CREATE_TOPICS_VERSION_MIN: Final = 4
+_MARKERS_VERSION: Final = 1
+"""The one that 3.9 and 4.3 share; 2 adds a transaction version, which changes nothing for us."""
+_CLUSTER_ACTION: Final = 9
+"""AclOperation.CLUSTER_ACTION in a set of authorized operations (KIP-430)."""
+
+
+class TxnMarker(NamedTuple):
+    """One control record that ends a transaction, whether there is one or not.
+
+    The leader appends it without looking for a transaction; it takes one offset and no consumer
+    ever sees it.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    """A greater one than the leader knows fences that producer; a smaller one is refused (47)."""
+    commit: bool = False
+    coordinator_epoch: int = 0
+
+
+class Admin:
+    """Changes one cluster; see `ClusterClient.admin`.
+
+    Args:
+        router: Of the cluster.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partition_count: int,
+        replication_factor: int = BROKER_DEFAULT,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic. Its leaders may need a moment more until they answer.
+
+        Raises:
+            UsageError: It exists (fact `error` is TOPIC_ALREADY_EXISTS), or the cluster or its
+                policy refuses it; fact `reason` has the broker's words.
+            OutcomeUnknownError: It may have been created; ask for the topic.
+            UnavailableError: No broker could be reached within the budget. It was not created.
+        """
+        made = CreateTopicsRequest.CreatableTopic
+        topic = made(
+            name=name,
+            num_partitions=partition_count,
+            replication_factor=replication_factor,
+            assignments=[],
+            configs=[
+                made.CreatableTopicConfig(name=key, value=value)
+                for key, value in (configs or {}).items()
+            ],
+        )
+
+        def attempt() -> None:
+            timeout_ms = self._router.settings.request_timeout_ms
+            request = CreateTopicsRequest(
+                topics=[topic], timeout_ms=timeout_ms, validate_only=False
+            )
+            response = self._controller().call(
+                request, low=_CREATE_TOPICS_VERSION_MIN, wait_ms=timeout_ms, writes=True
+            )
+            _check_topic(response.topics, name, "could not create the topic")
+
+        self._router.retry.run(attempt, "could not create the topic", writes=True, topic=name)
+
+    def create_partitions(self, name: str, count: int) -> None:
+        """Raise a topic's number of partitions to `count`.
+
+        Raises:
+            UsageError: It has as many or more (fact `error` is INVALID_PARTITIONS), does not exist,
+                or may not be changed; fact `reason` has the broker's words.
+            OutcomeUnknownError: It may have been done; ask for the topic.
+            UnavailableError: No broker could be reached within the budget. It was not done.
+        """
+        topic = CreatePartitionsRequest.CreatePartitionsTopic(
+            name=name, count=count, assignments=None
+        )
+
+        def attempt() -> None:
+            timeout_ms = self._router.settings.request_timeout_ms
+            request = CreatePartitionsRequest(
+                topics=[topic], timeout_ms=timeout_ms, validate_only=False
+            )
+            response = self._controller().call(request, wait_ms=timeout_ms, writes=True)
+            _check_topic(response.results, name, "could not add partitions")
+
+        self._router.retry.run(attempt, "could not add partitions", writes=True, topic=name)
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Move log starts up: delete what stands below an offset.
+
+        Args:
+            before: For each partition the first offset that stays, at most the high watermark.
+
+        Returns:
+            Each partition's low watermark: the least log start among its replicas.
+
+        Raises:
+            PositionError: An offset lies beyond the high watermark.
+            UsageError: No such partition, or not allowed.
+            OutcomeUnknownError: Some may have been deleted; look at the log starts.
+            UnavailableError: A partition had no reachable leader within the budget. Of others the
+                records may have been deleted.
+        """
+        timeout_ms = self._router.settings.request_timeout_ms
+
+        def call(
+            connection: Connection, led: Mapping[TopicPartition, PartitionMetadata]
+        ) -> dict[TopicPartition, int | LogmirrorError]:
+            made = DeleteRecordsRequest.DeleteRecordsTopic
+            topics = by_topic(
+                led,
+                lambda partition: made.DeleteRecordsPartition(
+                    partition_index=partition.partition, offset=before[partition]
+                ),
+            )
+            request = DeleteRecordsRequest(
+                topics=[made(name=name, partitions=entries) for name, entries in topics.items()],
+                timeout_ms=timeout_ms,
+            )
+            response = connection.call(request, wait_ms=timeout_ms, writes=True)
+            entries = (
+                (TopicPartition(topic.name, entry.partition_index), entry)
+                for topic in response.topics
+                for entry in topic.partitions
+            )
+            return read_entries(
+                entries, lambda entry: int(entry.low_watermark), "could not delete records"
+            )
+
+        return self._router.ask_leaders(before, call, "could not delete records", writes=True)
+
+    def topic_configs(self, name: str) -> dict[str, str | None]:
+        """See `ClusterClient.describe_topic_configs`."""
+
+        def attempt() -> dict[str, str | None]:
+            connection = self._router.topology.any_connection()
+            return _configs(connection, _TOPIC_RESOURCE, name)
+
+        return self._router.retry.run(
+            attempt, "could not read the topic's configuration", topic=name
+        )
+
+    def broker_configs(self) -> dict[int, dict[str, str | None]]:
+        """Each broker's configuration in effect, by node id, defaults included.
+
+        Brokers may differ, so each is asked. None stands where the value is secret.
+
+        Raises:
+            UsageError: We may not see it (DescribeConfigs on the cluster).
+            UnavailableError: A broker could not be reached within the budget.
+        """
+        topology = self._router.topology
+        found: dict[int, dict[str, str | None]] = {}
+
+        def attempt() -> None:
+            topology.refresh([])
+            for node in topology.nodes():
+                if node not in found:
+                    found[node] = _configs(topology.connection(node), _BROKER_RESOURCE, str(node))
+
+        self._router.retry.run(attempt, "could not read the brokers' configuration")
+        return found
+
+    def may_write_markers(self) -> bool:
+        """Whether `write_txn_markers` is allowed: ClusterAction on the cluster, found out by reading.
+
+        False also where the brokers do not offer it, do not tell (before Apache Kafka 2.8), or do
+        not tell us (Describe on the cluster is needed for that).
+
+        Raises:
+            UnavailableError: No broker answered within the budget.
+        """
+
+        def attempt() -> bool:
+            connection = self._router.topology.any_connection()
+            if not {DESCRIBE_CLUSTER, WRITE_TXN_MARKERS} <= connection.versions.keys():
+                return False
+            request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+            response = connection.call(request)
+            if response.error_code == CLUSTER_AUTHORIZATION_FAILED:
+                return False
+            if response.error_code:
+                raise api_error(response.error_code, action="could not ask what is allowed")
+            return _CLUSTER_ACTION in (response.authorized_operations or ())
+
+        return self._router.retry.run(attempt, "could not ask what is allowed")
+
+    def write_txn_markers(
+        self, markers: Mapping[TopicPartition, Sequence[TxnMarker]]
+    ) -> dict[TopicPartition, LogmirrorError | None]:
+        """Append control records, one request per leader (WriteTxnMarkers).
+
+        Each marker takes one offset, in the order given. Not idempotent: the same marker again is
+        appended again. So nothing is tried again here, not even a refusal, since some of a
+        partition's markers may have been appended before it: after an error look at the log's end.
+
+        Args:
+            markers: For each partition one or more; none may be empty.
+
+        Returns:
+            For each partition None: all are appended; or an error: `UsageError` (fact `error` is
+            CLUSTER_AUTHORIZATION_FAILED: not allowed, nothing appended), `UnavailableError` where
+            the request was not sent or the leader was another, `OutcomeUnknownError` where the
+            answer is lost, else as the broker's code says.
+
+        Raises:
+            UsageError: A topic does not exist, or we may not see it. Nothing was sent.
+            UnavailableError: Leaders could not be looked up. Nothing was sent.
+        """
+
+        def call(
+            connection: Connection, led: Mapping[TopicPartition, PartitionMetadata]
+        ) -> dict[TopicPartition, LogmirrorError | None]:
+            return _write_markers_once(connection, {each: markers[each] for each in led})
+
+        return self._router.each_leader(markers, call)
+
+    def _controller(self) -> Connection:
+        self._router.topology.refresh([])
+        return self._router.topology.controller()
+
+
+def _check_topic(entries: Sequence[Any], name: str, action: str) -> None:
+    for entry in entries:
+        if entry.name == name:
+            if entry.error_code:
+                facts = {} if entry.error_message is None else {"reason": entry.error_message}
+                raise api_error(entry.error_code, action=action, **facts)
+            return
+    raise CorruptionError("an answer is not about the topic that it was asked about")
+
+
+def _configs(connection: Connection, kind: int, name: str) -> dict[str, str | None]:
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=kind, resource_name=name, configuration_keys=None
+    )
+    response = connection.call(DescribeConfigsRequest(resources=[resource]), low=1)
+    result = response.results[0]
+    if result.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+        raise NotFoundError("topic does not exist", topic=name)
+    if result.error_code:
+        whose = "topic" if kind == _TOPIC_RESOURCE else "broker"
+        raise api_error(
+            result.error_code,
+            action=f"could not read the {whose}'s configuration",
+            **{whose: name},
+        )
+    return {config.name: config.value for config in result.configs}
+
+
+def _write_markers_once(
+    connection: Connection, markers: Mapping[TopicPartition, Sequence[TxnMarker]]
+) -> dict[TopicPartition, LogmirrorError | None]:
+    made = WriteTxnMarkersRequest.WritableTxnMarker
+    entries = [
+        made(
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            transaction_result=marker.commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            topics=[
+                made.WritableTxnMarkerTopic(
+                    name=partition.topic, partition_indexes=[partition.partition]
+                )
+            ],
+        )
+        for partition, several in markers.items()
+        for marker in several
+    ]
+    request = WriteTxnMarkersRequest(markers=entries)
+    response = connection.call(request, low=_MARKERS_VERSION, high=_MARKERS_VERSION, writes=True)
+    # The broker answers once per producer id, whatever the number of its markers.
+    found: dict[TopicPartition, LogmirrorError | None] = {}
+    for marker in response.markers:
+        for topic in marker.topics:
+            for entry in topic.partitions:
+                partition = TopicPartition(topic.name, entry.partition_index)
+                error = (
+                    api_error(
+                        entry.error_code,
+                        action="could not write control records",
+                        topic=topic.name,
+                        partition=entry.partition_index,
+                    )
+                    if entry.error_code
+                    else None
+                )
+                found[partition] = found.get(partition) or error
+    for partition in markers.keys() - found.keys():
+        found[partition] = OutcomeUnknownError(
+            "the answer leaves out a partition",
+            topic=partition.topic,
+            partition=partition.partition,
+        )
+    return found

@@ -1,0 +1,231 @@
+"""One connection that carries Produce requests, several under way at a time, answers in order.
+
+Invariants:
+1. A request whose last byte was not handed to the kernel is never processed: the broker reads whole
+   frames, and a connection that ends in the middle of one is aborted.
+2. Nothing here waits: `push` hands over what the kernel takes now, `pull` takes what has come. The
+   caller polls for both at once; so it cannot happen that the broker waits for us to read answers
+   while we wait for it to read requests.
+3. Answers are matched in the order of the requests, by correlation id, and must name exactly the
+   partitions that were sent; anything else ends the connection.
+4. While anything is under way, no other request is made on the connection: authentication of a
+   session that ends soon (KIP-368) is done when nothing is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from logmirror.cluster.connection import Connection
+from logmirror.errors import CorruptionError, InternalError, UsageError
+from logmirror.wire.messages import PRODUCE
+from logmirror.wire.produce import (
+    PRODUCE_VERSION_MAX,
+    PRODUCE_VERSION_MIN,
+    ProduceRequest,
+    ProduceResult,
+    encode_produce,
+    parse_produce,
+)
+
+if TYPE_CHECKING:
+    from logmirror.model import TopicPartition
+
+_SIZE: Final = struct.Struct(">i")
+_RECEIVE_BYTES: Final = 65_536
+_SLOWEST_BYTES_PER_MS: Final = 128
+"""A transfer slower than 128 kB/s is taken for dead."""
+
+
+class Underway(NamedTuple):
+    """A request that was begun and not answered."""
+
+    partitions: tuple[TopicPartition, ...]
+    correlation_id: int
+
+
+class ProduceConnection(Connection):
+    """See `Connection`; `call` and `fetch` work while nothing is under way."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # its base's own
+        self.underway: deque[Underway] = deque()
+        """Requests without an answer, oldest first; the last may not be sent whole."""
+        super().__init__(*arguments, **named)
+        oldest, newest = self.versions.get(PRODUCE, (0, -1))
+        self._version = min(newest, PRODUCE_VERSION_MAX)
+        self._pieces: deque[memoryview] = deque()
+        self._begun = False
+        self._send_deadline_ms = 0
+        self._answer_deadline_ms = 0
+        self._answer_wait_ms = 0
+        self._received = bytearray()
+        self._view = memoryview(bytearray(_RECEIVE_BYTES))
+        if self._version < max(oldest, PRODUCE_VERSION_MIN):
+            self.close()
+            raise UsageError(
+                "the broker cannot be written to in a version that we know",
+                hint="Apache Kafka 0.11 or later is needed",
+                host=self.host,
+                port=self.port,
+                broker_versions=(oldest, newest),
+                our_versions=(PRODUCE_VERSION_MIN, PRODUCE_VERSION_MAX),
+            )
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self.underway)} under way"
+        return f"ProduceConnection({self.host}:{self.port}, {state})"
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether some bytes of the last request are still with us."""
+        return bool(self._pieces)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the kernel has taken bytes of the request that is being sent."""
+        return self._begun
+
+    @property
+    def session_ends_soon(self) -> bool:
+        """Whether it is time to authenticate again: let it drain, then call `prepare`."""
+        at_ms = self._reauthenticate_at_ms
+        return at_ms is not None and self._clock.monotonic_ms() >= at_ms
+
+    @property
+    def throttled_until_ms(self) -> int:
+        """The broker does not read before this moment of the monotonic clock; 0: it does."""
+        return self._throttled_until_ms
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """By when the head must be answered, and what is being sent be sent; None: nothing is."""
+        unsent = 1 if self._pieces else 0
+        deadlines = [self._send_deadline_ms] * unsent
+        if len(self.underway) > unsent:
+            deadlines.append(self._answer_deadline_ms)
+        return min(deadlines, default=None)
+
+    def prepare(self) -> None:
+        """Wait out a throttle and authenticate again if it is time; only when it is idle."""
+        self._ready()
+
+    def _ready(self) -> None:
+        if self.underway:
+            raise InternalError("another request was made while answers to Produce are awaited")
+        super()._ready()
+
+    def fileno(self) -> int:
+        """For poll."""
+        return self._transport.fileno()
+
+    def abort(self) -> None:
+        """Close it; nothing that it still holds is sent any more."""
+        self.closed = True
+        self._pieces.clear()
+        self._transport.abort()
+
+    def begin(self, request: ProduceRequest) -> None:
+        """Put a request in line; `push` sends it. The batches are read until it is sent whole."""
+        if self._pieces:
+            raise InternalError("a request was begun before the last one was sent")
+        self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        buffers = encode_produce(
+            request,
+            version=self._version,
+            correlation_id=correlation_id,
+            client_id=self._client_id,
+        )
+        self._pieces = self._transport.pieces(buffers)
+        self._begun = False
+        partitions = tuple(partition for partition, _ in request.batches)
+        self.underway.append(Underway(partitions, correlation_id))
+        self._answer_wait_ms = self._settings.socket_timeout_ms + request.timeout_ms
+        self._send_deadline_ms = (
+            self._clock.monotonic_ms()
+            + self._answer_wait_ms
+            + sum(map(len, self._pieces)) // _SLOWEST_BYTES_PER_MS
+        )
+
+    def withdraw(self) -> Underway:
+        """Take back a request of which no byte was sent."""
+        if self._begun or not self._pieces:
+            raise InternalError("a request cannot be taken back once it was begun")
+        self._pieces.clear()
+        return self.underway.pop()
+
+    def push(self, not_after_ms: int | None) -> bool:
+        """Send what the kernel takes now.
+
+        Args:
+            not_after_ms: Moment of the monotonic clock from which on no byte is handed over; looked
+                at immediately before each time that bytes are.
+
+        Returns:
+            False when that moment has come before the request was sent whole.
+
+        Raises:
+            UnavailableError: The connection has failed.
+        """
+        while self._pieces:
+            if not_after_ms is not None and self._clock.monotonic_ms() >= not_after_ms:
+                return False
+            if not self._transport.send_some(self._pieces):
+                break
+            self._begun = True
+        else:
+            if len(self.underway) == 1:
+                self._restart_answer_deadline()
+        return True
+
+    def pull(self, into: list[ProduceResult]) -> None:
+        """Take the answers that have come, in order.
+
+        Args:
+            into: They are appended; those that came before a failure, too.
+
+        Raises:
+            UnavailableError: The connection has failed; nothing more will come.
+            CorruptionError: An answer is not one to the request at the head.
+        """
+        while count := self._transport.receive_now(self._view):
+            self._received += self._view[:count]
+            self._take_frames(into)
+
+    def _take_frames(self, into: list[ProduceResult]) -> None:
+        at = 0
+        with memoryview(self._received) as received:
+            while len(received) - at >= _SIZE.size:
+                size = _SIZE.unpack_from(received, at)[0]
+                self._check_frame(size, self._settings.receive_message_max_bytes)
+                end = at + _SIZE.size + size
+                if end > len(received):
+                    break
+                self._accept(received[at + _SIZE.size : end], into)
+                at = end
+        del self._received[:at]
+
+    def _accept(self, frame: memoryview, into: list[ProduceResult]) -> None:
+        unsent = 1 if self._pieces else 0
+        if len(self.underway) <= unsent:
+            raise CorruptionError("an answer came that nothing asked for")
+        head = self.underway[0]
+        results, throttle_ms = parse_produce(
+            frame, version=self._version, correlation_id=head.correlation_id
+        )
+        answered = {result.partition for result in results}
+        if len(results) != len(head.partitions) or answered != set(head.partitions):
+            raise CorruptionError(
+                "a produce answer is not about the partitions that were sent",
+                expected=len(head.partitions),
+                found=len(results),
+            )
+        self.underway.popleft()
+        into += results
+        self._proven = True
+        self._throttle(throttle_ms)
+        self._restart_answer_deadline(throttle_ms)
+
+    def _restart_answer_deadline(self, throttle_ms: int = 0) -> None:
+        self._answer_deadline_ms = self._clock.monotonic_ms() + self._answer_wait_ms + throttle_ms
