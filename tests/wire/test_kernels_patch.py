@@ -3,6 +3,7 @@
 Method: patched batches are compared with batches that were made so from the start.
 """
 
+import itertools
 import struct
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_header_and_checksum_are_those_of_the_new_producer(drawn, producer_id, e
 def test_a_listed_batch_has_base_offset_0_its_codec_and_no_producer(drawn):
     run = b"".join(data for data, _, _ in drawn)
     edges = np.cumsum([0, *(len(data) for data, _, _ in drawn)]).tolist()
-    rows = [(1, at, end - at) for at, end in zip(edges[:-1], edges[1:], strict=True)]
+    rows = [(1, at, end - at) for at, end in itertools.pairwise(edges)]
     after, status = listed(run, rows)
     assert status == 0
     for _, at, size in rows:

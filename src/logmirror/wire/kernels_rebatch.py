@@ -189,7 +189,6 @@ def _way_of(cell: int, stride: int, state: int, is_last: bool) -> int:
     """What becomes of the batch at `cell`; `is_last`: no other one follows."""
     if (
         load_i64(cell + 11 * stride) != 0
-        or load_i64(cell + 4 * stride) == 0
         or load_i64(cell + 3 * stride) < load_i64(state + FIRST)
         or load_i64(cell + 2 * stride) >= load_i64(state + END)
     ):
@@ -341,12 +340,26 @@ def _save(state: int, codec: int) -> None:
 
 @inlined
 def _take_back(state: int, row: int) -> None:
-    """Take the row at hand out of a piece that it does not fit into, so that it is not split."""
-    if load_i64(state + SAVED_COUNT) > 0:
-        store_64(state + FILL, load_i64(state + SAVED_FILL))
-        store_64(state + COUNT, load_i64(state + SAVED_COUNT))
-        store_64(state + MAX_TIMESTAMP, load_i64(state + SAVED_MAX))
-        _begin_row(state, row)
+    """Take the row at hand out of the open piece, so that it is not split."""
+    store_64(state + FILL, load_i64(state + SAVED_FILL))
+    store_64(state + COUNT, load_i64(state + SAVED_COUNT))
+    store_64(state + MAX_TIMESTAMP, load_i64(state + SAVED_MAX))
+    _begin_row(state, row)
+
+
+@inlined
+def _pass_row(state: int, cell: int, stride: int) -> int:
+    """List one row as it is; a status."""
+    status = _close(state)
+    if status != DONE:
+        return status
+    if load_i64(state + LISTED) >= load_i64(state + CAPACITY):
+        return FULL
+    _list(
+        *(state, load_i64(cell + 2 * stride), load_i64(cell + 4 * stride), 1),
+        *(load_i64(cell), load_i64(cell + stride), load_i64(cell + 6 * stride)),
+    )
+    return DONE
 
 
 @inlined
@@ -365,26 +378,15 @@ def _pour_row(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
         _save(state, codec)
     reason = _pour(state, cell, stride, header, payload, end, readable)
     if reason == _OVER:
-        _take_back(state, row)
+        if load_i64(state + SAVED_COUNT) > 0:
+            _take_back(state, row)
+        elif _is_whole(cell, stride, state):  # packed it was small, unpacked it fills a piece
+            _take_back(state, row)
+            return _pass_row(state, cell, stride)
     elif reason != _HOLE:
         return reason
     status = _close(state)
     return _AGAIN if status == DONE else status
-
-
-@inlined
-def _pass_row(state: int, cell: int, stride: int) -> int:
-    """List one row as it is; a status."""
-    status = _close(state)
-    if status != DONE:
-        return status
-    if load_i64(state + LISTED) >= load_i64(state + CAPACITY):
-        return FULL
-    _list(
-        *(state, load_i64(cell + 2 * stride), load_i64(cell + 4 * stride), 1),
-        *(load_i64(cell), load_i64(cell + stride), load_i64(cell + 6 * stride)),
-    )
-    return DONE
 
 
 @kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64)")
