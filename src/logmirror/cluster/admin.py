@@ -217,7 +217,7 @@ class Admin:
         return found
 
     def may_write_markers(self) -> bool:
-        """Whether `write_txn_markers` is allowed: ClusterAction on the cluster, found out by reading.
+        """Whether `write_txn_markers` is allowed (ClusterAction), found out by reading.
 
         False also where the brokers do not offer it, do not tell (before Apache Kafka 2.8), or do
         not tell us (Describe on the cluster is needed for that).

@@ -55,6 +55,10 @@ NO_ANSWER: Final = -2
 
 
 _DOUBLINGS_MAX: Final = 20
+_BROKEN: Final = UnavailableError("not sent: the connection broke")
+_NOT_COLLECTED: Final = UnavailableError(
+    "not sent: an earlier batch of the partition failed", hint="collect its answer first"
+)
 
 
 class ProduceAnswer(NamedTuple):
@@ -173,20 +177,24 @@ class ProducePipeline:
         if len({partition for partition, _ in batches}) != len(batches):
             raise InternalError("a partition is twice in one send")
         refused, by_link = self._assign(batches)
-        self._settle(by_link)
+        broken = self._settle(by_link)
         if not_after_ms is not None and self._clock.monotonic_ms() >= not_after_ms:
             raise _too_late()
         for partition, error in refused.items():
             self._counts[partition] += 1
             self._answer_unsent(partition, error)
-        for link, accepted in by_link.items():
-            for partition, _ in accepted:
+        for link, wanted in by_link.items():
+            accepted: list[tuple[TopicPartition, memoryview]] = []
+            for partition, view in wanted:
                 self._counts[partition] += 1
-                self._link_of[partition] = link
-            if link.closed:
-                for partition, _ in accepted:
-                    self._answer_unsent(partition, UnavailableError("the connection broke"))
-            else:
+                if link.closed:
+                    self._answer_unsent(partition, broken.get(link, _BROKEN))
+                elif partition in self._failed:
+                    self._answer_unsent(partition, _NOT_COLLECTED)
+                else:
+                    self._link_of[partition] = link
+                    accepted.append((partition, view))
+            if accepted:
                 link.begin(
                     ProduceRequest(accepted, self._acks, self._timeout_ms, self._transactional_id)
                 )
@@ -225,10 +233,7 @@ class ProducePipeline:
         for partition, view in batches:
             link = self._link_of.get(partition)
             if partition in self._failed:
-                refused[partition] = UnavailableError(
-                    "not sent: an earlier batch of the partition failed",
-                    hint="collect its answer first",
-                )
+                refused[partition] = _NOT_COLLECTED
             elif link is not None and not link.closed:
                 by_link.setdefault(link, []).append((partition, view))
             else:
@@ -276,7 +281,7 @@ class ProducePipeline:
         now_ms = self._clock.monotonic_ms()
         not_before_ms, failures, why = self._unreachable.get(node, (0, 0, None))
         if why is not None and now_ms < not_before_ms:
-            raise why
+            raise _copy_of(why)
         try:
             link = self._router.topology.new_connection(node, ProduceConnection)
         except LogmirrorError as error:
@@ -293,8 +298,11 @@ class ProducePipeline:
         self._links[node] = link
         return link
 
-    def _settle(self, links: Iterable[ProduceConnection]) -> None:
-        """Before sending: no throttle, no session about to end."""
+    def _settle(
+        self, links: Iterable[ProduceConnection]
+    ) -> dict[ProduceConnection, LogmirrorError]:
+        """Before sending: no throttle, no session about to end. Returns what went wrong."""
+        broken: dict[ProduceConnection, LogmirrorError] = {}
         for link in links:
             while link.session_ends_soon and link.underway and not link.closed:
                 self._wait(())
@@ -305,7 +313,9 @@ class ProducePipeline:
             try:
                 link.prepare()
             except LogmirrorError as error:
+                broken[link] = error
                 self._give_up(link, error)
+        return broken
 
     # Bytes.
 
@@ -427,13 +437,17 @@ class ProducePipeline:
 
     def _answer_unsent(self, partition: TopicPartition, why: LogmirrorError) -> None:
         """Answer a batch of which nothing was sent; `why` may be that of many."""
-        error = type(why)(why.message, hint=why.hint, **why.facts)
-        self._answer(partition, error)
+        self._answer(partition, _copy_of(why))
 
     def _answer(self, partition: TopicPartition, error: LogmirrorError) -> None:
         error.add_facts(topic=partition.topic, partition=partition.partition)
         self._failed.add(partition)
         self._answers.append(ProduceAnswer(partition, NO_ANSWER, -1, -1, -1, error))
+
+
+def _copy_of(error: LogmirrorError) -> LogmirrorError:
+    """Make another of the same, to be raised or given facts apart from the first."""
+    return type(error)(error.message, hint=error.hint, **error.facts)
 
 
 def _too_late() -> UnavailableError:

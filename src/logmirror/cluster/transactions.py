@@ -38,7 +38,7 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.wire.messages import OPERATION_NOT_ATTEMPTED, api_error
+from logmirror.wire.messages import INVALID_TXN_STATE, OPERATION_NOT_ATTEMPTED, api_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -85,6 +85,8 @@ class TransactionalProducer:
         self._fenced = False
         self._added: set[TopicPartition] = set()
         self._added_groups: set[str] = set()
+        self._unsure = False
+        """Whether something may not have been added that was to be."""
 
     @property
     def identity(self) -> ProducerIdentity:
@@ -104,6 +106,7 @@ class TransactionalProducer:
         self._fenced = False
         self._added.clear()
         self._added_groups.clear()
+        self._unsure = False
 
         def attempt(connection: Connection) -> ProducerIdentity:
             request = InitProducerIdRequest(
@@ -139,6 +142,7 @@ class TransactionalProducer:
         topics = by_topic(wanted, lambda partition: partition.partition)
         # Ahead of the answer: whether it was done or not, `end` may have something to end.
         self._added.update(wanted)
+        unsure, self._unsure = self._unsure, True
 
         def attempt(connection: Connection) -> None:
             request = AddPartitionsToTxnRequest(
@@ -162,7 +166,9 @@ class TransactionalProducer:
             self._run(attempt, "could not add partitions to the transaction")
         except UsageError:
             self._added.difference_update(wanted)  # a refusal adds none of them
+            self._unsure = unsure
             raise
+        self._unsure = unsure
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
         """Commit progress inside the transaction, as offsets of a consumer group.
@@ -174,7 +180,7 @@ class TransactionalProducer:
         """
         owned = self._owned()
         if group not in self._added_groups:
-            self._added_groups.add(group)
+            unsure, self._unsure = self._unsure, True
 
             def add(connection: Connection) -> None:
                 request = AddOffsetsToTxnRequest(
@@ -186,6 +192,8 @@ class TransactionalProducer:
                 _check(connection.call(request), "could not add offsets to the transaction")
 
             self._run(add, "could not add offsets to the transaction", group=group)
+            self._added_groups.add(group)
+            self._unsure = unsure
         coordinator = self._groups.setdefault(group, Coordinator(self._router, group, GROUP))
 
         def commit(connection: Connection) -> None:
@@ -216,7 +224,9 @@ class TransactionalProducer:
             UsageError: The coordinator knows no such transaction (fact `error` INVALID_TXN_STATE).
         """
         owned = self._owned()
-        if not self._added and not self._added_groups:
+        if commit and self._unsure:
+            raise InternalError("a transaction that something could not be added to was committed")
+        if not (self._added or self._added_groups or self._unsure):
             return
 
         def attempt(connection: Connection) -> None:
@@ -233,8 +243,13 @@ class TransactionalProducer:
             self._run(attempt, "could not end the transaction", commit=commit)
         except UnavailableError as error:
             raise OutcomeUnknownError(error.message, hint=error.hint, **error.facts) from error
+        except UsageError as error:
+            if commit or not self._unsure or error.facts.get("code") != INVALID_TXN_STATE:
+                raise
+            # It was not added, then: nothing was begun.
         self._added.clear()
         self._added_groups.clear()
+        self._unsure = False
 
     def _offset_commit(
         self, owned: ProducerIdentity, group: str, offsets: Mapping[TopicPartition, GroupOffset]
