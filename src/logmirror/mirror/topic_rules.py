@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from logmirror.config_file.model import TimestampMode
+TimestampMode = Literal["source", "destination"]
+"""Whether records keep their timestamps, or the destination stamps them when it appends them."""
 
 Severity = Literal["error", "warning", "note"]
 """`error`: the copy would be wrong or stop. `warning`: it may stop, or lose what was acknowledged,
@@ -70,6 +71,29 @@ class Finding:
         there = "not there" if self.destination is None else self.destination
         here = "" if self.source is None else f" (source: {self.source})"
         return f"{self.severity}: {self.setting}: {there}{here}: {self.advice}"
+
+
+def strictest(brokers: Iterable[Mapping[str, str | None]]) -> dict[str, str | None]:
+    """Settings that hold wherever a partition is led: those of all brokers, the least of each.
+
+    Args:
+        brokers: The settings of each broker.
+    """
+    found: dict[str, str | None] | None = None
+    for configs in brokers:
+        if found is None:
+            found = dict(configs)
+            continue
+        found = {
+            name: min(value, configs[name], key=_as_number)
+            for name, value in found.items()
+            if name in configs
+        }
+    return found or {}
+
+
+def _as_number(value: str | None) -> int:
+    return _number({"": value}, "", _UNLIMITED)
 
 
 def settings_for_copy(

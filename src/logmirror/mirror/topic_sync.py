@@ -15,10 +15,10 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.cluster.client import LATEST
+from logmirror.cluster.offsets import LATEST
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.mirror.topic_rules import (
@@ -26,6 +26,7 @@ from logmirror.mirror.topic_rules import (
     cluster_findings,
     partition_findings,
     settings_for_copy,
+    strictest,
     topic_findings,
 )
 from logmirror.model import TopicPartition
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
-    from logmirror.config_file.model import TimestampMode, TopicSync
+    from logmirror.mirror.topic_rules import TimestampMode
+
+TopicSync = Literal["create", "validate", "off"]
+"""What is done about the destination's topic; see `sync_topic`."""
 
 _READY_MS: Final = 30_000
 """How long a new topic may take until each partition has a leader: some tenths of a second with one
@@ -51,7 +55,7 @@ class TopicReport:
 
     topic: str
     created: bool = False
-    """It was not there; we made it, or somebody else did at the same time."""
+    """We made it, and were told so: nobody can have written to it before."""
 
     partitions_added: int = 0
     findings: tuple[Finding, ...] = ()
@@ -116,14 +120,13 @@ def sync_topic(  # noqa: PLR0913  # two topics and what the configuration says a
     created, added = False, 0
     if target is None and mode == "create":
         wanted = settings_for_copy(configs, cluster, timestamp_mode=timestamp_mode)
-        _create(
+        created = _create(
             destination,
             destination_topic,
             partition_count=len(origin.partitions),
             replication_factor=-1 if replication_factor is None else replication_factor,
             configs=wanted,
         )
-        created = True
         target = _await_topic(destination, destination_topic, 1, clock)
     if target is not None and mode == "create":
         added = _grow(destination, target, needed)
@@ -218,7 +221,7 @@ def _find(cluster: ClusterClient, topic: str) -> TopicMetadata | None:
 def _broker_configs(cluster: ClusterClient) -> Mapping[str, str | None] | None:
     """Broker-wide settings; None where we may not read them, which many a cluster forbids."""
     try:
-        return cluster.broker_configs()
+        return strictest(cluster.admin.broker_configs().values())
     except UsageError:
         return None
 
@@ -264,13 +267,13 @@ def _create(
     partition_count: int,
     replication_factor: int,
     configs: Mapping[str, str],
-) -> None:
-    """Make a topic. It is as well if somebody else does so at the same time: it is compared next.
+) -> bool:
+    """Make a topic; False if it is there and may be somebody else's, which is compared next.
 
     An answer that is lost is looked for (I7): the topic is there, or it was not made.
     """
     try:
-        cluster.create_topic(
+        cluster.admin.create_topic(
             topic,
             partition_count=partition_count,
             replication_factor=replication_factor,
@@ -281,7 +284,10 @@ def _create(
             raise
     except UsageError as error:
         if error.facts.get("error") != "TOPIC_ALREADY_EXISTS":
-            raise error.add_facts(topic=topic) from None
+            raise
+    else:
+        return True
+    return False
 
 
 def _grow(cluster: ClusterClient, target: TopicMetadata, partition_count: int) -> int:
@@ -290,7 +296,7 @@ def _grow(cluster: ClusterClient, target: TopicMetadata, partition_count: int) -
     if missing <= 0:
         return 0
     try:
-        cluster.create_partitions(target.name, partition_count)
+        cluster.admin.create_partitions(target.name, partition_count)
     except (OutcomeUnknownError, UsageError):
         # Somebody else may have added them, or our own request did and its answer was lost.
         if len(cluster.topic(target.name).partitions) < partition_count:
