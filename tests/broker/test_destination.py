@@ -20,6 +20,7 @@ from kit.partition_client import (
     Producer,
     data_batch,
 )
+from logmirror.model import TimestampType
 from logmirror.wire.records import (
     Codec,
     MarkerType,
@@ -38,6 +39,7 @@ PID = 0x6C6D000000000001
 FIRST_MS = 1_700_000_000_000
 REFUSED = -1
 
+UNKNOWN_SERVER_ERROR = -1
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_TIMESTAMP = 32
@@ -432,6 +434,12 @@ def test_a_marker_for_a_topic_that_is_not_there_is_refused(partition):
     assert partition.write_markers((99, 0)) == {99: UNKNOWN_TOPIC_OR_PARTITION}
 
 
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (7, -1)])
+def test_a_marker_of_nobody_is_refused(partition, producer_id, epoch):
+    assert partition.write_markers((producer_id, epoch)) == {producer_id: UNKNOWN_SERVER_ERROR}
+    assert partition.log_end == 0
+
+
 def test_a_marker_has_a_time_that_can_be_looked_up(partition):
     partition.produce(data_batch(10))
     partition.write_markers((99, 0))
@@ -465,3 +473,5 @@ def test_with_log_append_time_the_broker_says_the_time(bootstrap, topic_name):
         assert (again.base_offset, again.log_append_time) == (0, answer.log_append_time)
         assert partition.produce(_batch(4)) == Appended(OUT_OF_ORDER, REFUSED)
         assert partition.list_offset(FIRST_MS) == (0, header.max_timestamp_ms, 0)
+        own = data_batch(1, timestamp_type=TimestampType.LOG_APPEND_TIME)
+        assert partition.produce(own) == Appended(INVALID_TIMESTAMP, REFUSED)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _NO_TRANSACTION: Final = -1
+_NO_PRODUCER: Final = -1
 _AT_ONCE: Final = 256
 """Markers that are written before somebody else has a turn: about 5 ms."""
 
@@ -146,6 +147,8 @@ def _append_marker(
     code, log = _find_log(broker, name, number)
     if log is None:
         return code, None
+    if marker.producer_id == _NO_PRODUCER or marker.producer_epoch < 0:
+        return ErrorCode.unknown_server_error, None  # as Kafka, which has no better word for it
     try:
         log.append_marker(marker, broker.clock.now_ms())
     except RefusedSequenceError as refused:

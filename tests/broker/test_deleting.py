@@ -1,0 +1,285 @@
+"""Goal: deleted records never come back, what is left is whole, and who wrote is not forgotten.
+
+Method: a log whose records are deleted while it loses power before each of its calls in turn; after
+recovery it begins where it was told to, with every acknowledged record from there on, and knows its
+producer. Then a real broker that is killed right after it answered, and before files could go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.clients import rows_by_librdkafka
+from kit.embedded import EmbeddedBroker
+from kit.faulty_disk import FaultyDisk, PowerLossError
+from kit.kafka import create_topic, delete_topic
+from kit.partition_client import EARLIEST, Appended, PartitionClient, data_batch
+from logmirror.broker.batch_check import check_batch
+from logmirror.broker.disk import Disk
+from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.partition_log import ColdSegmentError, Marker, PartitionLog
+from logmirror.broker.recovery import recover
+from logmirror.broker.segment_cache import SegmentCache
+from logmirror.errors import CorruptionError
+from logmirror.wire.records import decode_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEGMENT_BYTES = 300
+"""Room for two or three batches of these tests."""
+
+PRODUCER = 8
+OUT_OF_ORDER = 45
+INVALID_PRODUCER_EPOCH = 47
+
+
+def _open(folder: Path, disk: Disk | None = None, log_start: int = 0) -> PartitionLog:
+    disk = disk or Disk()
+    cache = SegmentCache(disk)
+    options = {"disk": disk, "cache": cache, "segment_bytes": SEGMENT_BYTES}
+    return recover(folder, log_start=log_start, **options)
+
+
+def _append(log: PartitionLog, number: int) -> None:
+    batch = memoryview(bytearray(data_batch(2, producer_id=PRODUCER, sequence=number * 2)))
+    assert log.append(batch, check_batch(batch, max_bytes=10**6)) == number * 2
+
+
+def _flush(log: PartitionLog) -> None:
+    job = log.begin_sync()
+    if job is not None:
+        job.run()
+        log.finish_sync(job, None)
+
+
+def _remove(disk: Disk, log: PartitionLog) -> None:
+    for segment in log.take_deleted():
+        disk.unlink(segment.path)
+
+
+def _offsets(log: PartitionLog) -> list[int]:
+    """Read all offsets from the log start on, as a consumer does."""
+    offset, found = log.log_start, []
+    while offset < log.high_watermark:
+        try:
+            ranges = log.read(offset, 1000, at_least_one=True)
+        except ColdSegmentError as cold:
+            log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
+            continue
+        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+        found += [record.offset for record in decode_reference(data) if record.offset >= offset]
+        offset = found[-1] + 1
+    return found
+
+
+def _last_sequence(log: PartitionLog) -> int:
+    return dict(log.producers.items())[PRODUCER].last_sequence
+
+
+def _workload(disk: Disk, folder: Path, told: list[int], acked: list[int]) -> None:
+    """Append and delete in turn; `told` is where the log begins, as the database would have it."""
+    log = _open(folder, disk)
+    for number in range(30):
+        _append(log, number)
+        if number % 3 == 2:
+            _flush(log)
+            acked[0] = log.high_watermark
+        if number % 7 == 6:
+            told[0] = log.high_watermark - number % 4
+            log.advance_start(told[0])
+            _remove(disk, log)
+
+
+def test_segments_below_the_start_go_and_the_rest_is_whole(tmp_path):
+    disk, folder = Disk(), tmp_path / "t" / "0"
+    told, acked = [0], [0]
+    _workload(disk, folder, told, acked)
+
+    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".batches")
+    assert told[0] > 40
+    assert all(int(name[21:41]) >= told[0] for name in names)
+    again = _open(folder, log_start=told[0])
+    assert _offsets(again) == list(range(told[0], 60))
+    assert _last_sequence(again) == 59
+
+
+def test_power_lost_before_any_call_brings_nothing_back_and_loses_nothing(tmp_path):
+    whole = FaultyDisk()
+    _workload(whole, tmp_path / "whole" / "0", [0], [0])
+    assert "unlink" in whole.calls
+    for until in range(len(whole.calls)):
+        chance = random.Random(until)
+        disk = FaultyDisk(power_until=until)
+        folder = tmp_path / f"before-{until}" / "0"
+        told, acked = [0], [0]
+        with pytest.raises(PowerLossError):
+            _workload(disk, folder, told, acked)
+        left = tmp_path / f"after-{until}" / "0"
+        disk.after_power_loss(
+            folder,
+            left,
+            keep=lambda size, chance=chance: chance.randint(0, size),
+            some=lambda chance=chance: chance.random() < 0.5,
+        )
+
+        log = _open(left, log_start=told[0])
+
+        assert log.log_start == told[0]
+        assert _offsets(log) == list(range(told[0], log.log_end))
+        assert log.log_end >= acked[0]
+        if log.log_end:
+            assert _last_sequence(log) == log.log_end - 1
+        again = _open(left, log_start=told[0])
+        assert (again.log_start, again.log_end) == (log.log_start, log.log_end)
+
+
+def test_files_of_deleted_records_that_a_crash_left_go_at_the_start(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    for number in range(20):
+        _append(log, number)
+    _flush(log)
+    sealed = sorted(folder.glob("*.batches"))
+    assert len(sealed) > 4
+    sealed[1].unlink()  # of several that were to go, the file system forgot one
+
+    with pytest.raises(CorruptionError):
+        _open(folder)
+    again = _open(folder, log_start=30)
+
+    assert _offsets(again) == list(range(30, 40))
+    assert not sealed[0].exists()
+    assert _last_sequence(again) == 39
+
+
+def test_producers_are_known_although_all_they_wrote_is_deleted(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    for number in range(20):
+        _append(log, number)
+    log.append_marker(Marker(99, 3, is_commit=True, coordinator_epoch=5), 1000)
+    _flush(log)
+    log.advance_start(log.high_watermark)
+    _remove(Disk(), log)
+    assert not list(folder.glob("*.batches"))
+    before = list(log.producers.items())
+
+    for _ in range(2):
+        again = _open(folder, log_start=41)
+        assert list(again.producers.items()) == before
+        assert _offsets(again) == []
+
+
+def test_a_log_that_ends_before_its_start_is_not_opened(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    _append(log, 0)
+    _flush(log)
+
+    assert _open(folder, log_start=2).log_end == 2
+    with pytest.raises(CorruptionError) as raised:
+        _open(folder, log_start=3)
+
+    assert (raised.value.facts["expected"], raised.value.facts["found"]) == (3, 2)
+
+
+def test_a_file_that_cannot_be_removed_disturbs_nobody(tmp_path, caplog):
+    class Stuck(Disk):
+        def unlink(self, path: Path) -> None:
+            if path.suffix == ".batches":
+                raise PermissionError(path)
+            super().unlink(path)
+
+    async def act() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            disk = Stuck()
+            commits = GroupCommit(executor, disk)
+            log = _open(tmp_path / "t" / "0", disk)
+            for number in range(20):
+                _append(log, number)
+            _flush(log)
+            log.advance_start(30)
+            commits.remove_deleted(log)
+            await commits.wait_removed(log)
+            assert _offsets(log) == list(range(30, 40))
+
+    asyncio.run(act())
+
+    assert "deleted segments are still there" in caplog.text
+    assert _offsets(_open(tmp_path / "t" / "0", log_start=30)) == list(range(30, 40))
+    assert not list((tmp_path / "t" / "0").glob("*0000000000-*.batches"))
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(tmp_path / "broker", segment_bytes=2000)
+    with broker:
+        yield broker
+
+
+def test_killed_right_after_the_answer_the_log_begins_where_it_was_told(broker, topic_name):
+    create_topic(broker.bootstrap, topic_name, 1, {})
+    sent = start = 0
+    for round_number in range(5):
+        with PartitionClient(broker.bootstrap, topic_name) as partition:
+            for _ in range(20):
+                batch = data_batch(10, producer_id=PRODUCER, sequence=sent)
+                assert partition.produce(batch) == Appended(0, sent)
+                sent += 10
+            start = sent if round_number == 3 else sent - 35
+            assert partition.delete_records(start) == (0, start)
+        broker.kill()
+        broker.start()
+
+        with PartitionClient(broker.bootstrap, topic_name) as partition:
+            assert partition.list_offset(EARLIEST)[2] == start
+            assert partition.log_end == sent
+            assert partition.producers()[PRODUCER].last_sequence == sent - 1
+            repeated = data_batch(10, producer_id=PRODUCER, sequence=sent - 10)
+            assert partition.produce(repeated) == Appended(0, sent - 10)
+            ahead = data_batch(10, producer_id=PRODUCER, sequence=sent + 10)
+            assert partition.produce(ahead).error == OUT_OF_ORDER
+    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name, start=start))
+    assert [row.offset for row in rows] == list(range(start, sent))
+    names = {path.name for path in (broker.log_dir / topic_name / "0").glob("*.batches")}
+    assert all(int(name[21:41]) >= start for name in names)
+
+
+def test_a_marker_fences_also_after_a_kill(broker, topic_name):
+    create_topic(broker.bootstrap, topic_name, 1, {})
+    with PartitionClient(broker.bootstrap, topic_name) as partition:
+        partition.produce(data_batch(10, producer_id=PRODUCER, sequence=0))
+        partition.write_markers((PRODUCER, 1), coordinator_epoch=6)
+        before = partition.producers()
+    broker.kill()
+    broker.start()
+
+    with PartitionClient(broker.bootstrap, topic_name) as partition:
+        assert partition.producers() == before
+        old = data_batch(10, producer_id=PRODUCER, sequence=10)
+        assert partition.produce(old).error == INVALID_PRODUCER_EPOCH
+        new = data_batch(10, producer_id=PRODUCER, sequence=0, epoch=1)
+        assert partition.produce(new) == Appended(0, 11)
+
+
+def test_a_topic_made_again_begins_at_zero(broker, topic_name):
+    create_topic(broker.bootstrap, topic_name, 1, {})
+    with PartitionClient(broker.bootstrap, topic_name) as partition:
+        partition.produce(data_batch(10))
+        partition.delete_records(7)
+    delete_topic(broker.bootstrap, topic_name)
+    create_topic(broker.bootstrap, topic_name, 1, {})
+    broker.kill()
+    broker.start()
+
+    with PartitionClient(broker.bootstrap, topic_name) as partition:
+        assert partition.list_offset(EARLIEST)[2] == 0
+        assert partition.produce(data_batch(1)) == Appended(0, 0)
