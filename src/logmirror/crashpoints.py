@@ -25,6 +25,15 @@ POINTS: Final = (
     "claim.created",  # executor: claim durable, object not published
     "publish.linked",  # executor: object visible, nobody told
     "publish.done",  # executor: staged name removed, receipt not sent
+    "head.filled",  # executor: filler stands for offsets that the source no longer has
+    "head.deleted",  # executor: and is deleted again
+    "hole.begin",  # executor: nothing on its way, no marker asked for
+    "hole.joined",  # executor: the partition is in a transaction to which nothing is written
+    "hole.marked",  # executor: a marker was asked for, perhaps not written yet
+    "hole.filled",  # executor: the destination's log ends where the hole does
+    "produce.prepared",  # executor: batches ready, nothing sent
+    "produce.sent",  # executor: on their way, no answer
+    "produce.answered",  # executor: acknowledged, nobody told
     "commit.received",  # driver: receipts here, not checked
     "commit.done",  # driver: verified position advanced
 )

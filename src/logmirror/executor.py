@@ -11,24 +11,38 @@ from __future__ import annotations
 import functools
 import gc
 import os
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.daemon import manager
 
 from logmirror.cluster.client import ClusterClient
+from logmirror.mirror.kafka_holes import HoleWriter
+from logmirror.mirror.kafka_proof import KafkaProver
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
+from logmirror.mirror.kafka_transfer import KafkaTransfer
+from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.transfer import Transfer
 from logmirror.stores.filesystem import FilesystemStore
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.encode import encode_batches
+from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from logmirror.cluster.produce import ProducePipeline
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.ports import SliceResult, Work
+
+
+_SHORT_LEASE_MS: Final = 50
+"""Where one slot copies between several pairs of clusters, each in its turn."""
 
 
 @functools.cache
@@ -41,22 +55,73 @@ def _tools(_process: int) -> tuple[FetchBuffer, BatchScanner, RecordDecoder]:
     return FetchBuffer(), BatchScanner(), RecordDecoder()
 
 
-def execute(work: Work) -> SliceResult:
-    """Carry one piece of work out in this process. Never raises a LogmirrorError.
+@functools.cache
+def _pipeline(settings: ConnectionSettings, process: int, _purpose: str) -> ProducePipeline:
+    return _client(settings, process).pipeline()
 
-    Connections, buffers and decoders stay for the next one.
+
+@functools.cache
+def _filler(settings: ConnectionSettings, process: int) -> HoleWriter:
+    return HoleWriter(_client(settings, process))
+
+
+@functools.cache
+def _rebatcher(max_batch_bytes: int, _process: int) -> Rebatcher:
+    if max_batch_bytes == 0:
+        return Rebatcher(merge_below_bytes=0, merge_compressed_below_bytes=0)
+    return Rebatcher(max_batch_bytes=max_batch_bytes)
+
+
+def execute(works: Sequence[Work]) -> Iterator[SliceResult]:
+    """Carry the works of one slot out in this process. Never raises a LogmirrorError.
+
+    Connections, buffers and decoders stay for the next time.
     """
+    copies: dict[tuple[object, ...], list[Work]] = defaultdict(list)
+    for work in works:
+        if isinstance(work.destination, KafkaSpec):
+            spec = work.destination
+            copies[(work.source, spec.cluster, spec.max_batch_bytes)].append(work)
+        else:
+            yield _archive(work)
+    for group in copies.values():
+        if len(copies) > 1:
+            yield from _copy([replace(w, lease_ms=min(w.lease_ms, _SHORT_LEASE_MS)) for w in group])
+        else:
+            yield from _copy(group)
+
+
+def _source(work: Work) -> KafkaSource:
     process = os.getpid()  # a forked worker must not share its parent's sockets
-    buffer, scanner, decoder = _tools(process)
-    source = KafkaSource(
+    buffer, scanner, _ = _tools(process)
+    return KafkaSource(
         _client(work.source, process),
         work.slice.flow.source,
         topic_id=work.slice.topic_id,
         buffer=buffer,
         scanner=scanner,
     )
+
+
+def _archive(work: Work) -> SliceResult:
+    _, _, decoder = _tools(os.getpid())
     store = FilesystemStore(Path(work.archive.root), writer_id=work.writer_id)
-    return Transfer(work, source, store, decoder).run()
+    return Transfer(work, _source(work), store, decoder).run()
+
+
+def _copy(works: list[Work]) -> list[SliceResult]:
+    process, spec = os.getpid(), works[0].kafka
+    client = _client(spec.cluster, process)
+    return KafkaTransfer(
+        works,
+        source_client=_client(works[0].source, process),
+        source={work.slice.flow.source: _source(work) for work in works},
+        client=client,
+        pipeline=_pipeline(spec.cluster, process, "data"),
+        rebatcher=_rebatcher(spec.max_batch_bytes, process),
+        filler=_filler(spec.cluster, process),
+        prover=KafkaProver(client, _pipeline(spec.cluster, process, "filler"), _tools(process)[2]),
+    ).run()
 
 
 def warm_up() -> None:

@@ -86,8 +86,8 @@ class SparkRunner:
         master: A Spark master URL. `local[N]` becomes `local[N,4]`, so that a lost worker's slices
             are tried again.
         properties: Spark properties that override `SETTINGS`.
-        execute: What an executor does with one piece of work, as `module:function`; the driver
-            never imports it. Takes a Work, returns a SliceResult.
+        execute: What an executor does with pieces of work, as `module:function`; the driver
+            never imports it. Takes the works of one slot, yields a SliceResult for each.
         warm_up: What a new executor may do before the first piece, in the same form.
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
@@ -190,8 +190,7 @@ class _Task:
         # A worker whose input is left over is thrown away with all it has cached.
         works = [work for items in bins for work in items]
         execute = _named(self._execute)
-        for work in works:
-            yield execute(work)
+        yield from execute(works)
         _freeze_after_task()
 
 

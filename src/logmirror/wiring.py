@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
-from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.client import EARLIEST, ClusterClient
 from logmirror.cluster.properties import connection_settings
-from logmirror.errors import LogmirrorError, UsageError
+from logmirror.config import KafkaDestination
+from logmirror.errors import InternalError, LogmirrorError, UsageError
+from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
-from logmirror.mirror.ports import ArchiveSpec, FlowId
-from logmirror.mirror.positions import chain_position, check_incarnation
+from logmirror.mirror.kafka_copies import KafkaCopies
+from logmirror.mirror.kafka_guard import target
+from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
+from logmirror.mirror.positions import check_incarnation
 from logmirror.mirror.service import MirrorSpec, Service, source_views
 from logmirror.spark import SparkRunner
 from logmirror.stores.filesystem import FilesystemStore
@@ -30,9 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.config import MirrorSettings, Settings
-    from logmirror.mirror.ports import Runner
-    from logmirror.mirror.positions import SourceView
+    from logmirror.config import FilesystemDestination, MirrorSettings, Settings
+    from logmirror.mirror.destination import Destination
+    from logmirror.mirror.kafka_source import KafkaSource
+    from logmirror.mirror.ports import DestinationSpec, Runner, SourceView
     from logmirror.mirror.verify import FlowReport
     from logmirror.model import TopicPartition
     from logmirror.stores.base import BlobStore
@@ -56,22 +61,40 @@ def _mirror_spec(mirror: MirrorSettings) -> MirrorSpec:
         topic=mirror.topic,
         partitions=mirror.partitions,
         destinations=tuple(
-            (
-                destination.name,
-                ArchiveSpec(
-                    root=str(destination.root),
-                    format=mirror.format,
-                    extension=_EXTENSIONS[mirror.format],
-                    compression=mirror.compression,
-                    encoding=mirror.encoding,
-                    max_bytes=mirror.flush.max_bytes,
-                    max_offsets=mirror.flush.max_offsets,
-                ),
-            )
+            (destination.name, _destination_spec(destination, mirror))
             for destination in mirror.destinations
         ),
-        flush=mirror.flush,
         chain_start=mirror.chain_start,
+    )
+
+
+def _destination_spec(
+    destination: FilesystemDestination | KafkaDestination, mirror: MirrorSettings
+) -> DestinationSpec:
+    if isinstance(destination, KafkaDestination):
+        return KafkaSpec(
+            cluster=connection_settings(
+                destination.bootstrap_servers, dict(destination.properties)
+            ),
+            topic=destination.topic,
+            holes=destination.holes,
+            topic_sync=destination.topic_sync,
+            replication_factor=destination.replication_factor or -1,
+            keeps_timestamps=destination.timestamp_mode == "source",
+            max_batch_bytes=destination.max_batch_bytes,
+        )
+    if mirror.flush is None:
+        raise InternalError("a mirror into files without `flush`", mirror=mirror.name)
+    return ArchiveSpec(
+        root=str(destination.root),
+        format=mirror.format,
+        extension=_EXTENSIONS[mirror.format],
+        compression=mirror.compression,
+        encoding=mirror.encoding,
+        max_bytes=mirror.flush.max_bytes,
+        max_offsets=mirror.flush.max_offsets,
+        max_time_ms=mirror.flush.max_time_ms,
+        daily_at_utc_s=mirror.flush.daily_at_utc_s,
     )
 
 
@@ -145,12 +168,20 @@ def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.Exi
     return Service(
         specs,
         client=clients,
-        open_store=open_store,
+        destination=_destinations(clients, open_store),
         runner=runner,
-        committer=Committer(open_store, clock=SYSTEM_CLOCK),
         writer_id=writer_id,
         clock=SYSTEM_CLOCK,
     )
+
+
+def _destinations(
+    clients: Clients, open_store: Callable[[str], BlobStore]
+) -> Callable[[DestinationSpec], Destination]:
+    """The driver's side of each kind of destination."""
+    archives = ArchiveCopies(open_store, Committer(open_store, clock=SYSTEM_CLOCK), SYSTEM_CLOCK)
+    clusters = KafkaCopies(clients, SYSTEM_CLOCK)
+    return lambda spec: clusters if isinstance(spec, KafkaSpec) else archives
 
 
 @contextlib.contextmanager
@@ -200,44 +231,44 @@ def status(settings: Settings) -> list[StatusRow]:
     return rows
 
 
-def _status_of(spec: MirrorSpec, clients: Clients) -> list[StatusRow]:
-    found: dict[FlowId, int | LogmirrorError | None] = {}
+def _status_of(spec: MirrorSpec, clients: Clients) -> Iterator[StatusRow]:
+    destination = _destinations(clients, lambda root: FilesystemStore(Path(root), writer_id="-"))
     try:
         numbers, topic_id = _look_at_topic(spec, clients)
-        flows = _flows(spec, numbers)
-        for flow, archive in flows:
-            found[flow] = _position_of(flow, archive, spec)
-        # After the positions: a service that runs meanwhile would seem to be ahead of its source.
-        sources = {flow.source for flow, _ in flows}
-        views = source_views(clients(spec.source), sources, topic_id)
     except LogmirrorError as error:
-        return [
-            StatusRow(flow=flow, error=error) for flow, _ in _flows(spec, spec.partitions or (-1,))
-        ]
-    return [_status_row(flow, archive, found[flow], views[flow.source]) for flow, archive in flows]
-
-
-def _position_of(
-    flow: FlowId, archive: ArchiveSpec, spec: MirrorSpec
-) -> int | LogmirrorError | None:
-    store = FilesystemStore(Path(archive.root), writer_id="status")
+        for flow, _ in _flows(spec, spec.partitions or (-1,)):
+            yield StatusRow(flow=flow, error=error)
+        return
+    flows = dict(_flows(spec, numbers))
+    found: dict[FlowId, int | LogmirrorError | None] = {}
+    for _, archive in spec.destinations:
+        of_destination = [flow for flow, written in flows.items() if written is archive]
+        try:
+            found |= destination(archive).positions(archive, of_destination, spec.chain_start)
+        except LogmirrorError as error:
+            found |= dict.fromkeys(of_destination, error)
     try:
-        return chain_position(store, flow, archive.extension, chain_start=spec.chain_start)
+        # After the positions: a service that runs meanwhile would seem to be ahead of its source.
+        views = source_views(clients(spec.source), {flow.source for flow in flows}, topic_id)
     except LogmirrorError as error:
-        return error
+        yield from (StatusRow(flow=flow, error=error) for flow in flows)
+        return
+    for flow, archive in flows.items():
+        yield _status_row(flow, archive, found[flow], views[flow.source])
 
 
 def _status_row(
-    flow: FlowId, archive: ArchiveSpec, found: int | LogmirrorError | None, view: SourceView
+    flow: FlowId, spec: DestinationSpec, found: int | LogmirrorError | None, view: SourceView
 ) -> StatusRow:
     if isinstance(found, LogmirrorError):
         return StatusRow(flow=flow, source_end=view.stable_end, error=found)
     position = view.log_start if found is None else found
-    store = FilesystemStore(Path(archive.root), writer_id="status")
-    try:
-        check_incarnation(store, flow, view.topic_id, position)
-    except LogmirrorError as error:
-        return StatusRow(flow=flow, source_end=view.stable_end, error=error)
+    if isinstance(spec, ArchiveSpec):
+        store = FilesystemStore(Path(spec.root), writer_id="status")
+        try:
+            check_incarnation(store, flow, view.topic_id, position)
+        except LogmirrorError as error:
+            return StatusRow(flow=flow, source_end=view.stable_end, error=error)
     return StatusRow(flow=flow, source_end=view.stable_end, position=position)
 
 
@@ -247,10 +278,10 @@ def _look_at_topic(spec: MirrorSpec, clients: Clients) -> tuple[tuple[int, ...],
     return spec.partitions or tuple(sorted(topic.partitions)), topic.topic_id
 
 
-def _flows(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, ArchiveSpec]]:
+def _flows(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, DestinationSpec]]:
     return [
-        (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), archive)
-        for name, archive in spec.destinations
+        (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), written)
+        for name, written in spec.destinations
         for n in numbers
     ]
 
@@ -279,6 +310,31 @@ def verify(
     return reports
 
 
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What `verify` was asked, and what it has learnt of a mirror's source."""
+
+    spec: MirrorSpec
+    clients: Clients
+    deep: bool
+    against_source: bool
+    on_object: Callable[[], None]
+    topic_id: bytes | None = None
+    compacted: bool = False
+
+    def source(self, partition: TopicPartition) -> KafkaSource:
+        """The source's side of a comparison."""
+        from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
+
+        return KafkaSource(self.clients(self.spec.source), partition, topic_id=self.topic_id)
+
+    def views(self, partitions: set[TopicPartition]) -> dict[TopicPartition, SourceView]:
+        """What the source says, asked after the copies' ends: a service may run meanwhile."""
+        if not self.against_source:
+            return {}
+        return source_views(self.clients(self.spec.source), partitions, self.topic_id)
+
+
 def _verify_mirror(
     spec: MirrorSpec,
     clients: Clients,
@@ -287,48 +343,87 @@ def _verify_mirror(
     against_source: bool,
     on_object: Callable[[], None],
 ) -> Iterator[FlowReport]:
-    # A proof decodes; nothing else here does, and the kernels take a second to load.
-    from logmirror.mirror import verify as proof  # noqa: PLC0415  # see above
-    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # see above
-    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # see above
-
-    topic_id, compacted = None, False
-    numbers = spec.partitions
+    topic_id, compacted, numbers = None, False, spec.partitions
     if against_source:
         numbers, topic_id = _look_at_topic(spec, clients)
         configs = clients(spec.source).describe_topic_configs(spec.topic)
         compacted = "compact" in (configs.get("cleanup.policy") or "")
-    named = []
-    for name, archive in spec.destinations:
-        store = FilesystemStore(Path(archive.root), writer_id="verify")
-        for n in numbers if numbers is not None else _held_partitions(Path(archive.root) / name):
-            flow = FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n)
-            report, links = proof.verify_names(
-                store, flow, archive.extension, chain_start=spec.chain_start
-            )
-            named.append((flow, archive, store, report, links))
-    views: dict[TopicPartition, SourceView] = {}
-    if against_source:
-        # After the names: objects that a running service adds now may lie beyond older ends.
-        views = source_views(clients(spec.source), {flow.source for flow, *_ in named}, topic_id)
-    for flow, archive, store, report, links in named:
-        if deep or against_source:
-            source = KafkaSource(clients(spec.source), flow.source, topic_id=topic_id)
-            decoder = RecordDecoder()
-            found = proof.verify_content(
-                report, links, store, archive, on_object, compacted=compacted
+    proof = _Proof(
+        spec, clients, deep or against_source, against_source, on_object, topic_id, compacted
+    )
+    for name, written in spec.destinations:
+        if isinstance(written, KafkaSpec):
+            held = numbers or tuple(clients(written.cluster).topic(written.topic).partitions)
+            flows = [flow for flow, of in _flows(spec, held) if of is written]
+            yield from _verify_cluster(proof, written, flows)
+        else:
+            held = numbers or tuple(_held_partitions(Path(written.root) / name))
+            flows = [flow for flow, of in _flows(spec, held) if of is written]
+            yield from _verify_archive(proof, written, flows)
+
+
+def _verify_archive(
+    proof: _Proof, archive: ArchiveSpec, flows: list[FlowId]
+) -> Iterator[FlowReport]:
+    # A proof decodes; nothing else here does, and the kernels take a second to load.
+    from logmirror.mirror import verify as archives  # noqa: PLC0415  # see above
+    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # see above
+
+    store = FilesystemStore(Path(archive.root), writer_id="verify")
+    named = [
+        archives.verify_names(store, flow, archive.extension, chain_start=proof.spec.chain_start)
+        for flow in flows
+    ]
+    views = proof.views({flow.source for flow in flows})
+    for report, links in named:
+        if proof.deep:
+            decoder, partition = RecordDecoder(), report.flow.source
+            found = archives.verify_content(
+                report, links, store, archive, proof.on_object, compacted=proof.compacted
             )
             for link, digest in found:
-                if against_source:
-                    proof.compare_with_source(
+                if proof.against_source:
+                    archives.compare_with_source(
                         report,
                         link,
                         digest,
                         archive=archive,
-                        view=views[flow.source],
-                        source=source,
+                        view=views[partition],
+                        source=proof.source(partition),
                         decoder=decoder,
                     )
+        yield report
+
+
+def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> Iterator[FlowReport]:
+    from logmirror.mirror import verify_copy as copies  # noqa: PLC0415  # loads kernels
+    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
+    from logmirror.mirror.verify import FlowReport  # noqa: PLC0415  # loads kernels
+    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # loads kernels
+
+    client = proof.clients(written.cluster)
+    of = {flow: target(written, flow) for flow in flows}
+    starts = client.list_offsets(of.values(), EARLIEST)
+    ends = client.log_ends(of.values())
+    views, decoder = proof.views({flow.source for flow in flows}), RecordDecoder()
+    for flow, where in of.items():
+        first, end = starts[where], ends[where].end_offset
+        report = FlowReport(flow=flow, first=first, next_offset=end)
+        log = KafkaSource(client, where, topic_id=None)
+        if proof.deep:
+            copies.verify_deep(report, log, decoder, first, end)
+        if proof.against_source:
+            copies.verify_against_source(
+                report,
+                spec=written,
+                log=log,
+                first=first,
+                source=proof.source(flow.source),
+                view=views[flow.source],
+                decoder=decoder,
+                compacted=proof.compacted,
+            )
+        proof.on_object()
         yield report
 
 

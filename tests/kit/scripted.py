@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, FetchResult
 from logmirror.errors import PositionError
+from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
@@ -97,7 +98,7 @@ class ScriptedClient:
     def describe_topic_configs(self, _name):
         return self.configs
 
-    def fetch(self, partition, offset, view, *, topic_id):
+    def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
         self.fetches += 1
         log = self.logs[partition]
         if topic_id != self.topic_id:
@@ -135,6 +136,7 @@ def archive_spec(**changes):
         "encoding": "base64",
         "max_bytes": 1 << 20,
         "max_offsets": 1_000_000,
+        "max_time_ms": 1000,
         **changes,
     }
     if fields["format"] == "native":
@@ -146,7 +148,7 @@ def archive_spec(**changes):
 
 def run_slice(client, store, slice_: Slice, spec: ArchiveSpec, *, writer_id="w") -> SliceResult:
     """Carry one slice out in this process."""
-    work = Work(slice=slice_, source=None, archive=spec, writer_id=writer_id, estimated_bytes=1)
+    work = Work(slice=slice_, source=None, destination=spec, writer_id=writer_id, estimated_bytes=1)
     return InlineRunner(client, store).run([work])[0]
 
 
@@ -195,7 +197,7 @@ class SteppingClock(Clock):
 
 @contextlib.contextmanager
 def service(  # noqa: PLR0913  # each test says only what it cares about
-    client, store, *, spec=None, flush=None, chain_start=None, clock=None, slots=2
+    client, store, *, spec=None, chain_start=None, clock=None, slots=2
 ):
     """A whole driver loop over a scripted source; yields (service, runner)."""
     spec = spec or archive_spec()
@@ -206,16 +208,19 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
         topic=client.name,
         partitions=None,
         destinations=(("d", spec),),
-        flush=flush,
         chain_start=chain_start,
     )
     clock = clock or SYSTEM_CLOCK
+
+    def open_store(_root):
+        return store
+
+    copies = ArchiveCopies(open_store, Committer(open_store, clock=clock), clock)
     made = Service(
         [mirror],
         client=lambda _settings: client,
-        open_store=lambda _root: store,
+        destination=lambda _spec: copies,
         runner=runner,
-        committer=Committer(lambda _root: store, clock=clock),
         writer_id="w",
         clock=clock,
     )

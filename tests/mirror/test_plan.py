@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.scripted import archive_spec
-from logmirror.config import FlushSettings
 from logmirror.mirror.plan import DAY_MS, SLICE_BYTES, FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import FlowId, HoleSummary, Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
@@ -19,12 +18,14 @@ from logmirror.model import OffsetRange, Trigger
 WALL_MS = 1_700_000_000_000
 
 
-def flow_state(*, position=0, end=100, flush=None, partition=0, **fields):
-    flush = flush or FlushSettings(max_time_ms=60_000, max_bytes=1 << 20, max_offsets=1000)
+def limits(**changes):
+    return archive_spec(**{"max_time_ms": 60_000, "max_offsets": 1000, **changes})
+
+
+def flow_state(*, position=0, end=100, spec=None, partition=0, **fields):
     state = FlowState(
         flow=FlowId(mirror="m", destination="d", topic="t", partition=partition),
-        archive=archive_spec(max_bytes=flush.max_bytes, max_offsets=flush.max_offsets),
-        flush=flush,
+        destination=spec or limits(),
         topic_id=None,
         compacted=False,
         position=position,
@@ -140,15 +141,13 @@ def test_daily_is_the_next_such_moment(at_s, wall_ms, expected_ms):
 
 
 def test_daily_flushes_what_waits_once_a_day():
-    flush = FlushSettings(
-        max_time_ms=10 * DAY_MS, max_bytes=1 << 40, max_offsets=1 << 40, daily_at_utc_s=0
-    )
+    spec = limits(max_time_ms=10 * DAY_MS, max_bytes=1 << 40, max_offsets=1 << 40, daily_at_utc_s=0)
     due_ms = 20_000 * DAY_MS
-    state = flow_state(flush=flush, next_daily_ms=due_ms)
+    state = flow_state(spec=spec, next_daily_ms=due_ms)
     assert tick(state, wall_ms=due_ms - 1) == []
     assert tick(state, wall_ms=due_ms)[0].tail is Trigger.DAILY
     assert tick(state, wall_ms=due_ms + 1) == []
-    idle = flow_state(position=100, flush=flush, next_daily_ms=due_ms)
+    idle = flow_state(position=100, spec=spec, next_daily_ms=due_ms)
     assert tick(idle, wall_ms=due_ms + 5) == []
     idle.observe(200, 0)
     assert tick(idle, wall_ms=due_ms + 10) == [], "a day that passed idle flushes nothing later"
@@ -178,9 +177,9 @@ def test_no_idle_slot_no_parallel_backfill():
 def test_slices_of_a_flow_are_contiguous_from_its_position_and_end_within_the_log(
     position, backlog, weight, slots, max_offsets
 ):
-    flush = FlushSettings(max_time_ms=1, max_bytes=1 << 26, max_offsets=max_offsets)
+    spec = limits(max_time_ms=1, max_bytes=1 << 26, max_offsets=max_offsets)
     state = flow_state(
-        position=position, end=position + backlog, flush=flush, bytes_per_offset=weight
+        position=position, end=position + backlog, spec=spec, bytes_per_offset=weight
     )
     slices = tick(state, slots=slots, now_ms=2)
     assert bool(slices) == bool(backlog)

@@ -10,11 +10,10 @@ import pytest
 
 from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
 from logmirror.archive.claims import latest_claim
-from logmirror.config import FlushSettings
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.testing import MemoryStore
 
-FLUSH = FlushSettings(max_time_ms=1000, max_bytes=1 << 20, max_offsets=50)
+SPEC = archive_spec(max_offsets=50)
 
 
 def names(store):
@@ -32,7 +31,8 @@ def ranges(store, partition=0):
 
 def until_now(client, store, **options):
     options.setdefault("clock", SteppingClock())
-    with service(client, store, flush=FLUSH, **options) as (made, runner):
+    options.setdefault("spec", SPEC)
+    with service(client, store, **options) as (made, runner):
         made.run(until_now=True)
         return runner
 
@@ -60,7 +60,7 @@ def test_a_second_run_continues_at_the_names():
 def test_new_partitions_are_found_while_running():
     store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 5))]), SteppingClock()
     spec = archive_spec(max_offsets=50)
-    with service(client, store, spec=spec, flush=FLUSH, clock=clock) as (made, _):
+    with service(client, store, spec=spec, clock=clock) as (made, _):
 
         def on_sleep():
             if clock.ms > 2000 and len(client.logs) == 1:
@@ -77,7 +77,7 @@ def test_new_partitions_are_found_while_running():
 
 def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest():
     store, log, clock = MemoryStore(), Log(batches(0, 5)), SteppingClock()
-    with service(ScriptedClient([log]), store, flush=FLUSH, clock=clock) as (made, _):
+    with service(ScriptedClient([log]), store, spec=SPEC, clock=clock) as (made, _):
 
         def on_sleep():
             if clock.ms >= 1500 and len(log.batches) == 1:
@@ -163,7 +163,7 @@ def test_a_topic_made_anew_that_is_still_short_is_told_from_a_log_that_was_cut()
             (log,) = client.logs.values()
             log.batches, client.topic_id = batches(0, 3), bytes(16)
 
-    with service(client, store, flush=FLUSH, clock=clock) as (made, _):
+    with service(client, store, spec=SPEC, clock=clock) as (made, _):
         clock.on_sleep = on_sleep
         with pytest.raises(PositionError, match="deleted and created again") as caught:
             made.run()
@@ -209,7 +209,7 @@ def test_a_source_that_does_not_answer_for_a_while_is_waited_for():
         return answer(partitions, at, **options)
 
     client.list_offsets = list_offsets
-    with service(client, store, flush=FLUSH, clock=clock) as (made, _):
+    with service(client, store, spec=SPEC, clock=clock) as (made, _):
         clock.on_sleep = lambda: made.stop() if clock.ms > 20_000 else None
         made.run()
     assert ranges(store) == [(0, 19)]
@@ -218,7 +218,7 @@ def test_a_source_that_does_not_answer_for_a_while_is_waited_for():
 
 def test_until_now_gives_up_on_a_source_that_stays_away():
     client, clock = ScriptedClient([Log(batches(0, 20))]), SteppingClock()
-    with service(client, MemoryStore(), flush=FLUSH, clock=clock) as (made, runner):
+    with service(client, MemoryStore(), spec=SPEC, clock=clock) as (made, runner):
         runner.run = lambda _works: (_ for _ in ()).throw(UnavailableError("engine is gone"))
         with pytest.raises(UnavailableError, match="engine is gone"):
             made.run(until_now=True)

@@ -7,7 +7,7 @@ from there on its bytes are trusted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,14 @@ FETCH_BYTES: Final = 4 << 20
 
 STALL_MS: Final = 30_000
 """How long a source may deliver nothing below an offset that it has called stable."""
+
+
+class Polled(NamedTuple):
+    """One look at the source: what came, if anything did, and how far it may be copied now."""
+
+    fetched: Fetched | None
+    stable_end: int
+    """The last stable offset at that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +108,30 @@ class KafkaSource:
             yield Fetched(self._buffer.view, batches, start)
             offset = int(batches.last_offsets[batches.count - 1]) + 1
 
-    def _fetch(self, offset: int) -> FetchResult:
+    def poll(self, offset: int, *, max_wait_ms: int) -> Polled:
+        """Fetch once from `offset`; waits for `max_wait_ms` at most where nothing is there.
+
+        What was fetched is valid until the next call. See `read` for errors.
+        """
+        answer = self._fetch(offset, max_wait_ms)
+        crashpoints.reach("fetch.answered")
+        batches = self._scan(answer)
+        start = int(np.searchsorted(batches.last_offsets, offset))
+        stable_end = answer.last_stable_offset
+        if stable_end < 0:
+            stable_end = answer.high_watermark
+        if start == batches.count:
+            return Polled(None, stable_end)
+        return Polled(Fetched(self._buffer.view, batches, start), stable_end)
+
+    def _fetch(self, offset: int, max_wait_ms: int = 500) -> FetchResult:
         while True:
             answer = self._client.fetch(
-                self._partition, offset, self._buffer.view, topic_id=self._topic_id
+                self._partition,
+                offset,
+                self._buffer.view,
+                topic_id=self._topic_id,
+                max_wait_ms=max_wait_ms,
             )
             if not answer.needed_bytes:
                 return answer

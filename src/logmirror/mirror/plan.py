@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from logmirror.mirror.ports import ArchiveSpec, FlowId, Slice
+from logmirror.mirror.ports import ArchiveSpec, DestinationSpec, FlowId, KafkaSpec, Slice
 from logmirror.model import Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logmirror.config import FlushSettings
     from logmirror.mirror.ports import SliceResult
 
 SLICE_BYTES: Final = 256 << 20
@@ -34,12 +33,13 @@ class FlowState:
     """What the driver knows of one flow between ticks; all of it can be derived anew."""
 
     flow: FlowId
-    archive: ArchiveSpec
-    flush: FlushSettings
+    destination: DestinationSpec
     topic_id: bytes | None
     compacted: bool
     position: int
-    source_end: int = 0
+    source_end: int = -1
+    """One past the last offset that may be copied, as last seen; -1: not seen yet."""
+
     pending_since_ms: int | None = None
     """Monotonic time at which records beyond the position were first seen."""
 
@@ -59,6 +59,9 @@ class FlowState:
     lost: bool = False
     """The position must be read from the destination again before the flow goes on."""
 
+    proven: bool = True
+    """Whether what the destination holds is known to continue the source; archives have claims."""
+
     @property
     def end(self) -> int:
         """One past the last offset to copy now."""
@@ -77,7 +80,8 @@ class FlowState:
     def expected_bytes(self) -> int:
         """A guess at the payload that waits."""
         if self.bytes_per_offset is None:
-            return self.archive.max_bytes
+            archive = self.destination
+            return archive.max_bytes if isinstance(archive, ArchiveSpec) else SLICE_BYTES
         known = max(min(self.probed_end, self.end) - self.position, 0)
         return self.probed_bytes + int((self.pending - known) * self.bytes_per_offset)
 
@@ -130,15 +134,22 @@ def plan(
 
     Returns:
         At most one unstaged slice for each flow; further, staged ones where slots would stay idle
-        and a flow's backlog is long.
+        and a flow's backlog is long. A flow into a cluster has a slice in every tick, also an empty
+        one, which waits at the source for what comes; only `explicit` leaves out those that have
+        reached their end.
     """
     due = []
     for state in states:
+        archive = state.destination
+        if not isinstance(archive, ArchiveSpec):
+            if state.retry_at_ms <= now_ms and not state.lost and (state.pending or not explicit):
+                due.append(_Due(state, None))
+            continue
         if not state.pending and _daily_is_due(state, wall_ms):
-            state.next_daily_ms = next_daily_ms(state.flush.daily_at_utc_s, wall_ms)
+            state.next_daily_ms = next_daily_ms(archive.daily_at_utc_s, wall_ms)
         if not state.pending or state.retry_at_ms > now_ms or state.lost:
             continue
-        is_due, tail = _due(state, now_ms, wall_ms, explicit=explicit)
+        is_due, tail = _due(state, archive, now_ms, wall_ms, explicit=explicit)
         if is_due:
             due.append(_Due(state, tail))
     _share_idle_slots(due, slots)
@@ -158,20 +169,20 @@ def _daily_is_due(state: FlowState, wall_ms: int) -> bool:
 
 
 def _due(
-    state: FlowState, now_ms: int, wall_ms: int, *, explicit: bool
+    state: FlowState, archive: ArchiveSpec, now_ms: int, wall_ms: int, *, explicit: bool
 ) -> tuple[bool, Trigger | None]:
     if explicit:
         return True, Trigger.EXPLICIT
     if _daily_is_due(state, wall_ms):
-        state.next_daily_ms = next_daily_ms(state.flush.daily_at_utc_s, wall_ms)
+        state.next_daily_ms = next_daily_ms(archive.daily_at_utc_s, wall_ms)
         return True, Trigger.DAILY
     if state.pending_since_ms is not None:
         age_ms = now_ms - state.pending_since_ms
-        if age_ms >= state.flush.max_time_ms:
+        if age_ms >= archive.max_time_ms:
             return True, Trigger.MAX_TIME
-    if state.pending >= state.flush.max_offsets:
+    if state.pending >= archive.max_offsets:
         return True, None
-    needed = max(state.archive.max_bytes, int(state.probed_bytes * _PROBE_GROWTH))
+    needed = max(archive.max_bytes, int(state.probed_bytes * _PROBE_GROWTH))
     return state.expected_bytes() >= needed, None
 
 
@@ -179,7 +190,7 @@ def _share_idle_slots(due: list[_Due], slots: int) -> None:
     """Let long backlogs use the slots that no flow needs."""
     idle = slots - len(due)
     for item in sorted(due, key=lambda d: -d.state.expected_bytes()):
-        if item.state.bytes_per_offset is None:
+        if item.state.bytes_per_offset is None or isinstance(item.state.destination, KafkaSpec):
             continue
         wanted = item.state.expected_bytes() // SLICE_BYTES
         extra = max(min(idle, wanted - 1), 0)
@@ -189,12 +200,13 @@ def _share_idle_slots(due: list[_Due], slots: int) -> None:
 
 def _slices(item: _Due) -> list[Planned]:
     state = item.state
-    if item.parts == 1:
+    archive = state.destination
+    if item.parts == 1 or isinstance(archive, KafkaSpec):
         estimate = min(state.expected_bytes(), SLICE_BYTES)
         return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]
     width = max(int(SLICE_BYTES / (state.bytes_per_offset or 1)), 1)
-    if width > state.flush.max_offsets:
-        width -= width % state.flush.max_offsets  # so that a boundary is one that was due anyway
+    if width > archive.max_offsets:
+        width -= width % archive.max_offsets  # so that a boundary is one that was due anyway
     return [
         Planned(
             _slice(state, first, first + width, Trigger.EXPLICIT, staged=first > state.position),

@@ -8,9 +8,9 @@ Every value here is frozen and picklable: it crosses between the driver and Spar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from logmirror.errors import UnavailableError
+from logmirror.errors import InternalError, PositionError, UnavailableError
 from logmirror.model import Hole, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.errors import LogmirrorError
+
+
+ChainStart = Literal["earliest"] | int | None
+"""Where a new chain begins: None is offset 0, `earliest` the source's log start."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -69,6 +73,37 @@ class ArchiveSpec:
     max_offsets: int
     """An object covers at most this many offsets (native: ends with the batch that reaches it)."""
 
+    max_time_ms: int
+    """No record waits longer than this for more before it is written."""
+
+    daily_at_utc_s: int | None = None
+    """Seconds past midnight UTC at which everything that waits is written; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSpec:
+    """A cluster that receives a topic at the source's offsets."""
+
+    cluster: ConnectionSettings
+    topic: str
+    """Its name at the destination."""
+
+    holes: Literal["markers", "fail"] = "markers"
+    """What an offset without a record becomes: an invisible control record, or an error."""
+
+    topic_sync: Literal["create", "validate", "off"] = "create"
+    replication_factor: int = -1
+    """Of a topic that is created; -1: the cluster's default."""
+
+    keeps_timestamps: bool = True
+    """False: the destination stamps records itself when it appends them."""
+
+    max_batch_bytes: int = 1_000_000
+    """Small batches are merged up to this size; 0 never merges."""
+
+
+DestinationSpec = ArchiveSpec | KafkaSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
@@ -101,10 +136,31 @@ class Work:
 
     slice: Slice
     source: ConnectionSettings
-    archive: ArchiveSpec
+    destination: DestinationSpec
     writer_id: str
     estimated_bytes: int
     """For packing slots evenly; a guess."""
+
+    proven: bool = True
+    """False: before anything is written, what the destination holds must be compared with the
+    source. Archives need no such look, their claims say where they come from."""
+
+    lease_ms: int = 0
+    """Go on with what arrives at the source for so long after `slice.end` is reached."""
+
+    @property
+    def archive(self) -> ArchiveSpec:
+        """The destination of a flow into an archive."""
+        if not isinstance(self.destination, ArchiveSpec):
+            raise InternalError("not a flow into an archive", flow=str(self.slice.flow))
+        return self.destination
+
+    @property
+    def kafka(self) -> KafkaSpec:
+        """The destination of a flow into a cluster."""
+        if not isinstance(self.destination, KafkaSpec):
+            raise InternalError("not a flow into a cluster", flow=str(self.slice.flow))
+        return self.destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +217,26 @@ class SliceResult:
     """Bytes of batches received."""
 
     elapsed_ms: int = 0
+    proven: bool = False
+    """What the destination held was compared with the source, and continues it."""
+
     error: LogmirrorError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceView:
+    """What the source says of one partition at one moment."""
+
+    topic_id: bytes | None
+    log_start: int
+    """The first offset the source still has."""
+
+    stable_end: int
+    """The last stable offset: one past the last offset that may be copied."""
+
+
+class PositionMovedError(PositionError):
+    """The destination does not stand where the driver thought. Nothing was written: look again."""
 
 
 class EngineLostError(UnavailableError):

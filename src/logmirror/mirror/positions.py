@@ -6,31 +6,15 @@ they came from. Nothing else is consulted: no local file, no Spark checkpoint, n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
-    from logmirror.mirror.ports import FlowId
+    from logmirror.mirror.ports import ChainStart, FlowId, SourceView
     from logmirror.stores.base import BlobStore
-
-ChainStart = Literal["earliest"] | int | None
-"""Where a new chain begins: None is offset 0, `earliest` the source's log start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceView:
-    """What the source says of one partition at one moment."""
-
-    topic_id: bytes | None
-    log_start: int
-    """The first offset the source still has."""
-
-    stable_end: int
-    """The last stable offset: one past the last offset that may be copied."""
 
 
 def chain_position(

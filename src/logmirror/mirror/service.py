@@ -14,13 +14,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from logmirror import crashpoints
-from logmirror.archive.claims import ClaimTakenError, sweep_claims
+from logmirror.archive.claims import ClaimTakenError
 from logmirror.clock import Clock, jittered_ms
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
-from logmirror.mirror.ports import ArchiveSpec, EngineLostError, FlowId, Work
-from logmirror.mirror.positions import SourceView, chain_position, checked_position
+from logmirror.mirror.ports import (
+    ArchiveSpec,
+    EngineLostError,
+    FlowId,
+    KafkaSpec,
+    PositionMovedError,
+    SourceView,
+    Work,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,12 +35,9 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
-    from logmirror.config import FlushSettings
-    from logmirror.mirror.commit import Committer
-    from logmirror.mirror.ports import Runner, SliceResult
-    from logmirror.mirror.positions import ChainStart
+    from logmirror.mirror.destination import Destination
+    from logmirror.mirror.ports import ChainStart, DestinationSpec, Runner, SliceResult
     from logmirror.model import TopicPartition
-    from logmirror.stores.base import BlobStore
 
 _LOG = logging.getLogger("logmirror.mirror")
 
@@ -46,6 +50,10 @@ DISCOVERY_MS: Final = 5_000
 
 BACKOFF_MS: Final = (1_000, 60_000)
 """First and longest wait of a flow that failed for now."""
+
+LEASE_MS: Final = 1_000
+"""How long a slice into a cluster goes on with what arrives. Between two of them lie some 30 ms in
+which nothing is copied; the longer it is, the later a stop and a flush of another flow."""
 
 ATTEMPTS_UNTIL_NOW: Final = 5
 """Failures in a row after which `--until-now` gives up: about half a minute of waiting."""
@@ -61,10 +69,9 @@ class MirrorSpec:
     partitions: tuple[int, ...] | None
     """None: all, also those that appear later."""
 
-    destinations: tuple[tuple[str, ArchiveSpec], ...]
-    """Effective name and how its objects are written."""
+    destinations: tuple[tuple[str, DestinationSpec], ...]
+    """Effective name, and how the copy is written there."""
 
-    flush: FlushSettings
     chain_start: ChainStart
 
 
@@ -74,9 +81,8 @@ class Service:
     Args:
         mirrors: What to copy.
         client: Opens, or returns the open, client of a source; driver side only.
-        open_store: Opens the store at a root.
+        destination: The driver's side of a kind of destination.
         runner: Where slices are carried out.
-        committer: Accepts results.
         writer_id: Of this run.
         clock: Time.
     """
@@ -86,14 +92,13 @@ class Service:
         mirrors: Sequence[MirrorSpec],
         *,
         client: Callable[[ConnectionSettings], ClusterClient],
-        open_store: Callable[[str], BlobStore],
+        destination: Callable[[DestinationSpec], Destination],
         runner: Runner,
-        committer: Committer,
         writer_id: str,
         clock: Clock,
     ) -> None:
-        self._mirrors, self._client, self._open_store = mirrors, client, open_store
-        self._runner, self._committer = runner, committer
+        self._mirrors, self._client = mirrors, client
+        self._destination, self._runner = destination, runner
         self._writer_id, self._clock = writer_id, clock
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
@@ -177,37 +182,38 @@ class Service:
                 known.lost = True  # the next look at the destination finds the mismatch
         if new:
             policy = client.describe_topic_configs(mirror.topic).get("cleanup.policy") or ""
-            self._open_flows(mirror, new, topic.topic_id, compacted="compact" in policy)
+            for name, spec in mirror.destinations:
+                self._destination(spec).prepare(spec, client, topic)
+                of_spec = [flow for flow, _ in new if flow.destination == name]
+                self._open_flows(mirror, spec, of_spec, topic.topic_id, "compact" in policy)
         if first or new:
             self._log_start(mirror, [flow for flow, _ in new])
 
     def _open_flows(
         self,
         mirror: MirrorSpec,
-        flows: Sequence[tuple[FlowId, ArchiveSpec]],
+        spec: DestinationSpec,
+        flows: Sequence[FlowId],
         topic_id: bytes | None,
-        *,
-        compacted: bool,
+        compacted: bool,  # one caller, next to this
     ) -> None:
-        found = {flow: self._chain_position(flow, spec, mirror) for flow, spec in flows}
-        views = source_views(
-            self._client(mirror.source), {flow.source for flow, _ in flows}, topic_id
-        )
-        for flow, spec in flows:
-            store = self._open_store(spec.root)
-            position = checked_position(store, flow, found[flow], views[flow.source])
-            now_ms = self._clock.now_ms()
-            sweep_claims(store, flow.destination, flow.partition, position=position, now_ms=now_ms)
+        destination = self._destination(spec)
+        found = destination.positions(spec, flows, mirror.chain_start)
+        sources = {flow.source for flow in flows}
+        views = source_views(self._client(mirror.source), sources, topic_id)
+        daily_s = spec.daily_at_utc_s if isinstance(spec, ArchiveSpec) else None
+        for flow in flows:
             self._mirror_of[flow] = mirror
-            self._states[flow] = FlowState(
+            self._states[flow] = state = FlowState(
                 flow=flow,
-                archive=spec,
-                flush=mirror.flush,
+                destination=spec,
                 topic_id=topic_id,
                 compacted=compacted,
-                position=position,
-                next_daily_ms=next_daily_ms(mirror.flush.daily_at_utc_s, now_ms),
+                position=destination.check(spec, flow, position(found[flow]), views[flow.source]),
+                next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
+                proven=isinstance(spec, ArchiveSpec),
             )
+            destination.opened(state)
 
     def _log_start(self, mirror: MirrorSpec, flows: Sequence[FlowId]) -> None:
         _LOG.info(
@@ -218,7 +224,7 @@ class Service:
                     "topic": mirror.topic,
                     "partitions": len({flow.partition for flow in flows}),
                     "destinations": [name for name, _ in mirror.destinations],
-                    "format": mirror.destinations[0][1].format,
+                    "formats": [_format(spec) for _, spec in mirror.destinations],
                     "position": sum(self._states[flow].position for flow in flows),
                 }
             },
@@ -252,23 +258,21 @@ class Service:
         except (UnavailableError, OutcomeUnknownError) as error:
             self._retry_later(state, error)
             return
-        state.observe(end, now_ms)
+        if not state.lost:
+            state.observe(end, now_ms)
 
     def _find_position(self, state: FlowState, mirror: MirrorSpec) -> int:
         """Read a flow's position anew; returns the source's end as it was after that."""
-        flow, client = state.flow, self._client(mirror.source)
-        found = self._chain_position(flow, state.archive, mirror)
+        flow, client, spec = state.flow, self._client(mirror.source), state.destination
+        destination = self._destination(spec)
+        found = destination.positions(spec, [flow], mirror.chain_start)
         state.topic_id = client.topic(mirror.topic).topic_id
         view = source_views(client, {flow.source}, state.topic_id)[flow.source]
-        store = self._open_store(state.archive.root)
-        state.position = checked_position(store, flow, found, view)
+        state.position = destination.check(spec, flow, position(found[flow]), view)
         state.probed_bytes, state.probed_end = 0, state.position
-        state.lost = False
+        state.lost, state.proven = False, isinstance(spec, ArchiveSpec)
+        destination.opened(state)
         return view.stable_end
-
-    def _chain_position(self, flow: FlowId, spec: ArchiveSpec, mirror: MirrorSpec) -> int | None:
-        store = self._open_store(spec.root)
-        return chain_position(store, flow, spec.extension, chain_start=mirror.chain_start)
 
     def _tick(self, *, explicit: bool) -> bool:
         """Run what is due; whether anything was."""
@@ -286,9 +290,11 @@ class Service:
             Work(
                 slice=p.slice,
                 source=self._mirror_of[p.slice.flow].source,
-                archive=self._states[p.slice.flow].archive,
+                destination=self._states[p.slice.flow].destination,
                 writer_id=self._writer_id,
                 estimated_bytes=p.estimated_bytes,
+                proven=self._states[p.slice.flow].proven,
+                lease_ms=0 if explicit else LEASE_MS,
             )
             for p in planned
         ]
@@ -314,10 +320,11 @@ class Service:
         fatal: list[LogmirrorError] = []
         for flow, of_flow in by_flow.items():
             state = self._states[flow]
-            error = self._committer.commit(state, works_of[flow], of_flow)
+            destination = self._destination(state.destination)
+            error = destination.commit(state, works_of[flow], of_flow)
             if error is None:
                 state.failures, state.retry_at_ms = 0, 0
-            elif isinstance(error, ClaimTakenError):
+            elif isinstance(error, ClaimTakenError | PositionMovedError):
                 state.lost = True
             elif isinstance(error, UnavailableError | OutcomeUnknownError):
                 state.lost = True
@@ -355,7 +362,7 @@ class Service:
         )
 
     def _all_seen(self) -> bool:
-        return all(s.source_end or not s.failures for s in self._states.values())
+        return all(state.source_end >= 0 for state in self._states.values())
 
     def _set_targets(self) -> None:
         for state in self._states.values():
@@ -365,6 +372,17 @@ class Service:
         now_ms = self._clock.monotonic_ms()
         waiting = [s for s in self._states.values() if not s.reached]
         return all(s.retry_at_ms > now_ms for s in waiting)
+
+
+def position(found: int | LogmirrorError | None) -> int | None:
+    """A position that was found; raises the error that was found instead."""
+    if isinstance(found, LogmirrorError):
+        raise found
+    return found
+
+
+def _format(spec: DestinationSpec) -> str:
+    return "kafka" if isinstance(spec, KafkaSpec) else spec.format
 
 
 def source_views(

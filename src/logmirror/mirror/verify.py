@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from logmirror.archive.chain import Link
     from logmirror.mirror.kafka_source import KafkaSource
-    from logmirror.mirror.ports import ArchiveSpec, FlowId
-    from logmirror.mirror.positions import ChainStart, SourceView
+    from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
     from logmirror.model import OffsetRange
     from logmirror.stores.base import BlobStore
     from logmirror.wire.decode import RecordDecoder

@@ -1,0 +1,66 @@
+"""What the driver asks of a destination, whatever its kind: archives and clusters answer it.
+
+prepare -> positions -> (the source is asked) -> check -> opened -> [work] -> commit
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.errors import LogmirrorError
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import (
+        ChainStart,
+        DestinationSpec,
+        FlowId,
+        SliceResult,
+        SourceView,
+        Work,
+    )
+
+
+class Destination(Protocol):
+    """The driver's side of one kind of destination: where flows stand, and what moves them."""
+
+    def prepare(self, spec: DestinationSpec, source: ClusterClient, topic: TopicMetadata) -> None:
+        """Make ready what the flows of a topic need; called at the start and when it grows.
+
+        Raises:
+            UsageError: It cannot be made ready, or its settings would break the copy.
+        """
+        ...
+
+    def positions(
+        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+    ) -> Mapping[FlowId, int | LogmirrorError | None]:
+        """Where each flow stands, from what is durable (I1); None if nothing fixes it yet."""
+        ...
+
+    def check(
+        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
+    ) -> int:
+        """The position of a flow, checked against what the source said after `positions`.
+
+        Raises:
+            PositionError: The source no longer has what comes next, ends below the position, or is
+                another incarnation of the topic.
+        """
+        ...
+
+    def opened(self, state: FlowState) -> None:
+        """A flow begins at its position, for the first time or anew: see to its predecessors.
+
+        May make the flow wait and look again (`state.retry_at_ms`, `state.lost`).
+        """
+        ...
+
+    def commit(
+        self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
+    ) -> LogmirrorError | None:
+        """Take in what the slices of one flow brought; returns the first error."""
+        ...

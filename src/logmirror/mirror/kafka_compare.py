@@ -1,0 +1,110 @@
+"""Do two partitions hold the same records at the same offsets? Column by column, without guessing.
+
+The timestamp type is not compared: a broker decides it by its topic's configuration, and a producer
+cannot set it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logmirror.wire.columns import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logmirror.mirror.kafka_source import KafkaSource
+    from logmirror.wire.decode import RecordDecoder
+
+_WAIT_MS: Final = 500
+_COMPARED: Final = ("offset", "key", "value", "headers")
+_SHOWN_BYTES: Final = 16
+
+
+def chunks(
+    log: KafkaSource, decoder: RecordDecoder, first: int, end: int
+) -> Iterator[tuple[pa.Table, int]]:
+    """Yield the visible records of first..end-1 with the offset up to which they reach.
+
+    A chunk is what one fetch brings, copied out of its buffers. Ends early where the log does.
+    """
+    offset = first
+    while offset < end:
+        polled = log.poll(offset, max_wait_ms=_WAIT_MS)
+        if polled.fetched is None:
+            if polled.stable_end <= offset:
+                return
+            continue
+        batches = polled.fetched.batches
+        tables = [_EMPTY]
+        for rows in decoder.decode(polled.fetched.buffer, batches, first=offset, end=end):
+            batch = rows.to_arrow("", 0)
+            tables.append(pa.Table.from_batches([batch]).take(pa.array(range(batch.num_rows))))
+        offset = min(int(batches.last_offsets[batches.count - 1]) + 1, end)
+        yield pa.concat_tables(tables).combine_chunks(), offset
+
+
+def rows(log: KafkaSource, decoder: RecordDecoder, first: int, end: int) -> pa.Table:
+    """The visible records of first..end-1, all at once."""
+    found = [table for table, _ in chunks(log, decoder, first, end)]
+    return pa.concat_tables([_EMPTY, *found]).combine_chunks()
+
+
+def difference(
+    found: pa.Table, expected: pa.Table, *, timestamps: bool, compacted: bool
+) -> dict[str, object] | None:
+    """The first record in which a copy differs from its source; None if it does not.
+
+    Args:
+        found: The copy's records.
+        expected: The source's, over the same offsets.
+        timestamps: Whether they must be the same.
+        compacted: The source may have dropped records since; what it still has must be there.
+
+    Returns:
+        Facts for an error: `offset`, and what each side has there.
+    """
+    if compacted:
+        found = found.filter(pc.is_in(found["offset"], value_set=expected["offset"]))
+    columns = [*_COMPARED, "timestamp"] if timestamps else list(_COMPARED)
+    ours, theirs = found.select(columns), expected.select(columns)
+    if ours.equals(theirs):
+        return None
+    at = _first_difference(ours, theirs)
+    offsets = [t["offset"][at].as_py() for t in (ours, theirs) if at < t.num_rows]
+    return {
+        "offset": min(offsets),
+        "expected": _shown(theirs, at),
+        "found": _shown(ours, at),
+    }
+
+
+def _first_difference(ours: pa.Table, theirs: pa.Table) -> int:
+    """By halves, so that nothing is looked at row by row."""
+    low, high = 0, min(ours.num_rows, theirs.num_rows)
+    while low < high:
+        middle = (low + high) // 2
+        if ours.slice(low, middle - low + 1).equals(theirs.slice(low, middle - low + 1)):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _shown(table: pa.Table, at: int) -> object:
+    """One record as a fact: sizes and beginnings, not whole values."""
+    if at >= table.num_rows:
+        return f"no record after the first {table.num_rows}"
+    (record,) = table.slice(at, 1).to_pylist()
+    return {
+        name: f"{len(value)} bytes {value[:_SHOWN_BYTES]!r}"
+        if isinstance(value, bytes)
+        else str(value)
+        for name, value in record.items()
+    }
+
+
+_EMPTY: Final = SCHEMA.empty_table()

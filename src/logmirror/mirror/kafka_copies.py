@@ -1,0 +1,178 @@
+"""Driver: flows into clusters, at the source's offsets.
+
+The position is the real log end of the destination's partition, nothing else (I1). Who wrote before
+us is kept out by the broker's sequence guard, as long as the broker remembers the producer. Where
+it does not, a flow waits at its start for longer than a predecessor that was paused could still
+send what it had prepared, and then looks again; see docs/decisions/0005-kafka-destination.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logmirror import crashpoints
+from logmirror.cluster.client import EARLIEST
+from logmirror.errors import InternalError, PositionError
+from logmirror.mirror.kafka_guard import SETTLE_MS, is_guarded, producer_id, target
+from logmirror.mirror.ports import KafkaSpec
+from logmirror.mirror.topic_sync import sync_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logmirror.clock import Clock
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.errors import LogmirrorError
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import (
+        ChainStart,
+        DestinationSpec,
+        FlowId,
+        SliceResult,
+        SourceView,
+        Work,
+    )
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+
+class KafkaCopies:
+    """A `Destination` whose copies are partitions of other clusters."""
+
+    def __init__(self, client: Callable[[ConnectionSettings], ClusterClient], clock: Clock) -> None:
+        self._client, self._clock = client, clock
+        self._bounds: dict[FlowId, int] = {}
+        """The log start of each flow's partition, as of the last look."""
+        self._guarded: dict[FlowId, bool] = {}
+        self._settled_ms: dict[FlowId, int] = {}
+        self._created: set[tuple[ConnectionSettings, str]] = set()
+
+    def prepare(self, spec: DestinationSpec, source: ClusterClient, topic: TopicMetadata) -> None:
+        """See `Destination.prepare`: make or check the destination's topic."""
+        kafka = _kafka(spec)
+        report = sync_topic(
+            source,
+            topic.name,
+            self._client(kafka.cluster),
+            kafka.topic,
+            mode=kafka.topic_sync,
+            replication_factor=kafka.replication_factor,
+            timestamp_mode="source" if kafka.keeps_timestamps else "destination",
+        )
+        if report.created:
+            self._created.add((kafka.cluster, kafka.topic))
+        for finding in report.findings:
+            _LOG.warning("destination: %s", finding, extra={"facts": {"topic": kafka.topic}})
+
+    def positions(
+        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+    ) -> dict[FlowId, int | LogmirrorError | None]:
+        """See `Destination.positions`: three requests to each leader, for any number of flows."""
+        del chain_start  # the copy begins where the source does
+        kafka = _kafka(spec)
+        client, of = self._client(kafka.cluster), {flow: target(kafka, flow) for flow in flows}
+        guards = client.producer_states(
+            {of[flow]: producer_id(kafka.topic, flow.partition) for flow in flows}
+        )
+        ends = client.log_ends(of.values())
+        starts = client.list_offsets(of.values(), EARLIEST)
+        now_ms = self._clock.now_ms()
+        for flow in flows:
+            self._bounds[flow] = starts[of[flow]]
+            is_new = (kafka.cluster, kafka.topic) in self._created and ends[
+                of[flow]
+            ].end_offset == 0
+            self._guarded[flow] = is_new or is_guarded(guards[of[flow]], now_ms)
+        return {flow: ends[of[flow]].end_offset for flow in flows}
+
+    def check(
+        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
+    ) -> int:
+        """See `Destination.check`.
+
+        A position below the source's log start is let pass where the copy may still have to take
+        the offsets that the source no longer has; who writes looks at what is there first.
+        """
+        kafka, position = _kafka(spec), found or 0
+        facts = {
+            "topic": flow.topic,
+            "partition": flow.partition,
+            "target_topic": kafka.topic,
+            "position": position,
+        }
+        if position > view.stable_end:
+            raise PositionError(
+                "the destination's log ends beyond the source's",
+                hint="the source was cut or created again, or someone else wrote to the "
+                "destination's topic. Nothing was written; compare the two.",
+                reason="SourceWentBackwards",
+                stable_end=view.stable_end,
+                **facts,
+            )
+        if position < view.log_start and kafka.holes == "fail":
+            raise PositionError(
+                "the source begins above the position of the copy, and `holes: fail` allows no "
+                "offset without a record",
+                hint="set `holes: markers` to let the copy begin where the source does",
+                reason="SourceTrimmed",
+                log_start=view.log_start,
+                **facts,
+            )
+        return position
+
+    def opened(self, state: FlowState) -> None:
+        """See `Destination.opened`: wait for predecessors that no guard keeps out."""
+        if self._guarded[state.flow]:
+            return
+        now_ms = self._clock.monotonic_ms()
+        settled_ms = self._settled_ms.get(state.flow)
+        if settled_ms is not None and settled_ms <= now_ms <= settled_ms + SETTLE_MS:
+            return  # waited, and looked since
+        self._settled_ms[state.flow] = state.retry_at_ms = now_ms + SETTLE_MS
+        state.lost = True
+
+    def commit(
+        self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
+    ) -> LogmirrorError | None:
+        """See `Destination.commit`: what was acknowledged is there already."""
+        del works
+        (result,) = results
+        crashpoints.reach("commit.received")
+        position = state.position
+        for receipt in result.receipts:
+            if receipt.covered.first != position:
+                raise InternalError(
+                    "a receipt does not continue the position",
+                    position=position,
+                    first=receipt.covered.first,
+                )
+            position = receipt.covered.next_offset
+            _LOG.info(
+                "copied",
+                extra={
+                    "facts": {
+                        "mirror": state.flow.mirror,
+                        "destination": state.flow.destination,
+                        "topic": state.flow.topic,
+                        "partition": state.flow.partition,
+                        "from": receipt.covered.first,
+                        "to": receipt.covered.last,
+                        "count": receipt.record_count,
+                        "bytes": receipt.object_bytes,
+                        "elapsed_ms": receipt.elapsed_ms,
+                    }
+                },
+            )
+        state.proven |= result.proven
+        state.advance(result, position, self._clock.monotonic_ms())
+        crashpoints.reach("commit.done")
+        return result.error
+
+
+def _kafka(spec: DestinationSpec) -> KafkaSpec:
+    if not isinstance(spec, KafkaSpec):
+        raise InternalError("not a cluster", spec=type(spec).__name__)
+    return spec

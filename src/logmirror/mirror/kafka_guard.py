@@ -1,0 +1,75 @@
+"""Both sides: who may write into a copied partition, and for how long after a look.
+
+Three things keep a writer out that was paused and wakes up late (decision 0005):
+
+1. The broker's sequence guard: everybody who copies into a partition uses the same derived producer
+   id, so a stale batch has a sequence that the broker has seen or does not expect, and is refused.
+2. Where the broker forgets producers (old records), a deadline: nothing is sent later than
+   `SEND_DEADLINE_MS` after the log end was last seen.
+3. The successor's patience: without a guard it waits `SETTLE_MS` at its start and looks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from logmirror.model import TopicPartition
+
+if TYPE_CHECKING:
+    from logmirror.cluster.offsets import ProducerState
+    from logmirror.mirror.ports import FlowId, KafkaSpec
+
+SEND_DEADLINE_MS: Final = 3_000
+"""A batch is sent only so long after the log end was last seen; later the writer looks again."""
+
+SETTLE_MS: Final = 6_000
+"""What a flow without a guard waits at its start: longer than `SEND_DEADLINE_MS` and the time that
+bytes may rest in the sender's kernel afterwards (`cluster.produce`) together."""
+
+GUARD_AGE_MS: Final = 12 * 3_600_000
+"""A broker forgets a producer whose last record is older than `producer.id.expiration.ms`, by
+default a day; we stop counting on its memory at half of that."""
+
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+"""Sequences wrap from 2^31 - 1 to 0."""
+
+_DATA_PREFIX: Final = 0x6C6D << 48
+_MARKER_PREFIX: Final = 0x6C6E << 48
+_FILLER_PREFIX: Final = 0x6C6F << 48
+
+
+def producer_id(topic: str, partition: int) -> int:
+    """The producer id of whoever copies into this partition of the destination.
+
+    Derived, so that nothing is stored, and the same for every mirror that writes there, so that the
+    broker's guard stands between them. Positive, and far from the ids that brokers hand out.
+    """
+    return _DATA_PREFIX | _hash(topic, partition)
+
+
+def marker_producer_id(topic: str, partition: int) -> int:
+    """The producer id of markers: another one, so that they leave the sequences alone."""
+    return _MARKER_PREFIX | _hash(topic, partition)
+
+
+def filler_producer_id(topic: str, partition: int) -> int:
+    """The producer id of filler at the head of a log, by which it is known again."""
+    return _FILLER_PREFIX | _hash(topic, partition)
+
+
+def _hash(topic: str, partition: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{topic}/{partition}".encode()).digest()[:6], "big")
+
+
+def target(spec: KafkaSpec, flow: FlowId) -> TopicPartition:
+    """The partition that a flow writes."""
+    return TopicPartition(spec.topic, flow.partition)
+
+
+def is_guarded(state: ProducerState | None, now_ms: int) -> bool:
+    """Whether the broker will go on remembering this producer while we write.
+
+    Brokers age a producer by the timestamps of its records, not by when it wrote.
+    """
+    return state is not None and state.last_timestamp_ms > now_ms - GUARD_AGE_MS
