@@ -6,15 +6,18 @@ that the broker does not know, and says create time. A request takes one batch p
 - R1 A batch that has all of its offsets, says create time and is wanted whole passes as it is: only
   its header is patched, in the caller's buffer. Its records are not read (the broker reads them),
   and the source's checksum goes on guarding them.
-- R2 Small neighbours that could pass are merged. Uncompressed ones are merged below 128 KiB: that
-  costs 0.3 ms a MB, what a broker needs for two or three requests. Compressed ones must be
-  unpacked and packed again and are merged below 4 KiB only.
+- R2 Small neighbours that could pass are merged where that costs less than a request, which takes
+  about 0.2 ms of a broker's CPU and 0.05 ms of ours before the first byte. Uncompressed ones are
+  merged below 128 KiB: 0.2 to 0.3 ms a MB (3 to 4.5 GB/s, records of 100 B and of 1 KiB).
+  Compressed ones must be unpacked and packed again, whatever the codec 3 to 4 ms a MB of records;
+  for one batch of 3 KB 0.02 to 0.03 ms, of 9 KB 0.07, of 30 KB 0.2. They are merged below 4 KiB,
+  where it spares our own CPU, too. A batch that could pass is never split.
 - R3 All others are written anew: batches with offsets missing inside, with offsets not wanted, or
   with log-append time (every record gets the batch's max timestamp, which is what readers saw).
 - R4 Where an offset is missing, a piece ends: what stands in between is for the caller to see from
   `base_offset` and `count`.
 - R5 Records that are written anew keep their codec, unless that makes them larger. They are counted
-  uncompressed against the limit, so a piece never passes it but with a single record.
+  uncompressed against the limit, so a new piece never passes it but with a single record.
 """
 
 from __future__ import annotations
@@ -70,6 +73,9 @@ class Piece(NamedTuple):
 class Rebatcher:
     """Makes pieces of one buffer after the other. Not thread-safe, one run at a time.
 
+    New pieces are made in chunks of 4 MiB or more, shared by small runs. Four of them are kept for
+    use again; what is held beyond that is what pieces are alive.
+
     Args:
         max_batch_bytes: The most that a new batch takes; see R5. What passes as it is may be
             larger.
@@ -114,7 +120,7 @@ class Rebatcher:
         Raises:
             CorruptionError: A record that had to be read breaks the format, a batch cannot be
                 decompressed or would unfold beyond the limit (facts `position`, `offset`, `why`).
-                All pieces before that batch's own neighbours have been yielded.
+                What lies before that batch was yielded, but for what it was to be merged with.
         """
         array = as_bytes_array(buffer)
         if not array.flags.writeable:
