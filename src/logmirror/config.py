@@ -20,25 +20,27 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror.config_file.files import read_file
 from logmirror.config_file.model import (
-    Compression,
     ConfigModel,
-    Encoding,
     FlushModel,
-    Format,
-    Holes,
     KafkaModel,
     MirrorModel,
-    Offsets,
     SharedFilesystemModel,
     SharedKafkaModel,
     SourceModel,
+)
+from logmirror.config_file.problems import ConfigError, Locations, Problem, config_error
+from logmirror.config_file.rules import PropertyCheck, check
+from logmirror.config_file.scalars import (
+    Compression,
+    Encoding,
+    Format,
+    Holes,
+    Offsets,
     TimestampMode,
     TopicSync,
     parse_partitions,
     parse_time_of_day,
 )
-from logmirror.config_file.problems import ConfigError, Locations, Problem, config_error
-from logmirror.config_file.rules import PropertyCheck, check
 from logmirror.config_file.schema import json_schema
 from logmirror.config_file.source import parse
 

@@ -1,11 +1,8 @@
 """The topic of a copy is made fit for it, or it is said why it is not; nothing else is changed.
 
 Method: real clusters of both Apache Kafka releases and the embedded broker, each as source and as
-destination; what was made is asked of librdkafka, and written to as a copy would. Answers that get
-lost, leaders that are late and permissions that lack come from a cluster drawn by the test.
+destination; what was made is asked of librdkafka, and written to as a copy would.
 """
-
-import dataclasses
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
@@ -13,12 +10,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from kit.clients import LOG_APPEND_TIME, Message, odd_messages, produce, rows_by_librdkafka
 from kit.embedded import EmbeddedBroker
 from kit.kafka import create_topic
-from logmirror.clock import Clock
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError
-from logmirror.cluster.topology import PartitionMetadata, TopicMetadata
-from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.errors import UsageError
 from logmirror.mirror.topic_sync import UnfitTopicError, check_topic, sync_topic
 
 WEEK_MS = 7 * 86_400_000
@@ -93,9 +88,6 @@ def topics(bootstrap):
 
 def severities(findings):
     return [(finding.severity, finding.setting) for finding in findings]
-
-
-# -- real clusters ---------------------------------------------------------------------------------
 
 
 def test_a_topic_is_made_with_the_partitions_of_the_source(clusters, connect, topic_name):
@@ -330,165 +322,3 @@ def test_more_replicas_than_brokers_are_refused_in_the_words_of_the_broker(
     assert caught.value.facts["error"] == "INVALID_REPLICATION_FACTOR"
     assert caught.value.facts["topic"] == topic_name
     assert topic_name not in topics(target)
-
-
-# -- a cluster drawn by the test -------------------------------------------------------------------
-
-
-class SteppingClock(Clock):
-    """Time passes only where somebody waits."""
-
-    def __init__(self):
-        self.at_ms = 0.0
-
-    def monotonic_ms(self):
-        return int(self.at_ms)
-
-    def sleep_ms(self, duration_ms):
-        self.at_ms += duration_ms
-
-
-@dataclasses.dataclass
-class Cluster:
-    """What `sync_topic` asks of a cluster; `admin` is the same object."""
-
-    name: str
-    partitions: dict = dataclasses.field(default_factory=dict)
-    late: int = 0
-    """So many looks at a topic find no leader."""
-    on_create: object = None
-    on_grow: object = None
-    brokers: object = dataclasses.field(default_factory=lambda: {1: {"log.cleanup.policy": "x"}})
-    created: list = dataclasses.field(default_factory=list)
-    asked_offsets: int = 0
-
-    @property
-    def admin(self):
-        return self
-
-    def cluster_id(self):
-        return self.name
-
-    def topic(self, name):
-        if name not in self.partitions:
-            raise NotFoundError("topic does not exist", topic=name)
-        self.late -= 1
-        leader = -1 if self.late >= 0 else 1
-        one = PartitionMetadata(leader=leader, leader_epoch=0, error=0)
-        count = self.partitions[name]
-        return TopicMetadata(name=name, topic_id=None, partitions=dict.fromkeys(range(count), one))
-
-    def describe_topic_configs(self, _name):
-        return {"cleanup.policy": "delete"}
-
-    def broker_configs(self):
-        if isinstance(self.brokers, Exception):
-            raise self.brokers
-        return self.brokers
-
-    def list_offsets(self, partitions, _at):
-        self.asked_offsets += len(list(partitions))
-        return {}
-
-    def create_topic(self, name, *, partition_count, replication_factor, configs):
-        self.created.append((name, partition_count, replication_factor, configs))
-        if self.on_create is not None:
-            self.on_create(name, partition_count)
-        else:
-            self.partitions[name] = partition_count
-
-    def create_partitions(self, name, count):
-        if self.on_grow is not None:
-            self.on_grow(name, count)
-        else:
-            self.partitions[name] = count
-
-
-def sync(destination, source=None, **changes):
-    source = source or Cluster("origin", {"t": 3})
-    return sync_topic(
-        source, "t", destination, "t", mode="create", clock=SteppingClock(), **changes
-    )
-
-
-def test_a_topic_that_somebody_else_makes_meanwhile_is_taken():
-    def lose_the_race(name, _count):
-        there.partitions[name] = 2
-        raise UsageError("the topic exists already", error="TOPIC_ALREADY_EXISTS")
-
-    there = Cluster("there", on_create=lose_the_race)
-    report = sync(there)
-    assert (report.created, report.partitions_added) == (False, 1)
-    assert there.partitions == {"t": 3}
-
-
-@pytest.mark.parametrize("was_made", [True, False])
-def test_a_lost_answer_is_looked_for(was_made):
-    def lose(name, count):
-        if was_made:
-            there.partitions[name] = count
-        raise OutcomeUnknownError("no answer")
-
-    there = Cluster("there", on_create=lose)
-    if was_made:
-        assert not sync(there).created  # it may be somebody else's
-    else:
-        with pytest.raises(OutcomeUnknownError):
-            sync(there)
-    assert len(there.created) == 1
-
-
-def test_a_refusal_to_make_a_topic_is_told():
-    def refuse(_name, _count):
-        raise UsageError("a policy of the broker forbids it", error="POLICY_VIOLATION")
-
-    with pytest.raises(UsageError) as caught:
-        sync(Cluster("there", on_create=refuse))
-    assert caught.value.facts["error"] == "POLICY_VIOLATION"
-
-
-@pytest.mark.parametrize("error", [OutcomeUnknownError("lost"), UsageError("they are there")])
-@pytest.mark.parametrize("were_added", [True, False])
-def test_partitions_that_may_have_been_added_are_looked_for(error, were_added):
-    def lose(name, count):
-        if were_added:
-            there.partitions[name] = count
-        raise error
-
-    there = Cluster("there", {"t": 1}, on_grow=lose)
-    if were_added:
-        assert sync(there).partitions_added == 2
-    else:
-        with pytest.raises(type(error)):
-            sync(there)
-
-
-def test_leaders_are_waited_for_and_asked():
-    there = Cluster("there", late=20)
-    assert sync(there).created
-    assert there.asked_offsets == 3
-    assert there.late < 0
-
-
-def test_the_wait_for_leaders_ends():
-    with pytest.raises(UnavailableError) as caught:
-        sync(Cluster("there", late=10_000))
-    assert caught.value.facts["topic"] == "t"
-
-
-def test_brokers_that_may_not_be_asked_do_not_stop_a_copy():
-    there = Cluster(
-        "there", brokers=UsageError("not allowed", error="CLUSTER_AUTHORIZATION_FAILED")
-    )
-    report = sync(there)
-    assert severities(report.findings) == [("note", "producer.id.expiration.ms")]
-    ((_, _, _, configs),) = there.created
-    assert configs["cleanup.policy"] == "delete"
-    assert not any("timestamp" in name and "max" in name for name in configs)
-
-
-@pytest.mark.parametrize(("asked", "sent"), [(None, -1), (-1, -1), (3, 3)])
-def test_replicas_are_the_clusters_business_unless_somebody_says(asked, sent):
-    there = Cluster("there")
-    sync(there, replication_factor=asked)
-    assert there.created[0][2] == sent

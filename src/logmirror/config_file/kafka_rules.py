@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logmirror.config_file.model import check_topic
+from logmirror.config_file.scalars import check_topic
 from logmirror.config_file.values import (
     items,
     mapping,

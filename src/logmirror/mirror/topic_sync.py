@@ -14,13 +14,15 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.offsets import LATEST
 from logmirror.cluster.retry import NotFoundError
-from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.mirror.topic_rules import (
     Finding,
     cluster_findings,
@@ -32,7 +34,7 @@ from logmirror.mirror.topic_rules import (
 from logmirror.model import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -112,44 +114,19 @@ def sync_topic(  # noqa: PLR0913  # two topics and what the configuration says a
     _refuse_same_topic(source, source_topic, destination, destination_topic)
     if mode == "off":
         return TopicReport(topic=destination_topic)
-    origin = source.topic(source_topic)
-    configs = source.describe_topic_configs(source_topic)
-    cluster = _broker_configs(destination)
-    target = _find(destination, destination_topic)
-    needed = _needed(origin, partitions)
-    created, added = False, 0
-    if target is None and mode == "create":
-        wanted = settings_for_copy(configs, cluster, timestamp_mode=timestamp_mode)
-        created = _create(
-            destination,
-            destination_topic,
-            partition_count=len(origin.partitions),
-            replication_factor=-1 if replication_factor is None else replication_factor,
-            configs=wanted,
-        )
-        target = _await_topic(destination, destination_topic, 1, clock)
-    if target is not None and mode == "create":
-        added = _grow(destination, target, needed)
-        if created or added:
-            target = _await_leaders(destination, destination_topic, needed, clock)
-    findings = _findings(
-        origin,
-        configs,
-        target,
-        {} if target is None else destination.describe_topic_configs(destination_topic),
-        cluster,
-        needed=needed,
-        mode=mode,
-        timestamp_mode=timestamp_mode,
+    look_now = functools.partial(
+        _look, source, source_topic, destination, destination_topic, partitions
     )
-    if any(finding.severity == "error" for finding in findings):
-        raise UnfitTopicError(
-            "the destination's topic would break the copy",
-            hint="follow the advice behind each error, or set `topic-sync: off` to go on all the "
-            "same",
-            topic=destination_topic,
-            findings=findings,
-        )
+    look, created, added = look_now(), False, 0
+    if mode == "create" and look.target is None:
+        created = _create(destination, destination_topic, look, replication_factor, timestamp_mode)
+        count = look.needed if created else 1  # what somebody else made, we may have to grow
+        look = _await_leaders(destination, destination_topic, count, look_now, clock)
+    findings = _fit(look, mode, timestamp_mode)
+    if mode == "create" and look.target is not None and len(look.target.partitions) < look.needed:
+        added = _grow(destination, look.target, look.needed)
+        look = _await_leaders(destination, destination_topic, look.needed, look_now, clock)
+        findings = _fit(look, mode, timestamp_mode)
     return TopicReport(
         topic=destination_topic, created=created, partitions_added=added, findings=findings
     )
@@ -176,18 +153,46 @@ def check_topic(  # noqa: PLR0913  # as sync_topic
     _refuse_same_topic(source, source_topic, destination, destination_topic)
     if mode == "off":
         return ()
-    origin = source.topic(source_topic)
-    configs = source.describe_topic_configs(source_topic)
-    target = _find(destination, destination_topic)
-    return _findings(
-        origin,
-        configs,
-        target,
-        {} if target is None else destination.describe_topic_configs(destination_topic),
-        _broker_configs(destination),
-        needed=_needed(origin, partitions),
-        mode=mode,
-        timestamp_mode=timestamp_mode,
+    look = _look(source, source_topic, destination, destination_topic, partitions)
+    return _findings(look, mode=mode, timestamp_mode=timestamp_mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """Both topics at one moment."""
+
+    target_name: str
+    origin: TopicMetadata
+    origin_configs: Mapping[str, str | None]
+    target: TopicMetadata | None
+    """None: it does not exist."""
+
+    target_configs: Mapping[str, str | None]
+    cluster_configs: Mapping[str, str | None] | None
+    """Of the destination's brokers; None: we may not see them."""
+
+    needed: int
+    """How many partitions the destination must have, as they keep their numbers."""
+
+
+def _look(
+    source: ClusterClient,
+    source_topic: str,
+    destination: ClusterClient,
+    destination_topic: str,
+    partitions: Collection[int] | None,
+) -> _Look:
+    origin, target = source.topic(source_topic), _find(destination, destination_topic)
+    return _Look(
+        target_name=destination_topic,
+        origin=origin,
+        origin_configs=source.describe_topic_configs(source_topic),
+        target=target,
+        target_configs=(
+            {} if target is None else destination.describe_topic_configs(destination_topic)
+        ),
+        cluster_configs=_broker_configs(destination),
+        needed=len(origin.partitions) if partitions is None else max(partitions) + 1,
     )
 
 
@@ -206,11 +211,6 @@ def _refuse_same_topic(
         )
 
 
-def _needed(origin: TopicMetadata, partitions: Collection[int] | None) -> int:
-    """How many partitions the destination must have, as they keep their numbers."""
-    return len(origin.partitions) if partitions is None else max(partitions) + 1
-
-
 def _find(cluster: ClusterClient, topic: str) -> TopicMetadata | None:
     try:
         return cluster.topic(topic)
@@ -226,33 +226,41 @@ def _broker_configs(cluster: ClusterClient) -> Mapping[str, str | None] | None:
         return None
 
 
-def _findings(  # noqa: PLR0913  # what both sides are made of
-    origin: TopicMetadata,
-    configs: Mapping[str, str | None],
-    target: TopicMetadata | None,
-    target_configs: Mapping[str, str | None],
-    cluster: Mapping[str, str | None] | None,
-    *,
-    needed: int,
-    mode: TopicSync,
-    timestamp_mode: TimestampMode,
+def _fit(look: _Look, mode: TopicSync, timestamp_mode: TimestampMode) -> tuple[Finding, ...]:
+    """The findings where none of them is an error."""
+    findings = _findings(look, mode=mode, timestamp_mode=timestamp_mode)
+    if any(finding.severity == "error" for finding in findings):
+        raise UnfitTopicError(
+            "the destination's topic would break the copy",
+            hint="follow the advice behind each error, or set `topic-sync: off` to go on all the "
+            "same",
+            topic=look.target_name,
+            findings=findings,
+        )
+    return findings
+
+
+def _findings(
+    look: _Look, *, mode: TopicSync, timestamp_mode: TimestampMode
 ) -> tuple[Finding, ...]:
     """Everything there is to say, errors first."""
     creates = mode == "create"
-    found = list(cluster_findings(configs, cluster))
-    if target is None:
+    found = list(cluster_findings(look.origin_configs, look.cluster_configs))
+    if look.target is None:
         missing = Finding(
             severity="note" if creates else "error",
             setting="topic",
-            source=origin.name,
+            source=look.origin.name,
             destination=None,
             advice="it is made at the start" if creates else "make it, or say topic-sync: create",
         )
         found.append(missing)
     else:
-        counts = len(origin.partitions), len(target.partitions)
-        found += partition_findings(*counts, needed=needed, grows=creates)
-        found += topic_findings(configs, target_configs, timestamp_mode=timestamp_mode)
+        counts = len(look.origin.partitions), len(look.target.partitions)
+        found += partition_findings(*counts, needed=look.needed, grows=creates)
+        found += topic_findings(
+            look.origin_configs, look.target_configs, timestamp_mode=timestamp_mode
+        )
     order = ("error", "warning", "note")
     return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
 
@@ -263,10 +271,9 @@ def _findings(  # noqa: PLR0913  # what both sides are made of
 def _create(
     cluster: ClusterClient,
     topic: str,
-    *,
-    partition_count: int,
-    replication_factor: int,
-    configs: Mapping[str, str],
+    look: _Look,
+    replication_factor: int | None,
+    timestamp_mode: TimestampMode,
 ) -> bool:
     """Make a topic; False if it is there and may be somebody else's, which is compared next.
 
@@ -275,9 +282,11 @@ def _create(
     try:
         cluster.admin.create_topic(
             topic,
-            partition_count=partition_count,
-            replication_factor=replication_factor,
-            configs=configs,
+            partition_count=len(look.origin.partitions),
+            replication_factor=-1 if replication_factor is None else replication_factor,
+            configs=settings_for_copy(
+                look.origin_configs, look.cluster_configs, timestamp_mode=timestamp_mode
+            ),
         )
     except OutcomeUnknownError:
         if _find(cluster, topic) is None:
@@ -291,30 +300,35 @@ def _create(
 
 
 def _grow(cluster: ClusterClient, target: TopicMetadata, partition_count: int) -> int:
-    """Add the partitions that are missing; returns how many."""
-    missing = partition_count - len(target.partitions)
-    if missing <= 0:
-        return 0
+    """Add the partitions that are missing; returns how many were."""
     try:
         cluster.admin.create_partitions(target.name, partition_count)
     except (OutcomeUnknownError, UsageError):
         # Somebody else may have added them, or our own request did and its answer was lost.
         if len(cluster.topic(target.name).partitions) < partition_count:
             raise
-    return missing
+    return partition_count - len(target.partitions)
 
 
-def _await_topic(
-    cluster: ClusterClient, topic: str, partition_count: int, clock: Clock
-) -> TopicMetadata:
-    """Wait until brokers list the topic with so many partitions, each with a leader."""
+def _await_leaders(
+    cluster: ClusterClient,
+    topic: str,
+    partition_count: int,
+    look_now: Callable[[], _Look],
+    clock: Clock,
+) -> _Look:
+    """Wait until the destination shows the partitions, each with a leader, and the leaders answer.
+
+    Brokers learn of a topic one after the other, and are named as leaders before they know it.
+    """
     deadline_ms = clock.monotonic_ms() + _READY_MS
     while True:
-        found = _find(cluster, topic)
-        if found is not None and len(found.partitions) >= partition_count:
-            waiting = [n for n, one in found.partitions.items() if one.leader < 0]
-            if not waiting:
-                return found
+        with contextlib.suppress(NotFoundError):
+            look = look_now()
+            if look.target is not None and _has_leaders(look.target, partition_count):
+                numbers = range(partition_count)
+                cluster.list_offsets((TopicPartition(topic, n) for n in numbers), LATEST)
+                return look
         if clock.monotonic_ms() >= deadline_ms:
             raise UnavailableError(
                 f"the topic has no leaders {_READY_MS} ms after it was made",
@@ -325,13 +339,7 @@ def _await_topic(
         clock.sleep_ms(_LOOK_AGAIN_MS)
 
 
-def _await_leaders(
-    cluster: ClusterClient, topic: str, partition_count: int, clock: Clock
-) -> TopicMetadata:
-    """Wait until each leader also answers: metadata names one before it knows that it is one."""
-    found = _await_topic(cluster, topic, partition_count, clock)
-    try:
-        cluster.list_offsets((TopicPartition(topic, n) for n in found.partitions), LATEST)
-    except LogmirrorError as error:
-        raise error.add_facts(topic=topic) from None
-    return found
+def _has_leaders(topic: TopicMetadata, partition_count: int) -> bool:
+    return len(topic.partitions) >= partition_count and all(
+        one.leader >= 0 for one in topic.partitions.values()
+    )
