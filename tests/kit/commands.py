@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import psutil
 
@@ -114,6 +114,8 @@ class Run:
         environment: Variables over ours.
     """
 
+    program: ClassVar[tuple[str, ...]] = _COMMAND
+
     def __init__(
         self,
         config: Path,
@@ -124,7 +126,7 @@ class Run:
         self._mark = secrets.token_hex(8)
         self.log = folder / f"run-{self._mark}.log"
         self.spark_log = folder / f"spark-{self._mark}.log"
-        command = [*_COMMAND, "run", "-c", str(config), "--spark-log", str(self.spark_log)]
+        command = [*self.program, "run", "-c", str(config), "--spark-log", str(self.spark_log)]
         self._process = Process(
             [*command, *arguments],
             log=self.log,

@@ -1,0 +1,107 @@
+"""`logmirror` with its slices carried out in its own process: no Spark, no Java, no workers.
+
+Everything else is the product: command line, loop, executor, exit codes, signals. Starts in about a
+second, so a test can kill many of them.
+
+    python -m kit.inline_run run --until-now -c CONFIG      as a program; `InlineRun` starts it
+    copy_now(settings)                                      in the process of the test
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from kit.commands import Run
+from logmirror import cli, executor, wiring
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from logmirror.config import Settings
+    from logmirror.mirror.ports import SliceResult, Work
+
+_KIT_PARENT: Final = str(Path(__file__).parent.parent)
+
+
+def mirror_to_cluster(
+    topic: str, source: str, destination: str, *, name: str = "copy", **more: object
+) -> dict[str, object]:
+    """One mirror of all partitions of a topic into the same topic of another cluster.
+
+    Args:
+        topic: At both.
+        source: Its bootstrap servers.
+        destination: Its bootstrap servers.
+        name: Of the mirror and of the destination.
+        more: Keys of the destination, with `_` for `-`.
+    """
+    written = {"name": name, "type": "kafka", "bootstrap-servers": destination}
+    return {
+        "name": name,
+        "source": {"bootstrap-servers": source},
+        "topic": topic,
+        "partitions": "all",
+        "destinations": [written | {key.replace("_", "-"): v for key, v in more.items()}],
+    }
+
+
+def config_text(*mirrors: Mapping[str, object]) -> str:
+    """A configuration of these mirrors; JSON, which YAML contains."""
+    return json.dumps({"mirrors": mirrors}, indent=1)
+
+
+class InlineRunner:
+    """A `Runner` that carries works out where it is asked to, as one slot would."""
+
+    slots: Final = 1
+
+    def __init__(self, **_: object) -> None:
+        """Take what Spark's runner takes; nothing of it applies here."""
+
+    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+        """Carry out; see `logmirror.executor.execute`."""
+        return list(executor.execute(works))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def copy_now(settings: Settings) -> None:
+    """Copy what is there now, in this process; see `logmirror run --until-now`.
+
+    Raises:
+        LogmirrorError: A flow must not go on.
+    """
+    with contextlib.ExitStack() as stack:
+        specs = wiring.mirror_specs(settings)
+        wiring.build_service(specs, InlineRunner(), stack).run(until_now=True)
+
+
+class InlineRun(Run):
+    """`logmirror run` in the background, as one process."""
+
+    program = (sys.executable, "-m", "kit.inline_run")
+
+    def __init__(
+        self,
+        config: Path,
+        *arguments: str,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        path = os.pathsep.join(filter(None, (_KIT_PARENT, os.environ.get("PYTHONPATH"))))
+        environment = {"PYTHONPATH": path, **(environment or {})}
+        super().__init__(config, *arguments, folder=folder, environment=environment)
+
+
+if __name__ == "__main__":
+    wiring.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # the one thing replaced
+    cli.main()
