@@ -63,6 +63,8 @@ class World:
 class ScriptedBroker:
     """A broker on a loopback port, until `close`."""
 
+    request_classes = _REQUESTS
+
     def __init__(self, world, node_id=1, *, versions=None, throttle_ms=0):
         self.world, self.node_id, self.throttle_ms = world, node_id, throttle_ms
         self.versions = {**VERSIONS, **(versions or {})}
@@ -118,7 +120,7 @@ class ScriptedBroker:
                 key, version, correlation_id = struct.unpack_from(">hhi", frame)
                 low, high = self.versions[key]
                 if low <= version <= high:
-                    request = _REQUESTS[key].decode(frame, version=version, header=True)
+                    request = self.request_classes[key].decode(frame, version=version, header=True)
                     response = self._answer(key, version, request)
                 else:
                     request, version = None, 0

@@ -30,7 +30,7 @@ broker that was paused processes them when it wakes, however late.
 from __future__ import annotations
 
 import select
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from logmirror.clock import jittered_ms
@@ -70,7 +70,8 @@ class ProduceAnswer(NamedTuple):
     base_offset: int
     """Where its first record stands. With an error it is -1 or what the broker says; see 7, 20."""
     log_append_time_ms: int
-    """The broker's time on a topic of LogAppendTime, else -1."""
+    """The broker's time on a topic of LogAppendTime, else -1; but for a duplicate (error 0, nothing
+    written again, the first base offset) Apache Kafka gives a time on every topic."""
     log_start_offset: int
     """-1: not told."""
     error: LogmirrorError | None
@@ -118,9 +119,14 @@ class ProducePipeline:
         self._unreachable: dict[int, tuple[int, int, LogmirrorError]] = {}
         """Node id to (not before, failures, why): brokers that could not be connected to."""
         self._answers: list[ProduceAnswer] = []
-        self._counts: defaultdict[TopicPartition, int] = defaultdict(int)
+        self._counts: Counter[TopicPartition] = Counter()
         self._link_of: dict[TopicPartition, ProduceConnection] = {}
-        self._failed: set[TopicPartition] = set()
+        self._failed: Counter[TopicPartition] = Counter()
+        """How many of a partition's failures are not collected."""
+        self._awaited: Counter[TopicPartition] = Counter()
+        """How many of a partition's batches are under way."""
+        self._behind: dict[TopicPartition, list[ProduceAnswer]] = {}
+        """Answers to batches that were not sent, kept until those sent before are answered."""
 
     def __enter__(self) -> Self:
         return self
@@ -143,8 +149,8 @@ class ProducePipeline:
     def in_flight(self, partition: TopicPartition | None = None) -> int:
         """How many batches were sent and their answers not collected: of a partition, or in all."""
         if partition is None:
-            return sum(self._counts.values())
-        return self._counts.get(partition, 0)
+            return self._counts.total()
+        return self._counts[partition]
 
     def send(
         self,
@@ -189,10 +195,11 @@ class ProducePipeline:
                 self._counts[partition] += 1
                 if link.closed:
                     self._answer_unsent(partition, broken.get(link, _BROKEN))
-                elif partition in self._failed:
+                elif self._failed[partition]:
                     self._answer_unsent(partition, _NOT_COLLECTED)
                 else:
                     self._link_of[partition] = link
+                    self._awaited[partition] += 1
                     accepted.append((partition, view))
             if accepted:
                 link.begin(
@@ -219,7 +226,8 @@ class ProducePipeline:
             if not self._counts[answer.partition]:
                 del self._counts[answer.partition]
                 self._link_of.pop(answer.partition, None)
-            self._failed.discard(answer.partition)
+            if answer.error is not None:
+                self._failed[answer.partition] -= 1
         return answers
 
     # Which connection.
@@ -232,7 +240,7 @@ class ProducePipeline:
         unbound: list[tuple[TopicPartition, memoryview]] = []
         for partition, view in batches:
             link = self._link_of.get(partition)
-            if partition in self._failed:
+            if self._failed[partition]:
                 refused[partition] = _NOT_COLLECTED
             elif link is not None and not link.closed:
                 by_link.setdefault(link, []).append((partition, view))
@@ -281,6 +289,7 @@ class ProducePipeline:
         now_ms = self._clock.monotonic_ms()
         not_before_ms, failures, why = self._unreachable.get(node, (0, 0, None))
         if why is not None and now_ms < not_before_ms:
+            self._router.topology.forget()  # it may come back at another address, or lead no more
             raise _copy_of(why)
         try:
             link = self._router.topology.new_connection(node, ProduceConnection)
@@ -341,6 +350,7 @@ class ProducePipeline:
         else:
             for partition in link.withdraw().partitions:
                 self._answer_unsent(partition, _too_late())
+                self._settle_one(partition)
 
     def _wait(self, sending: Sequence[ProduceConnection], not_after_ms: int | None = None) -> None:
         """Wait until some connection can go on or a deadline has come; read what has come."""
@@ -399,7 +409,7 @@ class ProducePipeline:
                 partition=partition.partition,
                 **facts,
             )
-            self._failed.add(partition)
+            self._failed[partition] += 1
             if error_of(code).stale_metadata:
                 self._router.topology.forget([partition.topic])
         self._answers.append(
@@ -412,6 +422,7 @@ class ProducePipeline:
                 error,
             )
         )
+        self._settle_one(partition)
 
     def _give_up(self, link: ProduceConnection, why: LogmirrorError) -> None:
         """End a connection; all that it carried is answered."""
@@ -422,27 +433,36 @@ class ProducePipeline:
         self._links = {node: other for node, other in self._links.items() if other is not link}
         self._router.topology.forget()
         facts = {"host": link.host, "port": link.port, **why.facts}
+        unknown = OutcomeUnknownError(
+            f"no answer to a write: {why.message}",
+            hint=why.hint or "read the log's end before anything is written again",
+            **facts,
+        )
         for partition in lost:
-            self._answer(
-                partition,
-                OutcomeUnknownError(
-                    f"no answer to a write: {why.message}",
-                    hint=why.hint or "read the log's end before anything is written again",
-                    **facts,
-                ),
-            )
+            self._answers.append(self._failure(partition, unknown))
+            self._settle_one(partition)
+        cut_off = UnavailableError(f"not sent whole: {why.message}", hint=why.hint, **facts)
         for partition in unsent:
-            error = UnavailableError(f"not sent whole: {why.message}", hint=why.hint, **facts)
-            self._answer(partition, error)
+            self._answer_unsent(partition, cut_off)
+            self._settle_one(partition)
 
     def _answer_unsent(self, partition: TopicPartition, why: LogmirrorError) -> None:
-        """Answer a batch of which nothing was sent; `why` may be that of many."""
-        self._answer(partition, _copy_of(why))
+        """Answer a batch that was not sent, after those that were sent before it."""
+        self._behind.setdefault(partition, []).append(self._failure(partition, why))
+        if not self._awaited[partition]:
+            self._answers += self._behind.pop(partition)
 
-    def _answer(self, partition: TopicPartition, error: LogmirrorError) -> None:
-        error.add_facts(topic=partition.topic, partition=partition.partition)
-        self._failed.add(partition)
-        self._answers.append(ProduceAnswer(partition, NO_ANSWER, -1, -1, -1, error))
+    def _failure(self, partition: TopicPartition, why: LogmirrorError) -> ProduceAnswer:
+        error = _copy_of(why).add_facts(topic=partition.topic, partition=partition.partition)
+        self._failed[partition] += 1
+        return ProduceAnswer(partition, NO_ANSWER, -1, -1, -1, error)
+
+    def _settle_one(self, partition: TopicPartition) -> None:
+        """One of the partition's batches is no longer under way."""
+        self._awaited[partition] -= 1
+        if not self._awaited[partition]:
+            del self._awaited[partition]
+            self._answers += self._behind.pop(partition, ())
 
 
 def _copy_of(error: LogmirrorError) -> LogmirrorError:

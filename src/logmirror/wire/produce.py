@@ -101,7 +101,8 @@ class ProduceResult(NamedTuple):
     """Where the first record stands now; -1 after an error, but for some (7, 20: it was written).
     For a duplicate that the broker recognised: where it was written the first time."""
     log_append_time_ms: int
-    """The leader's time where `message.timestamp.type` is LogAppendTime, else -1."""
+    """The leader's time where `message.timestamp.type` is LogAppendTime, else -1; a duplicate that
+    the broker recognised (error 0, nothing written again) has a time on every topic."""
     log_start_offset: int
     """-1: the broker does not say."""
     message: str | None
@@ -217,7 +218,9 @@ def _partition(cursor: Cursor, topic: str, version: int) -> ProduceResult:
         message = cursor.string(compact=flexible) or message
     if flexible:
         cursor.tagged_fields()
-    return ProduceResult(TopicPartition(topic, number), error, base, appended, start, message)
+    return ProduceResult(
+        TopicPartition(topic, number), error, base, appended, start, message or None
+    )
 
 
 def _count(count: int, *, flexible: bool) -> bytes:

@@ -1,0 +1,202 @@
+"""The hand-packed Produce says what Kafka's schema says, and reads any answer without harm.
+
+Method: kafka-python, which is driven by Kafka's schema files, decodes our requests and encodes the
+answers that we read, in every version. Answers are damaged by one edit: whatever happens, it is an
+answer to the end or a `CorruptionError`.
+"""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.producer import ProduceRequest as JudgeRequest
+from kafka.protocol.producer import ProduceResponse as JudgeResponse
+
+from logmirror.errors import CorruptionError
+from logmirror.model import TopicPartition
+from logmirror.wire.produce import (
+    ACKS_ALL,
+    PRODUCE_VERSION_MAX,
+    PRODUCE_VERSION_MIN,
+    ProduceRequest,
+    ProduceResult,
+    encode_produce,
+    parse_produce,
+)
+
+VERSIONS = range(PRODUCE_VERSION_MIN, PRODUCE_VERSION_MAX + 1)
+CORRELATION_ID = 77
+
+versions = st.sampled_from(VERSIONS)
+topics = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=249)
+partitions = st.builds(TopicPartition, topics, st.integers(0, 2**31 - 1))
+requests = st.builds(
+    ProduceRequest,
+    batches=st.dictionaries(partitions, st.binary(min_size=1, max_size=300), min_size=1).map(
+        lambda batches: [(partition, memoryview(data)) for partition, data in batches.items()]
+    ),
+    acks=st.sampled_from([-1, 1]),
+    timeout_ms=st.integers(0, 2**31 - 1),
+    transactional_id=st.none() | st.text(max_size=200),
+)
+results = st.lists(
+    st.builds(
+        ProduceResult,
+        partition=partitions,
+        error_code=st.integers(-1, 133),
+        base_offset=st.integers(-1, 2**63 - 1),
+        log_append_time_ms=st.integers(-1, 2**63 - 1),
+        log_start_offset=st.integers(-1, 2**63 - 1),
+        message=st.none() | st.text(max_size=200),
+    ),
+    max_size=6,
+    unique_by=lambda result: result.partition,
+)
+
+
+def joined(buffers):
+    return b"".join(bytes(buffer) for buffer in buffers)
+
+
+def packed(request, version, client_id=b"me"):
+    return encode_produce(
+        request, version=version, correlation_id=CORRELATION_ID, client_id=client_id
+    )
+
+
+@given(requests, versions, st.text(max_size=40))
+def test_a_request_reads_back_as_it_was_meant(request, version, client_id):
+    frame = joined(packed(request, version, client_id.encode()))
+
+    read = JudgeRequest.decode(frame, version=version, header=True, framed=True)
+
+    assert struct.unpack_from(">i", frame)[0] == len(frame) - 4
+    header = read.header
+    assert (header.request_api_key, header.request_api_version) == (0, version)
+    assert (header.correlation_id, header.client_id) == (CORRELATION_ID, client_id)
+    assert (read.acks, read.timeout_ms) == (request.acks, request.timeout_ms)
+    assert read.transactional_id == request.transactional_id
+    found = {
+        TopicPartition(topic.name, one.index): bytes(one.records)
+        for topic in read.topic_data
+        for one in topic.partition_data
+    }
+    assert found == {partition: bytes(view) for partition, view in request.batches}
+    assert len({topic.name for topic in read.topic_data}) == len(read.topic_data)
+    # Read to its last byte, nothing behind it.
+    assert len(read.encode(header=True, framed=True)) == len(frame)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_batches_are_sent_from_where_they_lie(version):
+    data = {n: bytearray(b"%d" % n * 100) for n in range(3)}
+    batches = [(TopicPartition("t", n), memoryview(block)) for n, block in data.items()]
+
+    buffers = packed(ProduceRequest(batches), version)
+
+    assert [buffer for buffer in buffers if isinstance(buffer, memoryview)] == [
+        view for _, view in batches
+    ]
+    data[1][:] = b"x" * 100
+    assert b"x" * 100 in joined(buffers)
+
+
+def test_a_request_waits_for_all_replicas_unless_told_otherwise():
+    assert ProduceRequest([]).acks == ACKS_ALL == -1
+
+
+def answered(told, version, *, throttle_ms=0, record_errors=(), tagged=None):
+    """An answer frame without its size, as a broker would send it."""
+    made = JudgeResponse.TopicProduceResponse
+    by_topic = {}
+    for one in told:
+        entry = made.PartitionProduceResponse(
+            version=version,
+            index=one.partition.partition,
+            error_code=one.error_code,
+            base_offset=one.base_offset,
+            log_append_time_ms=one.log_append_time_ms,
+            log_start_offset=one.log_start_offset,
+            record_errors=[
+                made.PartitionProduceResponse.BatchIndexAndErrorMessage(
+                    version=version, batch_index=n, batch_index_error_message=text
+                )
+                for n, text in enumerate(record_errors)
+            ],
+            error_message=one.message,
+            **(tagged or {}),
+        )
+        by_topic.setdefault(one.partition.topic, []).append(entry)
+    response = JudgeResponse(
+        version=version,
+        responses=[
+            made(version=version, name=name, partition_responses=entries)
+            for name, entries in by_topic.items()
+        ],
+        throttle_time_ms=throttle_ms,
+    )
+    response.with_header(correlation_id=CORRELATION_ID)
+    return bytes(response.encode(header=True, framed=True)[4:])
+
+
+def parsed(frame, version):
+    return parse_produce(memoryview(frame), version=version, correlation_id=CORRELATION_ID)
+
+
+@given(results, versions, st.integers(0, 2**31 - 1))
+def test_an_answer_reads_back_as_it_was_meant(told, version, throttle_ms):
+    answers = parsed(answered(told, version, throttle_ms=throttle_ms), version)
+
+    expected = {
+        one._replace(
+            log_start_offset=one.log_start_offset if version >= 5 else -1,
+            message=(one.message or None) if version >= 8 else None,
+        )
+        for one in told
+    }
+    assert set(answers.results) == expected
+    assert len(answers.results) == len(told)
+    assert answers.throttle_ms == throttle_ms
+
+
+ONE = ProduceResult(TopicPartition("t", 3), 87, -1, -1, 5, None)
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_what_is_said_of_single_records_stands_in_when_nothing_is_said_of_the_batch(version):
+    frame = answered([ONE], version, record_errors=[None, "bad magic", "bad key"])
+    assert parsed(frame, version).results == [ONE._replace(message="bad magic")]
+    whole = ONE._replace(message="no such batch")
+    frame = answered([whole], version, record_errors=["bad magic"])
+    assert parsed(frame, version).results == [whole]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_answer_to_another_request_is_refused(version):
+    frame = answered([ONE], version)
+    with pytest.raises(CorruptionError) as caught:
+        parse_produce(memoryview(frame), version=version, correlation_id=CORRELATION_ID + 1)
+    assert caught.value.facts == {"expected": CORRELATION_ID + 1, "found": CORRELATION_ID}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_answer_that_is_cut_or_too_long_is_refused(version):
+    frame = answered([ONE, ONE._replace(partition=TopicPartition("u", 0))], version)
+    for size in range(len(frame)):
+        with pytest.raises(CorruptionError):
+            parsed(frame[:size], version)
+    with pytest.raises(CorruptionError):
+        parsed(frame + b"\0", version)
+
+
+@given(results, versions, st.data())
+def test_one_edit_never_leads_outside_the_frame(told, version, data):
+    frame = bytearray(answered(told, version))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] = data.draw(st.integers(0, 255))
+    try:
+        answers = parsed(bytes(frame), version)
+    except CorruptionError:
+        return
+    assert len(answers.results) <= len(frame)
