@@ -5,7 +5,11 @@ Method: each tool does its usual job; what it prints or exits with is what is ch
 
 from __future__ import annotations
 
-from kit.clients import rows_by_librdkafka
+import json
+
+from kit.clients import Message, produce, rows_by_librdkafka
+from kit.kafka import create_topic
+from kit.partition_client import PartitionClient, data_batch
 
 
 def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools, topic_name):
@@ -70,3 +74,62 @@ def test_perf_producer_writes_and_get_offsets_sees_it(embedded, apache_tools, to
     newest = max(row.timestamp_ms for row in rows)
     wanted = next(row.offset for row in rows if row.timestamp_ms == newest)
     assert found.stdout.strip() == f"{topic_name}:0:{wanted}"
+
+
+def test_partitions_and_settings_are_changed(embedded, apache_tools, topic_name):
+    at = ("--bootstrap-server", embedded.bootstrap)
+    topic = ("--topic", topic_name)
+    apache_tools.run("kafka-topics", *at, "--create", *topic, "--partitions", "1")
+
+    apache_tools.run("kafka-topics", *at, "--alter", *topic, "--partitions", "4")
+    where = ("--entity-type", "topics", "--entity-name", topic_name)
+    changes = ("--add-config", "segment.bytes=2000000,message.timestamp.type=LogAppendTime")
+    apache_tools.run("kafka-configs", *at, "--alter", *where, *changes)
+    apache_tools.run("kafka-configs", *at, "--alter", *where, "--delete-config", "segment.bytes")
+
+    described = apache_tools.run("kafka-topics", *at, "--describe", *topic).stdout
+    assert described.count("Leader: 1") == 4
+    assert "message.timestamp.type=LogAppendTime" in described
+    assert "segment.bytes" not in described
+    refused = ("--add-config", "cleanup.policy=compact")
+    found = apache_tools.run("kafka-configs", *at, "--alter", *where, *refused, check=False)
+    assert "cleanup.policy: this broker offers only delete" in found.stdout + found.stderr
+
+
+def test_records_are_deleted_and_producers_described(embedded, apache_tools, topic_name, tmp_path):
+    at = ("--bootstrap-server", embedded.bootstrap)
+    produce(embedded.bootstrap, topic_name, [Message(value=b"%d" % n) for n in range(30)])
+    wanted = {"partitions": [{"topic": topic_name, "partition": 0, "offset": 12}], "version": 1}
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+
+    options = ("--offset-json-file", str(tmp_path / "wanted.json"))
+    deleted = apache_tools.run("kafka-delete-records", *at, *options).stdout
+
+    assert f"{topic_name}-0\tlow_watermark: 12" in deleted
+    earliest = ("--topic", topic_name, "--time", "earliest")
+    found = apache_tools.run("kafka-get-offsets", *at, *earliest).stdout
+    assert found.strip() == f"{topic_name}:0:12"
+    which = ("describe-producers", "--topic", topic_name, "--partition", "0")
+    table = apache_tools.run("kafka-transactions", *at, *which).stdout.splitlines()
+    names, row = table[0].split(), table[1].split()
+    assert names[:3] == ["ProducerId", "ProducerEpoch", "LatestCoordinatorEpoch"]
+    assert (row[1], row[2], row[3], row[5]) == ("0", "-1", "29", "None")
+
+
+def test_the_console_consumer_reads_over_markers(embedded, apache_tools, topic_name):
+    create_topic(embedded.bootstrap, topic_name, 1, {})
+    with PartitionClient(embedded.bootstrap, topic_name) as partition:
+        partition.produce(data_batch(3))
+        partition.write_markers(*[(99, 0)] * 50)
+        partition.produce(data_batch(3))
+        partition.write_markers((99, 0))
+
+    options = ("--topic", topic_name, "--partition", "0", "--offset", "earliest")
+    shown = ("--property", "print.offset=true", "--property", "print.value=false")
+    committed = ("--isolation-level", "read_committed", "--timeout-ms", "3000")
+    at = ("--bootstrap-server", embedded.bootstrap)
+    found = apache_tools.run("kafka-console-consumer", *at, *options, *shown, *committed).stdout
+
+    # The newer one warns of an option that the older one does not know under another name.
+    offsets = [line for line in found.splitlines() if line.startswith("Offset:")]
+    assert offsets == [f"Offset:{offset}" for offset in (0, 1, 2, 53, 54, 55)]

@@ -178,6 +178,63 @@ def test_producers_are_known_although_all_they_wrote_is_deleted(tmp_path):
         assert _offsets(again) == []
 
 
+def _forgets_nothing_when_all_is_deleted(folder: Path, log: PartitionLog, end: int) -> bool:
+    log.advance_start(end)
+    _remove(Disk(), log)
+    assert not list(folder.glob("*.batches"))
+    return _last_sequence(_open(folder, log_start=end)) == end - 1
+
+
+def test_producers_of_segments_that_recovery_sealed_are_known_without_them(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    for number in range(20):
+        _append(log, number)  # nothing is flushed, so nothing is sealed before the "crash"
+    assert len(list(folder.glob(".*.open"))) > 4
+    last = max(folder.glob(".*.open"))
+    last.write_bytes(b"")  # so that the segment which stays tells nothing
+    end = int(last.name[1:21])
+
+    log = _open(folder)
+
+    assert len(list(folder.glob("*.batches"))) > 4
+    assert _forgets_nothing_when_all_is_deleted(folder, log, end)
+
+
+def test_producers_of_segments_without_a_snapshot_are_known_without_them(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    for number in range(20):
+        _append(log, number)
+    _flush(log)
+    last = max(folder.glob(".*.open"))
+    last.write_bytes(b"")
+    end = int(last.name[1:21])
+    for snapshot in folder.glob(".*.producers"):
+        snapshot.unlink()  # as where the segments came from an archive
+
+    assert _forgets_nothing_when_all_is_deleted(folder, _open(folder), end)
+
+
+def test_a_segment_that_is_being_sealed_is_not_removed_before(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    _append(log, 0)
+    _flush(log)
+    for number in range(1, 4):
+        _append(log, number)
+        if len(list(folder.glob(".*.open"))) == 2:
+            break
+        _flush(log)
+    assert len(list(folder.glob(".*.open"))) == 2
+    log.advance_start(log.high_watermark)
+
+    assert log.take_deleted() == []
+    _flush(log)
+    assert [segment.next_offset for segment in log.take_deleted()] == [log.log_start]
+    assert _offsets(log) == list(range(log.log_start, log.log_end))
+
+
 def test_a_log_that_ends_before_its_start_is_not_opened(tmp_path):
     folder = tmp_path / "t" / "0"
     log = _open(folder)

@@ -416,7 +416,9 @@ def test_a_coordinator_that_was_replaced_writes_no_marker(partition):
     assert partition.write_markers((PID, 0), coordinator_epoch=4) == {PID: 0}
     assert partition.producers()[PID].coordinator_epoch == 4
 
-    assert partition.write_markers((PID, 0), coordinator_epoch=3) == {PID: COORDINATOR_FENCED}
+    for epoch in (3, 0, -1):
+        fenced = partition.write_markers((PID, 0), coordinator_epoch=epoch)
+        assert fenced == {PID: COORDINATOR_FENCED}
     assert partition.write_markers((PID, 0), coordinator_epoch=4) == {PID: 0}
     assert partition.log_end == 2
 

@@ -14,6 +14,7 @@ from kio.schema.errors import ErrorCode
 from logmirror.broker import producer_state
 from logmirror.broker.producer_state import (
     MAX_PRODUCERS,
+    Producer,
     ProducerState,
     RefusedSequenceError,
     SequencedBatch,
@@ -110,6 +111,54 @@ def test_a_producer_that_repeats_what_was_lost_is_stored_once(steps):
         assert state.find_duplicate(ID, 0, first, count) is None
         sent.append((first, count, _store(state, 0, first, count, offset)))
         offset += count
+
+
+def test_a_marker_keeps_the_sequence_of_its_epoch_and_ends_lower_ones():
+    state = ProducerState()
+    batch = _store(state, 3, 0, 10, 100)
+
+    state.check_marker(ID, 3, 5)
+    state.marked(ID, 3, 5, 70)
+
+    assert dict(state.items()) == {ID: Producer(3, 5, 70, (batch,))}
+    assert state.find_duplicate(ID, 3, 0, 10) == batch
+    assert state.find_duplicate(ID, 3, 10, 1) is None
+    state.marked(ID, 4, 5, 80)
+    assert dict(state.items()) == {ID: Producer(4, 5, 80, ())}
+    assert _refusal(state, 3, 10, 1) == ErrorCode.invalid_producer_epoch
+    assert _refusal(state, 4, 1, 1) == ErrorCode.out_of_order_sequence_number
+    for epoch, coordinator_epoch, code in (
+        (3, 9, ErrorCode.invalid_producer_epoch),
+        (4, 4, ErrorCode.transaction_coordinator_fenced),
+    ):
+        with pytest.raises(RefusedSequenceError) as raised:
+            state.check_marker(ID, epoch, coordinator_epoch)
+        assert raised.value.code == code
+    _store(state, 4, 0, 1, 200)
+    assert dict(state.items())[ID].coordinator_epoch == 5
+
+
+_STEPS = st.tuples(
+    st.integers(0, 3),  # producer
+    st.integers(0, 2),  # epoch
+    st.none() | st.integers(0, 3),  # coordinator epoch of a marker; None: a batch
+    st.integers(-1, 2**62),  # time
+)
+
+
+@given(st.lists(_STEPS, max_size=40))
+def test_a_snapshot_gives_back_any_state(steps):
+    state = ProducerState()
+    for offset, (producer_id, epoch, coordinator_epoch, time_ms) in enumerate(steps):
+        if coordinator_epoch is None:
+            batch = SequencedBatch(offset, offset, offset, offset, time_ms)
+            state.stored(producer_id, epoch, batch)
+        else:
+            state.marked(producer_id, epoch, coordinator_epoch, time_ms)
+
+    copy = ProducerState.from_bytes(state.to_bytes(8), 8)
+
+    assert list(copy.items()) == list(state.items())
 
 
 def test_a_snapshot_gives_back_the_same_state():

@@ -5,9 +5,10 @@ for acks 1 as for acks all, since with one replica they ask for the same. With a
 answer, and the records become durable just the same.
 
 Deviations from Kafka: the request's timeout is not used, because an answer that comes before the
-flush would have to be "unknown"; the client's own timeout says the same. A batch with the log-append bit is refused
-for every topic. Kafka does that for topics with log-append time; for others it clears the bit, and
-its records silently have other timestamps than whoever read that batch before was shown.
+flush would have to be "unknown"; the client's own timeout says the same. A batch with the
+log-append bit is refused for every topic. Kafka does that for topics with log-append time; for
+others it clears the bit, and its records silently have other timestamps than whoever read that
+batch before was shown.
 """
 
 from __future__ import annotations

@@ -1,0 +1,201 @@
+"""Goal: who lost a Produce answer sees where the next batch will land, and no record too early.
+
+Method: the broker's parts with a disk whose flush waits until the test lets it go on. Meanwhile the
+handlers are asked what a mirror asks: the log end and the producer tell of the batch, the watermark
+and readers do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from kit.partition_client import data_batch
+from kit.raw_client import build, message_class, nested, read_response, request_frame
+from logmirror.broker.apis import Api
+from logmirror.broker.broker import Broker, Caller
+from logmirror.broker.disk import Disk, OpenFile
+from logmirror.broker.dispatch import answer
+from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.handle_produce import ProduceAnswer, produce
+from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.options import BrokerOptions
+from logmirror.broker.segment_cache import SegmentCache
+from logmirror.broker.topics import Topics
+from logmirror.errors import UnavailableError
+from logmirror.wire.frames import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+PRODUCER = 8
+TOPIC = "orders"
+
+
+class SlowDisk(Disk):
+    """A disk whose flushes wait."""
+
+    def __init__(self) -> None:
+        self.may_flush = threading.Event()
+
+    def sync(self, file: OpenFile) -> None:
+        assert self.may_flush.wait(60)
+        super().sync(file)
+
+
+def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]]) -> None:
+    async def run() -> None:
+        disk = SlowDisk()
+        store = MetadataStore(root / "db")
+        try:
+            with ThreadPoolExecutor(2) as executor:
+                cache, options = SegmentCache(disk), BrokerOptions(log_dir=root)
+                commits = GroupCommit(executor, disk)
+                topics = Topics(options, store, executor, disk, cache, commits)
+                await topics.create(TOPIC, 1, {})
+                broker = Broker(
+                    options=options,
+                    store=store,
+                    topics=topics,
+                    cache=cache,
+                    commits=commits,
+                    executor=executor,
+                    port=1,
+                )
+                try:
+                    await act(broker, disk)
+                finally:
+                    disk.may_flush.set()
+                await commits.drain()
+        finally:
+            store.close()
+
+    asyncio.run(run())
+
+
+async def _ask(broker: Broker, api: Api, version: int, **fields: object) -> Any:
+    request = build(message_class(api, version, "request"), **fields)
+    frame = memoryview(bytearray(request_frame(api, version, request)))
+    found = answer(broker, read_header(frame), frame, Caller("127.0.0.1"))
+    whole = found if isinstance(found, bytes | list) else await found
+    assert isinstance(whole, bytes)
+    return read_response(api, version, whole[4:])[1]
+
+
+def _produce(broker: Broker, sequence: int) -> ProduceAnswer:
+    batch = data_batch(10, producer_id=PRODUCER, sequence=sequence)
+    data = build(nested(0, 9, "request", "PartitionProduceData"), index=0, records=batch)
+    topic = build(nested(0, 9, "request", "TopicProduceData"), name=TOPIC, partition_data=(data,))
+    request = build(
+        message_class(0, 9, "request"),
+        transactional_id=None,
+        acks=-1,
+        timeout=timedelta(seconds=10),
+        topic_data=(topic,),
+    )
+    frame = memoryview(bytearray(request_frame(Api.PRODUCE, 9, request)))
+    return produce(broker, read_header(frame), frame, lambda: None)
+
+
+def _error_and_offset(found: ProduceAnswer) -> tuple[int, int]:
+    assert found.frame is not None
+    _, response = read_response(Api.PRODUCE, 9, bytes(found.frame)[4:])
+    [partition] = response.responses[0].partition_responses
+    return int(partition.error_code), partition.base_offset
+
+
+async def _log_end(broker: Broker) -> tuple[ErrorCode, int]:
+    fields = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}
+    partition = build(nested(23, 4, "request", "OffsetForLeaderPartition"), **fields)
+    names = {"topic": TOPIC, "partitions": (partition,)}
+    topic = build(nested(23, 4, "request", "OffsetForLeaderTopic"), **names)
+    response = await _ask(broker, Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=(topic,))
+    [found] = response.topics[0].partitions
+    return ErrorCode(found.error_code), found.end_offset
+
+
+async def _watermark(broker: Broker) -> int:
+    fields = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    partition = build(nested(2, 7, "request", "ListOffsetsPartition"), **fields)
+    names = {"name": TOPIC, "partitions": (partition,)}
+    topic = build(nested(2, 7, "request", "ListOffsetsTopic"), **names)
+    asked = {"replica_id": -1, "isolation_level": 0, "topics": (topic,)}
+    response = await _ask(broker, Api.LIST_OFFSETS, 7, **asked)
+    return int(response.topics[0].partitions[0].offset)
+
+
+async def _last_sequence(broker: Broker) -> int:
+    names = {"name": TOPIC, "partition_indexes": (0,)}
+    topic = build(nested(61, 0, "request", "TopicRequest"), **names)
+    response = await _ask(broker, Api.DESCRIBE_PRODUCERS, 0, topics=(topic,))
+    [producer] = response.topics[0].partitions[0].active_producers
+    return int(producer.last_sequence)
+
+
+def test_a_batch_that_waits_for_the_disk_shows_in_the_log_end_and_nowhere_else(tmp_path):
+    async def act(broker: Broker, disk: SlowDisk) -> None:
+        first = _produce(broker, 0)
+
+        assert await _log_end(broker) == (ErrorCode.none, 10)
+        assert await _last_sequence(broker) == 9
+        assert await _watermark(broker) == 0
+        assert first.frame is None
+        # Whoever looked and goes on lands there; whoever did not look and sends again is told.
+        second, again = _produce(broker, 10), _produce(broker, 0)
+        assert await _log_end(broker) == (ErrorCode.none, 20)
+        assert (second.frame, again.frame) == (None, None)
+
+        disk.may_flush.set()
+        await broker.commits.drain()
+
+        assert [_error_and_offset(found) for found in (first, second, again)] == [
+            (0, 0),
+            (0, 10),
+            (0, 0),
+        ]
+        assert await _watermark(broker) == 20
+
+    _with_broker(tmp_path, act)
+
+
+def test_a_marker_is_answered_when_it_is_durable_and_not_before(tmp_path):
+    async def act(broker: Broker, disk: SlowDisk) -> None:
+        names = {"name": TOPIC, "partition_indexes": (0,)}
+        topic = build(nested(27, 1, "request", "WritableTxnMarkerTopic"), **names)
+        fields = {"producer_id": 9, "producer_epoch": 0, "transaction_result": True}
+        marker = build(
+            nested(27, 1, "request", "WritableTxnMarker"),
+            topics=(topic,),
+            coordinator_epoch=0,
+            **fields,
+        )
+        asked = asyncio.create_task(_ask(broker, Api.WRITE_TXN_MARKERS, 1, markers=(marker,)))
+        await asyncio.sleep(0.1)
+
+        assert await _log_end(broker) == (ErrorCode.none, 1)
+        assert not asked.done()
+        disk.may_flush.set()
+        [found] = (await asked).markers
+        assert found.topics[0].partitions[0].error_code == ErrorCode.none
+        assert await _watermark(broker) == 1
+
+    _with_broker(tmp_path, act)
+
+
+def test_of_an_offline_partition_nobody_hears_an_offset(tmp_path):
+    async def act(broker: Broker, disk: SlowDisk) -> None:
+        first = _produce(broker, 0)
+        log = broker.topics.by_name[TOPIC].logs[0]
+
+        log.take_offline(UnavailableError("flush failed"))
+
+        assert _error_and_offset(first) == (ErrorCode.kafka_storage_error, -1)
+        assert await _log_end(broker) == (ErrorCode.kafka_storage_error, -1)
+
+    _with_broker(tmp_path, act)
