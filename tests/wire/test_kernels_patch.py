@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from kit.record_batches import batches, relaxed
 from logmirror.model import TimestampType
-from logmirror.wire.kernels_patch import BAD_BATCH, patch_listed, patch_producer
+from logmirror.wire.kernels_patch import (
+    BAD_BATCH,
+    patch_listed,
+    patch_producer,
+    patch_transactional,
+)
 from logmirror.wire.records import Record, crc32c_reference, encode_reference, parse_header
 from logmirror.wire.scan import address_of
 
@@ -50,6 +55,30 @@ def test_header_and_checksum_are_those_of_the_new_producer(drawn, producer_id, e
     assert header.base_sequence == sequence
     assert header.crc == crc32c_reference(after[21:])
     assert (after[:17], after[21:43], after[57:]) == (data[:17], data[21:43], data[57:])
+
+
+@relaxed
+@given(batches(), st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1))
+def test_a_batch_of_a_transaction_says_so_and_keeps_its_other_attributes(
+    drawn, producer_id, epoch, sequence
+):
+    data, _, _ = drawn
+    array = np.frombuffer(bytearray(data), np.uint8)
+    status = patch_transactional(address_of(array), array.size, producer_id, epoch, sequence)
+    before, after = parse_header(data, 0), parse_header(array.tobytes(), 0)
+    assert status == 0
+    assert after.attributes == before.attributes | 16
+    assert (after.producer_id, after.producer_epoch) == (producer_id, epoch)
+    assert after.base_sequence == sequence
+    assert after.crc == crc32c_reference(array.tobytes()[21:])
+    assert array.tobytes()[23:43] == data[23:43]
+    assert array.tobytes()[57:] == data[57:]
+
+
+def test_what_is_no_batch_is_not_put_into_a_transaction():
+    array = np.frombuffer(bytearray(ONE[:-1]), np.uint8)
+    assert patch_transactional(address_of(array), array.size, 1, 0, 0) == BAD_BATCH
+    assert array.tobytes() == ONE[:-1]
 
 
 @relaxed

@@ -38,6 +38,7 @@ _HEADER: Final = 61
 _CRC_START: Final = 21
 _MAGIC: Final = 2
 _CODEC_BITS: Final = 7
+_TRANSACTIONAL: Final = 16
 
 
 def _power_tables() -> npt.NDArray[np.int64]:
@@ -99,6 +100,18 @@ def patch_producer(
     if not _is_batch(batch, size):
         return BAD_BATCH
     _patch(batch, size, load_be16(batch + 21), producer_id, producer_epoch, sequence)
+    return 0
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
+def patch_transactional(
+    batch: int, size: int, producer_id: int, producer_epoch: int, sequence: int
+) -> int:
+    """As `patch_producer`, and say that the batch belongs to a transaction of that producer."""
+    if not _is_batch(batch, size):
+        return BAD_BATCH
+    attributes = load_be16(batch + 21) | _TRANSACTIONAL
+    _patch(batch, size, attributes, producer_id, producer_epoch, sequence)
     return 0
 
 

@@ -32,7 +32,12 @@ from logmirror.wire import kernels_rebatch as k
 from logmirror.wire.compression import Codec, Decompressor, compress
 from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL, WHY
 from logmirror.wire.kernels_encode import BATCH_HEADER_BYTES
-from logmirror.wire.kernels_patch import BAD_BATCH, patch_listed, patch_producer
+from logmirror.wire.kernels_patch import (
+    BAD_BATCH,
+    patch_listed,
+    patch_producer,
+    patch_transactional,
+)
 from logmirror.wire.scan import address_of, as_bytes_array
 
 if TYPE_CHECKING:
@@ -289,7 +294,14 @@ class _Run:
         )
 
 
-def stamp(data: memoryview, *, producer_id: int, producer_epoch: int, sequence: int) -> None:
+def stamp(
+    data: memoryview,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    sequence: int,
+    transactional: bool = False,
+) -> None:
     """Put a producer into a piece; its checksum is patched.
 
     Args:
@@ -297,10 +309,12 @@ def stamp(data: memoryview, *, producer_id: int, producer_epoch: int, sequence: 
         producer_id: Whose batch it is to be; -1: nobody's. Epoch and sequence alike.
         producer_epoch: See `producer_id`.
         sequence: Of the first record, 0..2^31-1.
+        transactional: Whether it is to be part of a transaction of that producer.
     """
     array = as_bytes_array(data)
+    patch = patch_transactional if transactional else patch_producer
     where = (address_of(array), array.size)
-    if patch_producer(*where, producer_id, producer_epoch, sequence) == BAD_BATCH:
+    if patch(*where, producer_id, producer_epoch, sequence) == BAD_BATCH:
         raise InternalError("not a piece", size=array.size)
 
 

@@ -58,6 +58,7 @@ __all__ = [
     "decode_reference",
     "encode_marker",
     "encode_reference",
+    "marker_type",
     "parse_header",
 ]
 
@@ -180,6 +181,13 @@ def parse_header(buffer: bytes | bytearray | memoryview, position: int) -> Batch
     )
     fields = dict(zip(names, _HEADER.unpack_from(buffer, position), strict=True))
     return BatchHeader(position=position, **fields)
+
+
+def marker_type(data: bytes | memoryview, header: BatchHeader) -> MarkerType | None:
+    """How a control batch ends its transaction; None: it is no such marker."""
+    payload = bytes(data[header.position + HEADER_SIZE : header.position + header.size_bytes])
+    found = _marker(header, payload)
+    return MarkerType(found) if found in (MarkerType.ABORT, MarkerType.COMMIT) else None
 
 
 def decode_reference(
