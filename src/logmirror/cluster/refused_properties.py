@@ -21,7 +21,7 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "fetch.error.backoff.ms enable.partition.eof queuing.strategy",
         "consume.callback.max.messages consume_cb rebalance_cb offset_commit_cb",
     ),
-    "nothing is produced with these settings": (
+    "a copy is always produced in order, with acks=all, in the batches of the source": (
         "acks request.required.acks enable.idempotence enable.gapless.guarantee transactional.id",
         "transaction.timeout.ms queue.buffering.max.messages queue.buffering.max.kbytes",
         "queue.buffering.max.ms linger.ms message.send.max.retries retries message.timeout.ms",
