@@ -1,0 +1,236 @@
+"""Offset syncs: which source offset became which destination offset, told as MirrorMaker 2 tells it.
+
+Its checkpoint task, its `RemoteClusterUtils` and whoever else reads that topic can then translate
+the offsets of consumer groups. Bytes of a record, big-endian, without any version:
+
+    key     int16 length + UTF-8 topic of the source, int32 partition
+    value   int64 upstream offset, int64 downstream offset
+
+A sync says that the source's record at the upstream offset was written at the downstream offset.
+The topic is `mm2-offset-syncs.<alias of the destination>.internal` in the source's cluster, with
+one partition and compaction.
+
+Invariants:
+1. Only pairs whose transaction was committed are told, in ascending order of one writer.
+2. No record is ever a tombstone: MirrorMaker's readers end on one.
+3. Telling fails without harm: a copy does not depend on it, and a reader that misses pairs
+   translates to an earlier offset, never to a later one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logmirror.errors import CorruptionError, LogmirrorError, UsageError
+from logmirror.model import TimestampType, TopicPartition
+from logmirror.wire.records import Record, encode_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from logmirror.clock import Clock
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.produce import ProducePipeline
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+OFFSET_LAG_MAX: Final = 100
+"""MirrorMaker's default of `offset.lag.max`."""
+
+SYNCS_MAX: Final = 10
+"""Syncs told of one transaction; MirrorMaker has as many under way at once. Readers keep a sparse
+index of 64, and compaction keeps the last."""
+
+_IN_FLIGHT_MAX: Final = 10
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_PAIR: Final = struct.Struct(">qq")
+
+
+class Run(NamedTuple):
+    """Records that stand side by side at both ends."""
+
+    upstream: int
+    downstream: int
+    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody misses
+
+
+class OffsetSync(NamedTuple):
+    """One sync as it is read."""
+
+    topic: str
+    partition: int
+    upstream: int
+    downstream: int
+
+
+def topic_of(alias: str) -> str | None:
+    """The topic for syncs to a destination; None where Kafka allows no topic of that name."""
+    name = f"mm2-offset-syncs.{alias}.internal"
+    return name if _TOPIC.fullmatch(name) else None
+
+
+def encode_key(partition: TopicPartition) -> bytes:
+    """The key of a partition's syncs, which compaction goes by."""
+    topic = partition.topic.encode()
+    return _INT16.pack(len(topic)) + topic + _INT32.pack(partition.partition)
+
+
+def encode_value(upstream: int, downstream: int) -> bytes:
+    """The value of one sync."""
+    return _PAIR.pack(upstream, downstream)
+
+
+def decode(key: bytes | None, value: bytes | None) -> OffsetSync:
+    """Read one record; bytes behind its last field are passed over, as MirrorMaker does.
+
+    Raises:
+        CorruptionError: It is no sync: null, or shorter than its own lengths say.
+    """
+    if key is None or value is None:
+        raise CorruptionError("an offset sync without key or value")
+    try:
+        (length,) = _INT16.unpack_from(key)
+        if length < 0:
+            raise CorruptionError("an offset sync with a topic of negative length", length=length)
+        topic = key[_INT16.size : _INT16.size + length]
+        (partition,) = _INT32.unpack_from(key, _INT16.size + length)
+        upstream, downstream = _PAIR.unpack_from(value)
+        return OffsetSync(topic.decode(), partition, upstream, downstream)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise CorruptionError(
+            "an offset sync that is cut off or no UTF-8", key=key.hex(), value=value.hex()
+        ) from error
+
+
+class SyncRule:
+    """When a pair is told, as MirrorMaker's source task decides it record by record.
+
+    A record's pair is due when it is the first, when the downstream offset is `lag_max` or more
+    behind the one after the last sync's, when upstream offsets were skipped or went back, or when
+    downstream offsets went back. The last pair that was not due waits for `rest`.
+
+    Args:
+        lag_max: `offset.lag.max`, 0 or more.
+    """
+
+    def __init__(self, lag_max: int = OFFSET_LAG_MAX) -> None:
+        self._lag_max = lag_max
+        self._previous = (-1, -1)
+        self._last_downstream = -1
+        self._delayed: tuple[int, int] | None = None
+
+    def due(self, runs: Iterable[Run]) -> list[tuple[int, int]]:
+        """Take in what was written, in order; returns the pairs to tell now."""
+        found: list[tuple[int, int]] = []
+        for run in runs:
+            if run.count:
+                found += self._due(run)
+        return found
+
+    def rest(self) -> list[tuple[int, int]]:
+        """The newest pair if it was not due: without it, translation would end before the end."""
+        delayed, self._delayed = self._delayed, None
+        return [] if delayed is None else [delayed]
+
+    def _due(self, run: Run) -> list[tuple[int, int]]:
+        up, down, count = run
+        previous_up, previous_down = self._previous
+        self._previous = last = (up + count - 1, down + count - 1)
+        step = self._lag_max + 1
+        first = max(self._last_downstream + step, down)
+        if self._last_downstream < 0 or up - previous_up != 1 or down < previous_down:
+            first = down
+        pairs = [(up + at - down, at) for at in range(first, down + count, step)]
+        if pairs:
+            self._last_downstream = pairs[-1][1]
+        self._delayed = last if not pairs or pairs[-1] != last else None
+        return pairs
+
+
+def thinned(pairs: Sequence[tuple[int, int]], most: int = SYNCS_MAX) -> list[tuple[int, int]]:
+    """At most so many of these pairs, evenly spread, the first and the last among them."""
+    if len(pairs) <= most:
+        return list(pairs)
+    return [pairs[at * (len(pairs) - 1) // (most - 1)] for at in range(most)]
+
+
+def make_topic(source: ClusterClient, alias: str) -> None:
+    """Make the topic for syncs, as far as that is possible; otherwise say once that there is none.
+
+    Raises:
+        UnavailableError: The source did not answer.
+        OutcomeUnknownError: The same, and the topic may have been made.
+    """
+    topic = topic_of(alias)
+    if topic is None:
+        _LOG.warning(
+            "no offset syncs are written: the destination's name does not fit into a topic's",
+            extra={"facts": {"destination": alias}},
+        )
+        return
+    try:
+        source.admin.create_topic(topic, partition_count=1, configs={"cleanup.policy": "compact"})
+    except UsageError as error:
+        if error.facts.get("error") == "TOPIC_ALREADY_EXISTS":
+            return
+        try:
+            source.topic(topic)
+        except UsageError:
+            _LOG.warning(
+                "no offset syncs are written: the source does not let us make their topic",
+                extra={"facts": {**error.facts, "topic": topic, "error": error.message}},
+            )
+
+
+class SyncTeller:
+    """Writes the syncs of one destination into the source's cluster. Not thread-safe.
+
+    Args:
+        pipeline: Of the source; nothing else is under way on it.
+        alias: Of the destination.
+        clock: For the records' timestamps.
+    """
+
+    def __init__(self, pipeline: ProducePipeline, alias: str, clock: Clock) -> None:
+        self._pipeline, self._clock = pipeline, clock
+        topic = topic_of(alias)
+        self._where = None if topic is None else TopicPartition(topic, 0)
+
+    def tell(self, partition: TopicPartition, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send syncs of a source partition without waiting for the answer.
+
+        Where too many are under way, or the topic refuses us, they are left out.
+        """
+        self._collect(block=False)
+        if self._where is None or not pairs or self._pipeline.in_flight() >= _IN_FLIGHT_MAX:
+            return
+        key, now_ms = encode_key(partition), self._clock.now_ms()
+        records = [
+            Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_value(*pair), ())
+            for at, pair in enumerate(pairs)
+        ]
+        batch = memoryview(bytearray(encode_reference(records, leader_epoch=-1)))
+        self._pipeline.send([(self._where, batch)])
+
+    def finish(self) -> None:
+        """Wait for what is under way."""
+        while self._pipeline.in_flight():
+            self._collect(block=True)
+
+    def _collect(self, *, block: bool) -> None:
+        for answer in self._pipeline.collect(block=block):
+            if answer.error is not None and self._where is not None:
+                self._give_up_if_final(answer.error)
+
+    def _give_up_if_final(self, error: LogmirrorError) -> None:
+        facts = {"facts": {**error.facts, "error": error.message}}
+        if isinstance(error, UsageError):
+            self._where = None
+            _LOG.warning("no offset syncs are written from here on", extra=facts)
+        else:
+            _LOG.info("an offset sync was not written", extra=facts)
