@@ -217,4 +217,5 @@ def test_settings_travel_to_executors_whole():
 )
 def test_no_text_makes_the_check_itself_fail(properties, servers):
     found = property_problems(servers, properties)
-    assert {problem.name for problem in found} >= set(properties)
+    # Hypothesis also draws words of the product, and some of them are properties.
+    assert {problem.name for problem in found} >= set(properties) - set(KNOWN_PROPERTIES)
