@@ -465,7 +465,8 @@ def test_describe_configs(client, topic_name, version):
     assert topic["cleanup.policy"] == "delete"
     assert topic["retention.ms"] == "-1"
     assert [c.name for c in ask(2, topic_name, ("segment.bytes",)).configs] == ["segment.bytes"]
-    assert "num.partitions" in {config.name for config in ask(4, "1").configs}
+    broker = {config.name: config.value for config in ask(4, "1").configs}
+    assert (broker["num.partitions"], broker["producer.id.expiration.ms"]) == ("1", "2147483647")
     assert ask(2, "unknown").error_code == ErrorCode.unknown_topic_or_partition
     assert ask(4, "2").error_code == ErrorCode.invalid_request
     assert ask(99, "x").error_code == ErrorCode.invalid_request

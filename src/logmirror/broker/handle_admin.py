@@ -37,6 +37,9 @@ _NOBODY: Final = -1
 _OFFLINE: Final = ErrorCode.leader_not_available
 _CONFIGS: Final = "CreatableTopicConfigs"
 _BROKERS_ENDPOINT: Final = 1
+_EVERYTHING: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+"""Every AclOperation that a cluster has (KIP-430), since nobody has to prove who they are."""
+_OPERATIONS_NOT_TOLD: Final = -(2**31)
 
 
 def api_versions(header: RequestHeader) -> bytes:
@@ -356,6 +359,7 @@ def describe_cluster(
     address = {"broker_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
     is_ours = endpoint_type == _BROKERS_ENDPOINT
     code = ErrorCode.none if is_ours else ErrorCode.unsupported_endpoint_type
+    told = is_ours and request.include_cluster_authorized_operations
     return kind.frame(
         header.correlation_id,
         error_code=code,
@@ -364,4 +368,5 @@ def describe_cluster(
         cluster_id=broker.store.cluster_id,
         controller_id=node,
         brokers=(kind.entity("DescribeClusterBroker", **address),) if is_ours else (),
+        cluster_authorized_operations=_EVERYTHING if told else _OPERATIONS_NOT_TOLD,
     )

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _TOPIC: Final = 2
 _BROKER: Final = 4
+_NEVER: Final = str(2**31 - 1)
+"""The largest value that Kafka has for this setting."""
 
 
 class _Operation(enum.IntEnum):
@@ -113,6 +115,11 @@ def _broker_entries(broker: Broker) -> list[ConfigEntry]:
             ConfigType.INT,
             str(options.default_partitions),
             "Of topics whose creator does not say.",
+        ),
+        "producer.id.expiration.ms": (
+            ConfigType.INT,
+            _NEVER,
+            "Producers are not forgotten because of their age.",
         ),
         "socket.request.max.bytes": (
             ConfigType.INT,
