@@ -1,4 +1,4 @@
-"""A read is tried again as long as that can help, and no longer than the budget.
+"""What can be tried again is, as long as that can help, and no longer than the budget.
 
 Method: a clock that moves only when somebody sleeps; attempts that fail as scripted.
 """
@@ -10,7 +10,13 @@ import pytest
 from logmirror.clock import Clock
 from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError, Retrier, is_retriable
-from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
+from logmirror.errors import (
+    CorruptionError,
+    OutcomeUnknownError,
+    PositionError,
+    UnavailableError,
+    UsageError,
+)
 from logmirror.wire.messages import ERRORS, api_error
 
 SETTINGS = replace(
@@ -41,7 +47,7 @@ def clock():
     return SleepingClock()
 
 
-def run(clock, *errors, grace=0, settings=SETTINGS, forgotten=None):
+def run(clock, *errors, grace=0, settings=SETTINGS, forgotten=None, writes=False):
     """Fail with each error in turn, then succeed; the last error repeats if it is `...`."""
     script = list(errors)
 
@@ -53,7 +59,7 @@ def run(clock, *errors, grace=0, settings=SETTINGS, forgotten=None):
 
     forgotten = [] if forgotten is None else forgotten
     retrier = Retrier(settings, clock, lambda: forgotten.append(len(clock.pauses)))
-    return retrier.run(attempt, "could not read", missing_grace_ms=grace, topic="t")
+    return retrier.run(attempt, "could not read", missing_grace_ms=grace, writes=writes, topic="t")
 
 
 def busy():
@@ -124,3 +130,24 @@ def test_a_kafka_error_is_as_retriable_as_kafka_says():
     for code, known in ERRORS.items():
         expected = known.retriable and known.name != "CORRUPT_MESSAGE"
         assert is_retriable(api_error(code, action="x")) is expected
+
+
+def test_a_write_that_may_have_been_done_is_never_tried_again(clock):
+    unknown = [OutcomeUnknownError("lost"), api_error(7, action="x"), api_error(20, action="x")]
+    for error in unknown:
+        with pytest.raises(OutcomeUnknownError) as caught:
+            run(clock, error, writes=True)
+        assert caught.value.facts["topic"] == "t"
+    assert clock.pauses == []
+    assert run(clock, api_error(7, action="x")) == "done", "a read is"
+
+
+def test_a_write_that_was_not_done_is_tried_again(clock):
+    assert run(clock, lost(), busy(), api_error(41, action="x"), writes=True) == "done"
+    assert len(clock.pauses) == 3
+
+
+def test_a_transaction_that_is_just_ending_is_waited_for_in_small_steps(clock):
+    assert run(clock, *[api_error(51, action="x") for _ in range(10)]) == "done"
+    bounds = [1, 2, 4, 8, 16, 32, 64, 100, 100, 100]
+    assert all(b / 2 <= p <= b for p, b in zip(clock.pauses, bounds, strict=True))

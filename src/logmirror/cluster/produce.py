@@ -190,22 +190,13 @@ class ProducePipeline:
             self._counts[partition] += 1
             self._answer_unsent(partition, error)
         for link, wanted in by_link.items():
-            accepted: list[tuple[TopicPartition, memoryview]] = []
-            for partition, view in wanted:
-                self._counts[partition] += 1
-                if link.closed:
-                    self._answer_unsent(partition, broken.get(link, _BROKEN))
-                elif self._failed[partition]:
-                    self._answer_unsent(partition, _NOT_COLLECTED)
-                else:
-                    self._link_of[partition] = link
-                    self._awaited[partition] += 1
-                    accepted.append((partition, view))
-            if accepted:
-                link.begin(
-                    ProduceRequest(accepted, self._acks, self._timeout_ms, self._transactional_id)
-                )
-        self._push(by_link, not_after_ms)
+            self._begin(link, wanted, broken.get(link, _BROKEN))
+        try:
+            self._push(by_link, not_after_ms)
+        except BaseException:  # an interrupt, a bug: nothing may stay half sent
+            for link in [link for link in by_link if link.is_sending]:
+                self._give_up(link, UnavailableError("sending was interrupted"))
+            raise
 
     def collect(self, *, block: bool) -> list[ProduceAnswer]:
         """Return the answers that have come, each once.
@@ -327,6 +318,29 @@ class ProducePipeline:
         return broken
 
     # Bytes.
+
+    def _begin(
+        self,
+        link: ProduceConnection,
+        wanted: list[tuple[TopicPartition, memoryview]],
+        why_closed: LogmirrorError,
+    ) -> None:
+        """Put one request in line, without what has failed since it was assigned."""
+        accepted: list[tuple[TopicPartition, memoryview]] = []
+        for partition, view in wanted:
+            self._counts[partition] += 1
+            if link.closed:
+                self._answer_unsent(partition, why_closed)
+            elif self._failed[partition]:
+                self._answer_unsent(partition, _NOT_COLLECTED)
+            else:
+                self._link_of[partition] = link
+                self._awaited[partition] += 1
+                accepted.append((partition, view))
+        if accepted:
+            link.begin(
+                ProduceRequest(accepted, self._acks, self._timeout_ms, self._transactional_id)
+            )
 
     def _push(self, links: Iterable[ProduceConnection], not_after_ms: int | None) -> None:
         sending = [link for link in links if link.is_sending]

@@ -38,7 +38,7 @@ wakes."""
 
 _IOV_MAX: Final = 1024
 """How many buffers one `sendmsg` may have (limits.h of Linux)."""
-_SMALL_BYTES: Final = 16_384
+_RECORD_BYTES: Final = 16_384
 """The most that one record of TLS holds: smaller buffers are put together into one."""
 
 _FAMILIES: Final = {"any": socket.AF_UNSPEC, "v4": socket.AF_INET, "v6": socket.AF_INET6}
@@ -108,10 +108,10 @@ class Transport:
         joined: deque[memoryview] = deque()
         small = bytearray()
         for view in views:
-            if len(small) + len(view) > _SMALL_BYTES and small:
+            if len(small) + len(view) > _RECORD_BYTES and small:
                 joined.append(memoryview(small))
                 small = bytearray()
-            if len(view) > _SMALL_BYTES:
+            if len(view) > _RECORD_BYTES:
                 joined.append(view)
             else:
                 small += view
@@ -133,7 +133,8 @@ class Transport:
             if self._socket.gettimeout() != 0:
                 self._socket.settimeout(0)
             if isinstance(self._socket, ssl.SSLSocket):
-                count = self._socket.send(pieces[0])
+                # One record of TLS at a time, so that one call is one write, as without TLS.
+                count = self._socket.send(pieces[0][:_RECORD_BYTES])
             else:
                 count = self._socket.sendmsg(itertools.islice(pieces, _IOV_MAX))
         except _NOT_NOW:

@@ -1,0 +1,208 @@
+"""Writing over TLS and SASL, and with rights that are missing, to Apache Kafka.
+
+Method: the listeners of `kit.security`; sessions of one of them end every three seconds while many
+requests are under way. A broker of its own has an authorizer and a user who may do little.
+"""
+
+import time
+from dataclasses import replace
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kit.apache import VERSIONS
+from kit.clients import rows_by_librdkafka
+from kit.kafka import ApacheKafka, Listener
+from kit.security import PASSWORD, USER
+from logmirror.cluster.admin import TxnMarker
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.produce_connection import ProduceConnection
+from logmirror.cluster.properties import connection_settings
+from logmirror.errors import UsageError
+from logmirror.model import TimestampType, TopicPartition
+from logmirror.wire.records import Record, encode_reference
+
+CREDENTIALS = {"sasl.mechanism": "PLAIN", "sasl.username": USER, "sasl.password": PASSWORD}
+
+
+def batch(values, *, sequence):
+    kind = TimestampType.CREATE_TIME
+    rows = [Record(n, 1_700_000_000_000, kind, None, value, ()) for n, value in enumerate(values)]
+    guard = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+    return memoryview(encode_reference(rows, base_offset=0, last_offset=len(values) - 1, **guard))
+
+
+def collect_all(pipeline):
+    answers = []
+    while pipeline.in_flight():
+        answers += pipeline.collect(block=True)
+    return answers
+
+
+def test_large_and_small_batches_arrive_whole_over_tls(secure_kafka, certificates, topic_name):
+    secure_kafka.create_topic(topic_name, 60)
+    settings = connection_settings(
+        secure_kafka.address("SASLTLS"),
+        {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(certificates.authority),
+            **CREDENTIALS,
+        },
+    )
+    small = [TopicPartition(topic_name, n) for n in range(1, 60)]
+    large = TopicPartition(topic_name, 0)
+    body = bytes(range(256)) * 3_000
+    with ClusterClient(settings) as client, client.pipeline() as pipeline:
+        for n in range(6):
+            wanted = [(each, batch([b"%d" % n], sequence=n)) for each in small]
+            wanted.insert(30, (large, batch([body[n:]], sequence=n)))
+            pipeline.send(wanted)
+        answers = collect_all(pipeline)
+    assert {(answer.error_code, answer.error) for answer in answers} == {(0, None)}
+    assert len(answers) == 360
+    found = [row.value for row in rows_by_librdkafka(secure_kafka.bootstrap, topic_name)]
+    assert found == [body[n:] for n in range(6)]
+    last = rows_by_librdkafka(secure_kafka.bootstrap, topic_name, partition=59)
+    assert [row.value for row in last] == [b"%d" % n for n in range(6)]
+
+
+def test_a_session_that_ends_is_renewed_between_answers_and_requests(
+    secure_kafka, topic_name, monkeypatch
+):
+    secure_kafka.create_topic(topic_name)
+    renewed = []
+    authenticate = ProduceConnection._authenticate  # noqa: SLF001  # counted, and what it finds
+
+    def counted(connection, deadline_ms):
+        renewed.append(len(connection.underway))
+        authenticate(connection, deadline_ms)
+
+    monkeypatch.setattr(ProduceConnection, "_authenticate", counted)
+    settings = connection_settings(
+        secure_kafka.address("SHORT"), {"security.protocol": "SASL_PLAINTEXT", **CREDENTIALS}
+    )
+    partition, answers, sent = TopicPartition(topic_name, 0), [], 0
+    with ClusterClient(settings) as client, client.pipeline() as pipeline:
+        until = time.monotonic() + 7
+        while time.monotonic() < until:
+            while pipeline.in_flight() < 5:
+                pipeline.send([(partition, batch([b"v"], sequence=sent))])
+                sent += 1
+            answers += pipeline.collect(block=True)
+            time.sleep(0.01)
+        answers += collect_all(pipeline)
+    assert {answer.error for answer in answers} == {None}
+    assert [answer.base_offset for answer in answers] == list(range(sent))
+    assert len(renewed) >= 3, "the first, and one each 2.5 seconds"
+    assert set(renewed) == {0}, "nothing was under way at any"
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def guarded_kafka(request, tmp_path_factory):
+    """A broker with an authorizer; whoever comes by the plain listener may do everything."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    listener = Listener(
+        name="SASL",
+        protocol="SASL_PLAINTEXT",
+        config={
+            "sasl.enabled.mechanisms": "PLAIN",
+            "plain.sasl.jaas.config": f'{module} required user_{USER}="{PASSWORD}";',
+        },
+    )
+    broker = ApacheKafka(
+        request.param,
+        tmp_path_factory.mktemp("kafka-guarded"),
+        config={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        },
+        listeners=[listener],
+    )
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
+
+
+@pytest.fixture
+def grant(guarded_kafka):
+    """Gives the user a right; all are taken back at the end."""
+    admin = AdminClient({"bootstrap.servers": guarded_kafka.bootstrap})
+    given = []
+
+    def grant(kind, name, operation):
+        who = (f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
+        binding = AclBinding(kind, name, ResourcePatternType.LITERAL, *who)
+        admin.create_acls([binding])[binding].result(20)
+        given.append(AclBindingFilter(kind, name, ResourcePatternType.LITERAL, *who))
+
+    yield grant
+    for future in admin.delete_acls(given).values():
+        future.result(20)
+
+
+@pytest.fixture
+def limited(guarded_kafka):
+    settings = replace(
+        connection_settings(
+            guarded_kafka.address("SASL"), {"security.protocol": "SASL_PLAINTEXT", **CREDENTIALS}
+        ),
+        retry_budget_ms=5000,
+    )
+    with ClusterClient(settings) as client:
+        yield client
+
+
+def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
+    guarded_kafka, limited, grant, topic_name
+):
+    guarded_kafka.create_topic(topic_name)
+    partition = TopicPartition(topic_name, 0)
+    grant(ResourceType.TOPIC, topic_name, AclOperation.DESCRIBE)
+    assert limited.log_ends([partition])[partition].end_offset == 0
+
+    assert limited.admin.may_write_markers() is False
+    (error,) = limited.admin.write_txn_markers({partition: [TxnMarker(99, 0)]}).values()
+    assert type(error) is UsageError
+    assert error.facts["error"] == "CLUSTER_AUTHORIZATION_FAILED"
+
+    with limited.pipeline() as pipeline:
+        pipeline.send([(partition, batch([b"v"], sequence=0))])
+        (answer,) = collect_all(pipeline)
+    assert type(answer.error) is UsageError
+    assert answer.error.facts["error"] == "TOPIC_AUTHORIZATION_FAILED"
+
+    for refused in (
+        lambda: limited.admin.create_topic(topic_name + "-2", partition_count=1),
+        lambda: limited.admin.create_partitions(topic_name, 2),
+        lambda: limited.admin.delete_records({partition: 0}),
+        limited.admin.broker_configs,
+        lambda: limited.producer_states({partition: 7}),
+        lambda: limited.transactional_producer("mine").init(),
+        lambda: limited.group_offsets("mine", [partition]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            refused()
+        assert caught.value.facts["error"].endswith("AUTHORIZATION_FAILED")
+    assert limited.log_ends([partition])[partition].end_offset == 0
+
+
+def test_markers_are_allowed_with_the_right_to_cluster_actions_and_told_with_that_to_describe(
+    guarded_kafka, limited, grant, topic_name
+):
+    guarded_kafka.create_topic(topic_name)
+    partition = TopicPartition(topic_name, 0)
+    grant(ResourceType.TOPIC, topic_name, AclOperation.DESCRIBE)
+    grant(ResourceType.BROKER, "kafka-cluster", AclOperation.CLUSTER_ACTION)
+    grant(ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
+    assert limited.admin.may_write_markers() is True
+    assert limited.admin.write_txn_markers({partition: [TxnMarker(99, 0)] * 2}) == {partition: None}
+    assert limited.log_ends([partition])[partition].end_offset == 2
