@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -45,6 +46,10 @@ ConfigOption = Annotated[
 ]
 FormatOption = Annotated[
     Literal["table", "json"], typer.Option("--format", help="For people, or for programs.")
+]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option("--mirror", help="Only this mirror; may be given again.", show_default=False),
 ]
 MasterOption = Annotated[
     str | None,
@@ -113,11 +118,13 @@ def run(
 
 
 @app.command()
-def status(config: ConfigOption, *, output: FormatOption = "table") -> None:
+def status(
+    config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
+) -> None:
     """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
     from logmirror import wiring  # noqa: PLC0415  # only this command needs it
 
-    rows = wiring.status(_load(config))
+    rows = wiring.status(_load(config, mirror))
     if output == "json":
         typer.echo(json.dumps([_status_json(row) for row in rows], indent=2))
     else:
@@ -136,12 +143,13 @@ def verify(
     against_source: Annotated[
         bool, typer.Option("--against-source", help="Compare with what the source serves.")
     ] = False,
+    mirror: MirrorOption = None,
     output: FormatOption = "table",
 ) -> None:
     """Prove the copies. Exit code 65 if anything is wrong with one."""
     from logmirror import wiring  # noqa: PLC0415  # only this command needs it
 
-    settings = _load(config)
+    settings = _load(config, mirror)
     progress = Progress(
         TextColumn("reading objects"),
         BarColumn(),
@@ -240,8 +248,16 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _load(path: Path) -> Settings:
-    return load(path, check_properties=_property_problems)
+def _load(path: Path, only: list[str] | None = None) -> Settings:
+    settings = load(path, check_properties=_property_problems)
+    if not only:
+        return settings
+    known = [mirror.name for mirror in settings.mirrors]
+    for name in only:
+        if name not in known:
+            raise UsageError("there is no such mirror in the file", mirror=name, mirrors=known)
+    chosen = tuple(mirror for mirror in settings.mirrors if mirror.name in only)
+    return dataclasses.replace(settings, mirrors=chosen)
 
 
 def _property_problems(properties: Mapping[str, str]) -> list[tuple[str, str, str]]:

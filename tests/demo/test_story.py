@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from kit.flights import NOTHING, departure_ms, flight_rows
-from logmirror.demo import story
+from logmirror.demo import copies, story
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def table(told: tuple[Path, str]) -> dict[str, dict[str, str]]:
     """The demo's table: by format, the cells by their titles."""
     lines = [re.split(r"\s{2,}", line.strip()) for line in told[1].splitlines()]
     start = next(i for i, cells in enumerate(lines) if cells[0] == "FORMAT")
-    return {row[0]: dict(zip(lines[start], row, strict=True)) for row in lines[start + 1 :][:2]}
+    return {row[0]: dict(zip(lines[start], row, strict=True)) for row in lines[start + 1 :][:3]}
 
 
 @pytest.mark.timeout(PATIENCE_S + 20)
-def test_the_demo_copies_every_flight_in_both_formats(
+def test_the_demo_copies_every_flight_to_files_and_to_a_second_broker(
     told: tuple[Path, str], table: dict[str, dict[str, str]]
 ) -> None:
-    assert set(table) == {"parquet", "native"}
+    assert set(table) == {"parquet", "native", "kafka"}
     for line in table.values():
         assert int(line["RECORDS"].replace(",", "")) == len(flight_rows())
         assert line["VERDICT"] == "exact"
@@ -154,6 +154,7 @@ def test_nothing_of_the_demo_runs_on_or_lies_around(told: tuple[Path, str]) -> N
         "broker",
         "demo.yaml",
         "logs",
+        "standby",
     ]
 
 
@@ -184,7 +185,7 @@ def test_the_lines_to_try_next_work_as_printed(told: tuple[Path, str], expendabl
     looked = _shell(look)
     assert looked.returncode == 0, looked.stdout
     flows = [line.split() for line in looked.stdout.splitlines() if line.startswith("flights-")]
-    assert len(flows) == 8
+    assert len(flows) == 12
     assert {(source_end == position, lag) for *_, source_end, position, lag in flows} == {
         (True, "0")
     }
@@ -203,7 +204,7 @@ def _shell(text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_demo_believes_verify_only_if_it_has_compared_everything(tmp_path: Path) -> None:
-    copy = story.Copy(format="native", extension="batches", folder=tmp_path)
+    copy = copies.Copy(format="native", extension="batches", folder=tmp_path)
     name = "00000000000000000000-00000000000000000004.batches"
     good = [{"problems": [], "compared_with_source": 1} for _ in range(story.PARTITIONS)]
     bad = {"problems": [{"message": "m", "hint": "", "facts": {"name": name}}]}
@@ -212,7 +213,7 @@ def test_the_demo_believes_verify_only_if_it_has_compared_everything(tmp_path: P
         (tmp_path / str(partition) / name).touch()
 
     def faults(flows: list[dict[str, Any]]) -> list[dict[str, object]]:
-        return [fault.facts for fault in story.verify_faults(copy, flows)]
+        return [fault.facts for fault in copies.verify_faults(copy, flows, story.PARTITIONS)]
 
     assert faults(good) == []
     assert faults(good[1:])[0]["partitions"] == story.PARTITIONS - 1

@@ -1,8 +1,8 @@
 """The demo's own judgement of the copies: every record, compared with the flight it was made from.
 
 Shares no code with what wrote them. Parquet is read by pyarrow as anybody would; native objects by
-the plain-Python decoder that the compiled kernels are tested against. What must be there is known
-from the CSV and from the broker's acknowledgements.
+the plain-Python decoder that the compiled kernels are tested against; the second broker's topic by
+librdkafka. What must be there is known from the CSV and from the broker's acknowledgements.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
 from pyarrow import parquet
 
 from logmirror.errors import CorruptionError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from logmirror.demo.flights import Flights
 
+_SILENCE_S: Final = 20
 COLUMNS: Final = ("offset", "timestamp", "key", "value")
 
 
@@ -52,6 +54,44 @@ def compare(
         _check(found, _expected(flights, indices), partition=partition)
         equal += len(indices)
     return equal
+
+
+def compare_topic(
+    bootstrap: str, topic: str, flights: Flights, receipts: Mapping[int, Sequence[int]]
+) -> int:
+    """The same for a copy in another broker; see `compare`."""
+    equal = 0
+    for partition, indices in sorted(receipts.items()):
+        rows = list(_consumed(bootstrap, topic, partition, len(indices)))
+        columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+        found = _table(*(list(column) for column in columns))
+        _check(found, _expected(flights, indices), partition=partition)
+        equal += len(indices)
+    return equal
+
+
+def _consumed(
+    bootstrap: str, topic: str, partition: int, count: int
+) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
+    """The records of a partition, until its end, or until there are more than there should be."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "demo",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    try:
+        for _ in range(count + 1):
+            message = consumer.poll(_SILENCE_S)
+            if message is None or message.error():
+                return
+            key, value = message.key(), message.value()
+            yield message.offset() or 0, message.timestamp()[1], key, value
+    finally:
+        consumer.close()
 
 
 def _counted(

@@ -26,17 +26,18 @@ Try next
 2. Damage one object, and see that it is found:
 
 printf x >> {object}
-{logmirror} verify --deep -c {config}
+{logmirror} verify --deep --mirror flights-native -c {config}
 
-3. Start the broker again, and see where the copies stand:
+3. Start the brokers again, and see where the copies stand:
 
-{logmirror} broker --log-dir {folder}/broker --listen {address} &
-{logmirror} status -c {config}; kill $!
+{logmirror} broker --log-dir {folder}/broker --listen {address} & a=$!
+{logmirror} broker --log-dir {folder}/standby --listen {standby} & b=$!
+{logmirror} status -c {config}; kill $a $b
 
 Everything is in {folder}; to delete it: rm -r {folder}"""
 
 
-def text(folder: Path, address: str) -> str:
+def text(folder: Path, address: str, standby: str) -> str:
     """What to try, with the paths of this run."""
     damaged = min((folder / "archive" / "flights-native" / "0").glob("*.batches"))
     python = _shown(Path(sys.executable))
@@ -50,6 +51,7 @@ def text(folder: Path, address: str) -> str:
         config=shlex.quote(str(folder / "demo.yaml")),
         folder=quoted,
         address=address,
+        standby=standby,
     )
 
 

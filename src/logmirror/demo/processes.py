@@ -59,7 +59,7 @@ class Command:
             )
 
     def wait_for(
-        self, is_done: Callable[[], bool], *, timeout_s: int, exits: tuple[int, ...] = ()
+        self, is_done: Callable[[], object], *, timeout_s: int, exits: tuple[int, ...] = ()
     ) -> None:
         """Wait until something is the case, or the command has ended as it may.
 

