@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+from logmirror.cluster.transport import LINGER_MS_MAX
 from logmirror.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 SEND_DEADLINE_MS: Final = 3_000
 """A batch is sent only so long after the log end was last seen; later the writer looks again."""
 
-SETTLE_MS: Final = 6_000
+SETTLE_MS: Final = SEND_DEADLINE_MS + LINGER_MS_MAX + 1_000
 """What a flow without a guard waits at its start: longer than `SEND_DEADLINE_MS` and the time that
-bytes may rest in the sender's kernel afterwards (`cluster.produce`) together."""
+bytes may rest in the sender's kernel afterwards together."""
 
 GUARD_AGE_MS: Final = 12 * 3_600_000
 """A broker forgets a producer whose last record is older than `producer.id.expiration.ms`, by

@@ -8,7 +8,8 @@ Invariants:
    batch whose base offset was the expected one (I5).
 2. Without a guard at most one batch is on its way, and it leaves no later than
    `SEND_DEADLINE_MS` after the log end was seen. With one, the broker itself refuses what does not
-   continue the log, and everything behind it.
+   continue the log, and everything behind it. Old records end the guard: nothing is sent behind
+   them before they are acknowledged, for the broker may forget us as soon as it has them.
 3. After the first thing that went wrong nothing more is prepared: `error` stays.
 """
 
@@ -99,17 +100,19 @@ class PartitionWriter:
         """Whether the last look is too old to send on."""
         return monotonic_ms > self.send_until_ms
 
-    def prepare(self, piece: Piece, monotonic_ms: int) -> None:
-        """Make a batch ours and count it as sent."""
+    def prepare(self, piece: Piece, *, at_ms: int, now_ms: int) -> None:
+        """Make a batch ours and count it as sent.
+
+        Args:
+            piece: It continues what was prepared before it.
+            at_ms: Monotonic time.
+            now_ms: Wall-clock time.
+        """
+        if piece.max_timestamp_ms <= now_ms - GUARD_AGE_MS:
+            self._guarded = False
         stamp(piece.data, producer_id=self.producer, producer_epoch=0, sequence=self._sequence)
         self._in_flight.append(
-            _Sent(
-                piece.base_offset,
-                piece.count,
-                len(piece.data),
-                piece.max_timestamp_ms,
-                monotonic_ms,
-            )
+            _Sent(piece.base_offset, piece.count, len(piece.data), piece.max_timestamp_ms, at_ms)
         )
         self.next_offset += piece.count
         self._sequence = (self._sequence + piece.count) & SEQUENCE_MASK
@@ -136,7 +139,8 @@ class PartitionWriter:
             self.record_count += sent.records
             self.sent_bytes += sent.size
             self._seen_ms = max(self._seen_ms, sent.sent_ms)
-            self._guarded = sent.max_timestamp_ms > now_ms - GUARD_AGE_MS
+            if not self._in_flight:
+                self._guarded = sent.max_timestamp_ms > now_ms - GUARD_AGE_MS
 
     def not_sent(self, error: LogmirrorError) -> None:
         """The batch that was prepared last did not leave."""

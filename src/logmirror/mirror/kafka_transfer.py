@@ -299,7 +299,7 @@ class KafkaTransfer:
         self._raise_failure(copy)
         if writer.is_stale(self._clock.monotonic_ms()):
             self._look_again(copy)
-        writer.prepare(piece, self._clock.monotonic_ms())
+        writer.prepare(piece, at_ms=self._clock.monotonic_ms(), now_ms=self._clock.now_ms())
         if len(piece.data) <= _COPIED_BYTES_MAX:
             self._outbox[writer.partition] = memoryview(bytearray(piece.data))
             self._outbox_bytes += len(piece.data)
