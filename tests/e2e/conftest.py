@@ -52,6 +52,24 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]
         broker.remove()
 
 
+@pytest.fixture(scope="session")
+def forgetful_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """A broker of the newest Apache Kafka that forgets producers of old records within a second.
+
+    Others do within ten minutes. It is quick to come back after `kill -9`.
+    """
+    config = {
+        "producer.id.expiration.check.interval.ms": 1000,
+        "broker.session.timeout.ms": 2000,
+        "broker.heartbeat.interval.ms": 500,
+    }
+    broker = ApacheKafka(VERSIONS[-1], tmp_path_factory.mktemp("forgetful-kafka"), config=config)
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
+
+
 @pytest.fixture(scope="session", params=[*VERSIONS, BrokerCommand.version])
 def source(request: pytest.FixtureRequest) -> ApacheKafka | BrokerCommand:
     """Each kind of source in turn: the test runs once with each."""

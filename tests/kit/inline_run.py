@@ -29,12 +29,12 @@ _KIT_PARENT: Final = str(Path(__file__).parent.parent)
 
 
 def mirror_to_cluster(
-    topic: str, source: str, destination: str, *, name: str = "copy", **more: object
+    topic: str, source: str, destination: str, /, *, name: str = "copy", **more: object
 ) -> dict[str, object]:
     """One mirror of all partitions of a topic into the same topic of another cluster.
 
     Args:
-        topic: At both.
+        topic: At both, unless `more` has another one.
         source: Its bootstrap servers.
         destination: Its bootstrap servers.
         name: Of the mirror and of the destination.

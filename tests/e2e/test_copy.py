@@ -1,0 +1,166 @@
+"""A topic is copied into another cluster: every record once, at its offset, unchanged.
+
+Sources and destinations are both releases of Apache Kafka and the embedded broker, all nine pairs:
+two by the command line on Spark, the others with the slices carried out in this process. The
+sources hold what is hard to copy; verdicts come from kcat and aiokafka on both sides.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+
+from kit.apache import VERSIONS, ApacheTools
+from kit.clients import CREATE_TIME, LOG_APPEND_TIME, odd_messages, produce
+from kit.commands import BrokerCommand, logmirror, logmirror_json, write_config
+from kit.copies import copy, partition_anomalies
+from kit.inline_run import mirror_to_cluster
+from kit.kafka import ApacheKafka
+from kit.truth import Source
+
+pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(600)]
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+LINGER = {"linger.ms": 20}
+SMALL = {"batch.num.messages": 3, "linger.ms": 5}
+EMPTY = len(CODECS)
+"""The partition that has no records."""
+
+KINDS = (*VERSIONS, BrokerCommand.version)
+PAIRS = tuple(product(KINDS, KINDS))
+ON_SPARK = (("3.9.2", "4.3.1"), ("4.3.1", "embedded"))
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Topics at a source and what became of them, by pair."""
+
+    sources: dict[str, list[Source]]
+    copies: dict[tuple[str, str], list[Source]]
+    config: Path
+    """Of all pairs."""
+
+
+def name_of(topic: str, origin: str, destination: str) -> str:
+    """The copy's name: the same, but within one cluster."""
+    return f"copy-of-{topic}" if origin == destination else topic
+
+
+@pytest.fixture(scope="module")
+def brokers(request):
+    names = ("kafka_392", "forgetful_kafka", "cli_broker")
+    return dict(zip(KINDS, map(request.getfixturevalue, names), strict=True))
+
+
+@pytest.fixture(scope="module")
+def copied(brokers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("copied")
+    sources = {kind: fill(broker, kind) for kind, broker in brokers.items()}
+    copies, mirrors = {}, {}
+    for origin, destination in PAIRS:
+        pair = (origin, destination)
+        mirrors[pair] = [
+            mirror_to_cluster(
+                source.topic,
+                source.bootstrap,
+                brokers[destination].bootstrap,
+                name=f"{source.topic}-to-{destination}",
+                topic=name_of(source.topic, *pair),
+            )
+            for source in sources[origin]
+        ]
+        copies[pair] = [
+            Source(
+                brokers[destination].bootstrap,
+                name_of(source.topic, *pair),
+                partitions=source.partitions,
+            )
+            for source in sources[origin]
+        ]
+    on_spark = write_config(folder / "spark.json", *(m for pair in ON_SPARK for m in mirrors[pair]))
+    result = logmirror("run", "--until-now", "-c", on_spark)
+    assert result.returncode == 0, result.stderr
+    inline = [m for pair in PAIRS if pair not in ON_SPARK for m in mirrors[pair]]
+    copy(*inline)
+    everything = write_config(folder / "all.json", *(m for of in mirrors.values() for m in of))
+    return Copied(sources, copies, everything)
+
+
+def fill(broker, kind):
+    """Write what is hard to copy."""
+    odd = f"odd-of-{kind}"
+    broker.create_topic(odd, partitions=len(CODECS) + 1)
+    for partition, codec in enumerate(CODECS):
+        for number, batching in enumerate((LINGER, SMALL, {**LINGER, "batch.size": 4000})):
+            messages = odd_messages(120, seed=10 * partition + number)
+            if partition % 2:  # of today: the destination remembers who wrote them
+                messages = [message._replace(timestamp_ms=0) for message in messages]
+            config = {**batching, "compression.type": codec}
+            produce(broker.bootstrap, odd, messages, partition=partition, config=config)
+    topics = {odd: len(CODECS) + 1}
+    if isinstance(broker, ApacheKafka):  # the embedded broker refuses it
+        appended = f"appended-of-{kind}"
+        broker.create_topic(appended, config={"message.timestamp.type": "LogAppendTime"})
+        produce(broker.bootstrap, appended, odd_messages(200, seed=5), config=LINGER)
+        topics[appended] = 1
+        # The Java client frames snappy in its own way.
+        java = f"java-of-{kind}"
+        broker.create_topic(java)
+        lines = "".join(f"k{n}\tgr\u00fc\u00dfe {n}\n" for n in range(500))
+        arguments = ("--bootstrap-server", broker.bootstrap, "--topic", java)
+        options = ("--compression-codec=snappy", "--property", "parse.key=true")
+        ApacheTools(kind).run("kafka-console-producer", *arguments, *options, stdin=lines)
+        topics[java] = 1
+    return [Source(broker.bootstrap, name, partitions=range(n)) for name, n in topics.items()]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-to-".join)
+def test_every_record_is_copied_once_unchanged_at_its_offset(copied, pair):
+    for truth, found in zip(copied.sources[pair[0]], copied.copies[pair], strict=True):
+        for partition in truth.partitions:
+            assert partition_anomalies(truth, found, partition) == [], (truth.topic, partition)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sources_hold_what_is_hard_to_copy(copied, kind):
+    odd = [row for n in range(len(CODECS)) for row in copied.sources[kind][0].rows(n)]
+
+    assert len(odd) == 360 * len(CODECS)
+    assert {row.value for row in odd} >= {None, b""}
+    assert {row.key for row in odd} >= {None, b""}
+    assert any(value is None for row in odd for _, value in row.headers)
+    assert any(len({k for k, _ in row.headers}) < len(row.headers) for row in odd)
+    assert any(a.timestamp_ms > b.timestamp_ms for a, b in pairwise(odd))
+    assert copied.sources[kind][0].rows(EMPTY) == []
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_log_append_time_becomes_create_time_of_the_same_value(copied, kind):
+    truth = copied.sources[kind][1]
+    stamps = [row.timestamp_ms for row in truth.rows(0)]
+
+    assert {row.timestamp_type for row in truth.rows(0)} == {LOG_APPEND_TIME}
+    for pair in PAIRS:
+        if pair[0] == kind:
+            rows = copied.copies[pair][1].rows(0)
+            assert {row.timestamp_type for row in rows} == {CREATE_TIME}
+            assert [row.timestamp_ms for row in rows] == stamps
+
+
+def test_status_shows_that_nothing_is_left_to_copy(copied):
+    rows = logmirror_json("status", "-c", copied.config)
+
+    assert len(rows) == sum(len(c.partitions) for of in copied.copies.values() for c in of)
+    assert {row["lag"] for row in rows} == {0}
+    assert all(row["source_end"] == row["position"] for row in rows)
+
+
+def test_verify_proves_every_copy_against_its_source(copied):
+    reports = logmirror_json("verify", "--deep", "--against-source", "-c", copied.config)
+
+    assert len(reports) == sum(len(c.partitions) for of in copied.copies.values() for c in of)
+    assert [report["problems"] for report in reports if report["problems"]] == []
+    assert sum(report["records"] for report in reports) == sum(
+        len(c.rows(n)) for of in copied.copies.values() for c in of for n in c.partitions
+    )
