@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.archive.naming import split_name
 from logmirror.clock import SYSTEM_CLOCK
@@ -18,6 +18,12 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+_SILENCE_S: Final = 20
+
+Row = tuple[int, int, bytes | None, bytes | None]
+"""Offset, timestamp in milliseconds, key, value."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,14 +98,14 @@ class TopicCopy:
         self.seconds: float = 0
         self.faults: list[LogmirrorError] = []
         self._seen, self._grown_ms = 0, 0
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": address,
-                "group.id": "demo",
-                "enable.auto.commit": False,
-                "log_level": 0,
-            }
-        )
+        # Nothing is committed: a consumer that closes would wait for a group's coordinator.
+        self._client = {
+            "bootstrap.servers": address,
+            "group.id": "demo",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+        self._consumer = Consumer(self._client)
 
     def published(self) -> int:
         """How many offsets the topic has, as of now or as last seen."""
@@ -131,6 +137,20 @@ class TopicCopy:
         """Its line of the last table, without the verdict."""
         numbers = [f"{self._seen:,}", f"{self.records_at_kill:,}"]
         return [self.format, *numbers, "-", "-", f"{self.seconds:.1f}"]
+
+    def rows(self, partition: int, count: int) -> Iterator[Row]:
+        """The records of a partition as librdkafka reads them: `count`, and one more if any."""
+        consumer = Consumer({**self._client, "enable.partition.eof": True})
+        consumer.assign([TopicPartition(self.topic, partition, 0)])
+        try:
+            for _ in range(count + 1):
+                message = consumer.poll(_SILENCE_S)
+                if message is None or message.error():
+                    return
+                key, value = message.key(), message.value()
+                yield message.offset() or 0, message.timestamp()[1], key, value
+        finally:
+            consumer.close()
 
     def close(self) -> None:
         """Let go of the broker."""

@@ -10,19 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
 from pyarrow import parquet
 
 from logmirror.errors import CorruptionError
 from logmirror.wire.records import decode_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from logmirror.demo.copies import Row
     from logmirror.demo.flights import Flights
 
-_SILENCE_S: Final = 20
 COLUMNS: Final = ("offset", "timestamp", "key", "value")
 
 
@@ -57,41 +56,25 @@ def compare(
 
 
 def compare_topic(
-    bootstrap: str, topic: str, flights: Flights, receipts: Mapping[int, Sequence[int]]
+    read: Callable[[int, int], Iterable[Row]],
+    flights: Flights,
+    receipts: Mapping[int, Sequence[int]],
 ) -> int:
-    """The same for a copy in another broker; see `compare`."""
+    """The same for a copy in another broker; see `compare`.
+
+    Args:
+        read: Yields the records of a partition, as many as there should be and one more if any.
+        flights: What was produced.
+        receipts: As for `compare`.
+    """
     equal = 0
     for partition, indices in sorted(receipts.items()):
-        rows = list(_consumed(bootstrap, topic, partition, len(indices)))
+        rows = list(read(partition, len(indices)))
         columns = zip(*rows, strict=True) if rows else ([], [], [], [])
         found = _table(*(list(column) for column in columns))
         _check(found, _expected(flights, indices), partition=partition)
         equal += len(indices)
     return equal
-
-
-def _consumed(
-    bootstrap: str, topic: str, partition: int, count: int
-) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
-    """The records of a partition, until its end, or until there are more than there should be."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "demo",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.assign([TopicPartition(topic, partition, 0)])
-    try:
-        for _ in range(count + 1):
-            message = consumer.poll(_SILENCE_S)
-            if message is None or message.error():
-                return
-            key, value = message.key(), message.value()
-            yield message.offset() or 0, message.timestamp()[1], key, value
-    finally:
-        consumer.close()
 
 
 def _counted(

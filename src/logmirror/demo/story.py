@@ -237,7 +237,7 @@ class _Story:
                 except CorruptionError as error:
                     copy.faults.append(error)
             try:
-                judge.compare_topic(topic.address, topic.topic, flights, producer.receipts)
+                judge.compare_topic(topic.rows, flights, producer.receipts)
             except CorruptionError as error:
                 topic.faults.append(error)
             step.done("Readers apart from the mirror compared each record with the CSV.")
