@@ -10,7 +10,7 @@ from logmirror.mirror.ports import ArchiveSpec
 from logmirror.mirror.positions import chain_position, checked_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -36,7 +36,13 @@ class ArchiveCopies:
     ) -> None:
         self._open_store, self._committer, self._clock = open_store, committer, clock
 
-    def prepare(self, spec: DestinationSpec, source: ClusterClient, topic: TopicMetadata) -> None:
+    def prepare(
+        self,
+        spec: DestinationSpec,
+        source: ClusterClient,
+        topic: TopicMetadata,
+        partitions: Collection[int] | None,
+    ) -> None:
         """See `Destination.prepare`: folders are made when they are first written to."""
 
     def positions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
@@ -27,8 +27,20 @@ if TYPE_CHECKING:
 class Destination(Protocol):
     """The driver's side of one kind of destination: where flows stand, and what moves them."""
 
-    def prepare(self, spec: DestinationSpec, source: ClusterClient, topic: TopicMetadata) -> None:
+    def prepare(
+        self,
+        spec: DestinationSpec,
+        source: ClusterClient,
+        topic: TopicMetadata,
+        partitions: Collection[int] | None,
+    ) -> None:
         """Make ready what the flows of a topic need; called at the start and when it grows.
+
+        Args:
+            spec: Where the copy goes.
+            source: The cluster that is copied.
+            topic: Its topic.
+            partitions: Those that are copied; None: all.
 
         Raises:
             UsageError: It cannot be made ready, or its settings would break the copy.
