@@ -34,6 +34,12 @@ POINTS: Final = (
     "produce.prepared",  # executor: batches ready, nothing sent
     "produce.sent",  # executor: on their way, no answer
     "produce.answered",  # executor: acknowledged, nobody told
+    "translate.owned",  # driver: the flow is said to be ours, nothing is copied
+    "translate.taken",  # executor: older copiers are fenced, progress is read
+    "translate.joined",  # executor: a transaction has begun, nothing is sent
+    "translate.sent",  # executor: its records are on their way
+    "translate.noted",  # executor: progress is written beside them, nothing is decided
+    "translate.committed",  # executor: the transaction is committed, nobody told
     "commit.received",  # driver: receipts here, not checked
     "commit.done",  # driver: verified position advanced
 )

@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.daemon import manager
 
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.mirror.kafka_proof import KafkaProver
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
+from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.transfer import Transfer
+from logmirror.mirror.translate_progress import Links, ProgressReader
+from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.stores.filesystem import FilesystemStore
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
@@ -72,6 +76,17 @@ def _rebatcher(max_batch_bytes: int, _process: int) -> Rebatcher:
     return Rebatcher(max_batch_bytes=max_batch_bytes)
 
 
+@functools.cache
+def _translation(settings: ConnectionSettings, process: int) -> tuple[Links, ProgressReader]:
+    client = _client(settings, process)
+    return Links(client), ProgressReader(client)
+
+
+@functools.cache
+def _teller(source: ConnectionSettings, process: int, name: str) -> SyncTeller:
+    return SyncTeller(_pipeline(source, process, "syncs"), name, SYSTEM_CLOCK)
+
+
 def execute(works: Sequence[Work]) -> Iterator[SliceResult]:
     """Carry the works of one slot out in this process. Never raises a LogmirrorError.
 
@@ -81,7 +96,8 @@ def execute(works: Sequence[Work]) -> Iterator[SliceResult]:
     for work in works:
         if isinstance(work.destination, KafkaSpec):
             spec = work.destination
-            copies[(work.source, spec.cluster, spec.max_batch_bytes)].append(work)
+            kind = (spec.offsets, spec.name if spec.offsets == "translate" else "")
+            copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
         else:
             yield _archive(work)
     for group in copies.values():
@@ -112,6 +128,18 @@ def _archive(work: Work) -> SliceResult:
 def _copy(works: list[Work]) -> list[SliceResult]:
     process, spec = os.getpid(), works[0].kafka
     client = _client(spec.cluster, process)
+    if spec.offsets == "translate":
+        links, progress = _translation(spec.cluster, process)
+        return TranslateTransfer(
+            works,
+            source_client=_client(works[0].source, process),
+            source={work.slice.flow.source: _source(work) for work in works},
+            client=client,
+            links=links,
+            progress=progress,
+            rebatcher=_rebatcher(spec.max_batch_bytes, process),
+            teller=_teller(works[0].source, process, spec.name),
+        ).run()
     return KafkaTransfer(
         works,
         source_client=_client(works[0].source, process),

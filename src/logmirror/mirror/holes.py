@@ -23,6 +23,7 @@ MAX_RUNS: Final = 1000
 """Runs kept by an object's ledger. A heavily compacted object would hold one per record; beyond
 this the counts by cause still tell how many offsets are missing."""
 
+_DATA: Final = 0
 _CAUSES: Final = (HoleCause.CONTROL, HoleCause.ABORTED)  # kinds 1 and 2 of `Batches.kinds`
 
 
@@ -94,6 +95,21 @@ def batch_holes(
             first = max(base, position)
             holes.append(Hole(first=first, last=last, cause=_CAUSES[kind - 1]))
     return holes
+
+
+def check_dense(batches: Batches, start: int, stop: int) -> None:
+    """Raise unless each data batch of start..stop has a record at each of its offsets.
+
+    Raises:
+        PositionError: One has not. Facts: `expected`, `got`, `records`.
+    """
+    spans = batches.last_offsets[start:stop] - batches.base_offsets[start:stop] + 1
+    counts = batches.record_counts[start:stop]
+    is_sparse = (batches.kinds[start:stop] == _DATA) & (counts != spans)
+    if is_sparse.any():
+        at = start + int(np.argmax(is_sparse))
+        first, last = int(batches.base_offsets[at]), int(batches.last_offsets[at])
+        raise unexplained_gap(first, last).add_facts(records=int(batches.record_counts[at]))
 
 
 def unexplained_gap(expected: int, got: int) -> PositionError:

@@ -19,7 +19,7 @@ from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.topic_sync import sync_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -50,9 +50,15 @@ class KafkaCopies:
         self._settled_ms: dict[FlowId, int] = {}
         self._created: set[tuple[ConnectionSettings, str]] = set()
 
-    def prepare(self, spec: DestinationSpec, source: ClusterClient, topic: TopicMetadata) -> None:
+    def prepare(
+        self,
+        spec: DestinationSpec,
+        source: ClusterClient,
+        topic: TopicMetadata,
+        partitions: Collection[int] | None,
+    ) -> None:
         """See `Destination.prepare`: make or check the destination's topic."""
-        kafka = _kafka(spec)
+        kafka = kafka_spec(spec)
         report = sync_topic(
             source,
             topic.name,
@@ -61,6 +67,8 @@ class KafkaCopies:
             mode=kafka.topic_sync,
             replication_factor=kafka.replication_factor,
             timestamp_mode="source" if kafka.keeps_timestamps else "destination",
+            partitions=partitions,
+            clock=self._clock,
         )
         if report.created:
             self._created.add((kafka.cluster, kafka.topic))
@@ -72,7 +80,7 @@ class KafkaCopies:
     ) -> dict[FlowId, int | LogmirrorError | None]:
         """See `Destination.positions`: three requests to each leader, for any number of flows."""
         del chain_start  # the copy begins where the source does
-        kafka = _kafka(spec)
+        kafka = kafka_spec(spec)
         client, of = self._client(kafka.cluster), {flow: target(kafka, flow) for flow in flows}
         guards = client.producer_states(
             {of[flow]: producer_id(kafka.topic, flow.partition) for flow in flows}
@@ -96,7 +104,7 @@ class KafkaCopies:
         A position below the source's log start is let pass where the copy may still have to take
         the offsets that the source no longer has; who writes looks at what is there first.
         """
-        kafka, position = _kafka(spec), found or 0
+        kafka, position = kafka_spec(spec), found or 0
         facts = {
             "topic": flow.topic,
             "partition": flow.partition,
@@ -172,7 +180,8 @@ class KafkaCopies:
         return result.error
 
 
-def _kafka(spec: DestinationSpec) -> KafkaSpec:
+def kafka_spec(spec: DestinationSpec) -> KafkaSpec:
+    """The destination of a flow into a cluster."""
     if not isinstance(spec, KafkaSpec):
         raise InternalError("not a cluster", spec=type(spec).__name__)
     return spec

@@ -1,4 +1,4 @@
-"""Offset syncs: which source offset became which destination offset, told as MirrorMaker 2 tells it.
+"""Offset syncs: which source offset became which destination offset, as MirrorMaker 2 tells it.
 
 Its checkpoint task, its `RemoteClusterUtils` and whoever else reads that topic can then translate
 the offsets of consumer groups. Bytes of a record, big-endian, without any version:

@@ -82,11 +82,17 @@ class ArchiveSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
-    """A cluster that receives a topic at the source's offsets."""
+    """A cluster that receives a topic."""
 
     cluster: ConnectionSettings
     topic: str
     """Its name at the destination."""
+
+    name: str = ""
+    """The destination's effective name."""
+
+    offsets: Literal["preserve", "translate"] = "preserve"
+    """The source's offsets, or new ones for the visible records alone."""
 
     holes: Literal["markers", "fail"] = "markers"
     """What an offset without a record becomes: an invisible control record, or an error."""

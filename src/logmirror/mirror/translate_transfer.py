@@ -1,0 +1,495 @@
+"""Executor: slices of flows into one cluster at new offsets, by transactions that say how far.
+
+    wait for records -> take the flow over -> [fetch -> pieces -> send] -> progress -> commit
+
+Invariants:
+1. The position is read after `init` has fenced whoever copied before and decided what he left open,
+   and must be where the slice begins. So nothing that was committed is copied again (I2, I4).
+2. Records and the progress behind them are in one transaction: both are seen, or neither is.
+3. What is behind `verified` is committed, and the coordinator has said so (I5).
+4. A batch is never sent twice. When an answer is lost, the transaction is not committed by us, and
+   whoever takes the flow over next reads what became of it (I7).
+5. A source that fails in the middle of a transaction does not undo it: what came before is
+   committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from logmirror import crashpoints
+from logmirror.clock import SYSTEM_CLOCK, Clock
+from logmirror.cluster.client import LATEST
+from logmirror.errors import (
+    FencedError,
+    InternalError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    PositionError,
+    UnavailableError,
+)
+from logmirror.mirror.holes import HoleLedger, batch_holes, check_dense, unexplained_gap
+from logmirror.mirror.kafka_guard import SEQUENCE_MASK, target
+from logmirror.mirror.kafka_source import STALL_MS
+from logmirror.mirror.offset_syncs import Run, SyncRule, SyncTeller, thinned
+from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
+from logmirror.mirror.translate_progress import (
+    PROGRESS,
+    Progress,
+    current,
+    encode_progress,
+    flow_key,
+    taken_over,
+)
+from logmirror.model import OffsetRange, Trigger
+from logmirror.wire.rebatch import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.mirror.kafka_source import Fetched, KafkaSource
+    from logmirror.mirror.ports import Work
+    from logmirror.mirror.translate_progress import FlowKey, Link, Links, ProgressReader
+    from logmirror.model import TopicPartition
+    from logmirror.wire.rebatch import Piece, Rebatcher
+
+TRANSACTION_BYTES: Final = 16 << 20
+"""A transaction ends after so many bytes: an end takes some milliseconds, a MiB about one."""
+
+TRANSACTION_MS: Final = 500
+"""And after this time: nobody who reads committed records sees any of them before."""
+
+IN_FLIGHT_MAX: Final = 64
+_WATCH_MS: Final = 10
+
+_UNDECIDED_CODES: Final = frozenset({45, 46, 48, 59, 120})
+"""The coordinator or the leader knows another state of our transaction than we do. Whoever takes
+the flow over next finds out which."""
+
+_TAKEN_OVER_SOON: Final = (PositionMovedError, UnavailableError, OutcomeUnknownError)
+"""After these the flow goes on, and whoever takes it over aborts what was left open."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One slice on its way."""
+
+    work: Work
+    source: KafkaSource
+    key: FlowKey
+    where: TopicPartition
+    started_ms: int
+    known_end: int
+    """How far the source is known to reach."""
+
+    next_offset: int
+    """Of the source: the first that is not in the transaction."""
+
+    verified: int
+    """Of the source: the first that is not committed."""
+
+    link: Link | None = None
+    target_id: bytes | None = None
+    sequence: int = 0
+    progress_sequence: int = 0
+    in_flight: deque[Piece | None] = field(default_factory=deque)
+    """What is on its way, in order; None is progress."""
+
+    written: list[Run] = field(default_factory=list)
+    """What the transaction has written."""
+
+    sent_bytes: int = 0
+    """Of the transaction."""
+
+    began_ms: int = 0
+    source_bytes: int = 0
+    record_count: int = 0
+    object_bytes: int = 0
+    stalled_ms: int | None = None
+    holes: HoleLedger = field(default_factory=HoleLedger)
+    rule: SyncRule = field(default_factory=SyncRule)
+    failed: LogmirrorError | None = None
+    """Why the transaction cannot be committed."""
+
+    error: LogmirrorError | None = None
+    """Why the slice ends."""
+
+    @property
+    def limit(self) -> int:
+        """One past the last offset that this slice may copy, as far as is known."""
+        if self.work.lease_ms:
+            return self.known_end
+        return min(self.known_end, self.work.slice.end)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the slice must not go on."""
+        return self.error is not None or self.source_bytes >= self.work.slice.budget_bytes
+
+
+class TranslateTransfer:
+    """Carries out slices from one source cluster into one destination cluster.
+
+    Args:
+        works: Each of another flow.
+        source_client: Of the source, for the ends of many partitions at once.
+        source: Opens the batches of one flow's source; they may share one buffer.
+        client: Of the destination.
+        links: Into the destination.
+        progress: Of the destination.
+        rebatcher: Makes pieces that a broker accepts.
+        teller: Of offset syncs.
+        clock: Time.
+    """
+
+    def __init__(  # noqa: PLR0913  # the composition root passes each part once
+        self,
+        works: Sequence[Work],
+        *,
+        source_client: ClusterClient,
+        source: dict[TopicPartition, KafkaSource],
+        client: ClusterClient,
+        links: Links,
+        progress: ProgressReader,
+        rebatcher: Rebatcher,
+        teller: SyncTeller,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._source_client, self._client = source_client, client
+        self._links, self._progress = links, progress
+        self._rebatcher, self._teller, self._clock = rebatcher, teller, clock
+        now_ms = clock.monotonic_ms()
+        self._copies = [
+            _Copy(
+                work=work,
+                source=source[work.slice.flow.source],
+                key=flow_key(work.kafka, work.slice.flow),
+                where=target(work.kafka, work.slice.flow),
+                started_ms=now_ms,
+                known_end=work.slice.end,
+                next_offset=work.slice.first,
+                verified=work.slice.first,
+            )
+            for work in works
+        ]
+        self._lease_until_ms = now_ms + max(work.lease_ms for work in works)
+
+    def run(self) -> list[SliceResult]:
+        """Carry all slices out as far as they go; a LogmirrorError becomes part of a result."""
+        while copies := [copy for copy in self._copies if not copy.is_done]:
+            moved = False
+            for copy in copies:
+                if copy.next_offset < copy.limit:
+                    moved |= self._guard(copy, self._step)
+            if not moved and not self._wait_for_more(copies):
+                break
+        for copy in self._copies:
+            self._guard(copy, self._leave)
+        self._teller.finish()
+        return [self._result(copy) for copy in self._copies]
+
+    def _guard(self, copy: _Copy, action: Callable[[_Copy], bool]) -> bool:
+        """Do something for one flow; what goes wrong stops that flow alone."""
+        try:
+            return action(copy)
+        except LogmirrorError as error:
+            copy.error = copy.error or error
+            return False
+
+    # -- one transaction -------------------------------------------------------------------------
+
+    def _step(self, copy: _Copy) -> bool:
+        """Copy one transaction's worth; whether anything was there."""
+        polled = copy.source.poll(copy.next_offset, max_wait_ms=0)
+        copy.known_end = max(copy.known_end, polled.stable_end)
+        if polled.fetched is None:
+            self._note_stall(copy)
+            return False
+        copy.stalled_ms = None
+        self._transact(copy, polled.fetched, min(copy.limit, polled.stable_end))
+        return True
+
+    def _transact(self, copy: _Copy, fetched: Fetched, limit: int) -> None:
+        if copy.link is None:
+            self._take_over(copy)
+        copy.began_ms = self._clock.monotonic_ms()
+        try:
+            while copy.next_offset < limit:
+                self._send_fetched(copy, fetched, limit)
+                if copy.failed is not None or self._is_full(copy):
+                    break
+                polled = copy.source.poll(copy.next_offset, max_wait_ms=0)
+                copy.known_end = max(copy.known_end, polled.stable_end)
+                if polled.fetched is None:
+                    break
+                fetched, limit = polled.fetched, min(copy.limit, polled.stable_end)
+        except LogmirrorError as error:
+            copy.error = error  # of the source: what came before it is good
+        if copy.failed is None and copy.next_offset > copy.verified:
+            self._commit(copy)
+        if copy.failed is not None:
+            raise copy.failed
+
+    def _is_full(self, copy: _Copy) -> bool:
+        age_ms = self._clock.monotonic_ms() - copy.began_ms
+        return copy.sent_bytes >= TRANSACTION_BYTES or age_ms >= TRANSACTION_MS or copy.is_done
+
+    def _take_over(self, copy: _Copy) -> None:
+        """Fence whoever copied before, then see where the flow stands."""
+        work, flow = copy.work, copy.work.slice.flow
+        # Looked at before, too, so that a run that is no longer the owner fences nobody.
+        for step in ("before", "after"):
+            owner = self._progress.refresh().owner(copy.key)
+            if owner != work.writer_id:
+                self._links.drop(copy.key.transactional_id)
+                raise taken_over(flow, owner)
+            if step == "before":
+                copy.link = self._links.take(copy.key.transactional_id)
+                copy.sequence = copy.progress_sequence = 0
+        copy.target_id = self._client.topic(copy.where.topic).topic_id
+        found = current(self._progress, work.kafka, flow, copy.target_id)
+        if found is not None and found.next_offset != work.slice.first:
+            raise PositionMovedError(
+                "the copy does not stand where the slice begins",
+                expected=work.slice.first,
+                found=found.next_offset,
+            )
+        crashpoints.reach("translate.taken")
+
+    def _send_fetched(self, copy: _Copy, fetched: Fetched, limit: int) -> None:
+        """Send the pieces of one response up to `limit`; its holes are passed over."""
+        batches, start = fetched.batches, fetched.start
+        stop = int(np.searchsorted(batches.base_offsets, limit))
+        compacted, first = copy.work.slice.compacted, copy.next_offset
+        if stop > start:
+            holes = batch_holes(batches, start, stop, first, compacted=compacted)
+            copy.source_bytes += int(batches.sizes[start:stop].sum())
+            if not compacted:
+                check_dense(batches, start, stop)
+            for piece in self._rebatcher.pieces(
+                fetched.buffer, batches, start, stop, first=first, end=limit
+            ):
+                if not self._send(copy, piece):
+                    return
+            copy.next_offset = min(int(batches.last_offsets[stop - 1]) + 1, limit)
+            for hole in holes:
+                copy.holes.add(hole.first, min(hole.last, limit - 1), hole.cause)
+        if stop < batches.count and copy.next_offset < limit:
+            if not compacted:
+                raise unexplained_gap(copy.next_offset, int(batches.base_offsets[stop]))
+            copy.next_offset = limit
+
+    def _send(self, copy: _Copy, piece: Piece) -> bool:
+        """Send one piece as part of the transaction; False: something failed."""
+        if not copy.in_flight and not copy.written:
+            self._join(copy, copy.where)
+        while len(copy.in_flight) >= IN_FLIGHT_MAX:
+            self._collect(copy, block=True)
+        if copy.failed is None:
+            self._transmit(copy, copy.where, piece.data, copy.sequence)
+            copy.in_flight.append(piece)
+            copy.sequence = (copy.sequence + piece.count) & SEQUENCE_MASK
+            copy.sent_bytes += len(piece.data)
+            copy.next_offset = piece.base_offset + piece.count
+            crashpoints.reach("translate.sent")
+            self._collect(copy, block=False)
+        return copy.failed is None
+
+    def _commit(self, copy: _Copy) -> None:
+        """Add the progress, wait for every answer, and end the transaction."""
+        work = copy.work
+        progress = Progress(
+            next_offset=copy.next_offset,
+            source_topic_id=work.slice.topic_id,
+            target_topic_id=copy.target_id,
+            writer=work.writer_id,
+        )
+        self._join(copy, PROGRESS)
+        batch = memoryview(encode_progress(copy.key, progress, self._clock.now_ms()))
+        if copy.failed is None:
+            self._transmit(copy, PROGRESS, batch, copy.progress_sequence)
+            copy.in_flight.append(None)
+            copy.progress_sequence += 1
+        while copy.in_flight:
+            self._collect(copy, block=True)
+        if copy.failed is not None:
+            return
+        crashpoints.reach("translate.noted")
+        try:
+            _link(copy).producer.end(commit=True)
+        except LogmirrorError as error:
+            self._fail(copy, error)
+            return
+        crashpoints.reach("translate.committed")
+        copy.verified = copy.next_offset
+        copy.record_count += sum(run.count for run in copy.written)
+        copy.object_bytes += copy.sent_bytes
+        pairs = thinned(copy.rule.due(copy.written))
+        copy.written, copy.sent_bytes = [], 0
+        self._teller.tell(work.slice.flow.source, pairs)
+
+    # -- the destination -------------------------------------------------------------------------
+
+    def _join(self, copy: _Copy, where: TopicPartition) -> None:
+        """Let a partition take part in the transaction, and progress with the first of them."""
+        try:
+            _link(copy).producer.add_partitions(dict.fromkeys((where, PROGRESS)))
+        except LogmirrorError as error:
+            self._fail(copy, error)
+        else:
+            crashpoints.reach("translate.joined")
+
+    def _transmit(
+        self, copy: _Copy, where: TopicPartition, batch: memoryview, sequence: int
+    ) -> None:
+        link = _link(copy)
+        producer = link.producer.identity._asdict()
+        stamp(batch, **producer, sequence=sequence, transactional=True)
+        link.pipeline.send([(where, batch)])
+
+    def _collect(self, copy: _Copy, *, block: bool) -> None:
+        for answer in _link(copy).pipeline.collect(block=block):
+            piece = copy.in_flight.popleft()
+            if answer.error is not None:
+                self._fail(copy, answer.error)
+            elif piece is not None:
+                copy.written.append(Run(piece.base_offset, answer.base_offset, piece.count))
+
+    def _fail(self, copy: _Copy, error: LogmirrorError) -> None:
+        """The transaction cannot be committed; the first reason counts."""
+        if copy.failed is None:
+            copy.failed = _looked_into(error)
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def _note_stall(self, copy: _Copy) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if copy.stalled_ms is None:
+            copy.stalled_ms = now_ms
+        elif now_ms - copy.stalled_ms > STALL_MS:
+            raise PositionError(
+                "the source delivers nothing below an offset that it had called stable",
+                hint="the source's log was cut (unclean leader election, or a restored disk). What "
+                "is copied is kept; compare it with the source before anything else.",
+                expected=copy.limit,
+                found=copy.next_offset,
+            )
+
+    def _wait_for_more(self, copies: Sequence[_Copy]) -> bool:
+        """Wait until something has come at the source, or the lease is over."""
+        behind = [copy for copy in copies if copy.next_offset < copy.limit and copy.error is None]
+        if behind:  # the source called it stable and does not deliver it yet
+            self._clock.sleep_ms(_WATCH_MS)
+            return True
+        watched = [copy for copy in copies if copy.work.lease_ms and copy.error is None]
+        while watched:
+            left_ms = self._lease_until_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return False
+            if len(watched) == 1:
+                return self._guard(watched[0], self._follow)
+            if self._watch(watched):
+                return True
+        return False
+
+    def _follow(self, copy: _Copy) -> bool:
+        """Let the source itself wait for what comes to the one partition that we watch."""
+        wait_ms = max(self._lease_until_ms - self._clock.monotonic_ms(), 0)
+        polled = copy.source.poll(copy.next_offset, max_wait_ms=wait_ms)
+        copy.known_end = max(copy.known_end, polled.stable_end)
+        if polled.fetched is not None and copy.next_offset < polled.stable_end:
+            self._transact(copy, polled.fetched, polled.stable_end)
+        return True
+
+    def _watch(self, watched: Sequence[_Copy]) -> bool:
+        begun_ms = self._clock.monotonic_ms()
+        try:
+            asked = {copy.work.slice.flow.source for copy in watched}
+            ends = self._source_client.list_offsets(asked, LATEST)
+        except LogmirrorError as error:
+            for copy in watched:
+                copy.error = type(error)(error.message, hint=error.hint, **error.facts)
+            return True
+        for copy in watched:
+            copy.known_end = max(copy.known_end, ends[copy.work.slice.flow.source])
+        if any(copy.next_offset < copy.known_end for copy in watched):
+            return True
+        took_ms = self._clock.monotonic_ms() - begun_ms
+        self._clock.sleep_ms(max(_WATCH_MS, 10 * took_ms))
+        return False
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _leave(self, copy: _Copy) -> bool:
+        """Tell the newest pair, and leave no transaction open that nobody will end."""
+        self._teller.tell(copy.work.slice.flow.source, copy.rule.rest())
+        if copy.failed is None or copy.link is None:
+            return True
+        self._links.drop(copy.key.transactional_id)
+        if not isinstance(copy.failed, _TAKEN_OVER_SOON):
+            # Not by its end: what may still be on its way must find a newer epoch.
+            with contextlib.suppress(LogmirrorError):
+                copy.link.producer.init()
+        return True
+
+    def _result(self, copy: _Copy) -> SliceResult:
+        work, error, flow = copy.work, copy.error, copy.work.slice.flow
+        elapsed_ms = self._clock.monotonic_ms() - copy.started_ms
+        if error is not None:
+            error.add_facts(
+                mirror=flow.mirror,
+                destination=flow.destination,
+                topic=flow.topic,
+                partition=flow.partition,
+                target_topic=copy.where.topic,
+            )
+        receipts: tuple[Receipt, ...] = ()
+        if copy.verified > work.slice.first:
+            receipts = (
+                Receipt(
+                    covered=OffsetRange(first=work.slice.first, last=copy.verified - 1),
+                    record_count=copy.record_count,
+                    payload_bytes=copy.object_bytes,
+                    object_bytes=copy.object_bytes,
+                    digest="",
+                    trigger=Trigger.EXPLICIT,
+                    holes=copy.holes.summary(),
+                    elapsed_ms=elapsed_ms,
+                ),
+            )
+        return SliceResult(
+            slice=work.slice,
+            receipts=receipts,
+            next_offset=copy.verified,
+            source_bytes=copy.source_bytes,
+            elapsed_ms=elapsed_ms,
+            proven=True,
+            error=error,
+        )
+
+
+def _link(copy: _Copy) -> Link:
+    if copy.link is None:
+        raise InternalError("a transaction without a producer")
+    return copy.link
+
+
+def _looked_into(error: LogmirrorError) -> LogmirrorError:
+    """The error of a transaction that did not end: what to do is known after another look."""
+    if isinstance(error, FencedError):
+        return PositionMovedError(
+            "another copier has fenced this one",
+            hint="a newer instance, or an attempt of this slice that was thought dead",
+            **error.facts,
+        )
+    if error.facts.get("code") in _UNDECIDED_CODES:
+        return OutcomeUnknownError(
+            "the brokers know another state of the transaction", hint=error.hint, **error.facts
+        )
+    return error
