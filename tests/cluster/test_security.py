@@ -16,6 +16,7 @@ import pytest
 
 from kit.clients import Message, produce
 from kit.security import MECHANISMS, PASSWORD, SHORT_SESSION_MS, USER, unsecured_token
+from logmirror.clock import Clock
 from logmirror.cluster.client import LATEST, ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import UnavailableError, UsageError
@@ -171,7 +172,7 @@ def test_a_token_that_has_run_out_is_refused(open_client):
     }
     client = open_client("SASL", {"security.protocol": "SASL_PLAINTEXT", **stale})
 
-    class Yesterday(type(client._clock)):  # noqa: SLF001  # the same but for one
+    class Yesterday(Clock):
         def now_ms(self):
             return super().now_ms() - 86_400_000
 

@@ -161,6 +161,7 @@ def limited(guarded_kafka):
         yield client
 
 
+@pytest.mark.xdist_group("guarded-kafka")
 def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
     guarded_kafka, limited, grant, topic_name
 ):
@@ -195,6 +196,7 @@ def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
     assert limited.log_ends([partition])[partition].end_offset == 0
 
 
+@pytest.mark.xdist_group("guarded-kafka")
 def test_markers_are_allowed_with_the_right_to_cluster_actions_and_told_with_that_to_describe(
     guarded_kafka, limited, grant, topic_name
 ):

@@ -7,7 +7,9 @@ of request is answered with the codes that the test puts in line, and with succe
 from __future__ import annotations
 
 import struct
+import time
 from collections import defaultdict, deque
+from dataclasses import replace
 from typing import ClassVar
 
 from kafka.protocol.admin import (
@@ -36,6 +38,7 @@ from kafka.protocol.producer import (
 )
 
 from kit.scripted_broker import VERSIONS, ScriptedBroker
+from logmirror.cluster.properties import connection_settings
 
 PRODUCE, FIND_COORDINATOR, CREATE_TOPICS, DELETE_RECORDS = 0, 10, 19, 21
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS, END_TXN = 22, 23, 24, 26
@@ -324,3 +327,59 @@ def held(release):
         connection.sendall(answer)
 
     return fault
+
+
+# What tests of writing share.
+
+
+def batch(mark=0, *, records=1, size=100):
+    """Bytes that pass for a record batch here: only the count of offsets is looked at."""
+    data = bytearray(max(size, 61))
+    struct.pack_into(">i", data, 23, records - 1)
+    struct.pack_into(">i", data, 57, mark)
+    return memoryview(data)
+
+
+def mark_of(data):
+    """The number that `batch` was given."""
+    return struct.unpack_from(">i", data, 57)[0]
+
+
+def quick(address, **changes):
+    """Settings that give up soon: an answer may take 300 ms."""
+    base = {
+        "socket_timeout_ms": 200,
+        "connect_timeout_ms": 1000,
+        "request_timeout_ms": 100,
+        "reconnect_backoff_ms": 60,
+        "reconnect_backoff_max_ms": 60,
+        "retry_backoff_ms": 5,
+        "retry_budget_ms": 2000,
+    }
+    return replace(connection_settings(address), **{**base, **changes})
+
+
+def collect_all(pipeline):
+    """Every answer to what was sent."""
+    answers = []
+    while pipeline.in_flight():
+        answers += pipeline.collect(block=True)
+    return answers
+
+
+def kinds(answers):
+    """The type of each answer's error."""
+    return [type(answer.error) for answer in answers]
+
+
+def written(broker, partition):
+    """The marks of what a broker has appended to a partition."""
+    return [mark_of(data) for _, data in broker.appended[partition.topic, partition.partition]]
+
+
+def until(condition):
+    """Wait for it."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
