@@ -27,8 +27,8 @@ from logmirror.errors import LogmirrorError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from logmirror.inspection import CheckRow, StatusRow
     from logmirror.mirror.verify import FlowReport
-    from logmirror.wiring import StatusRow
 
 _UNBROKEN: Final = 1000
 """Columns of a table that goes to a file or a pipe: no cell is cut."""
@@ -76,9 +76,30 @@ def main() -> NoReturn:
 
 
 @app.command()
-def validate(config: ConfigOption) -> None:
-    """Check a configuration offline: every problem, with line and suggestion."""
+def validate(
+    config: ConfigOption,
+    *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Then look at the clusters and folders it names.")
+    ] = False,
+    output: FormatOption = "table",
+) -> None:
+    """Check a configuration offline: every problem, with line and suggestion.
+
+    With --check also whether the clusters answer and the copies could be made; changes nothing.
+    """
     settings = _load(config)
+    if check:
+        from logmirror import inspection  # noqa: PLC0415  # only such commands need it
+
+        rows = inspection.check(settings)
+        if output == "json":
+            typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        else:
+            _print_checks(rows)
+        if any(row.severity == "error" for row in rows):
+            raise typer.Exit(2)
+        return
     enabled = sum(mirror.enabled for mirror in settings.mirrors)
     disabled = len(settings.mirrors) - enabled
     counts = f" ({enabled} enabled, {disabled} disabled)" if disabled else ""
@@ -122,9 +143,9 @@ def status(
     config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
 ) -> None:
     """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
-    from logmirror import wiring  # noqa: PLC0415  # only this command needs it
+    from logmirror import inspection  # noqa: PLC0415  # only such commands need it
 
-    rows = wiring.status(_load(config, mirror))
+    rows = inspection.status(_load(config, mirror))
     if output == "json":
         typer.echo(json.dumps([_status_json(row) for row in rows], indent=2))
     else:
@@ -147,7 +168,7 @@ def verify(
     output: FormatOption = "table",
 ) -> None:
     """Prove the copies. Exit code 65 if anything is wrong with one."""
-    from logmirror import wiring  # noqa: PLC0415  # only this command needs it
+    from logmirror import inspection  # noqa: PLC0415  # only such commands need it
 
     settings = _load(config, mirror)
     progress = Progress(
@@ -161,7 +182,7 @@ def verify(
     )
     with progress:
         task = progress.add_task("objects", total=None)
-        reports = wiring.verify(
+        reports = inspection.verify(
             settings,
             deep=deep,
             against_source=against_source,
@@ -295,6 +316,14 @@ def _status_json(row: StatusRow) -> dict[str, object]:
     if row.error:
         found["error"] = {"kind": row.error.kind, "message": str(row.error)}
     return found
+
+
+def _print_checks(rows: list[CheckRow]) -> None:
+    table = _table("MIRROR", "DESTINATION", "", "WHAT", "FOUND", "TO DO")
+    for row in rows:
+        cells = (row.mirror, row.destination or "(source)", row.severity, row.what)
+        table.add_row(*cells, row.found, row.advice)
+    _stdout().print(table)
 
 
 def _print_status(rows: list[StatusRow]) -> None:

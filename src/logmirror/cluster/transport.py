@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
 
 _SCRATCH_BYTES: Final = 65_536
-LINGER_MS_MAX: Final = 10_000
+LINGER_MS_MAX: Final = 4_000
 """How long bytes that the kernel took may wait unacknowledged by the broker's machine, or unsent
 because it takes no more, before the kernel gives the connection up (TCP_USER_TIMEOUT, Linux). What
 the broker's own kernel has taken is out of our hands: a broker that was stopped reads it when it

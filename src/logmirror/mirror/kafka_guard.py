@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from logmirror.cluster.offsets import ProducerState
     from logmirror.mirror.ports import FlowId, KafkaSpec
 
-SEND_DEADLINE_MS: Final = 3_000
+SEND_DEADLINE_MS: Final = 2_000
 """A batch is sent only so long after the log end was last seen; later the writer looks again."""
 
-SETTLE_MS: Final = SEND_DEADLINE_MS + LINGER_MS_MAX + 1_000
+SETTLE_MS: Final = SEND_DEADLINE_MS + LINGER_MS_MAX + 500
 """What a flow without a guard waits at its start: longer than `SEND_DEADLINE_MS` and the time that
 bytes may rest in the sender's kernel afterwards together."""
 

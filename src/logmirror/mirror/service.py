@@ -158,17 +158,7 @@ class Service:
 
     def _discover_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, first: bool) -> None:
         client = self._client(mirror.source)
-        numbers = sorted(topic.partitions) if mirror.partitions is None else mirror.partitions
-        missing = [n for n in numbers if n not in topic.partitions]
-        if missing:
-            raise UsageError(
-                "the topic has no such partition",
-                hint="correct `partition` or `partitions` of the mirror",
-                mirror=mirror.name,
-                topic=mirror.topic,
-                missing=missing,
-                partition_count=len(topic.partitions),
-            )
+        numbers = check_partitions(mirror, topic)
         flows = [
             (FlowId(mirror=mirror.name, destination=name, topic=mirror.topic, partition=n), spec)
             for name, spec in mirror.destinations
@@ -372,6 +362,26 @@ class Service:
         now_ms = self._clock.monotonic_ms()
         waiting = [s for s in self._states.values() if not s.reached]
         return all(s.retry_at_ms > now_ms for s in waiting)
+
+
+def check_partitions(mirror: MirrorSpec, topic: TopicMetadata) -> Sequence[int]:
+    """The partitions that a mirror copies of its topic.
+
+    Raises:
+        UsageError: The topic has no such partition.
+    """
+    numbers = sorted(topic.partitions) if mirror.partitions is None else mirror.partitions
+    missing = [n for n in numbers if n not in topic.partitions]
+    if missing:
+        raise UsageError(
+            "the topic has no such partition",
+            hint="correct `partition` or `partitions` of the mirror",
+            mirror=mirror.name,
+            topic=mirror.topic,
+            missing=missing,
+            partition_count=len(topic.partitions),
+        )
+    return numbers
 
 
 def position(found: int | LogmirrorError | None) -> int | None:

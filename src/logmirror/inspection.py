@@ -1,0 +1,412 @@
+"""The composition root of the commands that only look: status, verify, validate --check.
+
+They create nothing anywhere. Only a proof loads kernels, which takes a second.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logmirror.cluster.client import EARLIEST
+from logmirror.cluster.retry import NotFoundError
+from logmirror.errors import LogmirrorError
+from logmirror.mirror.kafka_guard import target
+from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
+from logmirror.mirror.positions import check_incarnation
+from logmirror.mirror.service import MirrorSpec, position, source_views
+from logmirror.mirror.topic_sync import check_topic
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.wiring import Clients, destinations, mirror_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from logmirror.config import Settings
+    from logmirror.mirror.kafka_source import KafkaSource
+    from logmirror.mirror.ports import DestinationSpec, SourceView
+    from logmirror.mirror.verify import FlowReport
+    from logmirror.model import TopicPartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRow:
+    """One flow as `status` shows it."""
+
+    flow: FlowId
+    source_end: int | None = None
+    position: int | None = None
+    error: LogmirrorError | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets that may be copied and are not."""
+        if self.source_end is None or self.position is None:
+            return None
+        return max(self.source_end - self.position, 0)
+
+
+def status(settings: Settings) -> list[StatusRow]:
+    """Where every flow of every enabled mirror stands. Creates nothing anywhere."""
+    rows: list[StatusRow] = []
+    clients = Clients()
+    try:
+        for spec in mirror_specs(settings):
+            rows += _status_of(spec, clients)
+    finally:
+        clients.close()
+    return rows
+
+
+def _status_of(spec: MirrorSpec, clients: Clients) -> Iterator[StatusRow]:
+    destination = destinations(
+        clients, lambda root: FilesystemStore(Path(root), writer_id="-"), "-"
+    )
+    try:
+        numbers, topic_id = _look_at_topic(spec, clients)
+    except LogmirrorError as error:
+        for flow, _ in _flows(spec, spec.partitions or (-1,)):
+            yield StatusRow(flow=flow, error=error)
+        return
+    flows = dict(_flows(spec, numbers))
+    found: dict[FlowId, int | LogmirrorError | None] = {}
+    for _, archive in spec.destinations:
+        of_destination = [flow for flow, written in flows.items() if written is archive]
+        try:
+            found |= destination(archive).positions(archive, of_destination, spec.chain_start)
+        except LogmirrorError as error:
+            found |= dict.fromkeys(of_destination, error)
+    try:
+        # After the positions: a service that runs meanwhile would seem to be ahead of its source.
+        views = source_views(clients(spec.source), {flow.source for flow in flows}, topic_id)
+    except LogmirrorError as error:
+        yield from (StatusRow(flow=flow, error=error) for flow in flows)
+        return
+    for flow, archive in flows.items():
+        yield _status_row(flow, archive, found[flow], views[flow.source])
+
+
+def _status_row(
+    flow: FlowId, spec: DestinationSpec, found: int | LogmirrorError | None, view: SourceView
+) -> StatusRow:
+    if isinstance(found, LogmirrorError):
+        return StatusRow(flow=flow, source_end=view.stable_end, error=found)
+    position = view.log_start if found is None else found
+    if isinstance(spec, ArchiveSpec):
+        store = FilesystemStore(Path(spec.root), writer_id="status")
+        try:
+            check_incarnation(store, flow, view.topic_id, position)
+        except LogmirrorError as error:
+            return StatusRow(flow=flow, source_end=view.stable_end, error=error)
+    return StatusRow(flow=flow, source_end=view.stable_end, position=position)
+
+
+def _look_at_topic(spec: MirrorSpec, clients: Clients) -> tuple[tuple[int, ...], bytes | None]:
+    """The mirror's partitions and the topic's id."""
+    topic = clients(spec.source).topic(spec.topic)
+    return spec.partitions or tuple(sorted(topic.partitions)), topic.topic_id
+
+
+def _flows(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, DestinationSpec]]:
+    return [
+        (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), written)
+        for name, written in spec.destinations
+        for n in numbers
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One thing that `validate --check` looked at."""
+
+    mirror: str
+    destination: str
+    """Empty: the source."""
+
+    severity: str
+    """`ok`, `note`, `warning` or `error`."""
+
+    what: str
+    found: str
+    advice: str = ""
+
+
+def check(settings: Settings) -> list[CheckRow]:
+    """Look at the clusters and folders of every enabled mirror. Creates nothing anywhere."""
+    rows: list[CheckRow] = []
+    clients = Clients()
+    try:
+        for spec in mirror_specs(settings):
+            rows += _check_mirror(spec, clients)
+    finally:
+        clients.close()
+    return rows
+
+
+def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckRow]:
+    try:
+        topic = clients(spec.source).topic(spec.topic)
+        numbers = spec.partitions or tuple(topic.partitions)
+        flows = _flows(spec, tuple(n for n in numbers if n in topic.partitions))
+        views = source_views(
+            clients(spec.source), {flow.source for flow, _ in flows}, topic.topic_id
+        )
+    except LogmirrorError as error:
+        yield _failed(spec.name, "", "source", error)
+        return
+    missing = [n for n in numbers if n not in topic.partitions]
+    offsets = sum(view.stable_end - view.log_start for view in views.values())
+    yield CheckRow(
+        mirror=spec.name,
+        destination="",
+        severity="error" if missing else "ok",
+        what="source",
+        found=f"topic {spec.topic}, {len(topic.partitions)} partitions, {offsets} offsets",
+        advice=f"there is no partition {missing}" if missing else "",
+    )
+    for name, written in spec.destinations:
+        try:
+            yield from _check_destination(spec, name, written, clients)
+            of_destination = [flow for flow, of in flows if of is written]
+            yield _check_positions(spec, written, clients, of_destination, views)
+        except LogmirrorError as error:
+            yield _failed(spec.name, name, "destination", error)
+
+
+def _check_destination(
+    spec: MirrorSpec, name: str, written: DestinationSpec, clients: Clients
+) -> Iterator[CheckRow]:
+    if isinstance(written, ArchiveSpec):
+        root = Path(written.root)
+        there = next(path for path in (root, *root.parents) if path.exists())
+        fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        state = "is there" if there == root else f"will be made in {there}"
+        yield CheckRow(
+            mirror=spec.name,
+            destination=name,
+            severity="ok" if fits else "error",
+            what="folder",
+            found=f"{root} {state}",
+            advice="" if fits else f"we may not write in {there}",
+        )
+        return
+    findings = check_topic(
+        clients(spec.source),
+        spec.topic,
+        clients(written.cluster),
+        written.topic,
+        mode=written.topic_sync,
+        timestamp_mode="source" if written.keeps_timestamps else "destination",
+        partitions=spec.partitions,
+    )
+    for finding in findings:
+        yield CheckRow(
+            mirror=spec.name,
+            destination=name,
+            severity=finding.severity,
+            what=finding.setting,
+            found=f"source {finding.source or '-'}, destination {finding.destination or '-'}",
+            advice=finding.advice,
+        )
+    if not any(finding.severity == "error" for finding in findings):
+        yield CheckRow(
+            mirror=spec.name,
+            destination=name,
+            severity="ok",
+            what="topic",
+            found=f"{written.topic} fits",
+        )
+
+
+def _check_positions(
+    spec: MirrorSpec,
+    written: DestinationSpec,
+    clients: Clients,
+    flows: list[FlowId],
+    views: dict[TopicPartition, SourceView],
+) -> CheckRow:
+    """Whether the copy could go on from where it stands."""
+    name = next(name for name, of in spec.destinations if of is written)
+    side = destinations(clients, lambda root: FilesystemStore(Path(root), writer_id="-"), "-")
+    try:
+        found = side(written).positions(written, flows, spec.chain_start)
+    except NotFoundError:
+        if isinstance(written, KafkaSpec) and written.topic_sync == "create":
+            return CheckRow(
+                mirror=spec.name,
+                destination=name,
+                severity="ok",
+                what="position",
+                found="a new copy: `run` makes the topic",
+            )
+        raise
+    total = 0
+    for flow in flows:
+        total += side(written).check(written, flow, position(found[flow]), views[flow.source])
+    return CheckRow(
+        mirror=spec.name,
+        destination=name,
+        severity="ok",
+        what="position",
+        found=f"{len(flows)} partitions, {total} offsets are copied",
+    )
+
+
+def _failed(mirror: str, destination: str, what: str, error: LogmirrorError) -> CheckRow:
+    return CheckRow(
+        mirror=mirror,
+        destination=destination,
+        severity="error",
+        what=what,
+        found=str(error),
+        advice=error.hint,
+    )
+
+
+def verify(
+    settings: Settings,
+    *,
+    deep: bool = False,
+    against_source: bool = False,
+    on_object: Callable[[], None] = lambda: None,
+) -> list[FlowReport]:
+    """Prove the copies of every enabled mirror, as far as asked; see `mirror.verify`.
+
+    Partitions are those of the configuration, or with `partitions: all` those that the destination
+    holds; only `against_source` asks the source.
+    """
+    reports: list[FlowReport] = []
+    clients = Clients()
+    try:
+        for spec in mirror_specs(settings):
+            reports += _verify_mirror(
+                spec, clients, deep=deep, against_source=against_source, on_object=on_object
+            )
+    finally:
+        clients.close()
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What `verify` was asked, and what it has learnt of a mirror's source."""
+
+    spec: MirrorSpec
+    clients: Clients
+    deep: bool
+    against_source: bool
+    on_object: Callable[[], None]
+    topic_id: bytes | None = None
+    compacted: bool = False
+
+    def source(self, partition: TopicPartition) -> KafkaSource:
+        """The source's side of a comparison."""
+        from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
+
+        return KafkaSource(self.clients(self.spec.source), partition, topic_id=self.topic_id)
+
+    def views(self, partitions: set[TopicPartition]) -> dict[TopicPartition, SourceView]:
+        """What the source says, asked after the copies' ends: a service may run meanwhile."""
+        if not self.against_source:
+            return {}
+        return source_views(self.clients(self.spec.source), partitions, self.topic_id)
+
+
+def _verify_mirror(
+    spec: MirrorSpec,
+    clients: Clients,
+    *,
+    deep: bool,
+    against_source: bool,
+    on_object: Callable[[], None],
+) -> Iterator[FlowReport]:
+    topic_id, compacted, numbers = None, False, spec.partitions
+    if against_source:
+        numbers, topic_id = _look_at_topic(spec, clients)
+        configs = clients(spec.source).describe_topic_configs(spec.topic)
+        compacted = "compact" in (configs.get("cleanup.policy") or "")
+    proof = _Proof(
+        spec, clients, deep or against_source, against_source, on_object, topic_id, compacted
+    )
+    for name, written in spec.destinations:
+        if isinstance(written, KafkaSpec):
+            held = numbers or tuple(clients(written.cluster).topic(written.topic).partitions)
+            flows = [flow for flow, of in _flows(spec, held) if of is written]
+            yield from _verify_cluster(proof, written, flows)
+        else:
+            held = numbers or tuple(_held_partitions(Path(written.root) / name))
+            flows = [flow for flow, of in _flows(spec, held) if of is written]
+            yield from _verify_archive(proof, written, flows)
+
+
+def _verify_archive(
+    proof: _Proof, archive: ArchiveSpec, flows: list[FlowId]
+) -> Iterator[FlowReport]:
+    # A proof decodes; nothing else here does, and the kernels take a second to load.
+    from logmirror.mirror import verify as archives  # noqa: PLC0415  # see above
+    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # see above
+
+    store = FilesystemStore(Path(archive.root), writer_id="verify")
+    named = [
+        archives.verify_names(store, flow, archive.extension, chain_start=proof.spec.chain_start)
+        for flow in flows
+    ]
+    views = proof.views({flow.source for flow in flows})
+    for report, links in named:
+        if proof.deep:
+            decoder, partition = RecordDecoder(), report.flow.source
+            found = archives.verify_content(
+                report, links, store, archive, proof.on_object, compacted=proof.compacted
+            )
+            for link, digest in found:
+                if proof.against_source:
+                    archives.compare_with_source(
+                        report,
+                        link,
+                        digest,
+                        archive=archive,
+                        view=views[partition],
+                        source=proof.source(partition),
+                        decoder=decoder,
+                    )
+        yield report
+
+
+def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> Iterator[FlowReport]:
+    from logmirror.mirror import verify_copy as copies  # noqa: PLC0415  # loads kernels
+    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
+    from logmirror.mirror.verify import FlowReport  # noqa: PLC0415  # loads kernels
+    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # loads kernels
+
+    client = proof.clients(written.cluster)
+    of = {flow: target(written, flow) for flow in flows}
+    starts = client.list_offsets(of.values(), EARLIEST)
+    ends = client.log_ends(of.values())
+    views, decoder = proof.views({flow.source for flow in flows}), RecordDecoder()
+    for flow, where in of.items():
+        first, end = starts[where], ends[where].end_offset
+        report = FlowReport(flow=flow, first=first, next_offset=end)
+        log = KafkaSource(client, where, topic_id=None)
+        if proof.deep:
+            copies.verify_deep(report, log, decoder, first, end)
+        if proof.against_source:
+            copies.verify_against_source(
+                report,
+                spec=written,
+                log=log,
+                first=first,
+                source=proof.source(flow.source),
+                view=views[flow.source],
+                decoder=decoder,
+                compacted=proof.compacted,
+            )
+        proof.on_object()
+        yield report
+
+
+def _held_partitions(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
