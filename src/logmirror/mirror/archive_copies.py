@@ -42,8 +42,9 @@ class ArchiveCopies:
         source: ClusterClient,
         topic: TopicMetadata,
         partitions: Collection[int] | None,
-    ) -> None:
+    ) -> ArchiveSpec:
         """See `Destination.prepare`: folders are made when they are first written to."""
+        return _archive(spec)
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart

@@ -33,7 +33,7 @@ class Destination(Protocol):
         source: ClusterClient,
         topic: TopicMetadata,
         partitions: Collection[int] | None,
-    ) -> None:
+    ) -> DestinationSpec:
         """Make ready what the flows of a topic need; called at the start and when it grows.
 
         Args:
@@ -41,6 +41,9 @@ class Destination(Protocol):
             source: The cluster that is copied.
             topic: Its topic.
             partitions: Those that are copied; None: all.
+
+        Returns:
+            The same destination, with what has been learnt about it.
 
         Raises:
             UsageError: It cannot be made ready, or its settings would break the copy.

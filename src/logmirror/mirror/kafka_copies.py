@@ -8,13 +8,13 @@ send what it had prepared, and then looks again; see docs/decisions/0005-kafka-d
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
 from logmirror import crashpoints
-from logmirror.cluster.client import EARLIEST
-from logmirror.errors import InternalError, PositionError
-from logmirror.mirror.kafka_guard import SETTLE_MS, is_guarded, producer_id, target
+from logmirror.errors import InternalError, PositionError, UsageError
+from logmirror.mirror.kafka_guard import GUARD_AGE_MS, SETTLE_MS, is_guarded, producer_id, target
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.topic_sync import sync_topic
 
@@ -44,8 +44,7 @@ class KafkaCopies:
 
     def __init__(self, client: Callable[[ConnectionSettings], ClusterClient], clock: Clock) -> None:
         self._client, self._clock = client, clock
-        self._bounds: dict[FlowId, int] = {}
-        """The log start of each flow's partition, as of the last look."""
+        self._guard_ages_ms: dict[ConnectionSettings, int] = {}
         self._guarded: dict[FlowId, bool] = {}
         self._settled_ms: dict[FlowId, int] = {}
         self._created: set[tuple[ConnectionSettings, str]] = set()
@@ -56,7 +55,7 @@ class KafkaCopies:
         source: ClusterClient,
         topic: TopicMetadata,
         partitions: Collection[int] | None,
-    ) -> None:
+    ) -> KafkaSpec:
         """See `Destination.prepare`: make or check the destination's topic."""
         kafka = kafka_spec(spec)
         report = sync_topic(
@@ -73,12 +72,25 @@ class KafkaCopies:
         if report.created:
             self._created.add((kafka.cluster, kafka.topic))
         for finding in report.findings:
-            _LOG.warning("destination: %s", finding, extra={"facts": {"topic": kafka.topic}})
+            level = logging.INFO if finding.severity == "note" else logging.WARNING
+            _LOG.log(level, "destination: %s", finding, extra={"facts": {"topic": kafka.topic}})
+        if kafka.cluster not in self._guard_ages_ms:
+            self._guard_ages_ms[kafka.cluster] = self._guard_age_ms(kafka.cluster)
+        return dataclasses.replace(kafka, guard_age_ms=self._guard_ages_ms[kafka.cluster])
+
+    def _guard_age_ms(self, cluster: ConnectionSettings) -> int:
+        """How old records may be for us to count on a broker's memory: half of what it keeps."""
+        try:
+            brokers = self._client(cluster).admin.broker_configs().values()
+        except UsageError:
+            return GUARD_AGE_MS  # we may not see it
+        kept = [brokers_own.get("producer.id.expiration.ms") for brokers_own in brokers]
+        return min((int(ms) // 2 for ms in kept if ms), default=GUARD_AGE_MS)
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> dict[FlowId, int | LogmirrorError | None]:
-        """See `Destination.positions`: three requests to each leader, for any number of flows."""
+        """See `Destination.positions`: two requests to each leader, for any number of flows."""
         del chain_start  # the copy begins where the source does
         kafka = kafka_spec(spec)
         client, of = self._client(kafka.cluster), {flow: target(kafka, flow) for flow in flows}
@@ -86,14 +98,12 @@ class KafkaCopies:
             {of[flow]: producer_id(kafka.topic, flow.partition) for flow in flows}
         )
         ends = client.log_ends(of.values())
-        starts = client.list_offsets(of.values(), EARLIEST)
         now_ms = self._clock.now_ms()
         for flow in flows:
-            self._bounds[flow] = starts[of[flow]]
-            is_new = (kafka.cluster, kafka.topic) in self._created and ends[
-                of[flow]
-            ].end_offset == 0
-            self._guarded[flow] = is_new or is_guarded(guards[of[flow]], now_ms)
+            is_made = (kafka.cluster, kafka.topic) in self._created
+            is_new = is_made and ends[of[flow]].end_offset == 0
+            age_ms = kafka.guard_age_ms
+            self._guarded[flow] = is_new or is_guarded(guards[of[flow]], now_ms, age_ms)
         return {flow: ends[of[flow]].end_offset for flow in flows}
 
     def check(

@@ -29,8 +29,8 @@ SETTLE_MS: Final = SEND_DEADLINE_MS + LINGER_MS_MAX + 500
 bytes may rest in the sender's kernel afterwards together."""
 
 GUARD_AGE_MS: Final = 12 * 3_600_000
-"""A broker forgets a producer whose last record is older than `producer.id.expiration.ms`, by
-default a day; we stop counting on its memory at half of that."""
+"""A broker forgets a producer whose last record is older than `producer.id.expiration.ms`; we stop
+counting on its memory at half of that. This is half of Kafka's own default, a day."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 """Sequences wrap from 2^31 - 1 to 0."""
@@ -68,9 +68,14 @@ def target(spec: KafkaSpec, flow: FlowId) -> TopicPartition:
     return TopicPartition(spec.topic, flow.partition)
 
 
-def is_guarded(state: ProducerState | None, now_ms: int) -> bool:
+def is_guarded(state: ProducerState | None, now_ms: int, age_ms: int = GUARD_AGE_MS) -> bool:
     """Whether the broker will go on remembering this producer while we write.
 
     Brokers age a producer by the timestamps of its records, not by when it wrote.
+
+    Args:
+        state: What the broker remembers; None: nothing.
+        now_ms: Wall-clock time.
+        age_ms: How old records may be.
     """
-    return state is not None and state.last_timestamp_ms > now_ms - GUARD_AGE_MS
+    return state is not None and state.last_timestamp_ms > now_ms - age_ms

@@ -51,10 +51,14 @@ class PartitionWriter:
     Args:
         partition: At the destination.
         producer: The derived producer id.
+        guard_age_ms: Records older than this leave the broker without a memory of us.
     """
 
-    def __init__(self, partition: TopicPartition, producer: int) -> None:
+    def __init__(
+        self, partition: TopicPartition, producer: int, guard_age_ms: int = GUARD_AGE_MS
+    ) -> None:
         self.partition, self.producer = partition, producer
+        self._guard_age_ms = guard_age_ms
         self.verified = self.next_offset = 0
         self.error: LogmirrorError | None = None
         self.record_count = 0
@@ -87,7 +91,7 @@ class PartitionWriter:
             now_ms: Wall-clock time.
         """
         self.verified = self.next_offset = end.end_offset
-        self._guarded = is_guarded(state, now_ms)
+        self._guarded = is_guarded(state, now_ms, self._guard_age_ms)
         follows = end.end_offset if state is None else state.last_sequence + 1
         self._sequence = follows & SEQUENCE_MASK
         self._seen_ms = at_ms
@@ -108,7 +112,7 @@ class PartitionWriter:
             at_ms: Monotonic time.
             now_ms: Wall-clock time.
         """
-        if piece.max_timestamp_ms <= now_ms - GUARD_AGE_MS:
+        if piece.max_timestamp_ms <= now_ms - self._guard_age_ms:
             self._guarded = False
         stamp(piece.data, producer_id=self.producer, producer_epoch=0, sequence=self._sequence)
         self._in_flight.append(
@@ -140,7 +144,7 @@ class PartitionWriter:
             self.sent_bytes += sent.size
             self._seen_ms = max(self._seen_ms, sent.sent_ms)
             if not self._in_flight:
-                self._guarded = sent.max_timestamp_ms > now_ms - GUARD_AGE_MS
+                self._guarded = sent.max_timestamp_ms > now_ms - self._guard_age_ms
 
     def not_sent(self, error: LogmirrorError) -> None:
         """The batch that was prepared last did not leave."""

@@ -452,7 +452,8 @@ class KafkaTransfer:
 
 def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
-    return PartitionWriter(where, producer_id(where.topic, where.partition))
+    producer = producer_id(where.topic, where.partition)
+    return PartitionWriter(where, producer, work.kafka.guard_age_ms)
 
 
 def _check_dense(fetched: Fetched, start: int, stop: int) -> None:

@@ -173,9 +173,10 @@ class Service:
         if new:
             policy = client.describe_topic_configs(mirror.topic).get("cleanup.policy") or ""
             for name, spec in mirror.destinations:
-                self._destination(spec).prepare(spec, client, topic, mirror.partitions)
+                destination = self._destination(spec)
+                ready = destination.prepare(spec, client, topic, mirror.partitions)
                 of_spec = [flow for flow, _ in new if flow.destination == name]
-                self._open_flows(mirror, spec, of_spec, topic.topic_id, "compact" in policy)
+                self._open_flows(mirror, ready, of_spec, topic.topic_id, "compact" in policy)
         if first or new:
             self._log_start(mirror, [flow for flow, _ in new])
 

@@ -73,10 +73,9 @@ class TranslateCopies(KafkaCopies):
         source: ClusterClient,
         topic: TopicMetadata,
         partitions: Collection[int] | None,
-    ) -> None:
+    ) -> KafkaSpec:
         """See `Destination.prepare`: also the topics for progress and for offset syncs."""
-        super().prepare(spec, source, topic, partitions)
-        kafka = kafka_spec(spec)
+        kafka = super().prepare(spec, source, topic, partitions)
         if kafka.cluster not in self._made:
             cluster = self._client(kafka.cluster)
             _make_progress_topic(cluster, kafka.replication_factor)
@@ -85,6 +84,7 @@ class TranslateCopies(KafkaCopies):
         if (source, kafka.name) not in self._made:
             make_topic(source, kafka.name)
             self._made.add((source, kafka.name))
+        return kafka
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
