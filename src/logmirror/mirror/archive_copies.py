@@ -44,6 +44,7 @@ class ArchiveCopies:
         partitions: Collection[int] | None,
     ) -> ArchiveSpec:
         """See `Destination.prepare`: folders are made when they are first written to."""
+        del source, topic, partitions
         return _archive(spec)
 
     def positions(
