@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from logmirror import crashpoints
 from logmirror.errors import InternalError, PositionError, UsageError
@@ -31,12 +32,17 @@ if TYPE_CHECKING:
         ChainStart,
         DestinationSpec,
         FlowId,
+        Receipt,
         SliceResult,
         SourceView,
         Work,
     )
 
 _LOG = logging.getLogger("logmirror.mirror")
+
+
+TELL_MS: Final = 10_000
+"""Between two log lines about the progress of a flow."""
 
 
 class KafkaCopies:
@@ -47,6 +53,8 @@ class KafkaCopies:
         self._guard_ages_ms: dict[ConnectionSettings, int] = {}
         self._guarded: dict[FlowId, bool] = {}
         self._settled_ms: dict[FlowId, int] = {}
+        self._progress: dict[FlowId, _Progress] = {}
+        self._tell_at_ms: dict[FlowId, int] = {}
         self._created: set[tuple[ConnectionSettings, str]] = set()
 
     def prepare(
@@ -168,26 +176,55 @@ class KafkaCopies:
                     first=receipt.covered.first,
                 )
             position = receipt.covered.next_offset
-            _LOG.info(
-                "copied",
-                extra={
-                    "facts": {
-                        "mirror": state.flow.mirror,
-                        "destination": state.flow.destination,
-                        "topic": state.flow.topic,
-                        "partition": state.flow.partition,
-                        "from": receipt.covered.first,
-                        "to": receipt.covered.last,
-                        "count": receipt.record_count,
-                        "bytes": receipt.object_bytes,
-                        "elapsed_ms": receipt.elapsed_ms,
-                    }
-                },
-            )
+            told = self._progress.setdefault(state.flow, _Progress(receipt.covered.first))
+            told.add(receipt)
+        self._tell(state)
         state.proven |= result.proven
         state.advance(result, position, self._clock.monotonic_ms())
         crashpoints.reach("commit.done")
         return result.error
+
+    def _tell(self, state: FlowState) -> None:
+        """A log line for what was copied: at once, then at most every `TELL_MS` for each flow."""
+        progress, now_ms = self._progress.get(state.flow), self._clock.monotonic_ms()
+        is_last = state.target is not None
+        if progress is None or not (is_last or now_ms >= self._tell_at_ms.get(state.flow, 0)):
+            return
+        del self._progress[state.flow]
+        self._tell_at_ms[state.flow] = now_ms + TELL_MS
+        _LOG.info(
+            "copied",
+            extra={
+                "facts": {
+                    "mirror": state.flow.mirror,
+                    "destination": state.flow.destination,
+                    "topic": state.flow.topic,
+                    "partition": state.flow.partition,
+                    "from": progress.first,
+                    "to": progress.last,
+                    "count": progress.record_count,
+                    "bytes": progress.size,
+                    "elapsed_ms": progress.elapsed_ms,
+                }
+            },
+        )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was copied since it was last told."""
+
+    first: int
+    last: int = -1
+    record_count: int = 0
+    size: int = 0
+    elapsed_ms: int = 0
+
+    def add(self, receipt: Receipt) -> None:
+        self.last = receipt.covered.last
+        self.record_count += receipt.record_count
+        self.size += receipt.object_bytes
+        self.elapsed_ms += receipt.elapsed_ms
 
 
 def kafka_spec(spec: DestinationSpec) -> KafkaSpec:
