@@ -153,7 +153,7 @@ class Service:
                 if first:
                     raise
                 facts = {**error.facts, "error": error.message, "mirrors": len(mirrors)}
-                _LOG.warning("source not reached", extra={"facts": facts})
+                _LOG.warning("cluster not reached", extra={"facts": facts})
         self._discovered_ms = now_ms
 
     def _discover_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, first: bool) -> None:
