@@ -5,19 +5,32 @@ two by the command line on Spark, the others with the slices carried out in this
 sources hold what is hard to copy; verdicts come from kcat and aiokafka on both sides.
 """
 
+import time
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kit.apache import VERSIONS, ApacheTools
-from kit.clients import CREATE_TIME, LOG_APPEND_TIME, odd_messages, produce
+from kit.clients import CREATE_TIME, LOG_APPEND_TIME, Message, kcat, odd_messages, produce
 from kit.commands import BrokerCommand, logmirror, logmirror_json, write_config
-from kit.copies import copy, partition_anomalies
+from kit.copies import (
+    anomalies,
+    copy,
+    copying,
+    forget_connections,
+    partition_anomalies,
+    wait_for_end,
+)
 from kit.inline_run import mirror_to_cluster
 from kit.kafka import ApacheKafka
+from kit.partition_client import PartitionClient
 from kit.truth import Source
+from kit.writer import writing
+from logmirror.cluster.produce import ProducePipeline
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(600)]
 
@@ -50,7 +63,8 @@ def name_of(topic: str, origin: str, destination: str) -> str:
 @pytest.fixture(scope="module")
 def brokers(request):
     names = ("kafka_392", "forgetful_kafka", "cli_broker")
-    return dict(zip(KINDS, map(request.getfixturevalue, names), strict=True))
+    yield dict(zip(KINDS, map(request.getfixturevalue, names), strict=True))
+    forget_connections()
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +178,104 @@ def test_verify_proves_every_copy_against_its_source(copied):
     assert sum(report["records"] for report in reports) == sum(
         len(c.rows(n)) for of in copied.copies.values() for c in of for n in c.partitions
     )
+
+
+# What a source and a destination may hold, or become
+
+
+def test_batches_of_many_megabytes_are_copied(brokers, topic_name):
+    """A record of 30 MB, and 40 MB of records in one batch."""
+    largest = {"max.message.bytes": 64 << 20}
+    source, destination = brokers["embedded"], brokers["4.3.1"]
+    source.create_topic(topic_name, config=largest)
+    config = {
+        "message.max.bytes": 64 << 20,
+        "batch.size": 60 << 20,
+        "linger.ms": 3000,
+        "queue.buffering.max.kbytes": 200 << 10,
+        "batch.num.messages": 100,
+    }
+    for sizes in ([30 << 20], [1 << 20] * 40, [5]):
+        messages = [Message(b"k", bytes([65 + n % 26]) * size) for n, size in enumerate(sizes)]
+        produce(source.bootstrap, topic_name, messages, config=config)
+
+    copy(mirror_to_cluster(topic_name, source.bootstrap, destination.bootstrap))
+
+    assert anomalies(source.bootstrap, topic_name, destination.bootstrap) == []
+    rows = Source(destination.bootstrap, topic_name).rows(0)
+    assert [len(row.value) for row in rows] == [30 << 20, *[1 << 20] * 40, 5]
+
+
+def test_new_partitions_and_new_records_are_followed(brokers, topic_name):
+    source, destination = brokers["4.3.1"], brokers["embedded"]
+    source.create_topic(topic_name, partitions=2)
+    admin = AdminClient({"bootstrap.servers": source.bootstrap})
+
+    with (
+        copying(mirror_to_cluster(topic_name, source.bootstrap, destination.bootstrap)),
+        writing(source.bootstrap, topic_name, partitions=2, seed=1),
+    ):
+        wait_for_end(destination.bootstrap, topic_name, 20)
+        admin.create_partitions([NewPartitions(topic_name, 3)])[topic_name].result(30)
+        produce_when_ready(source, topic_name, 2)
+        wait_for_end(destination.bootstrap, topic_name, 50, partition=2)
+
+    found = anomalies(source.bootstrap, topic_name, destination.bootstrap, partitions=range(3))
+    assert found == []
+
+
+def produce_when_ready(broker, topic, partition):
+    """A new partition is named before its leader knows of it; librdkafka tries again."""
+    produce(broker.bootstrap, topic, odd_messages(50, seed=3), partition=partition)
+
+
+def test_a_thousand_partitions_are_one_mirror(brokers, topic_name):
+    source, destination = brokers["embedded"], brokers["4.3.1"]
+    source.create_topic(topic_name, partitions=1000)
+    producer = Producer({"bootstrap.servers": source.bootstrap, "linger.ms": 50})
+    for number in range(5000):
+        producer.produce(topic_name, b"%d" % number, partition=number % 1000)
+    assert producer.flush(60) == 0
+
+    copy(mirror_to_cluster(topic_name, source.bootstrap, destination.bootstrap))
+
+    expected = [(n, at, b"%d" % (at * 1000 + n)) for n in range(1000) for at in range(5)]
+    assert all_records(destination.bootstrap, topic_name) == expected
+
+
+def all_records(bootstrap, topic):
+    """Partition, offset, value of everything in a topic, by kcat."""
+    options = ("-C", "-q", "-e", "-b", bootstrap, "-t", topic, "-o", "beginning")
+    lines = kcat(*options, "-f", "%p %o %s\n").splitlines()
+    rows = (line.split(b" ", 2) for line in lines)
+    return sorted((int(partition), int(offset), value) for partition, offset, value in rows)
+
+
+# Old records: no guard
+
+
+def test_of_old_records_one_batch_is_on_its_way_while_the_broker_forgets_who_wrote(
+    brokers, topic_name, monkeypatch
+):
+    source, destination = brokers["embedded"], brokers["4.3.1"]
+    source.create_topic(topic_name)
+    old = odd_messages(600, seed=7, start_ms=1_500_000_000_000)
+    produce(source.bootstrap, topic_name, old, config={"batch.num.messages": 3, "linger.ms": 5})
+    in_flight, remembered = [], []
+    send = ProducePipeline.send
+
+    def slow_send(pipeline, sent, **options):
+        in_flight.append(pipeline.in_flight())
+        if len(in_flight) in {50, 150}:
+            time.sleep(1.5)  # a sweep comes every second
+            with PartitionClient(destination.bootstrap, topic_name) as client:
+                remembered.append(client.producers())
+        send(pipeline, sent, **options)
+
+    monkeypatch.setattr(ProducePipeline, "send", slow_send)
+    copy(mirror_to_cluster(topic_name, source.bootstrap, destination.bootstrap, max_batch_bytes=0))
+
+    assert anomalies(source.bootstrap, topic_name, destination.bootstrap) == []
+    assert len(in_flight) >= 200
+    assert set(in_flight) == {0}
+    assert remembered == [{}, {}]

@@ -7,21 +7,25 @@ compared offset by offset.
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from typing import TYPE_CHECKING
 
+from confluent_kafka import KafkaException
+
 from kit.clients import CREATE_TIME
+from kit.commands import wait_until
 from kit.inline_run import InlineRunner, config_text, copy_now
 from kit.truth import Source
-from logmirror import wiring
+from logmirror import executor, wiring
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.produce import ProducePipeline
 from logmirror.config import load_text
 from logmirror.errors import LogmirrorError
 from logmirror.testing import Anomaly, compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from logmirror.mirror.service import Service
 
 
 def anomalies(
@@ -62,9 +66,21 @@ def copy(*mirrors: Mapping[str, object]) -> None:
     copy_now(load_text(config_text(*mirrors), environ={}))
 
 
+def forget_connections() -> None:
+    """Close what the executor of this process keeps open between slices."""
+    for kept in gc.get_objects():
+        if isinstance(kept, (ClusterClient, ProducePipeline)):
+            kept.close()
+    for opened in (executor._filler, executor._pipeline, executor._client):  # noqa: SLF001  # it has no end of its own but the process's
+        opened.cache_clear()
+
+
 @contextlib.contextmanager
-def copying(*mirrors: Mapping[str, object]) -> Iterator[Service]:
+def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
     """Copy in a thread of this process until the block ends, then until the ends of the sources.
+
+    Yields:
+        The thread; it ends before the block when the copy must not go on.
 
     Raises:
         LogmirrorError: A flow must not go on.
@@ -83,9 +99,21 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[Service]:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield service
+            yield thread
         finally:
             service.stop()
             thread.join()
     if failures:
         raise failures[0]
+
+
+def wait_for_end(bootstrap: str, topic: str, end: int, *, partition: int = 0) -> None:
+    """Wait until a topic exists there and a partition of it has reached an offset."""
+
+    def reached() -> bool:
+        try:
+            return Source(bootstrap, topic).bounds(partition)[1] >= end
+        except KafkaException:
+            return False  # not made yet
+
+    wait_until(reached, what=lambda: f"{topic}-{partition} to reach {end}")

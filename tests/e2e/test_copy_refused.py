@@ -1,0 +1,321 @@
+"""What must stop a copy: the error names what happened, and nothing is written at a wrong offset.
+
+Each test makes one side something that a copy cannot go on with: trimmed, deleted and made again,
+written to by others. In this process, so that a test can choose the moment.
+"""
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kit.clients import Message, odd_messages, produce, rows_by_aiokafka
+from kit.copies import anomalies, copy, copying, forget_connections, wait_for_end
+from kit.inline_run import mirror_to_cluster
+from logmirror import crashpoints
+from logmirror.errors import PositionError, UsageError
+from logmirror.mirror.topic_sync import UnfitTopicError
+
+pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(300)]
+
+FOREIGN = Message(b"foreign", b"not of the source")
+
+
+FROM_EMBEDDED, FROM_KAFKA = "from the embedded broker", "from Apache Kafka"
+both_ways = pytest.mark.parametrize("ends", [FROM_EMBEDDED, FROM_KAFKA], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def brokers(cli_broker, forgetful_kafka):
+    yield cli_broker, forgetful_kafka
+    forget_connections()
+
+
+@pytest.fixture
+def ends(request, brokers):
+    """A source and a destination."""
+    return brokers[::-1] if getattr(request, "param", "") == FROM_KAFKA else brokers
+
+
+@pytest.fixture
+def mirror(ends, topic_name):
+    """A mirror of a topic of 50 records, nothing copied yet."""
+    source, destination = ends
+    source.create_topic(topic_name)
+    fill(source, topic_name, 50, seed=1)
+    return mirror_to_cluster(topic_name, source.bootstrap, destination.bootstrap)
+
+
+def fill(broker, topic, count, *, seed):
+    """Write records of now."""
+    messages = [m._replace(timestamp_ms=0) for m in odd_messages(count, seed=seed)]
+    produce(broker.bootstrap, topic, messages, config={"batch.num.messages": 10})
+
+
+def rows(broker, topic):
+    return rows_by_aiokafka(broker.bootstrap, topic)
+
+
+def refused(*mirrors, kind=PositionError):
+    """Copy, which must fail; returns the facts of the error."""
+    with pytest.raises(kind) as caught:
+        copy(*mirrors)
+    assert type(caught.value) is kind
+    assert caught.value.hint
+    return caught.value.facts
+
+
+@both_ways
+def test_a_topic_is_not_copied_onto_itself(ends, topic_name):
+    source, _ = ends
+    source.create_topic(topic_name)
+
+    other_name = source.bootstrap.replace("127.0.0.1", "localhost")
+    facts = refused(mirror_to_cluster(topic_name, source.bootstrap, other_name), kind=UsageError)
+
+    assert facts["topic"] == topic_name
+    assert facts["cluster_id"]
+
+
+@both_ways
+def test_records_that_are_gone_before_they_were_copied_stop_the_copy(ends, mirror, topic_name):
+    source, destination = ends
+    copy(mirror)
+    fill(source, topic_name, 50, seed=2)
+    before = rows(destination, topic_name)
+    trim(source, topic_name, 80)
+
+    facts = refused(mirror)
+
+    assert (facts["reason"], facts["position"], facts["source_start"]) == ("SourceTrimmed", 50, 80)
+    assert (facts["topic"], facts["partition"]) == (topic_name, 0)
+    assert rows(destination, topic_name) == before
+
+
+def test_what_is_copied_may_be_deleted_at_the_source(ends, mirror, topic_name):
+    source, destination = ends
+    copy(mirror)
+    before = rows(destination, topic_name)
+    fill(source, topic_name, 50, seed=2)
+    trim(source, topic_name, 50)
+
+    copy(mirror)
+
+    truth = rows_by_aiokafka(source.bootstrap, topic_name, start=50)
+    assert [row.offset for row in truth] == list(range(50, 100))
+    assert rows(destination, topic_name) == before + truth
+
+
+@both_ways
+def test_records_that_are_deleted_under_way_stop_the_copy(ends, mirror, topic_name, monkeypatch):
+    """The driver has seen them; when the executor asks they are gone."""
+    source, destination = ends
+    copy(mirror)
+    fill(source, topic_name, 50, seed=2)
+    before = rows(destination, topic_name)
+    at_point(monkeypatch, "plan.dispatch", lambda: trim(source, topic_name, 80))
+
+    facts = refused(mirror)
+
+    assert (facts["reason"], facts["position"], facts["source_start"]) == ("SourceTrimmed", 50, 80)
+    assert rows(destination, topic_name) == before
+
+
+def trim(broker, topic, offset):
+    """Delete the records before an offset."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    where = TopicPartition(topic, 0, offset)
+    assert admin.delete_records([where])[where].result(30).low_watermark == offset
+
+
+def at_point(monkeypatch, point, act, *, nth=1):
+    """Do something when a crash point is reached for the nth time."""
+    reached = []
+    reach = crashpoints.reach
+
+    def reach_and_act(name):
+        if name == point:
+            reached.append(name)
+            if len(reached) == nth:
+                act()
+        reach(name)
+
+    monkeypatch.setattr(crashpoints, "reach", reach_and_act)
+    return reached
+
+
+# Another topic of the same name
+
+
+@pytest.mark.parametrize(("count", "reason"), [(20, "SourceWentBackwards"), (80, "ContentDiffers")])
+def test_a_source_that_was_made_again_is_not_joined_to_the_old_copy(
+    ends, mirror, topic_name, count, reason
+):
+    source, destination = ends
+    copy(mirror)
+    before = rows(destination, topic_name)
+    make_again(source, topic_name, count)
+
+    facts = refused(mirror)
+
+    assert facts["reason"] == reason
+    assert facts["topic"] == topic_name
+    assert rows(destination, topic_name) == before
+
+
+@both_ways
+def test_a_source_that_is_made_again_under_a_running_mirror_stops_it(ends, mirror, topic_name):
+    source, destination = ends
+
+    def while_running():
+        before = rows(destination, topic_name)
+        make_again(source, topic_name, 80)
+        return before
+
+    before, error = stopped(mirror, destination, topic_name, while_running)
+
+    assert error.facts["topic"] == topic_name
+    assert rows(destination, topic_name) == before
+
+
+def stopped(mirror, destination, topic, while_running):
+    """Do something when all is copied and the mirror waits for more, which must end it."""
+    try:
+        with copying(mirror) as thread:
+            wait_for_end(destination.bootstrap, topic, 50)
+            done = while_running()
+            thread.join(60)
+            assert not thread.is_alive()
+    except PositionError as error:
+        return done, error
+    pytest.fail("the mirror did not stop")
+
+
+def make_again(broker, topic, count):
+    broker.delete_topic(topic)
+    broker.create_topic(topic)
+    fill(broker, topic, count, seed=9)
+
+
+# Records of others at the destination
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_a_destination_with_records_of_others_is_not_written_to(ends, mirror, topic_name, count):
+    _, destination = ends
+    destination.create_topic(topic_name)
+    produce(destination.bootstrap, topic_name, [FOREIGN] * count)
+    before = rows(destination, topic_name)
+
+    facts = refused(mirror)
+
+    assert (facts["reason"], facts["last"]) == ("ContentDiffers", count - 1)
+    assert "not of the sourc" in str(facts["found"])
+    assert str(facts["expected"]) != str(facts["found"])
+    assert rows(destination, topic_name) == before
+
+
+def test_a_destination_that_has_more_than_the_source_is_not_written_to(ends, mirror, topic_name):
+    _, destination = ends
+    destination.create_topic(topic_name)
+    produce(destination.bootstrap, topic_name, [FOREIGN] * 51)
+    before = rows(destination, topic_name)
+
+    facts = refused(mirror)
+
+    assert (facts["reason"], facts["position"], facts["stable_end"]) == (
+        "SourceWentBackwards",
+        51,
+        50,
+    )
+    assert rows(destination, topic_name) == before
+
+
+def test_a_destination_whose_last_record_alone_is_of_others_is_not_written_to(
+    ends, mirror, topic_name
+):
+    source, destination = ends
+    copy(mirror)
+    produce(destination.bootstrap, topic_name, [FOREIGN])
+    fill(source, topic_name, 20, seed=2)
+    before = rows(destination, topic_name)
+
+    facts = refused(mirror)
+
+    assert (facts["reason"], facts["offset"]) == ("ContentDiffers", 50)
+    assert rows(destination, topic_name) == before
+
+
+@both_ways
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_record_of_others_meanwhile_is_seen_at_the_next_answer(
+    ends, mirror, topic_name, monkeypatch, nth
+):
+    """It comes between the look and the send, where nothing can keep it out."""
+    _, destination = ends
+    at_point(
+        monkeypatch,
+        "produce.prepared",
+        lambda: produce(destination.bootstrap, topic_name, [FOREIGN]),
+        nth=nth,
+    )
+    mirror["destinations"][0]["max-batch-bytes"] = 0
+
+    facts = refused(mirror)
+
+    assert facts["reason"] == "ForeignRecord"
+    assert (facts["topic"], facts["partition"]) == (topic_name, 0)
+    assert facts["found"] == facts["expected"] + 1
+    at = facts["expected"]
+    copied = rows(destination, topic_name)
+    assert [row.value for row in copied].index(FOREIGN.value) == at
+    truth = rows(ends[0], topic_name)
+    assert [row[3:] for row in copied[:at]] == [row[3:] for row in truth[:at]]
+    again = refused(mirror)
+    assert again["reason"] in {"ContentDiffers", "SourceWentBackwards"}
+    assert rows(destination, topic_name) == copied, "nothing more is written"
+
+
+@both_ways
+def test_a_record_of_others_while_a_running_mirror_waits_stops_it(ends, mirror, topic_name):
+    source, destination = ends
+
+    def while_running():
+        produce(destination.bootstrap, topic_name, [FOREIGN])
+        before = rows(destination, topic_name)
+        fill(source, topic_name, 5, seed=2)
+        return before
+
+    before, error = stopped(mirror, destination, topic_name, while_running)
+
+    assert error.facts["topic"] == topic_name
+    assert error.facts["reason"] in {"ContentDiffers", "SourceWentBackwards", "ForeignRecord"}
+    assert rows(destination, topic_name)[: len(before)] == before
+    if error.facts["reason"] != "ForeignRecord":
+        assert rows(destination, topic_name) == before
+
+
+def test_a_destination_whose_settings_would_break_the_copy_is_not_written_to(ends, topic_name):
+    source, destination = ends
+    source.create_topic(topic_name, config={"max.message.bytes": 2 << 20})
+    fill(source, topic_name, 5, seed=1)
+    destination.create_topic(topic_name, config={"max.message.bytes": 1 << 20})
+
+    facts = refused(
+        mirror_to_cluster(topic_name, source.bootstrap, destination.bootstrap),
+        kind=UnfitTopicError,
+    )
+
+    assert [f.setting for f in facts["findings"] if f.severity == "error"] == ["max.message.bytes"]
+    assert rows(destination, topic_name) == []
+
+
+def test_a_copy_that_was_stopped_by_others_and_made_anew_is_exact(ends, mirror, topic_name):
+    source, destination = ends
+    destination.create_topic(topic_name)
+    produce(destination.bootstrap, topic_name, [FOREIGN])
+    refused(mirror)
+    destination.delete_topic(topic_name)
+
+    copy(mirror)
+
+    assert anomalies(source.bootstrap, topic_name, destination.bootstrap) == []
