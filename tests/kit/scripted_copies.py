@@ -126,7 +126,7 @@ class Filler:
     destination: Destination
     filled: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def fill(self, partition, first, end):
+    def fill(self, partition, first, end, *, seen_ms):
         assert not self.destination.answers, "nothing may be on its way"
         assert self.destination.ends[partition.partition] == first
         self.filled.append((partition.partition, first, end))

@@ -63,6 +63,8 @@ class ProducerState(NamedTuple):
     last_timestamp_ms: int
     """The greatest record timestamp of its last batch, by which the leader forgets it: once it is
     older than `producer.id.expiration.ms`."""
+    coordinator_epoch: int = -1
+    """Of the last control record in its name, below which none is taken; -1: there was none."""
 
 
 class Offsets:
@@ -225,5 +227,7 @@ def _producer_states_once(
 def _state_of(producers: Any, producer_id: int | None) -> ProducerState | None:  # noqa: ANN401  # untyped library
     for one in producers:
         if one.producer_id == producer_id:
-            return ProducerState(one.producer_epoch, one.last_sequence, one.last_timestamp)
+            return ProducerState(
+                one.producer_epoch, one.last_sequence, one.last_timestamp, one.coordinator_epoch
+            )
     return None

@@ -12,7 +12,10 @@ Invariants:
    was restarted in the middle of a hand-over), or someone else wrote. Nothing is at a wrong offset
    yet, and nothing more is written.
 3. A transaction of a dead writer that had joined the partition leaves its marker when we take its
-   id over, so ids are taken before the log end is looked at.
+   id over, so ids are taken before the log end is looked at. From then on that writer is fenced.
+4. A marker that was asked for directly says in its coordinator epoch when its writer last saw the
+   log's end. Leaders refuse one below the last that they wrote: what a writer that was paused still
+   had to send comes too late once another has gone on with the hole.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from typing import TYPE_CHECKING, Final
 from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import TxnMarker
-from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
+from logmirror.errors import FencedError, OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.kafka_guard import SETTLE_MS, marker_producer_id
+from logmirror.mirror.ports import PositionMovedError
 
 if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
@@ -41,6 +45,11 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 REACH_MS: Final = 60_000
 """How long a marker that was promised may take to appear."""
 
+_EPOCH_BEGIN_MS: Final = 1_767_225_600_000
+_EPOCH_UNIT_MS: Final = 500
+_EPOCH_MAX: Final = 2**31 - 1
+"""Coordinator epochs count half seconds since 2026, which 31 bits do until 2060."""
+
 _PAUSES_MS: Final = (0, 1, 2, 5, 10, 20, 50)
 
 
@@ -50,58 +59,74 @@ class HoleWriter:
     def __init__(self, client: ClusterClient, clock: Clock = SYSTEM_CLOCK) -> None:
         self._client, self._clock = client, clock
         self._may_write_markers: bool | None = None
+        self._epochs: dict[TopicPartition, int] = {}
+        """The least coordinator epoch that may be used: of our last marker, or beyond another's."""
         self._owned: dict[TopicPartition, list[TransactionalProducer]] = {}
 
-    def fill(self, partition: TopicPartition, first: int, end: int) -> None:
+    def fill(self, partition: TopicPartition, first: int, end: int, *, seen_ms: int) -> None:
         """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
+
+        Args:
+            partition: At the destination; nothing of ours is on its way there.
+            first: Where its log ends.
+            end: Where it shall end.
+            seen_ms: Monotonic time at which it was known to end at `first`.
 
         Raises:
             PositionError: The log ends beyond the hole, see invariant 2.
+            PositionMovedError: Another writer has gone on with the hole.
             UnavailableError: It could not be done for now; a part of it may have been.
             OutcomeUnknownError: An answer was lost; look.
-            FencedError: Another mirror has taken our transactional ids.
         """
         if self._may_write_markers is None:
             self._may_write_markers = self._client.admin.may_write_markers()
         if self._may_write_markers:
-            self._by_markers(partition, first, end)
+            self._by_markers(partition, first, end, seen_ms)
         else:
             self._by_transactions(partition, first, end)
 
     # -- markers ---------------------------------------------------------------------------------
 
-    def _by_markers(self, partition: TopicPartition, first: int, end: int) -> None:
-        marker = TxnMarker(marker_producer_id(partition.topic, partition.partition), 0)
+    def _by_markers(self, partition: TopicPartition, first: int, end: int, seen_ms: int) -> None:
+        producer = marker_producer_id(partition.topic, partition.partition)
         while first < end:
             count = min(MARKERS_MAX, end - first)
+            epoch = self._epochs[partition] = self._epoch(partition, seen_ms)
+            marker = TxnMarker(producer, 0, coordinator_epoch=epoch)
             error = self._client.admin.write_txn_markers({partition: [marker] * count})[partition]
             crashpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
                 # Not idempotent: the request may still be carried out. Wait it out, then look.
                 self._clock.sleep_ms(SETTLE_MS)
+            if isinstance(error, FencedError):
+                raise self._overtaken(partition, producer, error)
             if error is not None:
                 raise error
             first += count
-            self._reach(partition, first, end)
+            seen_ms = self._reach(partition, first, end)
+
+    def _epoch(self, partition: TopicPartition, seen_ms: int) -> int:
+        now_ms = self._clock.now_ms()  # before the other: a pause in between makes us older
+        seen_at_ms = now_ms - (self._clock.monotonic_ms() - seen_ms)
+        epoch = max((seen_at_ms - _EPOCH_BEGIN_MS) // _EPOCH_UNIT_MS, 0)
+        return min(max(epoch, self._epochs.get(partition, 0)), _EPOCH_MAX)
+
+    def _overtaken(
+        self, partition: TopicPartition, producer: int, error: FencedError
+    ) -> PositionMovedError:
+        """A later marker than ours is there: we were paused, or its writer's clock is ahead."""
+        state = self._client.producer_states({partition: producer})[partition]
+        if state is not None:
+            self._epochs[partition] = state.coordinator_epoch + 1
+        return _moved(error)
 
     # -- empty transactions ----------------------------------------------------------------------
 
     def _by_transactions(self, partition: TopicPartition, first: int, end: int) -> None:
-        owned = self._owned.get(partition)
-        if owned is None:
-            owned = [
-                self._client.transactional_producer(
-                    _transactional_id(partition, number), timeout_ms=TRANSACTION_TIMEOUT_MS
-                )
-                for number in range(TRANSACTION_IDS)
-            ]
-            for producer in owned:
-                producer.init()
-            self._owned[partition] = owned
-            first = self._end_of(partition)
-            if first > end:
-                raise _damaged(partition, first, end)
         try:
+            if partition not in self._owned:
+                first = self._take_ids(partition, end)
+            owned = self._owned[partition]
             for number in range(end - first):
                 producer = owned[number % len(owned)]
                 producer.add_partitions([partition])
@@ -109,21 +134,51 @@ class HoleWriter:
                 producer.end(commit=False)
                 crashpoints.reach("hole.marked")
             self._reach(partition, end, end)
+        except FencedError as error:
+            # Another process of ours went on with this partition, or another mirror does.
+            self._owned.pop(partition, None)
+            raise _moved(error) from error
         except BaseException:
-            del self._owned[partition]  # take the ids anew, which ends what was left open
+            self._owned.pop(partition, None)  # taking them anew ends what was left open
             raise
+
+    def _take_ids(self, partition: TopicPartition, end: int) -> int:
+        """Fence whoever had our transactional ids; returns where the log ends after that."""
+        owned = [
+            self._client.transactional_producer(
+                _transactional_id(partition, number), timeout_ms=TRANSACTION_TIMEOUT_MS
+            )
+            for number in range(TRANSACTION_IDS)
+        ]
+        for producer in owned:
+            producer.init()
+        self._owned[partition] = owned
+        found = self._end_of(partition)
+        if found > end:
+            # By a marker too many, or because somebody has gone on with the copy: a look will tell.
+            raise PositionMovedError(
+                "the destination's log moved while its transactional ids were taken",
+                expected=end,
+                found=found,
+            )
+        return found
 
     # -- looking ---------------------------------------------------------------------------------
 
     def _end_of(self, partition: TopicPartition) -> int:
         return self._client.log_ends([partition])[partition].end_offset
 
-    def _reach(self, partition: TopicPartition, wanted: int, end: int) -> None:
-        """Wait until the log ends at `wanted`: an end is answered before its marker is written."""
-        give_up_ms = self._clock.monotonic_ms() + REACH_MS
+    def _reach(self, partition: TopicPartition, wanted: int, end: int) -> int:
+        """Wait until the log ends at `wanted`: an end is answered before its marker is written.
+
+        Returns:
+            Monotonic time just before it was seen to end there.
+        """
+        looked_ms = self._clock.monotonic_ms()
+        give_up_ms = looked_ms + REACH_MS
         looks = 0
         while (found := self._end_of(partition)) < wanted:
-            if self._clock.monotonic_ms() > give_up_ms:
+            if looked_ms > give_up_ms:
                 raise UnavailableError(
                     "a marker that the destination promised does not appear",
                     hint="the position is read anew, and the rest of the hole is taken again",
@@ -132,11 +187,13 @@ class HoleWriter:
                 )
             self._clock.sleep_ms(_PAUSES_MS[min(looks, len(_PAUSES_MS) - 1)])
             looks += 1
+            looked_ms = self._clock.monotonic_ms()
         if found > wanted:
             # Within a longer hole one marker too many does no harm; it is not asked for again.
             if found <= end and wanted < end:
                 raise UnavailableError("the hole is longer than was asked for; looking again")
-            raise _damaged(partition, found, end)
+            raise hole_too_long(partition, expected=end, found=found)
+        return looked_ms
 
 
 def _transactional_id(partition: TopicPartition, number: int) -> str:
@@ -144,7 +201,23 @@ def _transactional_id(partition: TopicPartition, number: int) -> str:
     return f"logmirror-{partition.topic}-{partition.partition}-{name}-{number}"
 
 
-def _damaged(partition: TopicPartition, found: int, end: int) -> PositionError:
+def _moved(error: FencedError) -> PositionMovedError:
+    return PositionMovedError(
+        "another writer has taken offsets of the hole that was to be filled",
+        hint="a process that was paused or replaced, or another mirror of the same partition; the "
+        "position is read anew",
+        **error.facts,
+    )
+
+
+def hole_too_long(partition: TopicPartition, *, expected: int, found: int) -> PositionError:
+    """The error for a log that control records have carried beyond a hole of the source.
+
+    Args:
+        partition: At the destination.
+        expected: Where the hole ends at the source.
+        found: Where the destination's log ends.
+    """
     return PositionError(
         "the destination's log ends beyond a hole of the source",
         hint="the destination's broker wrote a marker twice (it happens when one is restarted), or "
@@ -153,6 +226,6 @@ def _damaged(partition: TopicPartition, found: int, end: int) -> PositionError:
         reason="HoleTooLong",
         topic=partition.topic,
         partition=partition.partition,
-        expected=end,
+        expected=expected,
         found=found,
     )

@@ -76,6 +76,11 @@ class PartitionWriter:
         return len(self._in_flight)
 
     @property
+    def seen_ms(self) -> int:
+        """Monotonic time at which the destination's log was last known to end at `verified`."""
+        return self._seen_ms
+
+    @property
     def send_until_ms(self) -> int:
         """Monotonic time after which nothing may be sent without another look."""
         return self._seen_ms + SEND_DEADLINE_MS

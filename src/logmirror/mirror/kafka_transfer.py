@@ -8,6 +8,7 @@ flow ends its slice with what was acknowledged until then; the driver looks anew
 
 from __future__ import annotations
 
+import bisect
 import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -49,8 +50,11 @@ ten times as long as the answer took, where that is longer."""
 class HoleFiller(Protocol):
     """Makes offsets without a record at the destination."""
 
-    def fill(self, partition: TopicPartition, first: int, end: int) -> None:
-        """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else."""
+    def fill(self, partition: TopicPartition, first: int, end: int, *, seen_ms: int) -> None:
+        """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
+
+        At the monotonic time `seen_ms` it ended at `first`.
+        """
         ...
 
 
@@ -284,11 +288,17 @@ class KafkaTransfer:
         self._drain(copy)
         crashpoints.reach("hole.begin")
         at_ms = self._clock.monotonic_ms()
-        self._filler.fill(copy.writer.partition, first, end)
+        self._filler.fill(copy.writer.partition, first, end, seen_ms=copy.writer.seen_ms)
         copy.writer.passed_hole(end, at_ms)
         crashpoints.reach("hole.filled")
-        for hole in known or [Hole(first=first, last=end - 1, cause=HoleCause.COMPACTED)]:
+        position = first
+        for hole in known[bisect.bisect_left(known, first, key=lambda hole: hole.last) :]:
+            if hole.first >= end:
+                break
+            copy.holes.add(position, hole.first - 1, HoleCause.COMPACTED)
             copy.holes.add(max(hole.first, first), min(hole.last, end - 1), hole.cause)
+            position = hole.last + 1
+        copy.holes.add(position, end - 1, HoleCause.COMPACTED)
 
     def _send(self, copy: Copy, piece: Piece) -> None:
         writer = copy.writer
