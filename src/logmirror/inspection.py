@@ -19,7 +19,7 @@ from logmirror.mirror.positions import check_incarnation
 from logmirror.mirror.service import MirrorSpec, position, source_views
 from logmirror.mirror.topic_sync import check_topic
 from logmirror.stores.filesystem import FilesystemStore
-from logmirror.wiring import Clients, destinations, mirror_specs
+from logmirror.wiring import PATIENCE_MS, Clients, destinations, mirror_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class StatusRow:
 def status(settings: Settings) -> list[StatusRow]:
     """Where every flow of every enabled mirror stands. Creates nothing anywhere."""
     rows: list[StatusRow] = []
-    clients = Clients()
+    clients = Clients(PATIENCE_MS)
     try:
         for spec in mirror_specs(settings):
             rows += _status_of(spec, clients)
@@ -136,7 +136,7 @@ class CheckRow:
 def check(settings: Settings) -> list[CheckRow]:
     """Look at the clusters and folders of every enabled mirror. Creates nothing anywhere."""
     rows: list[CheckRow] = []
-    clients = Clients()
+    clients = Clients(PATIENCE_MS)
     try:
         for spec in mirror_specs(settings):
             rows += _check_mirror(spec, clients)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.config import KafkaDestination
-from logmirror.errors import InternalError, UsageError
+from logmirror.errors import InternalError, UnavailableError, UsageError
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_copies import KafkaCopies
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.ports import DestinationSpec, Runner
     from logmirror.stores.base import BlobStore
+
+PATIENCE_MS: Final = 10_000
+"""How long commands that somebody waits for try a cluster that does not answer."""
 
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
 
@@ -95,15 +99,23 @@ def _destination_spec(
 
 
 class Clients:
-    """The driver's open clients, one for each source."""
+    """The driver's open clients, one for each cluster.
 
-    def __init__(self) -> None:
+    Args:
+        patience_ms: How long one question may be tried again; None: as the settings say. People
+            who wait at a terminal would rather know.
+    """
+
+    def __init__(self, patience_ms: int | None = None) -> None:
+        self._patience_ms = patience_ms
         self._open: dict[ConnectionSettings, ClusterClient] = {}
 
     def __call__(self, settings: ConnectionSettings) -> ClusterClient:
-        """The client of a source."""
+        """The client of a cluster."""
         if settings not in self._open:
-            self._open[settings] = ClusterClient(settings)
+            patience_ms = self._patience_ms or settings.retry_budget_ms
+            budget_ms = min(patience_ms, settings.retry_budget_ms)
+            self._open[settings] = ClusterClient(replace(settings, retry_budget_ms=budget_ms))
         return self._open[settings]
 
     def close(self) -> None:
@@ -152,11 +164,15 @@ def run(
 
 
 def _look_at_sources(specs: list[MirrorSpec]) -> None:
-    """Raise for a topic or partition that is not there, before Spark takes its time to start."""
-    clients = Clients()
+    """Raise for a topic or partition that is not there, before Spark takes its time to start.
+
+    A cluster that does not answer is no reason: it has until Spark is up, and then some.
+    """
+    clients = Clients(PATIENCE_MS)
     try:
         for spec in specs:
-            check_partitions(spec, clients(spec.source).topic(spec.topic))
+            with contextlib.suppress(UnavailableError):
+                check_partitions(spec, clients(spec.source).topic(spec.topic))
     finally:
         clients.close()
 
