@@ -14,9 +14,12 @@ import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from kit.machine import Process, java, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 VERSIONS: Final = ("3.9.2", "4.3.1")
 
@@ -88,6 +91,10 @@ class ApacheTools:
         version: An exact release; a range would mix jars of different releases.
     """
 
+    name: ClassVar[str] = "kafka"
+    """Of the folder that keeps the jars."""
+    artifacts: ClassVar[tuple[str, ...]] = ("kafka_2.13", "kafka-tools")
+
     def __init__(self, version: str) -> None:
         self.version = version
         self.major = int(version.partition(".")[0])
@@ -95,13 +102,13 @@ class ApacheTools:
     @functools.cached_property
     def jars(self) -> Path:
         """The folder with the jars; the first use on a machine fetches them."""
-        home = cache_folder() / f"kafka-{self.version}"
+        home = cache_folder() / f"{self.name}-{self.version}"
         if not home.exists():
             home.parent.mkdir(parents=True, exist_ok=True)
             with (home.parent / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may begin at once
                 if not home.exists():
-                    _fetch(self.version, self.major, home)
+                    _fetch(self.version, self.major, self.artifacts, home)
         return home / "jars"
 
     @functools.cached_property
@@ -171,9 +178,9 @@ class ApacheTools:
         return Process(self.command(name, *arguments), log=log)
 
 
-def _fetch(version: str, major: int, home: Path) -> None:
+def _fetch(version: str, major: int, artifacts: Iterable[str], home: Path) -> None:
     """Let Maven copy the runtime jars; the folder appears whole or not at all."""
-    wanted = [("org.apache.kafka", name, version) for name in ("kafka_2.13", "kafka-tools")]
+    wanted = [("org.apache.kafka", name, version) for name in artifacts]
     dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
         f"<version>{release}</version></dependency>"
@@ -184,7 +191,7 @@ def _fetch(version: str, major: int, home: Path) -> None:
         "<groupId>logmirror</groupId><artifactId>apache-kafka</artifactId><version>1</version>"
         f"<dependencies>{dependencies}</dependencies></project>"
     )
-    folder = Path(tempfile.mkdtemp(dir=home.parent, prefix=f"kafka-{version}-"))
+    folder = Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
     try:
         (folder / "pom.xml").write_text(pom)
         for level in ("INFO", "WARN"):
