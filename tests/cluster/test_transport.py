@@ -1,0 +1,121 @@
+"""A long answer arrives whole, however it is cut on the way, and its end is never waited for.
+
+Method: a thread on loopback sends what the test says, in pieces, over a plain socket. The reader
+wants to be woken for large pieces only; what must not happen is that it sleeps on bytes that are
+there, or on a peer that is gone.
+"""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster.properties import connection_settings
+from logmirror.cluster.transport import Transport
+from logmirror.errors import UnavailableError
+
+ANSWER = bytes(range(256)) * 4500  # 1,152,000 bytes
+
+
+@pytest.fixture
+def sent_by():
+    """Connect to a peer that carries out a function with its socket, then closes it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    opened = []
+
+    def connect(script):
+        def serve():
+            peer, _ = listener.accept()
+            with peer:
+                script(peer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        transport = Transport(
+            "127.0.0.1",
+            listener.getsockname()[1],
+            connection_settings("127.0.0.1:1"),
+            clock=SYSTEM_CLOCK,
+            tls=None,
+            deadline_ms=SYSTEM_CLOCK.monotonic_ms() + 5000,
+        )
+        opened.append((transport, thread))
+        return transport
+
+    yield connect
+    for transport, thread in opened:
+        transport.close()
+        thread.join()
+    listener.close()
+
+
+def received(transport, size, *, within_ms=10_000):
+    view = memoryview(bytearray(size))
+    transport.receive(view, 0, size, SYSTEM_CLOCK.monotonic_ms() + within_ms)
+    return bytes(view)
+
+
+@pytest.mark.parametrize("piece_bytes", [1_000, 61_001, 262_143, 262_144, 262_145, len(ANSWER)])
+def test_an_answer_in_pieces_of_any_size_arrives_whole(sent_by, piece_bytes):
+    def script(peer):
+        for at in range(0, len(ANSWER), piece_bytes):
+            peer.sendall(ANSWER[at : at + piece_bytes])
+
+    assert received(sent_by(script), len(ANSWER)) == ANSWER
+
+
+def test_the_last_bytes_are_not_waited_for_when_nothing_follows_them(sent_by):
+    done = threading.Event()
+
+    def script(peer):
+        peer.sendall(ANSWER)
+        assert done.wait(10)  # nothing more comes, and the connection stays
+
+    began = time.monotonic()
+    assert received(sent_by(script), len(ANSWER)) == ANSWER
+    done.set()
+
+    assert time.monotonic() - began < 5
+
+
+def test_a_short_answer_after_a_long_one_wakes_the_reader(sent_by):
+    done = threading.Event()
+
+    def script(peer):
+        peer.sendall(ANSWER)
+        time.sleep(0.2)
+        peer.sendall(b"short")
+        assert done.wait(10)
+
+    transport = sent_by(script)
+    received(transport, len(ANSWER))
+    assert received(transport, 5, within_ms=5_000) == b"short"
+    done.set()
+
+
+def test_a_peer_that_goes_in_the_middle_is_noticed_at_once(sent_by):
+    transport = sent_by(lambda peer: peer.sendall(ANSWER[:500_000]))
+
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        received(transport, len(ANSWER))
+
+    assert time.monotonic() - began < 5
+
+
+def test_a_peer_that_pauses_in_the_middle_is_given_up_at_the_deadline(sent_by):
+    done = threading.Event()
+
+    def script(peer):
+        peer.sendall(ANSWER[:300_000])
+        assert done.wait(10)
+
+    transport = sent_by(script)
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        received(transport, len(ANSWER), within_ms=300)
+    done.set()
+
+    assert 0.25 < time.monotonic() - began < 5
