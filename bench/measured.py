@@ -1,80 +1,164 @@
-"""Run a command and say what it cost: wall time, CPU of its whole process tree, peak memory.
+"""Say what programs cost: wall time, CPU of whole process trees, peak memory of each process.
 
 CPU is sampled, because Spark's JVM and workers are no children that the command waits for: every
-process of the tree is looked at every 50 ms, and the last look counts. What a process does in its
+process of a tree is looked at every 50 ms, and the last look counts. What a process does in its
 last 50 ms is missed, so figures are a lower bound, by some percent for a command of one second.
+New processes are looked for every 200 ms, which is what looking costs most for.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
 import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import psutil
 
 _SAMPLE_S = 0.05
+_SAMPLES_BETWEEN_SCANS = 4
 
 
 @dataclass
-class Cost:
-    """What one command cost."""
+class Tree:
+    """What one process and everything below it cost."""
 
-    wall_s: float = 0.0
     cpu_s: float = 0.0
     rss_bytes: dict[str, int] = field(default_factory=dict)
     """Highest resident memory of any one process, by program name."""
 
+    rss_by_role: dict[str, int] = field(default_factory=dict)
+    """The same by what the process is there for; see `_role`."""
+
     timeline: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the epoch, CPU seconds until then), one for each look."""
 
-    stderr: str = ""
+    def cpu_at(self, epoch_s: float) -> float:
+        """CPU seconds until a moment, in proportion between two looks."""
+        at = bisect.bisect_left(self.timeline, (epoch_s, 0.0))
+        if at == 0:
+            return 0.0
+        if at == len(self.timeline):
+            return self.cpu_s
+        (before_s, before), (after_s, after) = self.timeline[at - 1 : at + 1]
+        return before + (after - before) * (epoch_s - before_s) / (after_s - before_s)
+
+    def cpu_between(self, first_s: float, last_s: float) -> float:
+        """CPU seconds between two moments."""
+        return self.cpu_at(last_s) - self.cpu_at(first_s)
 
     def cpu_since(self, epoch_s: float) -> float:
         """CPU seconds from a moment to the end."""
-        before = [cpu for at, cpu in self.timeline if at <= epoch_s]
-        return self.cpu_s - (before[-1] if before else 0.0)
+        return self.cpu_s - self.cpu_at(epoch_s)
 
 
-def run(command: list[str], *, stdout: Path | None = None) -> Cost:
-    """Run to the end; raises CalledProcessError if it fails."""
-    cost, seen = Cost(), {}
+@dataclass
+class Cost(Tree):
+    """What one command cost."""
+
+    wall_s: float = 0.0
+    stderr: str = ""
+
+
+class Watch:
+    """Looks at process trees until it is left.
+
+    Args:
+        roots: The process at the top of each, by any name, and where its figures go.
+    """
+
+    def __init__(self, roots: dict[int, Tree]) -> None:
+        self._trees = [_Sampled(pid, tree) for pid, tree in roots.items()]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        for tree in self._trees:
+            tree.look(scan=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for tree in self._trees:
+            tree.look(scan=True)
+
+    def _run(self) -> None:
+        looks = 0
+        while not self._stop.wait(_SAMPLE_S):
+            looks += 1
+            for tree in self._trees:
+                tree.look(scan=looks % _SAMPLES_BETWEEN_SCANS == 0)
+
+
+class _Sampled:
+    def __init__(self, pid: int, tree: Tree) -> None:
+        self._pid, self.tree = pid, tree
+        self._known: dict[psutil.Process, tuple[str, str]] = {}
+        self._cpu_s: dict[psutil.Process, float] = {}
+
+    def look(self, *, scan: bool) -> None:
+        if scan:
+            self._scan()
+        for process, (name, role) in list(self._known.items()):
+            try:
+                with process.oneshot():
+                    times, memory = process.cpu_times(), process.memory_info().rss
+            except psutil.Error:
+                del self._known[process]  # what it had used until the last look still counts
+                continue
+            self._cpu_s[process] = max(self._cpu_s.get(process, 0.0), times.user + times.system)
+            for peaks, key in ((self.tree.rss_bytes, name), (self.tree.rss_by_role, role)):
+                peaks[key] = max(peaks.get(key, 0), memory)
+        self.tree.cpu_s = sum(self._cpu_s.values())
+        self.tree.timeline.append((time.time(), self.tree.cpu_s))
+
+    def _scan(self) -> None:
+        try:
+            root = psutil.Process(self._pid)
+            for process in [root, *root.children(recursive=True)]:
+                # Anew each time: a shell that starts Java becomes Java.
+                self._known[process] = (process.name(), _role(process, root))
+        except psutil.Error:
+            pass  # it has ended, or one of its children has this moment
+
+
+def _role(process: psutil.Process, root: psutil.Process) -> str:
+    """`driver`, `JVM`, `daemon` (Spark forks workers from it), `worker`."""
+    if process == root:
+        return "driver"
+    if process.name() == "java":
+        return "JVM"
+    parent = process.parent()
+    return "daemon" if parent is not None and parent.name() == "java" else "worker"
+
+
+def run(
+    command: list[str], *, stdout: Path | None = None, beside: dict[int, Tree] | None = None
+) -> Cost:
+    """Run to the end; raises CalledProcessError if it fails.
+
+    Args:
+        command: What to run.
+        stdout: Where its output goes.
+        beside: Other processes to look at meanwhile, brokers for instance, and where their figures
+            go.
+    """
+    cost = Cost()
     began = time.monotonic()
     with (
         Path(stdout or os.devnull).open("wb") as out,
         subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process,
     ):
-        stop = threading.Event()
-        sampler = threading.Thread(target=_sample, args=(process.pid, seen, cost, stop))
-        sampler.start()
-        cost.stderr = process.stderr.read().decode(errors="replace")
-        process.wait()
-        stop.set()
-        sampler.join()
-    cost.wall_s = time.monotonic() - began
-    cost.cpu_s = sum(seen.values())
+        with Watch({process.pid: cost, **(beside or {})}):
+            cost.stderr = process.stderr.read().decode(errors="replace")
+            process.wait()
+        cost.wall_s = time.monotonic() - began
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, stderr=cost.stderr)
     return cost
-
-
-def _sample(pid: int, seen: dict, cost: Cost, stop: threading.Event) -> None:
-    while not stop.is_set():
-        try:
-            root = psutil.Process(pid)
-            for one in [root, *root.children(recursive=True)]:
-                try:
-                    times, memory = one.cpu_times(), one.memory_info().rss
-                    key = (one.pid, one.create_time())
-                    seen[key] = max(seen.get(key, 0.0), times.user + times.system)
-                    name = one.name()
-                except psutil.Error:
-                    continue
-                cost.rss_bytes[name] = max(cost.rss_bytes.get(name, 0), memory)
-        except psutil.Error:
-            pass
-        cost.timeline.append((time.time(), sum(seen.values())))
-        stop.wait(_SAMPLE_S)

@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import measured  # noqa: E402  # after the path is set
+from maven import maven_jars  # noqa: E402  # after the path is set
 
 from kit.apache import cache_folder  # noqa: E402  # after the path is set
 from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
@@ -133,30 +134,7 @@ def connector_python() -> Path:
 
 def connector_jars() -> Path:
     """The connector and what it needs, by Maven."""
-    home = cache_folder() / f"spark-sql-kafka-{CONNECTOR_SPARK}"
-    if not (home / "done").exists():
-        home.mkdir(parents=True, exist_ok=True)
-        alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
-        dependencies = "".join(
-            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-            f"<version>{version}</version>{alone}</exclusions></dependency>"
-            for group, artifact, version in CONNECTOR_JARS
-        )
-        (home / "pom.xml").write_text(
-            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-            "<groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>"
-            f"<dependencies>{dependencies}</dependencies></project>"
-        )
-        plugin = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-        subprocess.run(
-            [
-                *(program("mvn"), "-q", "-B", "-f", str(home / "pom.xml"), plugin),
-                *("-DincludeScope=runtime", f"-DoutputDirectory={home}"),
-            ],
-            check=True,
-        )
-        (home / "done").touch()
-    return home
+    return maven_jars(f"spark-sql-kafka-{CONNECTOR_SPARK}", CONNECTOR_JARS, alone=True)
 
 
 CONTESTANTS = {

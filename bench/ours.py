@@ -1,0 +1,72 @@
+"""`logmirror run` from one cluster into another, as its users start it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import measured  # after the path is set
+
+if TYPE_CHECKING:
+    from clusters import Cluster, Shape
+
+MASTER = "local[2]"
+_STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|copied)", re.MULTILINE)
+
+
+def write_config(folder: Path, source: str, target: str, topic: str) -> Path:
+    """The configuration of one mirror of all partitions; JSON, which YAML contains."""
+    mirror = {
+        "name": "bench",
+        "source": {"bootstrap-servers": source},
+        "topic": topic,
+        "partitions": "all",
+        "destinations": [{"type": "kafka", "bootstrap-servers": target}],
+    }
+    path = folder / "bench.yaml"
+    path.write_text(json.dumps({"spark": {"master": MASTER}, "mirrors": [mirror]}))
+    return path
+
+
+def command(config: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "logmirror", "run", "-c", str(config), *more]
+
+
+def logmirror(
+    source: Cluster, target: Cluster, shape: Shape, folder: Path, *, listener: str = "PLAINTEXT"
+) -> dict[str, float]:
+    """Copy a topic; see `forward.Contestant` for the figures.
+
+    The flow is from the line that a mirror starts to the last one that something was copied. The
+    topic at the destination is made before that, and Spark started.
+    """
+    config = write_config(folder, source.bootstrap, target.address(listener), shape.topic)
+    of_source, of_target = measured.Tree(), measured.Tree()
+    began = time.time()
+    cost = measured.run(
+        command(config, "--until-now"), beside={source.pid: of_source, target.pid: of_target}
+    )
+    first, last = flow(cost.stderr)
+    return {
+        "flow_s": last - first,
+        "start_s": first - began,
+        "cpu_s": cost.cpu_s,
+        "flow_cpu_s": cost.cpu_between(first, last),
+        "source_cpu_s": of_source.cpu_between(first, last),
+        "target_cpu_s": of_target.cpu_between(first, last),
+        "peak_mib": sum(cost.rss_by_role.values()) / 2**20,
+        **{f"peak_{role.lower()}_mib": peak / 2**20 for role, peak in cost.rss_by_role.items()},
+    }
+
+
+def flow(log: str) -> tuple[float, float]:
+    """When a run's flow began and ended, in seconds since the epoch."""
+    stamps = [datetime.fromisoformat(stamp).timestamp() for stamp, _ in _STAMP.findall(log)]
+    return stamps[0], stamps[-1]
