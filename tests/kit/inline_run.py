@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from kit.commands import Run
-from logmirror import cli, executor, wiring
+from logmirror import cli, executor, spark, wiring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,5 +103,5 @@ class InlineRun(Run):
 
 
 if __name__ == "__main__":
-    wiring.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # the one thing replaced
+    spark.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # the one thing replaced
     cli.main()
