@@ -8,27 +8,32 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from logmirror.cluster.client import EARLIEST
+from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.cluster.retry import NotFoundError
-from logmirror.errors import LogmirrorError
+from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.kafka_guard import target
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.positions import check_incarnation
 from logmirror.mirror.service import MirrorSpec, position, source_views
 from logmirror.mirror.topic_sync import check_topic
+from logmirror.mirror.translate_progress import ProgressReader, current
 from logmirror.stores.filesystem import FilesystemStore
 from logmirror.wiring import PATIENCE_MS, Clients, destinations, mirror_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from logmirror.cluster.client import ClusterClient
     from logmirror.config import Settings
     from logmirror.mirror.kafka_source import KafkaSource
     from logmirror.mirror.ports import DestinationSpec, SourceView
     from logmirror.mirror.verify import FlowReport
     from logmirror.model import TopicPartition
+
+_LOOKS: Final = 20
+"""How often a copy is looked at that goes on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +387,9 @@ def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> I
 
     client = proof.clients(written.cluster)
     of = {flow: target(written, flow) for flow in flows}
+    if written.offsets == "translate":
+        yield from _verify_translated(proof, written, of)
+        return
     starts = client.list_offsets(of.values(), EARLIEST)
     ends = client.log_ends(of.values())
     views, decoder = proof.views({flow.source for flow in flows}), RecordDecoder()
@@ -404,6 +412,63 @@ def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> I
             )
         proof.on_object()
         yield report
+
+
+def _verify_translated(
+    proof: _Proof, written: KafkaSpec, of: Mapping[FlowId, TopicPartition]
+) -> Iterator[FlowReport]:
+    from logmirror.mirror import verify_copy as copies  # noqa: PLC0415  # loads kernels
+    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
+    from logmirror.mirror.verify import FlowReport  # noqa: PLC0415  # loads kernels
+    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # loads kernels
+
+    client, decoder = proof.clients(written.cluster), RecordDecoder()
+    reader = ProgressReader(client)
+    for flow, where in of.items():
+        report = FlowReport(flow=flow)
+        try:
+            report.next_offset, start, end = _stand(client, reader, written, flow)
+        except LogmirrorError as error:
+            report.add_problem(error)
+            yield report
+            continue
+        log = KafkaSource(client, where, topic_id=None)
+        if proof.deep:
+            copies.verify_deep(report, log, decoder, start, end)
+        if proof.against_source and report.next_offset is not None:
+            copies.verify_translated(
+                report,
+                spec=written,
+                log=log,
+                bounds=(start, end),
+                source=proof.source(flow.source),
+                view=proof.views({flow.source})[flow.source],
+                decoder=decoder,
+                compacted=proof.compacted,
+            )
+        proof.on_object()
+        yield report
+
+
+def _stand(
+    client: ClusterClient, reader: ProgressReader, written: KafkaSpec, flow: FlowId
+) -> tuple[int | None, int, int]:
+    """How far a copy at new offsets is, and what its log then holds: log start, stable end."""
+    where = target(written, flow)
+    target_id = client.topic(written.topic).topic_id
+
+    def position() -> int | None:
+        found = current(reader.refresh(may_be_missing=True), written, flow, target_id)
+        return None if found is None else found.next_offset
+
+    for _ in range(_LOOKS):
+        before = position()
+        start, end = (client.list_offsets([where], at)[where] for at in (EARLIEST, LATEST))
+        if position() == before:  # no transaction ended between the looks
+            return before, start, end
+    raise UnavailableError(
+        "the copy moves too fast to be looked at", hint="stop its mirror for the time of the proof"
+    )
 
 
 def _held_partitions(folder: Path) -> list[int]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmirror.wire.columns import SCHEMA
+from logmirror.wire.scan import KIND_ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,16 +21,31 @@ if TYPE_CHECKING:
     from logmirror.wire.decode import RecordDecoder
 
 _WAIT_MS: Final = 500
+_TRANSACTIONAL: Final = 16
+"""The bit of a batch's attributes."""
+
 _COMPARED: Final = ("offset", "key", "value", "headers")
 _SHOWN_BYTES: Final = 16
 
 
 def chunks(
-    log: KafkaSource, decoder: RecordDecoder, first: int, end: int
+    log: KafkaSource,
+    decoder: RecordDecoder,
+    first: int,
+    end: int,
+    *,
+    only_transactions: bool = False,
 ) -> Iterator[tuple[pa.Table, int]]:
     """Yield the visible records of first..end-1 with the offset up to which they reach.
 
     A chunk is what one fetch brings, copied out of its buffers. Ends early where the log does.
+
+    Args:
+        log: What is read.
+        decoder: May be shared with others that read in turn.
+        first: First offset wanted.
+        end: First offset not wanted any more.
+        only_transactions: Pass over what was not written in a transaction.
     """
     offset = first
     while offset < end:
@@ -39,6 +55,8 @@ def chunks(
                 return
             continue
         batches = polled.fetched.batches
+        if only_transactions:
+            batches.kinds[batches.attributes & _TRANSACTIONAL == 0] = KIND_ABORTED
         tables = [_EMPTY]
         for rows in decoder.decode(polled.fetched.buffer, batches, first=offset, end=end):
             batch = rows.to_arrow("", 0)
@@ -77,6 +95,38 @@ def difference(
     offsets = [t["offset"][at].as_py() for t in (ours, theirs) if at < t.num_rows]
     return {
         "offset": min(offsets),
+        "expected": _shown(theirs, at),
+        "found": _shown(ours, at),
+    }
+
+
+def sequence_difference(
+    found: Iterator[pa.Table], expected: Iterator[pa.Table], *, timestamps: bool
+) -> tuple[int, dict[str, object] | None]:
+    """Compare two sequences of records whose offsets do not matter.
+
+    Returns:
+        How many records are the same, and facts on the first that differ; None: none do.
+    """
+    columns = [name for name in (*_COMPARED, "timestamp") if name != "offset"]
+    ours = theirs = _EMPTY
+    count = 0
+    while True:
+        while ours.num_rows == 0 and (more := next(found, None)) is not None:
+            ours = more
+        while theirs.num_rows == 0 and (more := next(expected, None)) is not None:
+            theirs = more
+        both = min(ours.num_rows, theirs.num_rows)
+        kept = columns if timestamps else columns[:-1]
+        one, other = ours.slice(0, both).select(kept), theirs.slice(0, both).select(kept)
+        if not both or not one.equals(other):
+            break
+        count, ours, theirs = count + both, ours.slice(both), theirs.slice(both)
+    if ours.num_rows == theirs.num_rows == 0:
+        return count, None
+    at = _first_difference(one, other)
+    return count + at, {
+        "record": count + at,
         "expected": _shown(theirs, at),
         "found": _shown(ours, at),
     }
