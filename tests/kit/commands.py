@@ -277,6 +277,10 @@ class BrokerCommand:
         """Delete a topic and wait until the broker no longer lists it."""
         delete_topic(self.bootstrap, name)
 
+    def kill(self) -> None:
+        """End it as `kill -9` does; `start` brings it back."""
+        self.remove()
+
     def remove(self) -> None:
         """End it."""
         if self._process is not None:
