@@ -151,11 +151,17 @@ class ProgressReader:
 
     Args:
         client: Of the destination.
+        where: The topic's one partition.
         clock: For deadlines.
     """
 
-    def __init__(self, client: ClusterClient, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._client, self._clock = client, clock
+    def __init__(
+        self,
+        client: ClusterClient,
+        where: TopicPartition = PROGRESS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._client, self._where, self._clock = client, where, clock
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._topic_id: bytes | None = None
         self._next: int | None = None
@@ -182,19 +188,19 @@ class ProgressReader:
         """
         if self._next is None:
             try:
-                self._topic_id = self._client.topic(PROGRESS_TOPIC).topic_id
+                self._topic_id = self._client.topic(self._where.topic).topic_id
             except NotFoundError as error:
                 if may_be_missing:
                     return self
                 raise UnavailableError(error.message, hint=error.hint, **error.facts) from error
-            self._next = self._client.list_offsets([PROGRESS], EARLIEST)[PROGRESS]
-        end = self._client.list_offsets([PROGRESS], LATEST, read_committed=False)[PROGRESS]
+            self._next = self._ask(EARLIEST)
+        end = self._ask(LATEST)
         if end < self._next:
             raise PositionError(
                 "the progress topic ends below where it was read to",
                 hint="it was cut (unclean leader election, or a restored disk), and progress that "
                 "it had told is gone. Compare the copies with their sources.",
-                topic=PROGRESS_TOPIC,
+                topic=self._where.topic,
                 expected=self._next,
                 found=end,
             )
@@ -204,7 +210,7 @@ class ProgressReader:
             if self._clock.monotonic_ms() > give_up_ms:
                 raise UnavailableError(
                     "the progress topic could not be read to its end in time",
-                    topic=PROGRESS_TOPIC,
+                    topic=self._where.topic,
                     expected=end,
                     found=self._next,
                 )
@@ -224,10 +230,14 @@ class ProgressReader:
             if (key.target, key.partition) == (where.topic, where.partition):
                 yield key, progress
 
+    def _ask(self, at: int) -> int:
+        found = self._client.list_offsets([self._where], at, read_committed=False)
+        return found[self._where]
+
     def _read(self, offset: int) -> int:
         """Fetch once from `offset`, take in what came, return where that ends."""
         answer = self._client.fetch(
-            PROGRESS,
+            self._where,
             offset,
             self._buffer,
             topic_id=self._topic_id,
