@@ -1,0 +1,557 @@
+"""Copies at new offsets: what a reader of committed records sees, once, in order, whatever happens.
+
+Method: both topics are read by librdkafka (read_committed), and what it shows must be the same
+sequence of keys, values, headers and timestamps. Copiers are processes without Spark that die by
+SIGKILL or fall asleep by SIGSTOP at named points of the data path and at random moments. Offset
+syncs are read by MirrorMaker 2 itself. Source and destination are topics of one broker.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kit.clients import Message, odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.commands import logmirror, logmirror_json, wait_until
+from kit.copies import copy
+from kit.holes import (
+    COMPACTED,
+    clean,
+    log_bounds,
+    plain_messages,
+    trim,
+    write_duplicated_keys,
+    write_idempotently,
+    write_transactions,
+)
+from kit.inline_run import InlineRun, config_text, mirror_to_cluster
+from kit.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, checkpoints
+from logmirror.crashpoints import POINTS, VARIABLE
+from logmirror.errors import PositionError, UsageError
+from logmirror.mirror.offset_syncs import decode, topic_of
+from logmirror.mirror.translate_progress import PROGRESS_TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kit.kafka import ApacheKafka
+
+FENCED = 69
+OURS = [point for point in POINTS if point.startswith("translate.")]
+PASSED = ["plan.positions", "plan.dispatch", "fetch.answered", *OURS, "commit.received"]
+
+# `kit.inline_run` in a process that stops itself at a named point, as if its machine had slept.
+SLEEPER = """
+import os, runpy, signal, sys
+from logmirror import crashpoints
+
+def reach(point):
+    if point == os.environ["SLEEP_AT"] and not asleep:
+        asleep.append(point)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+asleep = []
+crashpoints.reach = reach
+sys.argv[0] = "logmirror"
+runpy.run_module("kit.inline_run", run_name="__main__", alter_sys=True)
+"""
+
+
+class SleepingRun(InlineRun):
+    """A copier that falls asleep at the point in `SLEEP_AT`, once."""
+
+    program = (sys.executable, "-c", SLEEPER)
+
+
+def visible(broker: ApacheKafka, topic: str, partition: int = 0) -> list[tuple[object, ...]]:
+    """What a reader of committed records is shown, offsets apart."""
+    start = log_bounds(broker.bootstrap, topic, partition)[0]
+    rows = rows_by_librdkafka(broker.bootstrap, topic, partition=partition, start=start)
+    return [(r.timestamp_ms, r.key, r.value, r.headers) for r in rows]
+
+
+def mirror_of(broker: ApacheKafka, topic: str, **more: object) -> dict[str, object]:
+    """A mirror into a topic beside the source, at new offsets."""
+    keys = {"name": "copy", "topic": f"{topic}-copy", "offsets": "translate", **more}
+    name = str(keys.pop("name"))
+    return mirror_to_cluster(topic, broker.bootstrap, broker.bootstrap, name=name, **keys)
+
+
+@pytest.fixture
+def config(apache_kafka, topic_name, tmp_path) -> Path:
+    path = tmp_path / "logmirror.yaml"
+    path.write_text(config_text(mirror_of(apache_kafka, topic_name)))
+    return path
+
+
+def copy_to_the_end(config: Path, folder: Path) -> None:
+    with InlineRun(config, "--until-now", folder=folder) as run:
+        assert run.wait() == 0, run.text
+
+
+def is_subsequence(few: list[tuple[object, ...]], many: list[tuple[object, ...]]) -> bool:
+    rest = iter(many)
+    return all(one in rest for one in few)
+
+
+# -- what is copied ------------------------------------------------------------------------------
+
+
+def test_committed_records_of_all_kinds_are_there_once_and_in_order(apache_kafka, topic_name):
+    broker = apache_kafka
+    broker.create_topic(topic_name, partitions=3)
+    write_transactions(broker.bootstrap, topic_name, 0)
+    write_idempotently(broker.bootstrap, topic_name, 1)
+    produce(broker.bootstrap, topic_name, odd_messages(300, seed=7), partition=1)
+    aborted = [(plain_messages(5, seed=1), False)]
+    produce_transactions(
+        broker.bootstrap, topic_name, aborted, partition=2, transactional_id=topic_name
+    )
+    for seed in (1, 2):
+        copy(mirror_of(broker, topic_name))
+        for partition in range(3):
+            expected = visible(broker, topic_name, partition)
+            assert visible(broker, f"{topic_name}-copy", partition) == expected
+        write_transactions(broker.bootstrap, topic_name, 0, seed=seed)
+    assert visible(broker, topic_name, 2) == []
+    ends = [log_bounds(broker.bootstrap, f"{topic_name}-copy", n)[1] for n in range(3)]
+    assert ends[2] == 0  # of nothing but aborted records there is no trace
+
+
+def test_a_compacted_and_trimmed_topic_is_copied_as_far_as_it_is_there(apache_kafka, topic_name):
+    broker = apache_kafka
+    broker.create_topic(topic_name, config=COMPACTED)
+    write_duplicated_keys(broker.bootstrap, topic_name)
+    write_transactions(broker.bootstrap, topic_name, keys=30)
+    clean(broker, topic_name, 1)
+    trim(broker.bootstrap, topic_name, 0, 100)
+    before = visible(broker, topic_name)
+    copy(mirror_of(broker, topic_name))
+    copied = visible(broker, f"{topic_name}-copy")
+    assert is_subsequence(copied, before)
+    assert is_subsequence(visible(broker, topic_name), copied)  # tombstones go, some day
+    assert len(copied) > 20
+
+
+def test_records_of_others_stay_where_they_are(apache_kafka, topic_name):
+    broker, there = apache_kafka, f"{topic_name}-copy"
+    broker.create_topic(topic_name)
+    broker.create_topic(there)
+    others = [Message(b"other", b"%d" % n, (), 1_700_000_000_000) for n in range(40)]
+    produce(broker.bootstrap, there, others[:20])
+    for round_ in range(4):
+        write_transactions(broker.bootstrap, topic_name, seed=round_)
+        copy(mirror_of(broker, topic_name))
+        produce(broker.bootstrap, there, others[20 + 5 * round_ : 25 + 5 * round_])
+    found = visible(broker, there)
+    assert [row for row in found if row[1] != b"other"] == visible(broker, topic_name)
+    assert [row[2] for row in found if row[1] == b"other"] == [o.value for o in others]
+
+
+def test_status_tells_the_position_in_offsets_of_the_source(apache_kafka, topic_name, config):
+    apache_kafka.create_topic(topic_name)
+    write_transactions(apache_kafka.bootstrap, topic_name)
+    end = log_bounds(apache_kafka.bootstrap, topic_name, 0)[1]
+    copy(mirror_of(apache_kafka, topic_name))
+    (row,) = logmirror_json("status", "-c", config)
+    assert (row["position"], row["source_end"], row["lag"]) == (end, end, 0)
+    produce(apache_kafka.bootstrap, topic_name, plain_messages(3, seed=1))
+    (row,) = logmirror_json("status", "-c", config)
+    assert (row["position"], row["lag"]) == (end, 3)
+
+
+# -- death and sleep -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", PASSED)
+def test_death_at_a_point_neither_doubles_nor_loses(
+    apache_kafka, topic_name, config, tmp_path, point
+):
+    apache_kafka.create_topic(topic_name)
+    for seed in range(2):
+        write_transactions(apache_kafka.bootstrap, topic_name, seed=seed)
+        with InlineRun(
+            config, "--until-now", folder=tmp_path, environment={VARIABLE: point}
+        ) as run:
+            assert run.wait() == -signal.SIGKILL, run.text
+    copy_to_the_end(config, tmp_path)
+    assert visible(apache_kafka, f"{topic_name}-copy") == visible(apache_kafka, topic_name)
+
+
+def test_death_at_any_moment_neither_doubles_nor_loses(apache_kafka, topic_name, config, tmp_path):
+    apache_kafka.create_topic(topic_name)
+    chooser = random.Random(5)
+    over = threading.Event()
+
+    def write() -> None:
+        for number in range(10_000):
+            if over.is_set():
+                return
+            messages = plain_messages(300, seed=number)
+            one = [(messages[:200], True), (messages[200:220], False), (messages[220:], True)]
+            produce_transactions(
+                apache_kafka.bootstrap, topic_name, one, transactional_id=topic_name
+            )
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(8):
+            with InlineRun(config, folder=tmp_path) as run:
+                run.wait_for("copied")
+                time.sleep(chooser.uniform(0, 1.5))
+                run.kill()
+    finally:
+        over.set()
+        writer.join()
+    copy_to_the_end(config, tmp_path)
+    expected = visible(apache_kafka, topic_name)
+    assert len(expected) > 1000
+    assert visible(apache_kafka, f"{topic_name}-copy") == expected
+
+
+def test_death_between_large_transactions_neither_doubles_nor_loses(
+    apache_kafka, topic_name, config, tmp_path
+):
+    apache_kafka.create_topic(topic_name)
+    value = random.Random(1).randbytes(100_000)
+    messages = [Message(b"%d" % n, value, (), 1_700_000_000_000 + n) for n in range(600)]
+    produce(apache_kafka.bootstrap, topic_name, messages)
+    for nth in (2, 1):
+        death = {VARIABLE: f"translate.committed#{nth}"}
+        with InlineRun(config, "--until-now", folder=tmp_path, environment=death) as run:
+            assert run.wait() == -signal.SIGKILL, run.text
+    copy_to_the_end(config, tmp_path)
+    keys = [row[1] for row in visible(apache_kafka, f"{topic_name}-copy")]
+    assert keys == [b"%d" % n for n in range(600)]
+
+
+@pytest.mark.parametrize("point", OURS)
+def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes(
+    apache_kafka, topic_name, config, tmp_path, point
+):
+    apache_kafka.create_topic(topic_name)
+    write_transactions(apache_kafka.bootstrap, topic_name)
+    with SleepingRun(config, folder=tmp_path, environment={"SLEEP_AT": point}) as sleeper:
+        process = psutil.Process(sleeper.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what=lambda: sleeper.text)
+        copy_to_the_end(config, tmp_path)
+        expected = visible(apache_kafka, topic_name)
+        assert visible(apache_kafka, f"{topic_name}-copy") == expected
+        sleeper.signal(signal.SIGCONT)
+        write_transactions(apache_kafka.bootstrap, topic_name, seed=1)
+        assert sleeper.wait() == FENCED, sleeper.text
+        assert "another run of this mirror has taken the flow over" in sleeper.text
+    copy_to_the_end(config, tmp_path)
+    assert visible(apache_kafka, f"{topic_name}-copy") == visible(apache_kafka, topic_name)
+
+
+def test_of_two_instances_the_newer_one_goes_on(apache_kafka, topic_name, config, tmp_path):
+    apache_kafka.create_topic(topic_name)
+    write_transactions(apache_kafka.bootstrap, topic_name)
+    with InlineRun(config, folder=tmp_path) as older:
+        older.wait_for("copied")
+        with InlineRun(config, folder=tmp_path) as newer:
+            newer.wait_for("mirror starts")
+            for seed in range(1, 6):
+                write_transactions(apache_kafka.bootstrap, topic_name, seed=seed)
+            assert older.wait() == FENCED, older.text
+            end = log_bounds(apache_kafka.bootstrap, topic_name, 0)[1]
+            newer.wait_for(f"to={end - 1}\\b")
+            newer.signal(signal.SIGTERM)
+            assert newer.wait() == 0, newer.text
+    assert visible(apache_kafka, f"{topic_name}-copy") == visible(apache_kafka, topic_name)
+
+
+# -- what stops it -------------------------------------------------------------------------------
+
+
+def test_a_refused_batch_leaves_no_transaction_open(kafka_431, topic_name):
+    there = f"{topic_name}-copy"
+    kafka_431.create_topic(topic_name)
+    kafka_431.create_topic(there, config={"max.message.bytes": 2000})
+    produce(kafka_431.bootstrap, topic_name, [Message(b"k", b"v" * n) for n in (10, 10_000)])
+    with pytest.raises(UsageError) as refused:
+        copy(mirror_of(kafka_431, topic_name, topic_sync="off", max_batch_bytes=0))
+    assert refused.value.facts["error"] == "MESSAGE_TOO_LARGE"
+    admin = AdminClient({"bootstrap.servers": kafka_431.bootstrap})
+    where = TopicPartition(there, 0)
+
+    def end(level: IsolationLevel) -> int:
+        found = admin.list_offsets({where: OffsetSpec.latest()}, isolation_level=level)
+        return int(found[where].result(20).offset)
+
+    committed = IsolationLevel.READ_COMMITTED
+    wait_until(  # long before the transaction's own timeout of a minute
+        lambda: end(committed) == end(IsolationLevel.READ_UNCOMMITTED),
+        what=lambda: "the end of the transaction",
+        timeout_s=10,
+    )
+    assert visible(kafka_431, there) == []
+
+
+def test_a_source_that_was_made_anew_is_refused(kafka_431, topic_name):
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
+    copy(mirror_of(kafka_431, topic_name))
+    kafka_431.delete_topic(topic_name)
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(20, seed=2))
+    with pytest.raises(PositionError) as refused:
+        copy(mirror_of(kafka_431, topic_name))
+    assert refused.value.facts["reason"] == "SourceRecreated"
+    assert len(visible(kafka_431, f"{topic_name}-copy")) == 10
+
+
+def test_a_source_that_was_trimmed_past_the_position_is_refused(kafka_431, topic_name):
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
+    copy(mirror_of(kafka_431, topic_name))
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=2))
+    trim(kafka_431.bootstrap, topic_name, 0, 15)
+    with pytest.raises(PositionError) as refused:
+        copy(mirror_of(kafka_431, topic_name))
+    facts = refused.value.facts
+    assert (facts["reason"], facts["position"], facts["log_start"]) == ("SourceTrimmed", 10, 15)
+
+
+def test_a_mirror_under_a_new_name_does_not_copy_everything_again(kafka_431, topic_name):
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
+    copy(mirror_of(kafka_431, topic_name))
+    with pytest.raises(PositionError) as refused:
+        copy(mirror_of(kafka_431, topic_name, name="renamed"))
+    facts = refused.value.facts
+    assert (facts["reason"], facts["copied_by"]) == ("MirrorRenamed", "copy")
+    assert len(visible(kafka_431, f"{topic_name}-copy")) == 10
+
+
+def test_a_destination_that_was_made_anew_is_filled_anew(kafka_431, topic_name):
+    there = f"{topic_name}-copy"
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
+    copy(mirror_of(kafka_431, topic_name))
+    kafka_431.delete_topic(there)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=2))
+    copy(mirror_of(kafka_431, topic_name))
+    assert visible(kafka_431, there) == visible(kafka_431, topic_name)
+
+
+# -- offset syncs --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mirrormaker() -> MirrorMakerTools:
+    return MirrorMakerTools("4.3.1")
+
+
+def test_mirrormaker_prints_our_syncs_and_each_names_one_record_twice(
+    apache_kafka, topic_name, mirrormaker
+):
+    broker, there = apache_kafka, f"{topic_name}-copy"
+    alias = f"to-{topic_name}"
+    broker.create_topic(topic_name)
+    broker.create_topic(there)
+    produce(broker.bootstrap, there, plain_messages(17, seed=100))
+    for seed in range(3):
+        write_transactions(broker.bootstrap, topic_name, seed=seed)
+        mirror = mirror_of(broker, topic_name)
+        mirror["destinations"][0]["name"] = alias
+        copy(mirror)
+    topic = topic_of(alias)
+    rows = list(rows_by_librdkafka(broker.bootstrap, topic))
+    syncs = [decode(row.key, row.value) for row in rows]
+    here = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, topic_name)}
+    copied = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, there)}
+    assert len(syncs) >= 6
+    assert [sync.upstream for sync in syncs] == sorted(sync.upstream for sync in syncs)
+    for sync in syncs:
+        assert (sync.topic, sync.partition) == (topic_name, 0)
+        assert copied[sync.downstream] == here[sync.upstream]
+    assert syncs[-1].upstream == max(here)
+    assert mirrormaker.printed_syncs(broker.bootstrap, topic, len(syncs)) == [
+        f"OffsetSync{{topicPartition={topic_name}-0, upstreamOffset={sync.upstream}, "
+        f"downstreamOffset={sync.downstream}}}"
+        for sync in syncs
+    ]
+
+
+def commit_offset(broker: ApacheKafka, group: str, topic: str, offset: int) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+@pytest.fixture
+def translated(kafka_431, kafka_392, topic_name, tmp_path, mirrormaker) -> Iterator[Translation]:
+    yield from _translated(kafka_431, kafka_392, topic_name, tmp_path, mirrormaker)
+
+
+class Translation:
+    """A copy in another cluster, with syncs, and MirrorMaker's checkpoint connector over it."""
+
+    def __init__(self, source: ApacheKafka, target: ApacheKafka, topic: str) -> None:
+        self.source, self.target, self.topic = source, target, topic
+
+    def of(self, group: str) -> Checkpoint:
+        """The newest checkpoint of a group, waited for."""
+        found: list[Checkpoint] = []
+
+        def is_there() -> bool:
+            if (
+                CHECKPOINTS
+                in AdminClient({"bootstrap.servers": self.target.bootstrap})
+                .list_topics(timeout=10)
+                .topics
+            ):
+                found[:] = [c for c in checkpoints(self.target.bootstrap) if c.group == group]
+            return bool(found)
+
+        wait_until(is_there, what=lambda: f"a checkpoint of {group}", timeout_s=90)
+        return found[-1]
+
+
+def _translated(
+    source: ApacheKafka,
+    target: ApacheKafka,
+    topic: str,
+    folder: Path,
+    mirrormaker: MirrorMakerTools,
+) -> Iterator[Translation]:
+    alias = f"to-{topic}"
+    source.create_topic(topic)
+    target.create_topic(topic)
+    produce(target.bootstrap, topic, plain_messages(33, seed=50))
+    for seed in range(2):
+        write_transactions(source.bootstrap, topic, seed=seed)
+        mirror = mirror_to_cluster(
+            topic, source.bootstrap, target.bootstrap, name=alias, offsets="translate"
+        )
+        copy(mirror)
+    end = log_bounds(source.bootstrap, topic, 0)[1]
+    for group, offset in ((f"{topic}-middle", end // 2), (f"{topic}-end", end)):
+        commit_offset(source, group, topic, offset)
+    worker = mirrormaker.start_checkpoints(
+        source.bootstrap,
+        target.bootstrap,
+        alias=alias,
+        topic=topic,
+        groups=f"{topic}.*",
+        folder=folder / "connect",
+    )
+    try:
+        yield Translation(source, target, topic)
+    finally:
+        worker.end(kill=True)
+
+
+def test_mirrormaker_translates_groups_by_our_syncs(translated):
+    here = list(rows_by_librdkafka(translated.source.bootstrap, translated.topic))
+    copied = list(rows_by_librdkafka(translated.target.bootstrap, translated.topic))[33:]
+    assert [row[1:] for row in copied] == [row[1:] for row in here]
+    end = log_bounds(translated.source.bootstrap, translated.topic, 0)[1]
+    middle = translated.of(f"{translated.topic}-middle")
+    assert (middle.topic, middle.partition, middle.upstream) == (translated.topic, 0, end // 2)
+    unread = next(copy for row, copy in zip(here, copied, strict=True) if row.offset >= end // 2)
+    assert copied[0].offset < middle.downstream <= unread.offset  # nothing unread is skipped
+    last = translated.of(f"{translated.topic}-end")
+    assert (last.upstream, last.downstream) == (end, copied[-1].offset + 1)
+
+
+def test_a_source_that_forbids_the_topic_for_syncs_is_copied_without(kafka_431, topic_name):
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
+    mirror = mirror_of(kafka_431, topic_name)
+    mirror["destinations"][0]["name"] = "no topic is called so"
+    copy(mirror)
+    assert visible(kafka_431, f"{topic_name}-copy") == visible(kafka_431, topic_name)
+
+
+def test_the_progress_topic_is_compacted_and_of_one_partition(apache_kafka, topic_name):
+    apache_kafka.create_topic(topic_name)
+    copy(mirror_of(apache_kafka, topic_name))
+    described = apache_kafka.tool(
+        *("kafka-topics", "--bootstrap-server", apache_kafka.bootstrap),
+        *("--describe", "--topic", PROGRESS_TOPIC),
+    ).stdout
+    assert "PartitionCount: 1" in described
+    assert "cleanup.policy=compact" in described
+
+
+# -- verify --------------------------------------------------------------------------------------
+
+
+def verified(config: Path) -> tuple[int, dict[str, object]]:
+    """Exit code and the one row of `verify --against-source`."""
+    result = logmirror("verify", "-c", config, "--against-source", "--format", "json")
+    (row,) = json.loads(result.stdout)
+    return result.returncode, row
+
+
+@pytest.fixture
+def copied(kafka_431, topic_name, tmp_path) -> Path:
+    """The configuration of a copy that is there, beside records that others wrote."""
+    path = tmp_path / "verify.yaml"
+    path.write_text(config_text(mirror_of(kafka_431, topic_name)))
+    kafka_431.create_topic(topic_name)
+    for seed in range(2):
+        write_transactions(kafka_431.bootstrap, topic_name, seed=seed)
+        copy(mirror_of(kafka_431, topic_name))
+        produce(kafka_431.bootstrap, f"{topic_name}-copy", plain_messages(9, seed=seed))
+    return path
+
+
+def test_verify_proves_the_sequence_beside_records_of_others(kafka_431, topic_name, copied):
+    code, row = verified(copied)
+    count = len(visible(kafka_431, topic_name))
+    assert (code, row["problems"]) == (0, [])
+    assert (row["records"], row["compared_with_source"], row["gone_at_source"]) == (count, count, 0)
+    trim(kafka_431.bootstrap, topic_name, 0, 200)
+    left = len(visible(kafka_431, topic_name))
+    code, row = verified(copied)
+    assert (code, row["problems"]) == (0, [])
+    assert (row["compared_with_source"], row["gone_at_source"]) == (left, count - left)
+    trim(kafka_431.bootstrap, f"{topic_name}-copy", 0, 400)
+    code, row = verified(copied)
+    assert (code, row["problems"]) == (0, [])
+    assert 0 < int(str(row["compared_with_source"])) < left
+
+
+@pytest.mark.parametrize("how", ["doubled", "changed"])
+def test_verify_finds_a_record_that_is_not_the_sources(kafka_431, topic_name, copied, how):
+    there = f"{topic_name}-copy"
+    more = plain_messages(1, seed=500)
+    wrong = more if how == "doubled" else [more[0]._replace(value=b"another")]
+    if how == "changed":
+        produce(kafka_431.bootstrap, topic_name, more)
+        # Its place in the sequence is taken by another record, and progress says that it is there.
+        produce_transactions(kafka_431.bootstrap, there, [(wrong, True)], transactional_id=there)
+        move_progress(kafka_431, topic_name)
+    else:
+        produce_transactions(kafka_431.bootstrap, there, [(wrong, True)], transactional_id=there)
+    code, row = verified(copied)
+    assert code == 65
+    (problem,) = row["problems"]
+    assert problem["kind"] == "corruption"
+    expected = "another number of records" if how == "doubled" else "not the sequence"
+    assert expected in problem["message"]
+
+
+def move_progress(broker: ApacheKafka, topic: str) -> None:
+    """Say that one record more was copied than was."""
+    key = json.dumps(["next", "copy", topic, 0, f"{topic}-copy"], separators=(",", ":")).encode()
+    rows = rows_by_librdkafka(broker.bootstrap, PROGRESS_TOPIC)
+    value = json.loads([row.value for row in rows if row.key == key][-1])
+    value["next"] += 1
+    produce(broker.bootstrap, PROGRESS_TOPIC, [Message(key, json.dumps(value).encode())])
