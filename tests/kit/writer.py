@@ -17,13 +17,19 @@ _PAUSE_S = 0.1
 
 
 @contextlib.contextmanager
-def writing(
-    bootstrap: str, topic: str, *, partitions: int, seed: int, records_per_second: int = 150
+def writing(  # noqa: PLR0913  # each test says only what it cares about
+    bootstrap: str,
+    topic: str,
+    *,
+    partitions: int,
+    seed: int,
+    records_per_second: int = 150,
+    timestamp_ms: int = 0,
 ) -> Iterator[None]:
     """Write odd messages to all partitions in turn, a few at a time, until the block ends.
 
     Every record's value is one of a kind, so that a repetition cannot hide. All records must have
-    been acknowledged when the block ends.
+    been acknowledged when the block ends. Their time is now, unless another one is given.
     """
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
     messages = odd_messages(1000, seed=seed)
@@ -45,6 +51,7 @@ def writing(
                     value=b"%d:%b" % (number, message.value or b""),
                     headers=[(name.decode(), value) for name, value in message.headers],
                     partition=number % partitions,
+                    timestamp=timestamp_ms,
                     on_delivery=delivered,
                 )
                 number += 1
