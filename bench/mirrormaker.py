@@ -75,7 +75,7 @@ _TIMEOUT_S = 300
 def mirrormaker(
     source: Cluster, target: Cluster, shape: Shape, folder: Path, *, tuned: bool
 ) -> dict[str, float]:
-    """Copy a topic; see `forward.Contestant` for the figures."""
+    """Copy a topic; see `rounds.Contestant` for the figures."""
     target.create_topic(shape.topic, shape.partitions)
     # It keeps its positions in the target under its source's name: a new one begins anew.
     names = {"source": f"source{time.time_ns()}", "target": "target", "topic": shape.topic}

@@ -40,14 +40,14 @@ def command(config: Path, *more: str) -> list[str]:
 
 
 def logmirror(
-    source: Cluster, target: Cluster, shape: Shape, folder: Path, *, listener: str = "PLAINTEXT"
+    source: Cluster, target: Cluster, shape: Shape, folder: Path, *, address: str = ""
 ) -> dict[str, float]:
-    """Copy a topic; see `forward.Contestant` for the figures.
+    """Copy a topic, to another address of the target if one is given; see `rounds.Contestant`.
 
     The flow is from the line that a mirror starts to the last one that something was copied. The
     topic at the destination is made before that, and Spark started.
     """
-    config = write_config(folder, source.bootstrap, target.address(listener), shape.topic)
+    config = write_config(folder, source.bootstrap, address or target.bootstrap, shape.topic)
     of_source, of_target = measured.Tree(), measured.Tree()
     began = time.time()
     cost = measured.run(

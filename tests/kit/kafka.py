@@ -60,11 +60,13 @@ class Listener:
     Attributes:
         name: As in Kafka's `listeners`: `SECURE`.
         protocol: `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`.
+        advertised: `host:port` that clients are told, of a proxy for instance; its own by default.
         config: Its properties, without the prefix `listener.name.<name>.`.
     """
 
     name: str
     protocol: str
+    advertised: str = ""
     config: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -224,6 +226,12 @@ class ApacheKafka:
             "listeners": ",".join(f"{name}://{self.address(name)}" for name in self._ports),
             "listener.security.protocol.map": ",".join(f"{n}:{p}" for n, p in protocols.items()),
         }
+        told = {listener.name: listener.advertised for listener in self._listeners}
+        if any(told.values()):
+            names = [name for name in self._ports if name != "CONTROLLER"]
+            config["advertised.listeners"] = ",".join(
+                f"{name}://{told.get(name) or self.address(name)}" for name in names
+            )
         config |= self._config
         self.folder.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{key}={value}\n" for key, value in config.items())

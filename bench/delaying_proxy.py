@@ -1,0 +1,78 @@
+"""Let TCP connections through and deliver each byte late: a long way, without its other limits.
+
+    delaying_proxy.py DELAY_MS LISTEN TARGET      (both host:port; once each way)
+
+What is on its way is held here, as much as comes: bandwidth is not limited, and neither is the
+window of TCP, which on a real way of that length wants larger socket buffers at the broker
+(`socket.receive.buffer.bytes`). So this shows what waiting for answers costs, nothing else.
+Prints a line when it listens; ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+
+CHUNK_BYTES = 256 << 10
+
+
+def pump(source: socket.socket, target: socket.socket, delay_s: float) -> None:
+    """Carry one direction to its end."""
+    held: queue.SimpleQueue[tuple[float, memoryview]] = queue.SimpleQueue()
+    spare: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+
+    def deliver() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = held.get()
+                time.sleep(max(due - time.monotonic(), 0))
+                if not data:
+                    target.shutdown(socket.SHUT_WR)
+                    return
+                target.sendall(data)
+                spare.put(memoryview(data.obj))
+        with contextlib.suppress(OSError):
+            source.shutdown(socket.SHUT_RD)  # nobody takes what comes
+
+    threading.Thread(target=deliver, daemon=True).start()
+    count = 1
+    while count:
+        chunk = memoryview(bytearray(CHUNK_BYTES)) if spare.empty() else spare.get()
+        try:
+            count = source.recv_into(chunk)
+        except OSError:
+            count = 0
+        held.put((time.monotonic() + delay_s, chunk[:count]))
+
+
+def serve(listener: socket.socket, target: tuple[str, int], delay_s: float) -> None:
+    while True:
+        client, _ = listener.accept()
+        broker = socket.create_connection(target)
+        for one, other in ((client, broker), (broker, client)):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=pump, args=(one, other, delay_s), daemon=True).start()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def main() -> None:
+    delay_ms, listen, target = sys.argv[1:]
+    listener = socket.create_server(_address(listen))
+    arguments = (listener, _address(target), float(delay_ms) / 1000)
+    threading.Thread(target=serve, args=arguments, daemon=True).start()
+    print("listening", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
