@@ -84,7 +84,7 @@ def _translation(settings: ConnectionSettings, process: int) -> tuple[Links, Pro
 
 @functools.cache
 def _teller(source: ConnectionSettings, process: int, name: str) -> SyncTeller:
-    return SyncTeller(_pipeline(source, process, "syncs"), name, SYSTEM_CLOCK)
+    return SyncTeller(_pipeline(source, process, f"syncs of {name}"), name, SYSTEM_CLOCK)
 
 
 def execute(works: Sequence[Work]) -> Iterator[SliceResult]:

@@ -22,8 +22,8 @@ from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kit.clients import Message, odd_messages, produce, produce_transactions, rows_by_librdkafka
-from kit.commands import logmirror, logmirror_json, wait_until
-from kit.copies import copy
+from kit.commands import Run, logmirror, logmirror_json, wait_until, write_config
+from kit.copies import copy, copying
 from kit.holes import (
     COMPACTED,
     clean,
@@ -346,6 +346,37 @@ def test_a_destination_that_was_made_anew_is_filled_anew(kafka_431, topic_name):
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=2))
     copy(mirror_of(kafka_431, topic_name))
     assert visible(kafka_431, there) == visible(kafka_431, topic_name)
+
+
+def test_a_destination_that_is_made_anew_while_the_mirror_runs_is_filled_anew(
+    kafka_431, topic_name
+):
+    there = f"{topic_name}-copy"
+    kafka_431.create_topic(topic_name)
+    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
+    copy(mirror_of(kafka_431, topic_name))
+    with copying(mirror_of(kafka_431, topic_name)):
+        time.sleep(3)  # so that nobody holds the flow: each second a slice begins, all are empty
+        kafka_431.delete_topic(there)
+        kafka_431.create_topic(there)
+        produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=2))
+        wait_until(lambda: len(visible(kafka_431, there)) >= 20, what=lambda: "the copy")
+    assert visible(kafka_431, there) == visible(kafka_431, topic_name)
+
+
+def test_partitions_are_copied_by_spark_in_several_processes(kafka_431, topic_name, tmp_path):
+    kafka_431.create_topic(topic_name, partitions=5)
+    config = write_config(tmp_path / "logmirror.yaml", mirror_of(kafka_431, topic_name))
+    with Run(config, folder=tmp_path) as run:
+        for seed in range(3):
+            for partition in range(5):
+                write_transactions(kafka_431.bootstrap, topic_name, partition, seed=seed)
+            run.wait_for("copied")
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 0, run.text
+    for partition in range(5):
+        expected = visible(kafka_431, topic_name, partition)
+        assert visible(kafka_431, f"{topic_name}-copy", partition) == expected
 
 
 # -- offset syncs --------------------------------------------------------------------------------

@@ -33,11 +33,14 @@ from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
     CorruptionError,
     FencedError,
+    LogmirrorError,
+    OutcomeUnknownError,
     PositionError,
     UnavailableError,
     UsageError,
 )
 from logmirror.mirror.kafka_guard import target
+from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.wire.records import (
     HEADER_SIZE,
@@ -76,6 +79,10 @@ STALL_MS: Final = 30_000
 
 _WAIT_MS: Final = 500
 _LINKS_MAX: Final = 16
+
+_UNDECIDED_CODES: Final = frozenset({45, 46, 48, 59, 120})
+"""The coordinator or the leader knows another state of our transaction than we do. Whoever takes
+the flow over next finds out which."""
 
 
 class FlowKey(NamedTuple):
@@ -347,6 +354,21 @@ def taken_over(flow: FlowId, owner: str | None) -> FencedError:
         partition=flow.partition,
         owner=owner,
     )
+
+
+def looked_into(error: LogmirrorError) -> LogmirrorError:
+    """The error of a transaction that did not end: what to do is known after another look."""
+    if isinstance(error, FencedError):
+        return PositionMovedError(
+            "another copier has fenced this one",
+            hint="a newer instance, or an attempt of this slice that was thought dead",
+            **error.facts,
+        )
+    if error.facts.get("code") in _UNDECIDED_CODES:
+        return OutcomeUnknownError(
+            "the brokers know another state of the transaction", hint=error.hint, **error.facts
+        )
+    return error
 
 
 class _Said(NamedTuple):

@@ -24,7 +24,7 @@ import numpy as np
 
 from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
-from logmirror.cluster.client import LATEST
+from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import (
     FencedError,
     InternalError,
@@ -44,6 +44,7 @@ from logmirror.mirror.translate_progress import (
     current,
     encode_progress,
     flow_key,
+    looked_into,
     taken_over,
 )
 from logmirror.model import OffsetRange, Trigger
@@ -67,10 +68,6 @@ TRANSACTION_MS: Final = 500
 
 IN_FLIGHT_MAX: Final = 64
 _WATCH_MS: Final = 10
-
-_UNDECIDED_CODES: Final = frozenset({45, 46, 48, 59, 120})
-"""The coordinator or the leader knows another state of our transaction than we do. Whoever takes
-the flow over next finds out which."""
 
 _TAKEN_OVER_SOON: Final = (PositionMovedError, UnavailableError, OutcomeUnknownError)
 """After these the flow goes on, and whoever takes it over aborts what was left open."""
@@ -165,19 +162,7 @@ class TranslateTransfer:
         self._links, self._progress = links, progress
         self._rebatcher, self._teller, self._clock = rebatcher, teller, clock
         now_ms = clock.monotonic_ms()
-        self._copies = [
-            _Copy(
-                work=work,
-                source=source[work.slice.flow.source],
-                key=flow_key(work.kafka, work.slice.flow),
-                where=target(work.kafka, work.slice.flow),
-                started_ms=now_ms,
-                known_end=work.slice.end,
-                next_offset=work.slice.first,
-                verified=work.slice.first,
-            )
-            for work in works
-        ]
+        self._copies = [_copy(work, source[work.slice.flow.source], now_ms) for work in works]
         self._lease_until_ms = now_ms + max(work.lease_ms for work in works)
 
     def run(self) -> list[SliceResult]:
@@ -250,15 +235,21 @@ class TranslateTransfer:
                 self._links.drop(copy.key.transactional_id)
                 raise taken_over(flow, owner)
             if step == "before":
-                copy.link = self._links.take(copy.key.transactional_id)
-                copy.sequence = copy.progress_sequence = 0
+                try:
+                    copy.link = self._links.take(copy.key.transactional_id)
+                except FencedError as error:
+                    raise looked_into(error) from error
         copy.target_id = self._client.topic(copy.where.topic).topic_id
         found = current(self._progress, work.kafka, flow, copy.target_id)
-        if found is not None and found.next_offset != work.slice.first:
+        if found is not None:
+            position = found.next_offset
+        else:  # nothing is there, or no longer: then it begins where the source does
+            position = self._source_client.list_offsets([flow.source], EARLIEST)[flow.source]
+        if position != work.slice.first:
             raise PositionMovedError(
                 "the copy does not stand where the slice begins",
                 expected=work.slice.first,
-                found=found.next_offset,
+                found=position,
             )
         crashpoints.reach("translate.taken")
 
@@ -364,7 +355,7 @@ class TranslateTransfer:
     def _fail(self, copy: _Copy, error: LogmirrorError) -> None:
         """The transaction cannot be committed; the first reason counts."""
         if copy.failed is None:
-            copy.failed = _looked_into(error)
+            copy.failed = looked_into(error)
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -375,8 +366,8 @@ class TranslateTransfer:
         elif now_ms - copy.stalled_ms > STALL_MS:
             raise PositionError(
                 "the source delivers nothing below an offset that it had called stable",
-                hint="the source's log was cut (unclean leader election, or a restored disk). What "
-                "is copied is kept; compare it with the source before anything else.",
+                hint="its log was cut (unclean leader election, or a restored disk); what is "
+                "copied is kept, compare it with the source",
                 expected=copy.limit,
                 found=copy.next_offset,
             )
@@ -427,7 +418,7 @@ class TranslateTransfer:
     # -- the end ---------------------------------------------------------------------------------
 
     def _leave(self, copy: _Copy) -> bool:
-        """Tell the newest pair, and leave no transaction open that nobody will end."""
+        """Tell the newest pair; leave no transaction open that nobody will end."""
         self._teller.tell(copy.work.slice.flow.source, copy.rule.rest())
         if copy.failed is None or copy.link is None:
             return True
@@ -474,22 +465,21 @@ class TranslateTransfer:
         )
 
 
+def _copy(work: Work, source: KafkaSource, now_ms: int) -> _Copy:
+    first, flow = work.slice.first, work.slice.flow
+    return _Copy(
+        work=work,
+        source=source,
+        key=flow_key(work.kafka, flow),
+        where=target(work.kafka, flow),
+        started_ms=now_ms,
+        known_end=work.slice.end,
+        next_offset=first,
+        verified=first,
+    )
+
+
 def _link(copy: _Copy) -> Link:
     if copy.link is None:
         raise InternalError("a transaction without a producer")
     return copy.link
-
-
-def _looked_into(error: LogmirrorError) -> LogmirrorError:
-    """The error of a transaction that did not end: what to do is known after another look."""
-    if isinstance(error, FencedError):
-        return PositionMovedError(
-            "another copier has fenced this one",
-            hint="a newer instance, or an attempt of this slice that was thought dead",
-            **error.facts,
-        )
-    if error.facts.get("code") in _UNDECIDED_CODES:
-        return OutcomeUnknownError(
-            "the brokers know another state of the transaction", hint=error.hint, **error.facts
-        )
-    return error
