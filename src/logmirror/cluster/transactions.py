@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
+    DescribeTransactionsRequest,
+)
 from kafka.protocol.producer import (  # type: ignore[import-untyped]  # ships no py.typed
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -38,7 +41,13 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.wire.messages import INVALID_TXN_STATE, OPERATION_NOT_ATTEMPTED, api_error
+from logmirror.wire.messages import (
+    CONCURRENT_TRANSACTIONS,
+    DESCRIBE_TRANSACTIONS,
+    INVALID_TXN_STATE,
+    OPERATION_NOT_ATTEMPTED,
+    api_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -213,8 +222,7 @@ class TransactionalProducer:
         """Commit or abort. With nothing added there is no transaction, and nothing is asked.
 
         It is decided when this returns; the markers follow within milliseconds, each taking an
-        offset. Until they are in the logs, wait for the log's end (`log_ends`) before anything else
-        is written there.
+        offset. See `await_markers`.
 
         Raises:
             FencedError: There is a newer owner. Whether this transaction was committed before is
@@ -250,6 +258,33 @@ class TransactionalProducer:
         self._added.clear()
         self._added_groups.clear()
         self._unsure = False
+
+    def await_markers(self) -> None:
+        """Wait until the markers of what was ended last are in their logs.
+
+        The coordinator says so; that a log is as long as expected does not: a marker that a broker
+        wrote twice may stand where one is still to come.
+
+        Raises:
+            FencedError: There is a newer owner; what it found open is ended, too.
+            UnavailableError: No coordinator says so within the budget.
+        """
+        owned = self._owned()
+
+        def attempt(connection: Connection) -> bool:
+            if DESCRIBE_TRANSACTIONS not in connection.versions:
+                return False
+            request = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
+            (found,) = connection.call(request).transaction_states
+            _check(found, "could not look up the transaction")
+            if (found.producer_id, found.producer_epoch) != owned:
+                raise FencedError("another owner has taken the transactional id")
+            if found.transaction_state.startswith("Prepare"):
+                raise api_error(CONCURRENT_TRANSACTIONS, action="could not await the markers")
+            return True
+
+        if not self._run(attempt, "could not await the markers"):
+            self.init()  # before Apache Kafka 3.0; it waits for the same
 
     def _offset_commit(
         self, owned: ProducerIdentity, group: str, offsets: Mapping[TopicPartition, GroupOffset]

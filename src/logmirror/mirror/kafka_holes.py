@@ -6,8 +6,8 @@ A producer cannot skip an offset. But a control record takes one and no consumer
 - elsewhere a transaction to which nothing was written ends with one marker, by public API alone.
 
 Invariants:
-1. Never more markers are asked for than the hole is long, and the log end is looked at after each
-   step. Nothing else is written until the log ends where the hole does.
+1. Never more markers are asked for than the hole is long, and the log end is looked at when all of
+   a step are written. Nothing else is written until the log ends where the hole does.
 2. A log that ends beyond the hole is damaged: a broker has written a marker twice (seen where one
    was restarted in the middle of a hand-over), or someone else wrote. Nothing is at a wrong offset
    yet, and nothing more is written.
@@ -133,6 +133,8 @@ class HoleWriter:
                 crashpoints.reach("hole.joined")
                 producer.end(commit=False)
                 crashpoints.reach("hole.marked")
+            for producer in owned[: end - first]:
+                producer.await_markers()
             self._reach(partition, end, end)
         except FencedError as error:
             # Another process of ours went on with this partition, or another mirror does.
