@@ -12,6 +12,7 @@ import time
 import pytest
 
 from kit.apache import VERSIONS
+from kit.clients import Message, produce
 from kit.commands import wait_until, write_config
 from kit.copies import anomalies, copy, forget_connections, wait_for_end
 from kit.inline_run import InlineRun, mirror_to_cluster
@@ -20,6 +21,7 @@ from kit.machine import HOST, free_ports
 from kit.toxiproxy import Toxiproxy
 from kit.truth import Source
 from kit.writer import writing
+from logmirror.mirror.kafka_guard import SEND_DEADLINE_MS
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(900)]
 
@@ -140,3 +142,20 @@ def wait_for_progress(ends, runs, when):
         what=lambda: f"{ends()} to pass {before} {when}:\n" + "\n".join(r.text for r in runs),
     )
     assert all(run.alive for run in runs), when + "\n".join(run.text for run in runs)
+
+
+def test_a_batch_that_takes_longer_than_the_deadline_gets_through(faulty, topic_name):
+    """20 MB over a link of 4 MB/s: the broker's guard stands for the deadline."""
+    broker, links = faulty
+    largest, copied = 32 << 20, f"copy-of-{topic_name}"
+    broker.create_topic(topic_name, config={"max.message.bytes": largest})
+    messages = [Message(b"k", bytes([n]) * (20 << 20)) for n in range(2)]
+    produce(broker.bootstrap, topic_name, messages, config={"message.max.bytes": largest})
+    mirror = mirror_to_cluster(topic_name, broker.bootstrap, links["COPY"].address, topic=copied)
+    started = time.monotonic()
+
+    with links["COPY"].spoiled("bandwidth", stream="upstream", rate=4000):
+        copy(mirror)
+
+    assert time.monotonic() - started > 2 * SEND_DEADLINE_MS / 1000
+    assert anomalies(broker.bootstrap, topic_name, broker.bootstrap, copied) == []

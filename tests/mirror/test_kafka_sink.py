@@ -16,9 +16,10 @@ from logmirror.mirror.kafka_guard import (
     GUARD_AGE_MS,
     SEND_DEADLINE_MS,
     SEQUENCE_MASK,
-    SETTLE_MS,
+    deadline_ms,
     is_guarded,
     producer_id,
+    settle_ms,
 )
 from logmirror.mirror.kafka_sink import IN_FLIGHT_MAX, PartitionWriter
 from logmirror.mirror.ports import PositionMovedError
@@ -222,21 +223,41 @@ def test_a_batch_that_did_not_leave_is_not_on_its_way():
     assert made.verified == 100, "after a failure the log is looked at, whatever is answered"
 
 
-def test_a_look_is_good_for_the_deadline_and_no_longer():
-    made = writer(at_ms=1000)
-    assert made.send_until_ms == 1000 + SEND_DEADLINE_MS
+@pytest.mark.parametrize("state", [ALIVE, None])
+def test_a_look_is_good_for_the_deadline_and_no_longer(state):
+    made = writer(state=state, at_ms=1000)
     assert not made.is_stale(1000 + SEND_DEADLINE_MS)
     assert made.is_stale(1001 + SEND_DEADLINE_MS)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1_000_000, 50_000_000])
+def test_a_large_batch_has_its_time_on_a_slow_link(size_bytes):
+    alone = deadline_ms(size_bytes, guarded=False)
+    assert alone == SEND_DEADLINE_MS + size_bytes / 1000, "1 MB/s"
+    assert alone < settle_ms(size_bytes) - LINGER_MS_MAX
+    assert deadline_ms(size_bytes, guarded=True) > alone, "what is late is refused anyway"
+
+
+def test_the_batch_that_was_prepared_last_says_until_when_it_may_be_sent():
+    made = writer(state=None, at_ms=1000)
+    send(made, 1000)
+    size = made._in_flight[-1].size  # noqa: SLF001  # what was sent
+    assert size > 10_000
+    assert made.send_until_ms == 1000 + deadline_ms(size, guarded=False)
+    made = writer(at_ms=1000)
+    assert made.send_until_ms == 1000 + deadline_ms(0, guarded=True)
+    send(made, stamp_ms=OLD_MS)
+    assert made.send_until_ms == 1000 + deadline_ms(0, guarded=False), "behind it nobody guards"
 
 
 def test_an_acknowledged_batch_is_as_good_as_a_look_from_the_moment_it_was_prepared():
     made = writer(at_ms=1000)
     send(made, at_ms=3000)
-    assert made.send_until_ms == 1000 + SEND_DEADLINE_MS, "sent is not seen"
+    assert made.seen_ms == 1000, "sent is not seen"
 
     answer(made, 100)
 
-    assert made.send_until_ms == 3000 + SEND_DEADLINE_MS, "and the answer may be minutes old"
+    assert made.seen_ms == 3000, "and the answer may be minutes old"
 
 
 def test_holes_take_offsets_and_no_sequences():
@@ -247,12 +268,8 @@ def test_holes_take_offsets_and_no_sequences():
     made.passed_hole(117, 5000)
 
     assert (made.verified, made.next_offset) == (117, 117)
-    assert made.send_until_ms == 5000 + SEND_DEADLINE_MS
+    assert made.seen_ms == 5000
     assert send(made) == (117, 110, PRODUCER)
-
-
-def test_the_successor_waits_longer_than_a_predecessors_bytes_can_be_on_their_way():
-    assert SETTLE_MS > SEND_DEADLINE_MS + LINGER_MS_MAX
 
 
 def test_a_batch_is_ours_and_its_checksum_right_after_it_was_prepared():

@@ -24,7 +24,7 @@ from kit.scripted_copies import (
 )
 from logmirror.cluster.produce import ProduceAnswer
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
-from logmirror.mirror.kafka_guard import SEND_DEADLINE_MS
+from logmirror.mirror.kafka_guard import SEND_DEADLINE_MS, deadline_ms
 from logmirror.mirror.kafka_source import STALL_MS
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import HoleCause, TopicPartition
@@ -249,10 +249,10 @@ def test_a_log_that_moved_while_we_were_paused_is_left_alone():
 
 def test_a_pause_between_the_check_and_the_send_sends_nothing():
     """What the pipeline refuses because it is late never left: look again."""
-    world = World(Log(large_batches(0, 3)))
+    world = World(Log(old_batches(0, 3)), guarded=False)
 
     def pause():
-        world.clock.ms += SEND_DEADLINE_MS
+        world.clock.ms += deadline_ms(100_000, guarded=False)
 
     world.destination.on_send.append(pause)
 
@@ -262,8 +262,9 @@ def test_a_pause_between_the_check_and_the_send_sends_nothing():
     assert (world.destination.requests, result.receipts, result.next_offset) == ([], (), 0)
 
 
-def test_the_oldest_look_of_a_request_decides_when_it_is_too_late():
+def test_the_partition_that_nobody_guards_decides_when_a_request_is_too_late():
     world = World(Log(batches(0, 5)), Log(batches(0, 5)))
+    world.destination.states[1] = None
     deadlines = []
     send = world.destination.send
 
@@ -274,7 +275,7 @@ def test_the_oldest_look_of_a_request_decides_when_it_is_too_late():
     world.destination.send = spy
     world.run()
 
-    assert deadlines == [SEND_DEADLINE_MS], "both looked at time 0, one request"
+    assert deadlines == [deadline_ms(0, guarded=False)], "one request of two partitions"
 
 
 def successor(world, *, at_look, end):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import crashpoints
 from logmirror.errors import InternalError, PositionError, UsageError
-from logmirror.mirror.kafka_guard import GUARD_AGE_MS, SETTLE_MS, is_guarded, producer_id, target
+from logmirror.mirror.kafka_guard import GUARD_AGE_MS, is_guarded, producer_id, settle_ms, target
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.topic_sync import sync_topic
 
@@ -45,6 +45,13 @@ TELL_MS: Final = 10_000
 """Between two log lines about the progress of a flow."""
 
 
+class _Quiet(NamedTuple):
+    """A flow without a guard has been seen to end there at that moment."""
+
+    at_ms: int
+    position: int
+
+
 class KafkaCopies:
     """A `Destination` whose copies are partitions of other clusters."""
 
@@ -52,7 +59,7 @@ class KafkaCopies:
         self._client, self._clock = client, clock
         self._guard_ages_ms: dict[ConnectionSettings, int] = {}
         self._guarded: dict[FlowId, bool] = {}
-        self._settled_ms: dict[FlowId, int] = {}
+        self._quiet_since: dict[FlowId, _Quiet] = {}
         self._progress: dict[FlowId, _Progress] = {}
         self._tell_at_ms: dict[FlowId, int] = {}
         self._created: set[tuple[ConnectionSettings, str]] = set()
@@ -84,7 +91,19 @@ class KafkaCopies:
             _LOG.log(level, "destination: %s", finding, extra={"facts": {"topic": kafka.topic}})
         if kafka.cluster not in self._guard_ages_ms:
             self._guard_ages_ms[kafka.cluster] = self._guard_age_ms(kafka.cluster)
-        return dataclasses.replace(kafka, guard_age_ms=self._guard_ages_ms[kafka.cluster])
+        return dataclasses.replace(
+            kafka,
+            guard_age_ms=self._guard_ages_ms[kafka.cluster],
+            max_message_bytes=self._max_message_bytes(kafka),
+        )
+
+    def _max_message_bytes(self, kafka: KafkaSpec) -> int:
+        """The largest batch that the topic takes."""
+        try:
+            configs = self._client(kafka.cluster).describe_topic_configs(kafka.topic)
+        except UsageError:
+            return kafka.max_message_bytes  # we may not see it
+        return int(configs.get("max.message.bytes") or kafka.max_message_bytes)
 
     def _guard_age_ms(self, cluster: ConnectionSettings) -> int:
         """How old records may be for us to count on a broker's memory: half of what it keeps."""
@@ -150,14 +169,21 @@ class KafkaCopies:
         return position
 
     def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: wait for predecessors that no guard keeps out."""
+        """See `Destination.opened`: wait for predecessors that no guard keeps out.
+
+        Until nobody has written for so long that nobody can have anything on its way: whoever is
+        alive is left alone.
+        """
         if self._guarded[state.flow]:
             return
-        now_ms = self._clock.monotonic_ms()
-        settled_ms = self._settled_ms.get(state.flow)
-        if settled_ms is not None and settled_ms <= now_ms <= settled_ms + SETTLE_MS:
-            return  # waited, and looked since
-        self._settled_ms[state.flow] = state.retry_at_ms = now_ms + SETTLE_MS
+        wait_ms = settle_ms(kafka_spec(state.destination).max_message_bytes)
+        now_ms, since = self._clock.monotonic_ms(), self._quiet_since.get(state.flow)
+        if since is not None and since.position == state.position:
+            waited_ms = now_ms - since.at_ms
+            if wait_ms <= waited_ms <= 2 * wait_ms:
+                return  # waited, and looked since
+        self._quiet_since[state.flow] = _Quiet(now_ms, state.position)
+        state.retry_at_ms = now_ms + wait_ms
         state.lost = True
 
     def commit(

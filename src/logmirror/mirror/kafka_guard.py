@@ -4,9 +4,9 @@ Three things keep a writer out that was paused and wakes up late (decision 0005)
 
 1. The broker's sequence guard: everybody who copies into a partition uses the same derived producer
    id, so a stale batch has a sequence that the broker has seen or does not expect, and is refused.
-2. Where the broker forgets producers (old records), a deadline: nothing is sent later than
-   `SEND_DEADLINE_MS` after the log end was last seen.
-3. The successor's patience: without a guard it waits `SETTLE_MS` at its start and looks again.
+2. Where the broker forgets producers (old records), a deadline: no byte is sent later than
+   `deadline_ms` after the log end was last seen.
+3. The successor's patience: without a guard it waits `settle_ms` at its start and looks again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,40 @@ if TYPE_CHECKING:
     from logmirror.cluster.offsets import ProducerState
     from logmirror.mirror.ports import FlowId, KafkaSpec
 
-SEND_DEADLINE_MS: Final = 2_000
-"""A batch is sent only so long after the log end was last seen; later the writer looks again."""
+SEND_DEADLINE_MS: Final = 3_000
+"""Sending begins only so long after the log end was last seen; later the writer looks again."""
 
-SETTLE_MS: Final = SEND_DEADLINE_MS + LINGER_MS_MAX + 500
-"""What a flow without a guard waits at its start: longer than `SEND_DEADLINE_MS` and the time that
-bytes may rest in the sender's kernel afterwards together."""
+_SLOWEST_LINK_BYTES_PER_MS: Final = 1_000
+"""A link of 1 MB/s can take whatever a topic allows; a slower one takes smaller batches."""
+
+GUARDED_MS: Final = 60_000
+"""What is added where the broker's guard is alive: it refuses what is late, and many batches that
+wait on a slow link need their time."""
+
+
+def deadline_ms(size_bytes: int, *, guarded: bool) -> int:
+    """How long after the log end was last seen the last byte of a batch may be sent."""
+    own_ms = SEND_DEADLINE_MS + size_bytes // _SLOWEST_LINK_BYTES_PER_MS
+    return own_ms + (GUARDED_MS if guarded else 0)
+
+
+_MARGIN_MS: Final = 500
+
+
+def settle_ms(max_message_bytes: int) -> int:
+    """What a flow without a guard waits at its start, before it looks and writes.
+
+    Longer than the deadline of a predecessor's largest batch and the time that bytes may rest in
+    the sender's kernel afterwards together.
+
+    Args:
+        max_message_bytes: The largest batch that the topic takes.
+    """
+    return deadline_ms(max_message_bytes, guarded=False) + LINGER_MS_MAX + _MARGIN_MS
+
+
+SETTLE_MS: Final = settle_ms(0)
+"""The same for requests of a few bytes."""
 
 GUARD_AGE_MS: Final = 12 * 3_600_000
 """A broker forgets a producer whose last record is older than `producer.id.expiration.ms`; we stop

@@ -7,9 +7,9 @@ Invariants:
 1. `verified` is the log end that the destination itself has told: by a look, or by an answer to a
    batch whose base offset was the expected one (I5).
 2. Without a guard at most one batch is on its way, and it leaves no later than
-   `SEND_DEADLINE_MS` after the log end was seen. With one, the broker itself refuses what does not
-   continue the log, and everything behind it. Old records end the guard: nothing is sent behind
-   them before they are acknowledged, for the broker may forget us as soon as it has them.
+   `kafka_guard.deadline_ms` after the log end was seen. With one, the broker itself refuses what
+   does not continue the log, and everything behind it. Old records end the guard: nothing is sent
+   behind them before they are acknowledged, for the broker may forget us as soon as it has them.
 3. After the first thing that went wrong nothing more is prepared: `error` stays.
 """
 
@@ -19,7 +19,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.errors import LogmirrorError, PositionError
-from logmirror.mirror.kafka_guard import GUARD_AGE_MS, SEND_DEADLINE_MS, SEQUENCE_MASK, is_guarded
+from logmirror.mirror.kafka_guard import (
+    GUARD_AGE_MS,
+    SEND_DEADLINE_MS,
+    SEQUENCE_MASK,
+    deadline_ms,
+    is_guarded,
+)
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.wire.rebatch import stamp
 
@@ -82,8 +88,9 @@ class PartitionWriter:
 
     @property
     def send_until_ms(self) -> int:
-        """Monotonic time after which nothing may be sent without another look."""
-        return self._seen_ms + SEND_DEADLINE_MS
+        """Monotonic time after which no byte of the batch prepared last may be sent."""
+        size = self._in_flight[-1].size if self._in_flight else 0
+        return self._seen_ms + deadline_ms(size, guarded=self._guarded)
 
     def looked(self, end: LogEnd, state: ProducerState | None, *, at_ms: int, now_ms: int) -> None:
         """Take a look in: where the log ends, and what the broker remembers of our producer.
@@ -106,8 +113,8 @@ class PartitionWriter:
         return len(self._in_flight) < (IN_FLIGHT_MAX if self._guarded else 1)
 
     def is_stale(self, monotonic_ms: int) -> bool:
-        """Whether the last look is too old to send on."""
-        return monotonic_ms > self.send_until_ms
+        """Whether the last look is too old to begin to send on."""
+        return monotonic_ms > self._seen_ms + SEND_DEADLINE_MS
 
     def prepare(self, piece: Piece, *, at_ms: int, now_ms: int) -> None:
         """Make a batch ours and count it as sent.

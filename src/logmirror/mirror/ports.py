@@ -110,6 +110,9 @@ class KafkaSpec:
     guard_age_ms: int = 12 * 3_600_000
     """How old records may be for the destination's brokers to remember who wrote them."""
 
+    max_message_bytes: int = 1_048_588
+    """The largest batch that the destination's topic takes."""
+
 
 DestinationSpec = ArchiveSpec | KafkaSpec
 
