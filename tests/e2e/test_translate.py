@@ -245,7 +245,11 @@ def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes
     write_transactions(apache_kafka.bootstrap, topic_name)
     with SleepingRun(config, folder=tmp_path, environment={"SLEEP_AT": point}) as sleeper:
         process = psutil.Process(sleeper.pid)
-        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what=lambda: sleeper.text)
+        wait_until(
+            lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE),
+            what=lambda: f"sleep at {point}:\n{sleeper.text}",
+        )
+        assert process.status() == psutil.STATUS_STOPPED, sleeper.text
         copy_to_the_end(config, tmp_path)
         expected = visible(apache_kafka, topic_name)
         assert visible(apache_kafka, f"{topic_name}-copy") == expected
