@@ -7,31 +7,45 @@ source, it must print of the copy, offset by offset.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from kit.clients import Message, Row, rows_by_librdkafka
+from kit.kafka import ApacheKafka, Listener
 from kit.partition_client import PartitionClient
+from kit.security import PASSWORD, USER
 from logmirror.wire.rebatch import filler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from kit.apache import ApacheTools
-    from kit.kafka import ApacheKafka
 
 COMPACTED: Final = {
     "cleanup.policy": "compact,delete",  # DeleteRecords is refused without `delete`
     "segment.ms": 100,
-    "min.cleanable.dirty.ratio": 0.01,
-    "delete.retention.ms": 100,
+    "min.cleanable.dirty.ratio": 0,  # one marker is less than a hundredth
 }
 """Of a topic that the cleaner goes through whenever a segment is closed."""
 
@@ -46,7 +60,9 @@ _LINE: Final = re.compile(r"\w+:\d+\tPartition:(\d+)\tOffset:(\d+)\t")
 # -- content -------------------------------------------------------------------------------------
 
 
-def plain_messages(count: int, *, seed: int, keys: int = 10**9) -> list[Message]:
+def plain_messages(
+    count: int, *, seed: int, keys: int = 10**9, start_ms: int = _START_MS
+) -> list[Message]:
     """Messages that a console can print, of `keys` different keys, some with headers."""
     chooser = random.Random(seed)
     return [
@@ -54,7 +70,7 @@ def plain_messages(count: int, *, seed: int, keys: int = 10**9) -> list[Message]
             b"key-%d" % chooser.randrange(keys),
             b"%d/%d %b" % (seed, number, b"v" * chooser.choice((0, 10, 200))),
             ((b"trace", b"%d" % number), (b"none", None)) if chooser.random() < 0.3 else (),
-            _START_MS + number * 10 - chooser.choice((0, 0, 5000)),
+            start_ms + number * 10 - chooser.choice((0, 0, 5000)),
         )
         for number in range(count)
     ]
@@ -125,8 +141,14 @@ class Writer:
         self.end(commit=commit)
 
 
-def write_transactions(
-    bootstrap: str, topic: str, partition: int = 0, *, seed: int = 0, keys: int = 10**9
+def write_transactions(  # noqa: PLR0913  # each with a default
+    bootstrap: str,
+    topic: str,
+    partition: int = 0,
+    *,
+    seed: int = 0,
+    keys: int = 10**9,
+    start_ms: int = _START_MS,
 ) -> None:
     """All that transactions leave in a log: committed, aborted, interleaved, one after the other.
 
@@ -137,7 +159,7 @@ def write_transactions(
     one = Writer(bootstrap, topic, partition, transactional_id=f"{name}-one", config=config)
     other = Writer(bootstrap, topic, partition, transactional_id=f"{name}-other")
     plain = Writer(bootstrap, topic, partition)
-    messages = plain_messages(400, seed=seed, keys=keys)
+    messages = plain_messages(400, seed=seed, keys=keys, start_ms=start_ms)
     one.transaction(messages[:1], commit=True)
     one.transaction(messages[1:60], commit=True)
     other.transaction(messages[60:130], commit=False)
@@ -157,6 +179,43 @@ def write_transactions(
     one.transaction(messages[350:400], commit=True)
 
 
+@contextlib.contextmanager
+def writing_transactions(
+    bootstrap: str, topic: str, *, partitions: int, seed: int, pause_s: float = 0.02
+) -> Iterator[None]:
+    """Write transactions of today to all partitions until the block ends, half of them aborted."""
+    writers = [
+        Writer(bootstrap, topic, number, transactional_id=f"{topic}-{number}-{which}")
+        for number in range(partitions)
+        for which in range(2)
+    ]
+    chooser = random.Random(seed)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        number = 0
+        while not stop.wait(pause_s):
+            number += 1
+            now_ms = time.time_ns() // 1_000_000
+            messages = plain_messages(chooser.choice((1, 3, 30)), seed=number, start_ms=now_ms)
+            try:
+                writer = writers[number % len(writers)]
+                writer.transaction(messages, commit=chooser.random() < 0.5)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the test must hear of it
+                failures.append(error)
+                return
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert failures == []
+
+
 def write_idempotently(bootstrap: str, topic: str, partition: int = 0) -> None:
     """One idempotent producer after the other, with each codec."""
     for number, codec in enumerate(_CODECS):
@@ -174,10 +233,11 @@ def write_duplicated_keys(
     for _ in range(3):
         messages = [
             message._replace(value=None) if chooser.random() < 0.1 else message
-            for message in plain_messages(150, seed=chooser.randrange(1000), keys=25)
+            for message in plain_messages(60, seed=chooser.randrange(1000), keys=25)
         ]
         messages += plain_messages(5, seed=chooser.randrange(1000))  # some keys that stay
         writer.send(messages)
+    writer.send([Message(b"key-7", None, (), _START_MS), Message(b"gone", None, (), _START_MS)])
 
 
 def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
@@ -199,6 +259,19 @@ def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
             message = f"the cleaner did not get to {topic} within 60 s: {found} of {ends}"
             raise TimeoutError(message)
         time.sleep(0.1)
+
+
+def stop_cleaning(broker: ApacheKafka, topic: str) -> None:
+    """Keep the cleaner from a topic from now on: what is there must not change under its judge."""
+    entry = ConfigEntry(
+        "min.compaction.lag.ms",
+        str(10**12),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(_TIMEOUT_S)
+    time.sleep(1.5)  # the cleaner may be about to begin; it looks every second
 
 
 def cleaned_up_to(broker: ApacheKafka, topic: str, partition: int) -> int:
@@ -265,6 +338,57 @@ def stored_batches(bootstrap: str, topic: str) -> list[StoredBatch]:
     return found
 
 
+# -- a destination that grants no more than it must ------------------------------------------------
+
+CREDENTIALS: Final = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": USER,
+    "sasl.password": PASSWORD,
+}
+"""Of the mirror's user at `guarded_kafka`."""
+
+
+def guarded_kafka(version: str, folder: Path) -> ApacheKafka:
+    """A broker with an authorizer. The mirror's user comes by the listener SASL.
+
+    Whoever comes by the plain listener may do everything.
+    """
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    config = {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "plain.sasl.jaas.config": f'{module} required user_{USER}="{PASSWORD}";',
+    }
+    return ApacheKafka(
+        version,
+        folder,
+        config={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        },
+        listeners=[Listener(name="SASL", protocol="SASL_PLAINTEXT", config=config)],
+    )
+
+
+def allow_copies(broker: ApacheKafka, topics: Iterable[str]) -> None:
+    """Give the mirror's user what docs/mirror-a-cluster.md lists, and nothing that is optional."""
+    operations = ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE", "ALTER", "DELETE")
+    literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+    wanted = [
+        (ResourceType.TOPIC, topic, literal, AclOperation[name])
+        for topic in topics
+        for name in operations
+    ]
+    wanted.append((ResourceType.TRANSACTIONAL_ID, "logmirror-", prefixed, AclOperation.WRITE))
+    bindings = [
+        AclBinding(kind, name, pattern, f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
+        for kind, name, pattern, operation in wanted
+    ]
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.create_acls(bindings).values():
+        future.result(_TIMEOUT_S)
+
+
 # -- verdict -------------------------------------------------------------------------------------
 
 
@@ -272,7 +396,8 @@ class Seen(NamedTuple):
     """What programs that are not ours say of a topic."""
 
     printed: dict[int, list[str]]
-    """By partition the lines of Apache Kafka's console consumer, in the order of offsets."""
+    """By partition the lines of Apache Kafka's console consumer, in the order of offsets; of the
+    first partition alone where a consumer cannot have a group."""
 
     rows: dict[int, list[Row]]
     """By partition what librdkafka reads (read_committed)."""
@@ -294,33 +419,38 @@ def log_bounds(bootstrap: str, topic: str, partition: int) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def look(tools: ApacheTools, bootstrap: str, topic: str, partitions: int) -> Seen:
+def look(
+    tools: ApacheTools, bootstrap: str, topic: str, partitions: int, *, has_groups: bool = True
+) -> Seen:
     """Let Apache Kafka's console consumer (read_committed) print a topic, and ask for its ends.
 
-    It ends by itself only after a number of records, which librdkafka tells.
+    Without groups it reads one partition only, the first.
     """
     bounds = {number: log_bounds(bootstrap, topic, number) for number in range(partitions)}
     rows = {
         number: list(rows_by_librdkafka(bootstrap, topic, partition=number, start=start))
         for number, (start, _) in bounds.items()
     }
-    count = sum(map(len, rows.values()))
+    wanted = rows if has_groups else {0: rows[0]}
+    # It ends by itself only after a number of records.
+    count = sum(map(len, wanted.values()))
     assert count, "a topic in which nothing is to be seen proves nothing"
+    which = ("--from-beginning",) if has_groups else ("--partition", "0", "--offset", "earliest")
     option = "--property" if tools.major < 4 else "--formatter-property"  # KIP-1147
     result = tools.run(
         "kafka-console-consumer",
-        *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--bootstrap-server", bootstrap, "--topic", topic, *which),
         *("--isolation-level", "read_committed", "--max-messages", str(count)),
         *(word for what in _SHOWN for word in (option, f"print.{what}=true")),
         timeout_s=120,
     )
-    printed: dict[int, list[tuple[int, str]]] = {number: [] for number in range(partitions)}
+    printed: dict[int, list[tuple[int, str]]] = {number: [] for number in wanted}
     for line in result.stdout.splitlines():
         match = _LINE.match(line)
         assert match, (line, result.stderr[-2000:])
         printed[int(match[1])].append((int(match[2]), line))
     lines = {number: [line for _, line in sorted(found)] for number, found in printed.items()}
-    assert {n: len(found) for n, found in lines.items()} == {n: len(r) for n, r in rows.items()}
+    assert {n: len(found) for n, found in lines.items()} == {n: len(r) for n, r in wanted.items()}
     return Seen(lines, rows, bounds)
 
 
