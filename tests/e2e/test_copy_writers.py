@@ -1,0 +1,300 @@
+"""Two mirrors at one copy, one of them paused: whoever wakes up late changes nothing.
+
+One sort of topic holds records of today, so that the destination remembers who wrote them and
+refuses what does not continue the log; the other records of years ago, which the destination
+forgets within a second: there a deadline and the successor's patience must do. See
+docs/decisions/0005-kafka-destination.md.
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from kit.clients import odd_messages, produce
+from kit.commands import Run, wait_until, write_config
+from kit.copies import anomalies, copy, forget_connections, wait_for_end
+from kit.inline_run import InlineRun, mirror_to_cluster
+from kit.stopping_run import KERNEL, StoppingRun
+from kit.truth import Source
+from kit.writer import writing
+from logmirror.errors import PositionError
+
+pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(900)]
+
+LONG_AGO_MS = 1_500_000_000_000
+AGES = {"fresh": 0, "old": LONG_AGO_MS}
+"""The time of the records, 0 for now."""
+
+PAUSE_S = 20
+MOMENTS = (
+    ("produce.prepared", 4),
+    ("produce.sent", 4),
+    ("produce.answered", 4),
+    ("commit.received", 1),
+)
+
+
+@pytest.fixture(scope="module")
+def source(cli_broker):
+    return cli_broker
+
+
+@pytest.fixture(scope="module")
+def destination(forgetful_kafka):
+    yield forgetful_kafka
+    forget_connections()
+
+
+def filled(broker, topic, age, count=300):
+    """A topic of many small batches."""
+    broker.create_topic(topic)
+    stamp_ms = AGES[age]
+    messages = [m._replace(timestamp_ms=stamp_ms) for m in odd_messages(count, seed=len(topic))]
+    produce(broker.bootstrap, topic, messages, config={"batch.num.messages": 3, "linger.ms": 5})
+    return topic
+
+
+def end_of(broker, topic):
+    return Source(broker.bootstrap, topic).bounds(0)[1]
+
+
+def wait_for_more(broker, topics, *runs):
+    """Wait until every one of these topics has grown."""
+    before = {topic: end_of(broker, topic) for topic in topics}
+    wait_until(
+        lambda: (
+            all(end_of(broker, topic) > end for topic, end in before.items())
+            or not all(run.alive for run in runs)
+        ),
+        what=lambda: f"more than {before}:\n" + "\n".join(run.text for run in runs),
+    )
+    assert all(run.alive for run in runs), "\n".join(run.text for run in runs)
+
+
+def stop_cleanly(*runs):
+    for run in runs:
+        run.signal(signal.SIGTERM)
+    assert [run.wait() for run in runs] == [0] * len(runs), "\n".join(run.text for run in runs)
+
+
+@contextlib.contextmanager
+def growing(broker, topics):
+    """Write to topics, by age."""
+    with contextlib.ExitStack() as stack:
+        for number, (topic, age) in enumerate(topics.items()):
+            stack.enter_context(
+                writing(broker.bootstrap, topic, partitions=1, seed=number, timestamp_ms=AGES[age])
+            )
+        yield
+
+
+def test_a_mirror_that_stops_anywhere_and_wakes_up_late_changes_nothing(
+    source, destination, tmp_path
+):
+    """Each stops at one moment of its way; one other takes all of their copies over."""
+    topics = {age: filled(source, f"stops-{age}", age) for age in AGES}
+    copies = {
+        f"stops-{age}-at-{moment}": (age, moment, nth) for age in AGES for moment, nth in MOMENTS
+    }
+    mirrors = {
+        name: mirror_to_cluster(
+            topics[age],
+            source.bootstrap,
+            destination.bootstrap,
+            name=name,
+            topic=name,
+            max_batch_bytes=0,
+        )
+        for name, (age, _, _) in copies.items()
+    }
+    fresh = [name for name in mirrors if "fresh" in name]
+    with contextlib.ExitStack() as stack:
+        sleepers = []
+        for name, (_, moment, nth) in copies.items():
+            config = write_config(tmp_path / f"{name}.json", mirrors[name])
+            sleeper = StoppingRun(config, moment, nth, folder=tmp_path)
+            sleepers.append(stack.enter_context(sleeper))
+        for sleeper in sleepers:
+            sleeper.wait_until_stopped()
+        awake_at = time.monotonic() + PAUSE_S
+        config = write_config(tmp_path / "successor.json", *mirrors.values())
+        successor = stack.enter_context(InlineRun(config, folder=tmp_path))
+        for name in mirrors:
+            wait_for_end(destination.bootstrap, name, 300)
+        stack.enter_context(growing(source, {topics["fresh"]: "fresh"}))
+        wait_for_more(destination, fresh, successor)
+        time.sleep(max(awake_at - time.monotonic(), 2))  # and a sweep of the destination
+        for sleeper in sleepers:
+            sleeper.signal(signal.SIGCONT)
+        wait_for_more(destination, fresh, successor, *sleepers)
+        time.sleep(2)
+        stop_cleanly(successor, *sleepers)
+    copy(*mirrors.values())
+
+    for name, (age, _, _) in copies.items():
+        found = anomalies(source.bootstrap, topics[age], destination.bootstrap, name)
+        assert found == [], name
+
+
+def test_a_stop_behind_the_last_look_at_the_clock_is_caught_by_the_successors_own_batches(
+    source, destination, tmp_path
+):
+    """Old records, but no sweep of producers since: the embedded broker has not forgotten."""
+    topic = filled(destination, "behind-the-clock", "old")
+    mirror = mirror_to_cluster(topic, destination.bootstrap, source.bootstrap, max_batch_bytes=0)
+    with wakes_up_late(mirror, tmp_path, destination, source) as sleeper:
+        time.sleep(3)
+        stop_cleanly(sleeper)
+
+    copy(mirror)
+
+    assert anomalies(destination.bootstrap, topic, source.bootstrap) == []
+
+
+def test_what_remains_is_seen_at_once_and_nothing_more_is_written(source, destination, tmp_path):
+    """The same, and the destination has forgotten the successor too: nothing can refuse it."""
+    topic = filled(source, "what-remains", "old")
+    mirror = mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, max_batch_bytes=0)
+    with wakes_up_late(mirror, tmp_path, source, destination) as sleeper:
+        exit_code = sleeper.wait(timeout_s=60)
+
+    assert exit_code == PositionError.exit_code, sleeper.text
+    assert "reason=ForeignRecord" in sleeper.text
+    end = end_of(destination, topic)
+    assert end > 300, "the late batch stands behind the copy"
+    with pytest.raises(PositionError) as caught:
+        copy(mirror)
+    assert caught.value.facts["reason"] == "SourceWentBackwards"
+    produce(source.bootstrap, topic, odd_messages(100, seed=3))
+    with pytest.raises(PositionError) as caught:
+        copy(mirror)
+    assert caught.value.facts["reason"] == "ContentDiffers"
+    assert end_of(destination, topic) == end
+    truth, found = (Source(broker.bootstrap, topic).rows(0) for broker in (source, destination))
+    assert found[:300] == truth[:300]
+
+
+@contextlib.contextmanager
+def wakes_up_late(mirror, folder, source, destination):
+    """A run that stopped between clock and kernel, while the copy was finished, goes on."""
+    config = write_config(folder / "sleeper.json", mirror)
+    topic = mirror["topic"]
+    with StoppingRun(config, KERNEL, 4, folder=folder) as sleeper:
+        sleeper.wait_until_stopped()
+        assert end_of(destination, topic) < 300
+        copy(mirror)
+        assert end_of(destination, topic) == end_of(source, topic) == 300
+        time.sleep(2.5)  # a sweep of the one that forgets
+        sleeper.signal(signal.SIGCONT)
+        yield sleeper
+
+
+def test_two_mirrors_at_once_make_one_exact_copy(source, destination, tmp_path):
+    topics = {"at-once-fresh": "fresh", "at-once-old": "old"}
+    for topic in topics:
+        source.create_topic(topic)
+    mirrors = [
+        mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, name=topic)
+        for topic in topics
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+
+    with (
+        growing(source, topics),
+        InlineRun(config, folder=tmp_path) as one,
+        InlineRun(config, folder=tmp_path) as two,
+    ):
+        for topic in topics:
+            wait_for_end(destination.bootstrap, topic, 1)
+        for _ in range(10):
+            wait_for_more(destination, topics, one, two)
+            time.sleep(1)
+        stop_cleanly(one, two)
+    copy(*mirrors)
+
+    for topic in topics:
+        assert anomalies(source.bootstrap, topic, destination.bootstrap) == [], topic
+
+
+def test_requests_that_wait_in_a_stopped_brokers_socket_come_late_and_change_nothing(
+    source, destination, tmp_path
+):
+    """The broker stops, the mirror dies, another begins, and then the broker reads on."""
+    topics = {"socket-fresh": "fresh", "socket-old": "old"}
+    for topic in topics:
+        source.create_topic(topic)
+    mirrors = [
+        mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, name=topic)
+        for topic in topics
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+
+    with growing(source, topics), InlineRun(config, folder=tmp_path) as first:
+        for topic in topics:
+            wait_for_end(destination.bootstrap, topic, 50)
+        os.kill(destination.pid, signal.SIGSTOP)
+        time.sleep(2)
+        first.kill()
+        with InlineRun(config, folder=tmp_path) as second:
+            time.sleep(3)
+            os.kill(destination.pid, signal.SIGCONT)
+            wait_for_more(destination, topics, second)
+            stop_cleanly(second)
+    copy(*mirrors)
+
+    for topic in topics:
+        assert anomalies(source.bootstrap, topic, destination.bootstrap) == [], topic
+
+
+def test_a_paused_driver_and_paused_workers_on_spark_change_nothing(source, destination, tmp_path):
+    """Of one mirror on Spark the driver is paused, of another the workers."""
+    topics = {"spark-driver": "fresh", "spark-workers": "fresh"}
+    mirrors, configs = {}, {}
+    for topic in topics:
+        source.create_topic(topic)
+        mirrors[topic] = mirror_to_cluster(
+            topic, source.bootstrap, destination.bootstrap, name=topic
+        )
+        configs[topic] = write_config(tmp_path / f"{topic}.json", mirrors[topic], master="local[1]")
+    both = write_config(tmp_path / "both.json", *mirrors.values())
+
+    with (
+        growing(source, topics),
+        Run(configs["spark-driver"], folder=tmp_path) as one,
+        Run(configs["spark-workers"], folder=tmp_path) as two,
+    ):
+        for topic in topics:
+            wait_for_end(destination.bootstrap, topic, 50)
+        workers = workers_of(two)
+        assert workers
+        one.signal(signal.SIGSTOP)
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+        awake_at = time.monotonic() + PAUSE_S
+        with InlineRun(both, folder=tmp_path) as successor:
+            wait_for_more(destination, topics, successor)
+            time.sleep(max(awake_at - time.monotonic(), 0))
+            one.signal(signal.SIGCONT)
+            for worker in workers:
+                worker.send_signal(signal.SIGCONT)
+            wait_for_more(destination, topics, one, two, successor)
+            stop_cleanly(successor)
+        wait_for_more(destination, topics, one, two)
+        stop_cleanly(one, two)
+    copy(*mirrors.values())
+
+    for topic in topics:
+        assert anomalies(source.bootstrap, topic, destination.bootstrap) == [], topic
+
+
+def workers_of(run):
+    """The processes that carry slices out: the children of Spark's Python daemon."""
+    found = []
+    for process in run.processes():
+        parent = process.parent()
+        if parent and "logmirror.executor" in parent.cmdline():
+            found.append(process)
+    return found
