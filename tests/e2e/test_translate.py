@@ -2,13 +2,12 @@
 
 Method: both topics are read by librdkafka (read_committed), and what it shows must be the same
 sequence of keys, values, headers and timestamps. Copiers are processes without Spark that die by
-SIGKILL or fall asleep by SIGSTOP at named points of the data path and at random moments. Offset
-syncs are read by MirrorMaker 2 itself. Source and destination are topics of one broker.
+SIGKILL or fall asleep by SIGSTOP at named points of the data path and at random moments. Source and
+destination are topics of one broker.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import sys
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kit.clients import Message, odd_messages, produce, produce_transactions, rows_by_librdkafka
-from kit.commands import Run, logmirror, logmirror_json, wait_until, write_config
+from kit.clients import Message, odd_messages, produce, produce_transactions
+from kit.commands import Run, logmirror_json, wait_until, write_config
 from kit.copies import copy, copying
 from kit.holes import (
     COMPACTED,
@@ -34,18 +33,14 @@ from kit.holes import (
     write_idempotently,
     write_transactions,
 )
-from kit.inline_run import InlineRun, config_text, mirror_to_cluster
-from kit.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, checkpoints
+from kit.inline_run import InlineRun, config_text
+from kit.translated import mirror_of, visible
 from logmirror.crashpoints import POINTS, VARIABLE
 from logmirror.errors import PositionError, UsageError
-from logmirror.mirror.offset_syncs import decode, topic_of
-from logmirror.mirror.translate_progress import PROGRESS_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from kit.kafka import ApacheKafka
 
 FENCED = 69
 OURS = [point for point in POINTS if point.startswith("translate.")]
@@ -72,20 +67,6 @@ class SleepingRun(InlineRun):
     """A copier that falls asleep at the point in `SLEEP_AT`, once."""
 
     program = (sys.executable, "-c", SLEEPER)
-
-
-def visible(broker: ApacheKafka, topic: str, partition: int = 0) -> list[tuple[object, ...]]:
-    """What a reader of committed records is shown, offsets apart."""
-    start = log_bounds(broker.bootstrap, topic, partition)[0]
-    rows = rows_by_librdkafka(broker.bootstrap, topic, partition=partition, start=start)
-    return [(r.timestamp_ms, r.key, r.value, r.headers) for r in rows]
-
-
-def mirror_of(broker: ApacheKafka, topic: str, **more: object) -> dict[str, object]:
-    """A mirror into a topic beside the source, at new offsets."""
-    keys = {"name": "copy", "topic": f"{topic}-copy", "offsets": "translate", **more}
-    name = str(keys.pop("name"))
-    return mirror_to_cluster(topic, broker.bootstrap, broker.bootstrap, name=name, **keys)
 
 
 @pytest.fixture
@@ -381,212 +362,3 @@ def test_partitions_are_copied_by_spark_in_several_processes(kafka_431, topic_na
     for partition in range(5):
         expected = visible(kafka_431, topic_name, partition)
         assert visible(kafka_431, f"{topic_name}-copy", partition) == expected
-
-
-# -- offset syncs --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def mirrormaker() -> MirrorMakerTools:
-    return MirrorMakerTools("4.3.1")
-
-
-def test_mirrormaker_prints_our_syncs_and_each_names_one_record_twice(
-    apache_kafka, topic_name, mirrormaker
-):
-    broker, there = apache_kafka, f"{topic_name}-copy"
-    alias = f"to-{topic_name}"
-    broker.create_topic(topic_name)
-    broker.create_topic(there)
-    produce(broker.bootstrap, there, plain_messages(17, seed=100))
-    for seed in range(3):
-        write_transactions(broker.bootstrap, topic_name, seed=seed)
-        mirror = mirror_of(broker, topic_name)
-        mirror["destinations"][0]["name"] = alias
-        copy(mirror)
-    topic = topic_of(alias)
-    rows = list(rows_by_librdkafka(broker.bootstrap, topic))
-    syncs = [decode(row.key, row.value) for row in rows]
-    here = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, topic_name)}
-    copied = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, there)}
-    assert len(syncs) >= 6
-    assert [sync.upstream for sync in syncs] == sorted(sync.upstream for sync in syncs)
-    for sync in syncs:
-        assert (sync.topic, sync.partition) == (topic_name, 0)
-        assert copied[sync.downstream] == here[sync.upstream]
-    assert syncs[-1].upstream == max(here)
-    assert mirrormaker.printed_syncs(broker.bootstrap, topic, len(syncs)) == [
-        f"OffsetSync{{topicPartition={topic_name}-0, upstreamOffset={sync.upstream}, "
-        f"downstreamOffset={sync.downstream}}}"
-        for sync in syncs
-    ]
-
-
-def commit_offset(broker: ApacheKafka, group: str, topic: str, offset: int) -> None:
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
-    consumer.close()
-
-
-@pytest.fixture
-def translated(kafka_431, kafka_392, topic_name, tmp_path, mirrormaker) -> Iterator[Translation]:
-    yield from _translated(kafka_431, kafka_392, topic_name, tmp_path, mirrormaker)
-
-
-class Translation:
-    """A copy in another cluster, with syncs, and MirrorMaker's checkpoint connector over it."""
-
-    def __init__(self, source: ApacheKafka, target: ApacheKafka, topic: str) -> None:
-        self.source, self.target, self.topic = source, target, topic
-
-    def of(self, group: str) -> Checkpoint:
-        """The newest checkpoint of a group, waited for."""
-        found: list[Checkpoint] = []
-
-        def is_there() -> bool:
-            if (
-                CHECKPOINTS
-                in AdminClient({"bootstrap.servers": self.target.bootstrap})
-                .list_topics(timeout=10)
-                .topics
-            ):
-                found[:] = [c for c in checkpoints(self.target.bootstrap) if c.group == group]
-            return bool(found)
-
-        wait_until(is_there, what=lambda: f"a checkpoint of {group}", timeout_s=90)
-        return found[-1]
-
-
-def _translated(
-    source: ApacheKafka,
-    target: ApacheKafka,
-    topic: str,
-    folder: Path,
-    mirrormaker: MirrorMakerTools,
-) -> Iterator[Translation]:
-    alias = f"to-{topic}"
-    source.create_topic(topic)
-    target.create_topic(topic)
-    produce(target.bootstrap, topic, plain_messages(33, seed=50))
-    for seed in range(2):
-        write_transactions(source.bootstrap, topic, seed=seed)
-        mirror = mirror_to_cluster(
-            topic, source.bootstrap, target.bootstrap, name=alias, offsets="translate"
-        )
-        copy(mirror)
-    end = log_bounds(source.bootstrap, topic, 0)[1]
-    for group, offset in ((f"{topic}-middle", end // 2), (f"{topic}-end", end)):
-        commit_offset(source, group, topic, offset)
-    worker = mirrormaker.start_checkpoints(
-        source.bootstrap,
-        target.bootstrap,
-        alias=alias,
-        topic=topic,
-        groups=f"{topic}.*",
-        folder=folder / "connect",
-    )
-    try:
-        yield Translation(source, target, topic)
-    finally:
-        worker.end(kill=True)
-
-
-def test_mirrormaker_translates_groups_by_our_syncs(translated):
-    here = list(rows_by_librdkafka(translated.source.bootstrap, translated.topic))
-    copied = list(rows_by_librdkafka(translated.target.bootstrap, translated.topic))[33:]
-    assert [row[1:] for row in copied] == [row[1:] for row in here]
-    end = log_bounds(translated.source.bootstrap, translated.topic, 0)[1]
-    middle = translated.of(f"{translated.topic}-middle")
-    assert (middle.topic, middle.partition, middle.upstream) == (translated.topic, 0, end // 2)
-    unread = next(copy for row, copy in zip(here, copied, strict=True) if row.offset >= end // 2)
-    assert copied[0].offset < middle.downstream <= unread.offset  # nothing unread is skipped
-    last = translated.of(f"{translated.topic}-end")
-    assert (last.upstream, last.downstream) == (end, copied[-1].offset + 1)
-
-
-def test_a_source_that_forbids_the_topic_for_syncs_is_copied_without(kafka_431, topic_name):
-    kafka_431.create_topic(topic_name)
-    produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
-    mirror = mirror_of(kafka_431, topic_name)
-    mirror["destinations"][0]["name"] = "no topic is called so"
-    copy(mirror)
-    assert visible(kafka_431, f"{topic_name}-copy") == visible(kafka_431, topic_name)
-
-
-def test_the_progress_topic_is_compacted_and_of_one_partition(apache_kafka, topic_name):
-    apache_kafka.create_topic(topic_name)
-    copy(mirror_of(apache_kafka, topic_name))
-    described = apache_kafka.tool(
-        *("kafka-topics", "--bootstrap-server", apache_kafka.bootstrap),
-        *("--describe", "--topic", PROGRESS_TOPIC),
-    ).stdout
-    assert "PartitionCount: 1" in described
-    assert "cleanup.policy=compact" in described
-
-
-# -- verify --------------------------------------------------------------------------------------
-
-
-def verified(config: Path) -> tuple[int, dict[str, object]]:
-    """Exit code and the one row of `verify --against-source`."""
-    result = logmirror("verify", "-c", config, "--against-source", "--format", "json")
-    (row,) = json.loads(result.stdout)
-    return result.returncode, row
-
-
-@pytest.fixture
-def copied(kafka_431, topic_name, tmp_path) -> Path:
-    """The configuration of a copy that is there, beside records that others wrote."""
-    path = tmp_path / "verify.yaml"
-    path.write_text(config_text(mirror_of(kafka_431, topic_name)))
-    kafka_431.create_topic(topic_name)
-    for seed in range(2):
-        write_transactions(kafka_431.bootstrap, topic_name, seed=seed)
-        copy(mirror_of(kafka_431, topic_name))
-        produce(kafka_431.bootstrap, f"{topic_name}-copy", plain_messages(9, seed=seed))
-    return path
-
-
-def test_verify_proves_the_sequence_beside_records_of_others(kafka_431, topic_name, copied):
-    code, row = verified(copied)
-    count = len(visible(kafka_431, topic_name))
-    assert (code, row["problems"]) == (0, [])
-    assert (row["records"], row["compared_with_source"], row["gone_at_source"]) == (count, count, 0)
-    trim(kafka_431.bootstrap, topic_name, 0, 200)
-    left = len(visible(kafka_431, topic_name))
-    code, row = verified(copied)
-    assert (code, row["problems"]) == (0, [])
-    assert (row["compared_with_source"], row["gone_at_source"]) == (left, count - left)
-    trim(kafka_431.bootstrap, f"{topic_name}-copy", 0, 400)
-    code, row = verified(copied)
-    assert (code, row["problems"]) == (0, [])
-    assert 0 < int(str(row["compared_with_source"])) < left
-
-
-@pytest.mark.parametrize("how", ["doubled", "changed"])
-def test_verify_finds_a_record_that_is_not_the_sources(kafka_431, topic_name, copied, how):
-    there = f"{topic_name}-copy"
-    more = plain_messages(1, seed=500)
-    wrong = more if how == "doubled" else [more[0]._replace(value=b"another")]
-    if how == "changed":
-        produce(kafka_431.bootstrap, topic_name, more)
-        # Its place in the sequence is taken by another record, and progress says that it is there.
-        produce_transactions(kafka_431.bootstrap, there, [(wrong, True)], transactional_id=there)
-        move_progress(kafka_431, topic_name)
-    else:
-        produce_transactions(kafka_431.bootstrap, there, [(wrong, True)], transactional_id=there)
-    code, row = verified(copied)
-    assert code == 65
-    (problem,) = row["problems"]
-    assert problem["kind"] == "corruption"
-    expected = "another number of records" if how == "doubled" else "not the sequence"
-    assert expected in problem["message"]
-
-
-def move_progress(broker: ApacheKafka, topic: str) -> None:
-    """Say that one record more was copied than was."""
-    key = json.dumps(["next", "copy", topic, 0, f"{topic}-copy"], separators=(",", ":")).encode()
-    rows = rows_by_librdkafka(broker.bootstrap, PROGRESS_TOPIC)
-    value = json.loads([row.value for row in rows if row.key == key][-1])
-    value["next"] += 1
-    produce(broker.bootstrap, PROGRESS_TOPIC, [Message(key, json.dumps(value).encode())])
