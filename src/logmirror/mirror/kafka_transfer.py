@@ -19,13 +19,12 @@ from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError
-from logmirror.mirror.holes import HoleLedger, batch_holes, unexplained_gap
+from logmirror.mirror.holes import HoleLedger, batch_holes, check_dense, unexplained_gap
 from logmirror.mirror.kafka_guard import producer_id, target
 from logmirror.mirror.kafka_sink import PartitionWriter
 from logmirror.mirror.kafka_source import STALL_MS
 from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
 from logmirror.model import Hole, HoleCause, OffsetRange, TopicPartition, Trigger
-from logmirror.wire.scan import KIND_DATA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -257,7 +256,7 @@ class KafkaTransfer:
             known = batch_holes(batches, start, stop, copy.writer.next_offset, compacted=compacted)
             copy.source_bytes += int(batches.sizes[start:stop].sum())
             if not compacted:
-                _check_dense(fetched, start, stop)
+                check_dense(batches, start, stop)
             end = min(int(batches.last_offsets[stop - 1]) + 1, limit)
             for piece in self._rebatcher.pieces(
                 fetched.buffer, batches, start, stop, first=copy.writer.next_offset, end=limit
@@ -464,20 +463,6 @@ def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
     producer = producer_id(where.topic, where.partition)
     return PartitionWriter(where, producer, work.kafka.guard_age_ms)
-
-
-def _check_dense(fetched: Fetched, start: int, stop: int) -> None:
-    """Raise unless every data batch has a record at each of its offsets."""
-    batches = fetched.batches
-    spans = batches.last_offsets[start:stop] - batches.base_offsets[start:stop] + 1
-    is_sparse = (batches.kinds[start:stop] == KIND_DATA) & (
-        batches.record_counts[start:stop] != spans
-    )
-    if is_sparse.any():
-        at = start + int(np.argmax(is_sparse))
-        raise unexplained_gap(
-            int(batches.base_offsets[at]), int(batches.last_offsets[at])
-        ).add_facts(records=int(batches.record_counts[at]))
 
 
 def _copy_of(error: LogmirrorError) -> LogmirrorError:
