@@ -13,6 +13,7 @@ import os
 import subprocess
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -37,6 +38,9 @@ class Tree:
     timeline: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the epoch, CPU seconds until then), one for each look."""
 
+    by_role: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """The same for each role."""
+
     def cpu_at(self, epoch_s: float) -> float:
         """CPU seconds until a moment, in proportion between two looks."""
         at = bisect.bisect_left(self.timeline, (epoch_s, 0.0))
@@ -50,6 +54,13 @@ class Tree:
     def cpu_between(self, first_s: float, last_s: float) -> float:
         """CPU seconds between two moments."""
         return self.cpu_at(last_s) - self.cpu_at(first_s)
+
+    def roles_between(self, first_s: float, last_s: float) -> dict[str, float]:
+        """The same for each role."""
+        return {
+            role: Tree(timeline=line, cpu_s=line[-1][1]).cpu_between(first_s, last_s)
+            for role, line in self.by_role.items()
+        }
 
     def cpu_since(self, epoch_s: float) -> float:
         """CPU seconds from a moment to the end."""
@@ -101,6 +112,7 @@ class _Sampled:
         self._pid, self.tree = pid, tree
         self._known: dict[psutil.Process, tuple[str, str]] = {}
         self._cpu_s: dict[psutil.Process, float] = {}
+        self._role_of: dict[psutil.Process, str] = {}
 
     def look(self, *, scan: bool) -> None:
         if scan:
@@ -113,10 +125,17 @@ class _Sampled:
                 del self._known[process]  # what it had used until the last look still counts
                 continue
             self._cpu_s[process] = max(self._cpu_s.get(process, 0.0), times.user + times.system)
+            self._role_of[process] = role
             for peaks, key in ((self.tree.rss_bytes, name), (self.tree.rss_by_role, role)):
                 peaks[key] = max(peaks.get(key, 0), memory)
         self.tree.cpu_s = sum(self._cpu_s.values())
-        self.tree.timeline.append((time.time(), self.tree.cpu_s))
+        now = time.time()
+        self.tree.timeline.append((now, self.tree.cpu_s))
+        sums: defaultdict[str, float] = defaultdict(float)
+        for process, cpu_s in self._cpu_s.items():
+            sums[self._role_of[process]] += cpu_s
+        for role, cpu_s in sums.items():
+            self.tree.by_role.setdefault(role, []).append((now, cpu_s))
 
     def _scan(self) -> None:
         try:

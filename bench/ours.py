@@ -62,6 +62,10 @@ def logmirror(
         "source_cpu_s": of_source.cpu_between(first, last),
         "target_cpu_s": of_target.cpu_between(first, last),
         "peak_mib": sum(cost.rss_by_role.values()) / 2**20,
+        **{
+            f"flow_cpu_s_{role.lower()}": cpu_s
+            for role, cpu_s in cost.roles_between(first, last).items()
+        },
         **{f"peak_{role.lower()}_mib": peak / 2**20 for role, peak in cost.rss_by_role.items()},
     }
 
