@@ -12,8 +12,11 @@ import signal
 import time
 
 import pytest
+from confluent_kafka import KafkaException
 
+from kit.apache import VERSIONS
 from kit.clients import odd_messages, produce
+from kit.cluster import KafkaCluster
 from kit.commands import Run, wait_until, write_config
 from kit.copies import anomalies, copy, forget_connections, wait_for_end
 from kit.inline_run import InlineRun, mirror_to_cluster
@@ -22,7 +25,7 @@ from kit.truth import Source
 from kit.writer import writing
 from logmirror.errors import PositionError
 
-pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("e2e-copy-writers"), pytest.mark.timeout(900)]
 
 LONG_AGO_MS = 1_500_000_000_000
 AGES = {"fresh": 0, "old": LONG_AGO_MS}
@@ -58,7 +61,16 @@ def filled(broker, topic, age, count=300):
 
 
 def end_of(broker, topic):
-    return Source(broker.bootstrap, topic).bounds(0)[1]
+    """Where a topic ends, as soon as it has a leader that tells."""
+    found = []
+
+    def told():
+        with contextlib.suppress(KafkaException, TimeoutError):
+            found.append(Source(broker.bootstrap, topic).bounds(0)[1])
+        return bool(found)
+
+    wait_until(told, what=lambda: f"the end of {topic}")
+    return found[0]
 
 
 def wait_for_more(broker, topics, *runs):
@@ -139,57 +151,78 @@ def test_a_mirror_that_stops_anywhere_and_wakes_up_late_changes_nothing(
         assert found == [], name
 
 
-def test_a_stop_behind_the_last_look_at_the_clock_is_caught_by_the_successors_own_batches(
-    source, destination, tmp_path
+# Between the last look at the clock and the kernel, where nothing of ours can look again
+
+
+@pytest.fixture(scope="module")
+def late(source, destination, tmp_path_factory):
+    """Two mirrors of old records that stopped there, went on when others had finished the copies.
+
+    One copy is at the embedded broker, which sweeps producers every ten minutes; the other at the
+    broker that does so every second.
+    """
+    folder = tmp_path_factory.mktemp("late")
+    ways = {"remembered": (destination, source), "forgotten": (source, destination)}
+    mirrors = {
+        topic: mirror_to_cluster(
+            filled(origin, topic, "old"),
+            origin.bootstrap,
+            target.bootstrap,
+            name=topic,
+            max_batch_bytes=0,
+        )
+        for topic, (origin, target) in ways.items()
+    }
+    with contextlib.ExitStack() as stack:
+        runs = {}
+        for topic, mirror in mirrors.items():
+            config = write_config(folder / f"{topic}.json", mirror)
+            run = StoppingRun(config, KERNEL, 4, folder=folder)
+            runs[topic] = stack.enter_context(run)
+        for topic, (_, target) in ways.items():
+            runs[topic].wait_until_stopped()
+            assert end_of(target, topic) < 300
+        copy(*mirrors.values())
+        assert [end_of(target, topic) for topic, (_, target) in ways.items()] == [300, 300]
+        time.sleep(2.5)  # a sweep of the one that forgets
+        for run in runs.values():
+            run.signal(signal.SIGCONT)
+        yield runs, mirrors
+
+
+def test_the_successors_own_batches_keep_out_what_left_behind_the_last_look(
+    late, source, destination
 ):
-    """Old records, but no sweep of producers since: the embedded broker has not forgotten."""
-    topic = filled(destination, "behind-the-clock", "old")
-    mirror = mirror_to_cluster(topic, destination.bootstrap, source.bootstrap, max_batch_bytes=0)
-    with wakes_up_late(mirror, tmp_path, destination, source) as sleeper:
-        time.sleep(3)
-        stop_cleanly(sleeper)
+    run, mirror = late[0]["remembered"], late[1]["remembered"]
+    time.sleep(3)
+    stop_cleanly(run)
 
     copy(mirror)
 
-    assert anomalies(destination.bootstrap, topic, source.bootstrap) == []
+    assert anomalies(destination.bootstrap, "remembered", source.bootstrap) == []
 
 
-def test_what_remains_is_seen_at_once_and_nothing_more_is_written(source, destination, tmp_path):
-    """The same, and the destination has forgotten the successor too: nothing can refuse it."""
-    topic = filled(source, "what-remains", "old")
-    mirror = mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, max_batch_bytes=0)
-    with wakes_up_late(mirror, tmp_path, source, destination) as sleeper:
-        exit_code = sleeper.wait(timeout_s=60)
+def test_what_remains_is_seen_at_once_and_nothing_more_is_written(late, source, destination):
+    """The destination has forgotten the successor, too: nothing can refuse the late batch."""
+    run, mirror = late[0]["forgotten"], late[1]["forgotten"]
 
-    assert exit_code == PositionError.exit_code, sleeper.text
-    assert "reason=ForeignRecord" in sleeper.text
-    end = end_of(destination, topic)
+    assert run.wait(timeout_s=60) == PositionError.exit_code, run.text
+    assert "reason=ForeignRecord" in run.text
+    end = end_of(destination, "forgotten")
     assert end > 300, "the late batch stands behind the copy"
     with pytest.raises(PositionError) as caught:
         copy(mirror)
     assert caught.value.facts["reason"] == "SourceWentBackwards"
-    produce(source.bootstrap, topic, odd_messages(100, seed=3))
+    produce(source.bootstrap, "forgotten", odd_messages(100, seed=3))
     with pytest.raises(PositionError) as caught:
         copy(mirror)
     assert caught.value.facts["reason"] == "ContentDiffers"
-    assert end_of(destination, topic) == end
-    truth, found = (Source(broker.bootstrap, topic).rows(0) for broker in (source, destination))
+    assert end_of(destination, "forgotten") == end
+    truth, found = (Source(b.bootstrap, "forgotten").rows(0) for b in (source, destination))
     assert found[:300] == truth[:300]
 
 
-@contextlib.contextmanager
-def wakes_up_late(mirror, folder, source, destination):
-    """A run that stopped between clock and kernel, while the copy was finished, goes on."""
-    config = write_config(folder / "sleeper.json", mirror)
-    topic = mirror["topic"]
-    with StoppingRun(config, KERNEL, 4, folder=folder) as sleeper:
-        sleeper.wait_until_stopped()
-        assert end_of(destination, topic) < 300
-        copy(mirror)
-        assert end_of(destination, topic) == end_of(source, topic) == 300
-        time.sleep(2.5)  # a sweep of the one that forgets
-        sleeper.signal(signal.SIGCONT)
-        yield sleeper
+# Both awake, on Spark, and a broker that stops
 
 
 def test_two_mirrors_at_once_make_one_exact_copy(source, destination, tmp_path):
@@ -209,7 +242,7 @@ def test_two_mirrors_at_once_make_one_exact_copy(source, destination, tmp_path):
     ):
         for topic in topics:
             wait_for_end(destination.bootstrap, topic, 1)
-        for _ in range(10):
+        for _ in range(5):
             wait_for_more(destination, topics, one, two)
             time.sleep(1)
         stop_cleanly(one, two)
@@ -298,3 +331,53 @@ def workers_of(run):
         if parent and "logmirror.executor" in parent.cmdline():
             found.append(process)
     return found
+
+
+# A destination of three brokers
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Three replicas, two of which must have a record before it is acknowledged."""
+    with KafkaCluster(VERSIONS[-1], tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+        forget_connections()
+
+
+def test_leaders_that_die_move_and_lack_replicas_leave_the_copy_exact(source, cluster, tmp_path):
+    topics = {"led-fresh": "fresh", "led-old": "old"}
+    for topic in topics:
+        source.create_topic(topic)
+    mirrors = [
+        mirror_to_cluster(topic, source.bootstrap, cluster.bootstrap, name=topic)
+        for topic in topics
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+
+    with growing(source, topics), InlineRun(config, folder=tmp_path) as run:
+        for topic in topics:
+            wait_for_end(cluster.bootstrap, topic, 50)
+            cluster.wait_until_in_sync(topic)
+        cluster.kill_node(killed := cluster.leader("led-fresh"))
+        wait_for_more(cluster, ["led-fresh"], run)
+        cluster.start_node(killed)
+        for topic in topics:
+            cluster.wait_until_in_sync(topic)
+        cluster.restart_node(cluster.leader("led-fresh"))
+        wait_for_more(cluster, ["led-fresh"], run)
+
+        cluster.wait_until_in_sync("led-fresh")
+        leader = cluster.leader("led-fresh")
+        others = [node for node in cluster.brokers if node != leader]
+        for node in others:
+            cluster.kill_node(node)
+        time.sleep(5)  # longer than the session: one in-sync replica is too few
+        for node in others:
+            cluster.start_node(node)
+        wait_for_more(cluster, topics, run)
+        stop_cleanly(run)
+    copy(*mirrors)
+
+    for topic in topics:
+        cluster.wait_until_in_sync(topic)
+        assert anomalies(source.bootstrap, topic, cluster.bootstrap) == [], topic
