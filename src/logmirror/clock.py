@@ -7,6 +7,10 @@ import random
 import secrets
 import socket
 import time
+from typing import Final
+
+# Linux stops the usual monotonic clock while it is suspended; other systems have one name for both.
+_MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock:
@@ -17,8 +21,12 @@ class Clock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never step backwards; the zero is arbitrary. Use it for deadlines."""
-        return time.monotonic_ns() // 1_000_000
+        """Milliseconds that never step backwards; the zero is arbitrary. Use it for deadlines.
+
+        They go on while the machine sleeps, where the system has such a clock: what was known
+        before the sleep is old afterwards.
+        """
+        return time.clock_gettime_ns(_MONOTONIC) // 1_000_000
 
     def sleep_ms(self, duration_ms: float) -> None:
         """Wait; returns at once for a duration that is not positive."""
