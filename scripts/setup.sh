@@ -2,7 +2,7 @@
 # Make this clone ready, from whatever the machine has: Python 3.11 or later, make, a package manager.
 #
 #     scripts/setup.sh          .venv with the locked packages, and Java
-#     scripts/setup.sh tests    the same, and what only the tests need: Maven and kcat
+#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, Go
 #
 # What is missing is installed where the package manager lets us (as root, or by sudo that asks no
 # password); otherwise the script stops and says what to install. Nothing is done twice.
@@ -158,4 +158,6 @@ if [ "${1:-}" = tests ]; then
         provide "Maven, which fetches Apache Kafka for the tests," maven maven maven
     command -v kcat >/dev/null 2>&1 ||
         provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
+    command -v go >/dev/null 2>&1 ||
+        provide "Go, which builds the faulty network of the tests," golang-go golang go
 fi
