@@ -26,6 +26,7 @@ from logmirror.cluster.produce import ProduceAnswer
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.kafka_guard import SEND_DEADLINE_MS, deadline_ms
 from logmirror.mirror.kafka_source import STALL_MS
+from logmirror.mirror.kafka_transfer import SLICE_MS
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import HoleCause, TopicPartition
 from logmirror.wire.records import encode_reference
@@ -351,6 +352,15 @@ def test_a_budget_ends_a_slice_and_what_was_sent_is_collected():
 
     assert (result.error, covered(result)) == (None, [(0, 7)])
     assert world.destination.values()[-1][0] == 7
+
+
+def test_time_ends_a_slice_and_what_was_sent_is_collected():
+    world = World(Log(large_batches(0, 100)), response_batches=2)
+    world.source.fetch = slow_fetch(world, SLICE_MS)
+
+    (result,) = world.run()
+
+    assert (result.error, covered(result)) == (None, [(0, 1)])
 
 
 def test_without_a_lease_a_slice_does_not_wait_for_more():

@@ -46,6 +46,11 @@ _WATCH_MS: Final = 10
 ten times as long as the answer took, where that is longer."""
 
 
+SLICE_MS: Final = 2_000
+"""After so long a slice ends, whatever is left: a stop and other flows wait for it. Between two of
+them Spark takes 30-100 ms, and as much CPU."""
+
+
 class HoleFiller(Protocol):
     """Makes offsets without a record at the destination."""
 
@@ -145,12 +150,15 @@ class KafkaTransfer:
     def run(self) -> list[SliceResult]:
         """Carry all slices out as far as they go; a LogmirrorError becomes part of a result."""
         self._begin()
+        until_ms = self._clock.monotonic_ms() + SLICE_MS
         while copies := [copy for copy in self._copies if not copy.is_done]:
             moved = False
             for copy in copies:
                 if copy.writer.next_offset < copy.limit:
                     moved |= self._guard(copy, self._step)
             if moved:
+                if self._clock.monotonic_ms() >= until_ms:
+                    break
                 continue
             for copy in copies:
                 self._guard(copy, self._drain)
@@ -264,6 +272,7 @@ class KafkaTransfer:
                 if piece.base_offset > copy.writer.next_offset:
                     self._fill(copy, piece.base_offset, known)
                 self._send(copy, piece)
+            self._collect(block=False)  # once for all: it takes as long as a small request
             if copy.writer.next_offset < end:
                 self._fill(copy, end, known)
         if stop < batches.count and copy.writer.next_offset < limit:
@@ -305,6 +314,8 @@ class KafkaTransfer:
             self._flush()
         while not writer.may_send():
             self._collect(block=True)
+        if writer.is_stale(self._clock.monotonic_ms()):
+            self._collect(block=False)  # an answer that has come is a look, too
         self._raise_failure(copy)
         if writer.is_stale(self._clock.monotonic_ms()):
             self._look_again(copy)
@@ -316,7 +327,6 @@ class KafkaTransfer:
                 self._flush()
         else:
             self._transmit({writer.partition: piece.data})
-        self._collect(block=False)
 
     def _look_again(self, copy: Copy) -> None:
         """The last look is too old to send on: a pause, a slow source."""

@@ -22,6 +22,9 @@ SLICE_BYTES: Final = 256 << 20
 """A slice stops at the first object boundary after this much: about a second of work, so that a
 stop is prompt and Spark's 20-40 ms a tick stay below a few per cent."""
 
+COPY_BYTES: Final = 1 << 30
+"""The same for a copy at the source's offsets, whose slices end by time."""
+
 DAY_MS: Final = 86_400_000
 
 _PROBE_GROWTH: Final = 1.05
@@ -221,6 +224,8 @@ def _slice(
     state: FlowState, first: int, end: int, tail: Trigger | None, *, staged: bool = False
 ) -> Slice:
     whole = staged or end < state.end
+    spec = state.destination
+    is_timed = isinstance(spec, KafkaSpec) and spec.offsets == "preserve"
     return Slice(
         flow=state.flow,
         topic_id=state.topic_id,
@@ -230,5 +235,5 @@ def _slice(
         tail=tail,
         staged=staged,
         # A slice that another one follows must be copied whole, whatever it weighs.
-        budget_bytes=2**62 if whole else SLICE_BYTES,
+        budget_bytes=2**62 if whole else COPY_BYTES if is_timed else SLICE_BYTES,
     )
