@@ -3,7 +3,7 @@
 CPU is sampled, because Spark's JVM and workers are no children that the command waits for: every
 process of a tree is looked at every 50 ms, and the last look counts. What a process does in its
 last 50 ms is missed, so figures are a lower bound, by some percent for a command of one second.
-New processes are looked for every 200 ms, which is what looking costs most for.
+New processes are looked for every 400 ms, which is what looking costs most for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Self
 import psutil
 
 _SAMPLE_S = 0.05
-_SAMPLES_BETWEEN_SCANS = 4
+_SAMPLES_BETWEEN_SCANS = 8
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Run every measurement and write docs/bench.md: what was measured, where, and against what goal.
 
-    python bench/report.py [--records N] [--rounds N]
+    python bench/report.py [--records N] [--forward-records N] [--rounds N]
 
 The page holds only what this run measured. Shortfalls stand in it like everything else.
 """
@@ -19,6 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+from forward_report import sections, table  # noqa: E402  # after the path is set
+
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
 
 PAGE = HERE.parent / "docs" / "bench.md"
@@ -39,11 +41,6 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def flow_table(medians: dict[str, dict]) -> str:
@@ -115,14 +112,14 @@ def _kernel_figures(lines: list[dict]) -> tuple[float, float]:
     return large["mb_per_s"], small["million_records_per_s"]
 
 
-def page(kernels: list[dict], mirror: dict) -> str:
+def page(kernels: list[dict], mirror: dict, forward: dict, load_before: float) -> str:
     now = datetime.now(UTC).date().isoformat()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     notes = (HERE / "notes.md").read_text()
     return f"""# Measured
 
 `make bench` wrote this page on {now}: {processor()}, {mirror["cores"]} cores, \
-Python {platform.python_version()}, {versions}, load before {os.getloadavg()[0]:.1f}. \
+Python {platform.python_version()}, {versions}, load before {load_before:.1f}. \
 Read ratios, not absolute figures: machines differ, and the same machine differs from hour to hour.
 
 ## The mirror and its peers
@@ -140,6 +137,8 @@ comes before it and is told apart. CPU is that of all processes of the contestan
 included, the broker's not; the connector's start could not be told from its flow. The connector
 runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
 
+{sections(forward)}
+
 ## Kernels
 
 {kernel_table(kernels)}
@@ -150,11 +149,14 @@ runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", default="2000000")
+    parser.add_argument("--forward-records", default="1000000")
     parser.add_argument("--rounds", default="3")
     options = parser.parse_args()
+    load_before = os.getloadavg()[0]
     kernels = run("kernels.py", "--json")
     mirror = run("mirror.py", "--records", options.records, "--rounds", options.rounds)
-    PAGE.write_text(page(kernels["lines"], mirror))
+    forward = run("forward.py", "--records", options.forward_records, "--rounds", options.rounds)
+    PAGE.write_text(page(kernels["lines"], mirror, forward, load_before))
     print(PAGE.read_text())
 
 

@@ -1,0 +1,203 @@
+"""The sections of docs/bench.md about copies in other clusters, from what `forward.py` found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusters import BATCH_BYTES, VERSION
+from forward import DEFAULTS, LOOP, OURS, TUNED
+from forward_delay import RECORD_BYTES, RECORDS_S
+from forward_memory import RECORDS_EACH
+from mirrormaker import JVM
+from mirrormaker import TUNED as SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GOALS = {  # title, peer, which ratio, goal
+    "records/s, ours to MirrorMaker 2, tuned": (TUNED, "rate", 5.0),
+    "CPU in the flow, MirrorMaker 2, tuned, to ours": (TUNED, "cpu", 20.0),
+    "CPU with start, MirrorMaker 2, tuned, to ours": (TUNED, "life_cpu", None),
+    "records/s, ours to MirrorMaker 2, defaults": (DEFAULTS, "rate", None),
+    "CPU in the flow, MirrorMaker 2, defaults, to ours": (DEFAULTS, "cpu", None),
+    "records/s, ours to the plain loop": (LOOP, "rate", None),
+    "CPU in the flow, the plain loop to ours": (LOOP, "cpu", None),
+}
+DELAY_GOAL_MS = 100
+TRIP_GOAL = 0.8
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def verdict(*, reached: bool) -> str:
+    return "reached" if reached else "**not reached**"
+
+
+def sections(found: Mapping[str, Any]) -> str:
+    """All of them, for the parts that were run."""
+    parts = {"copy": copies, "trip": trip, "delay": delays, "memory": memory}
+    return "\n\n".join(write(found[name]) for name, write in parts.items() if name in found)
+
+
+def copies(results: Sequence[Mapping[str, Any]]) -> str:
+    return f"""## A copy in another cluster
+
+From one Apache Kafka {VERSION} into another, one broker each, everything on the same machine, \
+page cache warm, no compression, acks=all. The source's batches are of {BATCH_BYTES // 1024} KiB, \
+which is what Java's producer makes unless it is told otherwise; records are minutes old. Every round \
+runs each contestant once, in another order each time (MirrorMaker with its defaults in the first \
+alone), after a copy that warms both brokers up and does not count. Each copy is counted at its end.
+
+{_ratio_table(results)}
+
+{_figure_table(results)}
+
+- *Flow*: ours, from the first look at the source to the last answer (Spark's start, and the \
+topic, come before); the plain loop, from its first poll to the end of its last flush; \
+MirrorMaker, from the first record that is seen at the destination until none is missing, so that none of its \
+start counts. *With start* is the CPU from the start of the process until then.
+- CPU is that of the contestant's own processes, ours with Spark's JVM, driver and workers; that \
+of the two brokers in the same time stands beside it.
+- `{LOOP}` is `bench/plain_loop.py`: confluent-kafka, an idempotent producer. It neither keeps \
+offsets nor survives a crash without duplicates.
+- `MirrorMaker 2` runs in dedicated mode on the JVM that its own script asks for \
+(`{" ".join(JVM[:4])} ...`), with identity names, and without heartbeats, checkpoints and ACLs. \
+*Defaults* says no more than what clusters of one broker need. *Tuned* has a task for each \
+partition and: {_settings()}."""
+
+
+def _settings() -> str:
+    names = {"source": "", "target": ""}
+    return ", ".join(f"`{key.format(**names)[1:]}={value}`" for key, value in SETTINGS.items())
+
+
+def _ratio_table(results: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for result in results:
+        for title, (peer, what, goal) in GOALS.items():
+            if peer not in result["ratios"]:
+                continue
+            ratio = result["ratios"][peer][what]
+            rows.append(
+                [
+                    f"{result['shape']}: {title}",
+                    f"{ratio['median']:.1f}",
+                    ", ".join(f"{value:.1f}" for value in ratio["rounds"]),
+                    "-" if goal is None else f"{goal:.0f}",
+                    "" if goal is None else verdict(reached=ratio["median"] >= goal),
+                ]
+            )
+    return table(["ratio", "median", "each round", "goal", ""], rows)
+
+
+def _figure_table(results: Sequence[Mapping[str, Any]]) -> str:
+    header = ["", "", "records/s", "MB/s", "CPU-s per GB in the flow", "with start"]
+    header += ["source's broker", "destination's broker", "start, s", "sum of peak RSS, MiB"]
+    rows = []
+    for result in results:
+        for name, figures in result["medians"].items():
+            cpu = f"{figures['flow_cpu_s_per_gb']:.2f}"
+            if name == OURS:
+                gigabytes = figures["cpu_s"] / figures["cpu_s_per_gb"]
+                workers = figures.get("flow_cpu_s_worker", 0.0) / gigabytes
+                cpu += f" ({workers:.2f} in workers)"
+            rows.append(
+                [
+                    result["shape"],
+                    name,
+                    f"{figures['records_s']:,.0f}",
+                    f"{figures['mb_s']:.0f}",
+                    cpu,
+                    f"{figures['cpu_s_per_gb']:.1f}",
+                    f"{figures['source_cpu_s_per_gb']:.1f}",
+                    f"{figures['target_cpu_s_per_gb']:.1f}",
+                    f"{figures['start_s']:.1f}",
+                    f"{figures['peak_mib']:,.0f}",
+                ]
+            )
+    return table(header, rows)
+
+
+def trip(result: Mapping[str, Any]) -> str:
+    rows = [
+        [way, f"{figures['mb_s']:.0f}", f"{figures['flow_s']:.1f}"]
+        for way, figures in result["medians"].items()
+    ]
+    ratios = []
+    for way, ratio in result["ratios"].items():
+        is_goal = way == "direct"
+        ratios.append(
+            [
+                f"50 ms to {way}",
+                f"{ratio['median']:.2f}",
+                ", ".join(f"{value:.2f}" for value in ratio["rounds"]),
+                f"{TRIP_GOAL}" if is_goal else "-",
+                verdict(reached=ratio["median"] >= TRIP_GOAL) if is_goal else "",
+            ]
+        )
+    return f"""### A long way to the destination
+
+The same copy ({result["shape"]}, {result["records"]:,} records) to the destination directly, \
+through a proxy, and through the same proxy when each byte takes 25 ms each way. The proxy is of \
+Python, takes its own share of the machine, and limits neither bandwidth nor what is on its way: \
+this measures what waiting for answers costs. A real way of that length also wants larger socket \
+buffers at the broker (`socket.receive.buffer.bytes=-1`), or TCP is the limit.
+
+{table(["ratio of MB/s", "median", "each round", "goal", ""], ratios)}
+
+{table(["round trip", "MB/s", "flow, s"], rows)}"""
+
+
+def delays(results: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            str(r["partitions"]),
+            f"{r['p50_ms']:.1f}",
+            f"{r['p99_ms']:.1f}",
+            f"{r['max_ms']:.0f}",
+            f"{r['source_p50_ms']:.1f}",
+            f"{r['source_p99_ms']:.1f}",
+            f"{r['cpu_s_per_s'] * 100:.0f} %",
+            str(DELAY_GOAL_MS),
+            verdict(reached=r["p99_ms"] <= DELAY_GOAL_MS),
+        ]
+        for r in results
+    ]
+    header = ["partitions", "p50, ms", "p99, ms", "highest, ms"]
+    header += ["p50 at the source, ms", "p99 at the source, ms", "CPU of the service"]
+    return f"""### How late a record arrives
+
+The running service on Spark, {RECORDS_S} records of {RECORD_BYTES} B a second for \
+{results[0]["seconds"]} s, nothing else to do. From just before the producer is given the record \
+until a consumer of the destination has it, by one clock; what a consumer of the source sees is \
+told beside it.
+
+{table([*header, "goal for p99, ms", ""], rows)}"""
+
+
+def memory(results: Sequence[Mapping[str, Any]]) -> str:
+    header = ["partitions", "driver", "Spark's JVM", "Spark's Python daemon", "a worker"]
+    header += ["first pass, s", "CPU-s", "second pass, s", "CPU-s"]
+    rows = [
+        [
+            f"{r['partitions']:,}",
+            *(f"{r[key]:.0f}" for key in ("driver_mib", "jvm_mib", "daemon_mib", "worker_mib")),
+            f"{r['first_pass_s']:.1f}",
+            f"{r['first_pass_cpu_s']:.1f}",
+            f"{r['second_pass_s']:.1f}",
+            f"{r['second_pass_cpu_s']:.1f}",
+        ]
+        for r in results
+    ]
+    return f"""### Memory, and many partitions
+
+Peak RSS in MiB of each kind of process (of the largest one) in one mirror of so many partitions, \
+{RECORDS_EACH} records in each. Workers share most of their memory with the daemon that they are \
+forked from. A pass is from the first look at the source to the last answer; the first makes a \
+copy that does not exist, the second finds one, proves for each partition that it continues the \
+source, and goes on.
+
+{table(header, rows)}"""
