@@ -48,8 +48,9 @@ def copies(results: Sequence[Mapping[str, Any]]) -> str:
 From one Apache Kafka {VERSION} into another, one broker each, everything on the same machine, \
 page cache warm, no compression, acks=all. The source's batches are of {BATCH_BYTES // 1024} KiB, \
 which is what Java's producer makes unless it is told otherwise; records are minutes old. Every \
-round runs each contestant once, in another order each time (MirrorMaker with its defaults in the first \
-alone), after a copy that warms both brokers up and does not count. Each copy is counted at its end.
+round runs each contestant once, in another order each time (MirrorMaker with its defaults in the \
+first alone), after a copy that warms both brokers up and does not count. Each copy is counted at \
+its end.
 
 {_ratio_table(results)}
 
@@ -57,8 +58,8 @@ alone), after a copy that warms both brokers up and does not count. Each copy is
 
 - *Flow*: ours, from the first look at the source to the last answer (Spark's start, and the \
 topic, come before); the plain loop, from its first poll to the end of its last flush; \
-MirrorMaker, from the first record that is seen at the destination until none is \
-missing, so that none of its start counts. *With start* is the CPU from the start of the process until then.
+MirrorMaker, from the first record that is seen at the destination until none is missing, so that \
+none of its start counts. *With start* is the CPU from the start of the process until then.
 - CPU is that of the contestant's own processes, ours with Spark's JVM, driver and workers; that \
 of the two brokers in the same time stands beside it.
 - `{LOOP}` is `bench/plain_loop.py`: confluent-kafka, an idempotent producer. It neither keeps \
