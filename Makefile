@@ -25,7 +25,7 @@ test: testtools checks ## Lint, then every test, against real Apache Kafka broke
 
 lint: install checks ## Ruff, mypy --strict, import contracts
 
-bench: testtools ## Measure kernels and mirror against their peers; writes docs/bench.md
+bench: testtools ## Measure against the peers, for an hour; writes docs/bench.md
 	@$(RUN) python bench/report.py
 
 format: install ## Format the code and fix what Ruff can fix

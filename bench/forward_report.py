@@ -61,7 +61,8 @@ topic, come before); the plain loop, from its first poll to the end of its last 
 MirrorMaker, from the first record that is seen at the destination until none is missing, so that \
 none of its start counts. *With start* is the CPU from the start of the process until then.
 - CPU is that of the contestant's own processes, ours with Spark's JVM, driver and workers; that \
-of the two brokers in the same time stands beside it.
+of the two brokers in the same time stands beside it. So is memory; what Spark's Python processes \
+share counts for each of them.
 - `{LOOP}` is `bench/plain_loop.py`: confluent-kafka, an idempotent producer. It neither keeps \
 offsets nor survives a crash without duplicates.
 - `MirrorMaker 2` runs in dedicated mode on the JVM that its own script asks for \
@@ -96,7 +97,7 @@ def _ratio_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _figure_table(results: Sequence[Mapping[str, Any]]) -> str:
     header = ["", "", "records/s", "MB/s", "CPU-s per GB in the flow", "with start"]
-    header += ["source's broker", "destination's broker", "start, s", "sum of peak RSS, MiB"]
+    header += ["source's broker", "destination's broker", "start, s", "peak RSS of all, MiB"]
     rows = []
     for result in results:
         for name, figures in result["medians"].items():

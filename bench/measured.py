@@ -35,6 +35,9 @@ class Tree:
     rss_by_role: dict[str, int] = field(default_factory=dict)
     """The same by what the process is there for; see `_role`."""
 
+    peak_bytes: int = 0
+    """Highest resident memory of all its processes together; what they share counts for each."""
+
     timeline: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the epoch, CPU seconds until then), one for each look."""
 
@@ -117,6 +120,7 @@ class _Sampled:
     def look(self, *, scan: bool) -> None:
         if scan:
             self._scan()
+        resident = 0
         for process, (name, role) in list(self._known.items()):
             try:
                 with process.oneshot():
@@ -126,8 +130,10 @@ class _Sampled:
                 continue
             self._cpu_s[process] = max(self._cpu_s.get(process, 0.0), times.user + times.system)
             self._role_of[process] = role
+            resident += memory
             for peaks, key in ((self.tree.rss_bytes, name), (self.tree.rss_by_role, role)):
                 peaks[key] = max(peaks.get(key, 0), memory)
+        self.tree.peak_bytes = max(self.tree.peak_bytes, resident)
         self.tree.cpu_s = sum(self._cpu_s.values())
         now = time.time()
         self.tree.timeline.append((now, self.tree.cpu_s))

@@ -111,7 +111,7 @@ def mirrormaker(
         "flow_cpu_s": tree.cpu_between(first, now),
         "source_cpu_s": of_source.cpu_between(first, now),
         "target_cpu_s": of_target.cpu_between(first, now),
-        "peak_mib": sum(tree.rss_by_role.values()) / 2**20,
+        "peak_mib": tree.peak_bytes / 2**20,
     }
 
 

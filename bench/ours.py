@@ -61,7 +61,7 @@ def logmirror(
         "flow_cpu_s": cost.cpu_between(first, last),
         "source_cpu_s": of_source.cpu_between(first, last),
         "target_cpu_s": of_target.cpu_between(first, last),
-        "peak_mib": sum(cost.rss_by_role.values()) / 2**20,
+        "peak_mib": cost.peak_bytes / 2**20,
         **{
             f"flow_cpu_s_{role.lower()}": cpu_s
             for role, cpu_s in cost.roles_between(first, last).items()
