@@ -155,6 +155,7 @@ def test_status_tells_the_position_in_offsets_of_the_source(apache_kafka, topic_
 # -- death and sleep -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("apache_kafka", ["4.3.1"], indirect=True)
 @pytest.mark.parametrize("point", PASSED)
 def test_death_at_a_point_neither_doubles_nor_loses(
     apache_kafka, topic_name, config, tmp_path, point
@@ -218,6 +219,7 @@ def test_death_between_large_transactions_neither_doubles_nor_loses(
     assert keys == [b"%d" % n for n in range(600)]
 
 
+@pytest.mark.parametrize("apache_kafka", ["3.9.2"], indirect=True)
 @pytest.mark.parametrize("point", OURS)
 def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes(
     apache_kafka, topic_name, config, tmp_path, point
