@@ -60,7 +60,7 @@ def forgetful_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apache
     """
     config = {
         "producer.id.expiration.check.interval.ms": 1000,
-        "broker.session.timeout.ms": 2000,
+        "broker.session.timeout.ms": 6000,
         "broker.heartbeat.interval.ms": 500,
     }
     broker = ApacheKafka(VERSIONS[-1], tmp_path_factory.mktemp("forgetful-kafka"), config=config)

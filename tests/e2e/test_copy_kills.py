@@ -18,7 +18,7 @@ import pytest
 
 from kit.clients import odd_messages, produce
 from kit.commands import Run, wait_until, write_config
-from kit.copies import anomalies, copy, forget_connections, partition_anomalies
+from kit.copies import anomalies, copy, end_of, forget_connections, partition_anomalies
 from kit.inline_run import InlineRun, mirror_to_cluster
 from kit.truth import Source
 from kit.writer import writing
@@ -152,7 +152,7 @@ def all_anomalies(pairs):
 
 def ends_of(pairs):
     return [
-        Source(destination.bootstrap, name).bounds(partition)[1]
+        end_of(destination.bootstrap, name, partition)
         for _, destination, name in pairs
         for partition in range(2)
     ]

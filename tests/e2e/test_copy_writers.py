@@ -12,13 +12,12 @@ import signal
 import time
 
 import pytest
-from confluent_kafka import KafkaException
 
 from kit.apache import VERSIONS
 from kit.clients import odd_messages, produce
 from kit.cluster import KafkaCluster
 from kit.commands import Run, wait_until, write_config
-from kit.copies import anomalies, copy, forget_connections, wait_for_end
+from kit.copies import anomalies, copy, end_of, forget_connections, wait_for_end
 from kit.inline_run import InlineRun, mirror_to_cluster
 from kit.stopping_run import KERNEL, StoppingRun
 from kit.truth import Source
@@ -60,25 +59,12 @@ def filled(broker, topic, age, count=300):
     return topic
 
 
-def end_of(broker, topic):
-    """Where a topic ends, as soon as it has a leader that tells."""
-    found = []
-
-    def told():
-        with contextlib.suppress(KafkaException, TimeoutError):
-            found.append(Source(broker.bootstrap, topic).bounds(0)[1])
-        return bool(found)
-
-    wait_until(told, what=lambda: f"the end of {topic}")
-    return found[0]
-
-
 def wait_for_more(broker, topics, *runs):
     """Wait until every one of these topics has grown."""
-    before = {topic: end_of(broker, topic) for topic in topics}
+    before = {topic: end_of(broker.bootstrap, topic) for topic in topics}
     wait_until(
         lambda: (
-            all(end_of(broker, topic) > end for topic, end in before.items())
+            all(end_of(broker.bootstrap, topic) > end for topic, end in before.items())
             or not all(run.alive for run in runs)
         ),
         what=lambda: f"more than {before}:\n" + "\n".join(run.text for run in runs),
@@ -181,9 +167,12 @@ def late(source, destination, tmp_path_factory):
             runs[topic] = stack.enter_context(run)
         for topic, (_, target) in ways.items():
             runs[topic].wait_until_stopped()
-            assert end_of(target, topic) < 300
+            assert end_of(target.bootstrap, topic) < 300
         copy(*mirrors.values())
-        assert [end_of(target, topic) for topic, (_, target) in ways.items()] == [300, 300]
+        assert [end_of(target.bootstrap, topic) for topic, (_, target) in ways.items()] == [
+            300,
+            300,
+        ]
         time.sleep(2.5)  # a sweep of the one that forgets
         for run in runs.values():
             run.signal(signal.SIGCONT)
@@ -208,7 +197,7 @@ def test_what_remains_is_seen_at_once_and_nothing_more_is_written(late, source, 
 
     assert run.wait(timeout_s=60) == PositionError.exit_code, run.text
     assert "reason=ForeignRecord" in run.text
-    end = end_of(destination, "forgotten")
+    end = end_of(destination.bootstrap, "forgotten")
     assert end > 300, "the late batch stands behind the copy"
     with pytest.raises(PositionError) as caught:
         copy(mirror)
@@ -217,7 +206,7 @@ def test_what_remains_is_seen_at_once_and_nothing_more_is_written(late, source, 
     with pytest.raises(PositionError) as caught:
         copy(mirror)
     assert caught.value.facts["reason"] == "ContentDiffers"
-    assert end_of(destination, "forgotten") == end
+    assert end_of(destination.bootstrap, "forgotten") == end
     truth, found = (Source(b.bootstrap, "forgotten").rows(0) for b in (source, destination))
     assert found[:300] == truth[:300]
 

@@ -109,11 +109,28 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
 
 def wait_for_end(bootstrap: str, topic: str, end: int, *, partition: int = 0) -> None:
     """Wait until a topic exists there and a partition of it has reached an offset."""
+    wait_until(
+        lambda: (_end_told(bootstrap, topic, partition) or 0) >= end,
+        what=lambda: f"{topic}-{partition} to reach {end}",
+    )
 
-    def reached() -> bool:
-        try:
-            return Source(bootstrap, topic).bounds(partition)[1] >= end
-        except KafkaException:
-            return False  # not made yet
 
-    wait_until(reached, what=lambda: f"{topic}-{partition} to reach {end}")
+def end_of(bootstrap: str, topic: str, partition: int = 0) -> int:
+    """Where a partition ends, as soon as it has a leader that tells."""
+    found: list[int] = []
+
+    def is_told() -> bool:
+        told = _end_told(bootstrap, topic, partition)
+        found.extend([] if told is None else [told])
+        return bool(found)
+
+    wait_until(is_told, what=lambda: f"the end of {topic}-{partition}")
+    return found[0]
+
+
+def _end_told(bootstrap: str, topic: str, partition: int) -> int | None:
+    """None: there is no such topic yet, no leader, or one that has just begun to be it."""
+    try:
+        return Source(bootstrap, topic).bounds(partition)[1]
+    except (KafkaException, TimeoutError):
+        return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import TYPE_CHECKING, Final
 
 import duckdb
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kit.clients import CREATE_TIME, LOG_APPEND_TIME, Row, rows_by_aiokafka, rows_by_kcat
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
     from logmirror.testing import Anomaly
 
 _TYPES: Final = {"create_time": CREATE_TIME, "log_append_time": LOG_APPEND_TIME}
+
+_LEADER_S: Final = 30
+_NEW_LEADER: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
 
 # Columns of Spark's Kafka source: https://spark.apache.org/docs/latest/streaming/structured-
 # streaming-kafka-integration.html; the timestamp is compared as a number.
@@ -55,7 +66,22 @@ class Source:
         return self._rows[partition]
 
     def bounds(self, partition: int) -> tuple[int, int]:
-        """The first offset that the source still has, and the last stable one plus one."""
+        """The first offset that the source still has, and the last stable one plus one.
+
+        A leader that has just begun to be one (a broker came back, a topic was made) and whoever
+        names it may differ for a moment about its epoch: it is asked again.
+        """
+        deadline = time.monotonic() + _LEADER_S
+        while True:
+            try:
+                return self._bounds_once(partition)
+            except KafkaException as error:
+                is_new = error.args[0].code() in _NEW_LEADER
+                if not is_new or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _bounds_once(self, partition: int) -> tuple[int, int]:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         where = TopicPartition(self.topic, partition)
         found = []
