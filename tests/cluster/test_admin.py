@@ -96,6 +96,20 @@ def test_a_refusal_that_passes_is_waited_for(client, brokers, key, code):
     assert len(brokers[1].asked(key)) == 3
 
 
+def test_fenced_brokers_are_waited_for_although_the_code_blames_the_request(client, brokers):
+    brokers[
+        1
+    ].said = "Unable to replicate the partition 3 time(s): All brokers are currently fenced."
+    brokers[1].codes[CREATE_TOPICS].extend([38, 38])
+    WRITES[CREATE_TOPICS](client)
+    assert len(brokers[1].asked(CREATE_TOPICS)) == 3
+
+    brokers[1].said = "The target replication factor of 3 cannot be reached."
+    brokers[1].codes[CREATE_TOPICS].append(38)
+    with pytest.raises(UsageError):
+        WRITES[CREATE_TOPICS](client)
+
+
 @pytest.mark.parametrize("key", WRITES)
 def test_a_broker_that_cannot_be_reached_was_not_asked(client, brokers, world, key):
     client.topic("t")

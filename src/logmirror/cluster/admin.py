@@ -24,7 +24,12 @@ from kafka.protocol.producer import (  # type: ignore[import-untyped]  # ships n
 
 from logmirror.cluster.retry import NotFoundError
 from logmirror.cluster.router import by_topic, read_entries
-from logmirror.errors import CorruptionError, LogmirrorError, OutcomeUnknownError
+from logmirror.errors import (
+    CorruptionError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from logmirror.model import TopicPartition
 from logmirror.wire.messages import (
     CLUSTER_AUTHORIZATION_FAILED,
@@ -51,6 +56,10 @@ _MARKERS_VERSION: Final = 1
 """The one that 3.9 and 4.3 share; 2 adds a transaction version, which changes nothing for us."""
 _CLUSTER_ACTION: Final = 9
 """AclOperation.CLUSTER_ACTION in a set of authorized operations (KIP-430)."""
+
+
+_FENCED: Final = "currently fenced"
+"""What a controller says when no broker takes replicas at the moment."""
 
 
 class TxnMarker(NamedTuple):
@@ -279,7 +288,11 @@ def _check_topic(entries: Sequence[Any], name: str, action: str) -> None:
     for entry in entries:
         if entry.name == name:
             if entry.error_code:
-                facts = {} if entry.error_message is None else {"reason": entry.error_message}
+                reason = entry.error_message
+                if _FENCED in (reason or ""):
+                    # Brokers that have just started; the code (38) blames the request for it.
+                    raise UnavailableError(f"{action}: the brokers are fenced", reason=reason)
+                facts = {} if reason is None else {"reason": reason}
                 raise api_error(entry.error_code, action=action, **facts)
             return
     raise CorruptionError("an answer is not about the topic that it was asked about")
