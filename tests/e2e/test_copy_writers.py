@@ -3,7 +3,7 @@
 One sort of topic holds records of today, so that the destination remembers who wrote them and
 refuses what does not continue the log; the other records of years ago, which the destination
 forgets within a second: there a deadline and the successor's patience must do. See
-docs/decisions/0005-kafka-destination.md.
+docs/decisions/0004-kafka-destination.md.
 """
 
 import contextlib

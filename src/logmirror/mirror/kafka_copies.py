@@ -3,7 +3,7 @@
 The position is the real log end of the destination's partition, nothing else (I1). Who wrote before
 us is kept out by the broker's sequence guard, as long as the broker remembers the producer. Where
 it does not, a flow waits at its start for longer than a predecessor that was paused could still
-send what it had prepared, and then looks again; see docs/decisions/0005-kafka-destination.md.
+send what it had prepared, and then looks again; see docs/decisions/0004-kafka-destination.md.
 """
 
 from __future__ import annotations

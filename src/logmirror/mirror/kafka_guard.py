@@ -1,6 +1,6 @@
 """Both sides: who may write into a copied partition, and for how long after a look.
 
-Three things keep a writer out that was paused and wakes up late (decision 0005):
+Three things keep a writer out that was paused and wakes up late (decision 0004):
 
 1. The broker's sequence guard: everybody who copies into a partition uses the same derived producer
    id, so a stale batch has a sequence that the broker has seen or does not expect, and is refused.

@@ -3,7 +3,7 @@
 The position is what the last committed transaction says (`translate_progress`), nothing else (I1).
 The run that began last owns its flows: it says so in the progress topic once, at its start, and
 whoever finds another owner there stops for good. So of two instances the newer one goes on, and the
-older one fences it at most once before it sees that; see docs/decisions/0006-translate.md.
+older one fences it at most once before it sees that; see docs/decisions/0005-translate.md.
 """
 
 from __future__ import annotations
