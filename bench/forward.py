@@ -154,6 +154,7 @@ def main() -> None:
             folder = Path(temporary) / name
             folder.mkdir()
             results[name] = PARTS[name](folder, options)
+    results["load_after"] = os.getloadavg()[0]
     print(json.dumps(results, indent=2))
 
 

@@ -39,7 +39,12 @@ def verdict(*, reached: bool) -> str:
 def sections(found: Mapping[str, Any]) -> str:
     """All of them, for the parts that were run."""
     parts = {"copy": copies, "trip": trip, "delay": delays, "memory": memory}
-    return "\n\n".join(write(found[name]) for name, write in parts.items() if name in found)
+    written = [write(found[name]) for name, write in parts.items() if name in found]
+    load = (
+        f"Load of the machine when the first of these copies began: {found['load_before']:.1f}; when "
+        f"the last had ended: {found['load_after']:.1f}. One contestant alone makes 2 to 4."
+    )
+    return "\n\n".join([*written, load])
 
 
 def copies(results: Sequence[Mapping[str, Any]]) -> str:
