@@ -41,8 +41,8 @@ def sections(found: Mapping[str, Any]) -> str:
     parts = {"copy": copies, "trip": trip, "delay": delays, "memory": memory}
     written = [write(found[name]) for name, write in parts.items() if name in found]
     load = (
-        f"Load of the machine when the first of these copies began: {found['load_before']:.1f}; when "
-        f"the last had ended: {found['load_after']:.1f}. One contestant alone makes 2 to 4."
+        f"Load of the machine before the first of these copies {found['load_before']:.1f}, after "
+        f"the last {found['load_after']:.1f}."
     )
     return "\n\n".join([*written, load])
 
