@@ -258,7 +258,7 @@ def test_brokers_restarted_one_by_one_spoil_nothing_unseen(source, cluster, monk
         damaged[error.facts["partition"]] = error
         left.remove(error.facts["partition"])
 
-    with writing_transactions(source.bootstrap, topic, partitions=partitions, seed=1, pause_s=0):
+    with writing_transactions(source.bootstrap, topic, partitions=partitions, seed=1):
         try:
             with copying(mirror()):
                 wait_for_end(cluster.address(1), topic, 20)

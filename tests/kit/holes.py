@@ -181,9 +181,12 @@ def write_transactions(  # noqa: PLR0913  # each with a default
 
 @contextlib.contextmanager
 def writing_transactions(
-    bootstrap: str, topic: str, *, partitions: int, seed: int, pause_s: float = 0.02
+    bootstrap: str, topic: str, *, partitions: int, seed: int
 ) -> Iterator[None]:
-    """Write transactions of today to all partitions until the block ends, half of them aborted."""
+    """Write transactions of today to all partitions until the block ends, half of them aborted.
+
+    Some 60 offsets without a record in a second, so that a copy can follow on any machine.
+    """
     writers = [
         Writer(bootstrap, topic, number, transactional_id=f"{topic}-{number}-{which}")
         for number in range(partitions)
@@ -195,10 +198,10 @@ def writing_transactions(
 
     def write() -> None:
         number = 0
-        while not stop.wait(pause_s):
+        while not stop.wait(0.04):
             number += 1
             now_ms = time.time_ns() // 1_000_000
-            messages = plain_messages(chooser.choice((1, 3, 30)), seed=number, start_ms=now_ms)
+            messages = plain_messages(chooser.choice((1, 2, 7)), seed=number, start_ms=now_ms)
             try:
                 writer = writers[number % len(writers)]
                 writer.transaction(messages, commit=chooser.random() < 0.5)
