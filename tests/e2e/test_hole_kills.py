@@ -180,8 +180,9 @@ def test_a_death_leaves_what_its_point_promises(crashed, way):
     assert left["hole.begin", 1] == (HEAD, begin)
     assert left["hole.filled", 1] == (HEAD, end)
     assert left["hole.filled", 2] == (HEAD, second)
-    if way == "markers":  # all of a hole at once
-        assert [left["hole.marked", nth][1] for nth in (1, 2)] == [end, second]
+    if way == "markers":  # all of a hole at once, as far as the source was read
+        assert begin < left["hole.marked", 1][1] <= end
+        assert begin < left["hole.marked", 2][1] <= second
     else:  # one by one; the last one is promised and may still come
         assert [left["hole.joined", nth][1] - begin for nth in (1, 2)] in ([0, 0], [0, 1])
         assert left["hole.marked", 1][1] - begin in {0, 1}
