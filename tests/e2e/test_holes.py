@@ -24,6 +24,7 @@ from kit.holes import (
     CREDENTIALS,
     Writer,
     allow_copies,
+    allowed_on_cluster,
     clean,
     guarded_kafka,
     log_bounds,
@@ -239,9 +240,7 @@ def test_documented_permissions_suffice_and_holes_are_empty_transactions(
         start = truth.bounds[0][0]
         rows = rows_by_librdkafka(broker.bootstrap, topic, start=start, config=uncommitted)
         assert list(rows) == truth.rows[0]
-        control = [b for b in stored_batches(broker.bootstrap, topic) if b.is_control]
-        assert control
-        assert all(b.producer_id < 1 << 40 for b in control)  # given out by the cluster
+        assert max(producers_of_markers(broker, topic)) < 1 << 40  # given out by the cluster
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -250,8 +249,44 @@ def test_where_it_is_allowed_holes_are_markers_of_our_own(copied, brokers, origi
     wanted = {marker_producer_id(topic, 0)}
 
     for broker in brokers.values():
-        batches = stored_batches(broker.bootstrap, topic)
-        assert {b.producer_id for b in batches if b.is_control} == wanted
+        assert producers_of_markers(broker, topic) == wanted
+
+
+@pytest.fixture
+def limited(guarded, version):
+    """A client of the mirror's user."""
+    address = guarded[version].address("SASL")
+    with ClusterClient(connection_settings(address, CREDENTIALS)) as client:
+        yield client
+
+
+def producers_of_markers(broker, topic):
+    return {b.producer_id for b in stored_batches(broker.bootstrap, topic) if b.is_control}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_markers_that_are_refused_after_all_become_empty_transactions(
+    guarded, limited, version, topic_name, monkeypatch
+):
+    monkeypatch.setattr(limited.admin, "may_write_markers", lambda: True)
+    guarded[version].create_topic(topic_name)
+    allow_copies(guarded[version], [topic_name])
+
+    HoleWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0)
+
+    assert log_bounds(guarded[version].bootstrap, topic_name, 0) == (0, 5)
+    assert max(producers_of_markers(guarded[version], topic_name)) < 1 << 40
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_who_may_alter_the_cluster_may_write_markers(guarded, limited, version, topic_name):
+    guarded[version].create_topic(topic_name)
+    allow_copies(guarded[version], [topic_name])
+
+    with allowed_on_cluster(guarded[version], "ALTER"):  # includes Describe
+        HoleWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0)
+
+    assert producers_of_markers(guarded[version], topic_name) == {marker_producer_id(topic_name, 0)}
 
 
 # Open transactions

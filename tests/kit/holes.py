@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -390,6 +391,20 @@ def allow_copies(broker: ApacheKafka, topics: Iterable[str]) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in admin.create_acls(bindings).values():
         future.result(_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def allowed_on_cluster(broker: ApacheKafka, operation: str) -> Iterator[None]:
+    """Give the mirror's user a right on the cluster, until the block ends."""
+    where = (ResourceType.BROKER, "kafka-cluster", ResourcePatternType.LITERAL)
+    who = (f"User:{USER}", "*", AclOperation[operation], AclPermissionType.ALLOW)
+    admin, binding = AdminClient({"bootstrap.servers": broker.bootstrap}), AclBinding(*where, *who)
+    admin.create_acls([binding])[binding].result(_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        given = AclBindingFilter(*where, *who)
+        admin.delete_acls([given])[given].result(_TIMEOUT_S)
 
 
 # -- verdict -------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ _MARKERS_VERSION: Final = 1
 """The one that 3.9 and 4.3 share; 2 adds a transaction version, which changes nothing for us."""
 _CLUSTER_ACTION: Final = 9
 """AclOperation.CLUSTER_ACTION in a set of authorized operations (KIP-430)."""
+_ALTER: Final = 7
+"""AclOperation.ALTER, which is enough since Apache Kafka 3.8 (KIP-1037)."""
 
 
 _FENCED: Final = "currently fenced"
@@ -226,10 +228,11 @@ class Admin:
         return found
 
     def may_write_markers(self) -> bool:
-        """Whether `write_txn_markers` is allowed (ClusterAction), found out by reading.
+        """Whether `write_txn_markers` is allowed (ClusterAction, or Alter), found out by reading.
 
-        False also where the brokers do not offer it, do not tell (before Apache Kafka 2.8), or do
-        not tell us (Describe on the cluster is needed for that).
+        Brokers before 3.8 refuse it all the same to those who have Alter alone. False also where
+        the brokers do not offer it, do not tell (before Apache Kafka 2.8), or do not tell us
+        (Describe on the cluster is needed for that).
 
         Raises:
             UnavailableError: No broker answered within the budget.
@@ -245,7 +248,7 @@ class Admin:
                 return False
             if response.error_code:
                 raise api_error(response.error_code, action="could not ask what is allowed")
-            return _CLUSTER_ACTION in (response.authorized_operations or ())
+            return not {_CLUSTER_ACTION, _ALTER}.isdisjoint(response.authorized_operations or ())
 
         return self._router.retry.run(attempt, "could not ask what is allowed")
 

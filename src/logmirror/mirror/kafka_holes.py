@@ -3,14 +3,15 @@
 A producer cannot skip an offset. But a control record takes one and no consumer ever sees it:
 
 - where we may (ClusterAction), the leader appends markers on request, hundreds at once;
-- elsewhere a transaction to which nothing was written ends with one marker, by public API alone.
+- elsewhere a transaction to which nothing was written ends with one marker, by public API alone. A
+  coordinator whose marker was on its way when the leader changed asks the new leader again, whether
+  it has that marker or not: in a rolling restart this way doubles markers, the other never does.
 
 Invariants:
 1. Never more markers are asked for than the hole is long, and the log end is looked at when all of
    a step are written. Nothing else is written until the log ends where the hole does.
-2. A log that ends beyond the hole is damaged: a broker has written a marker twice (seen where one
-   was restarted in the middle of a hand-over), or someone else wrote. Nothing is at a wrong offset
-   yet, and nothing more is written.
+2. A log that ends beyond the hole is damaged: a marker was doubled, or someone else wrote. Nothing
+   is at a wrong offset yet, and nothing more is written.
 3. A transaction of a dead writer that had joined the partition leaves its marker when we take its
    id over, so ids are taken before the log end is looked at. From then on that writer is fenced.
 4. A marker that was asked for directly says in its coordinator epoch when its writer last saw the
@@ -29,6 +30,7 @@ from logmirror.cluster.admin import TxnMarker
 from logmirror.errors import FencedError, OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.kafka_guard import SETTLE_MS, marker_producer_id
 from logmirror.mirror.ports import PositionMovedError
+from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
 
 if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
@@ -100,10 +102,14 @@ class HoleWriter:
                 self._clock.sleep_ms(SETTLE_MS)
             if isinstance(error, FencedError):
                 raise self._overtaken(partition, producer, error)
+            if error is not None and error.facts.get("code") == CLUSTER_AUTHORIZATION_FAILED:
+                self._may_write_markers = False  # nothing was written
+                return self._by_transactions(partition, first, end)
             if error is not None:
                 raise error
             first += count
             seen_ms = self._reach(partition, first, end)
+        return None
 
     def _epoch(self, partition: TopicPartition, seen_ms: int) -> int:
         now_ms = self._clock.now_ms()  # before the other: a pause in between makes us older
@@ -222,9 +228,10 @@ def hole_too_long(partition: TopicPartition, *, expected: int, found: int) -> Po
     """
     return PositionError(
         "the destination's log ends beyond a hole of the source",
-        hint="the destination's broker wrote a marker twice (it happens when one is restarted), or "
-        "someone else writes there. No record is at a wrong offset; the next one would be. Copy "
-        "this partition anew into an empty one.",
+        hint="a marker of a transaction was written twice, which happens when a leader changes at "
+        "the destination (never where the mirror has ClusterAction), or someone else writes there. "
+        "No record is at a wrong offset; the next one would be. Copy this partition anew into an "
+        "empty one.",
         reason="HoleTooLong",
         topic=partition.topic,
         partition=partition.partition,
