@@ -78,7 +78,9 @@ def plain_messages(
 
 
 class Writer:
-    """A producer of librdkafka for one partition, whose every `send` is stored before it returns.
+    """A producer of librdkafka for one partition; what it did is in the log when it returns.
+
+    Nobody else writes there meanwhile.
 
     Args:
         bootstrap: Of the cluster.
@@ -104,6 +106,7 @@ class Writer:
         else:
             properties["enable.idempotence"] = True
         self._producer = Producer({**properties, **(config or {})})
+        self._admin = AdminClient({"bootstrap.servers": bootstrap})
         if transactional_id:
             self._producer.init_transactions(_TIMEOUT_S)
 
@@ -128,11 +131,23 @@ class Writer:
         self._producer.begin_transaction()
 
     def end(self, *, commit: bool) -> None:
-        """Commit or abort it; its marker is written, or will be next."""
+        """Commit or abort it; its marker is written when this returns.
+
+        A coordinator answers before: what another producer sends next might overtake the marker.
+        """
+        before = self._log_end()
         if commit:
             self._producer.commit_transaction(_TIMEOUT_S)
         else:
             self._producer.abort_transaction(_TIMEOUT_S)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while self._log_end() == before:
+            assert time.monotonic() < deadline, "the marker does not appear"
+
+    def _log_end(self) -> int:
+        where = TopicPartition(self._topic, self._partition)
+        (asked,) = self._admin.list_offsets({where: OffsetSpec.latest()}).values()
+        return int(asked.result(_TIMEOUT_S).offset)
 
     def transaction(self, messages: Sequence[Message], *, commit: bool) -> None:
         """One transaction from beginning to end, in some batches."""
