@@ -8,7 +8,7 @@ RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test lint bench format schema lock clean
+.PHONY: help install demo test nightly lint bench format schema lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
@@ -22,6 +22,9 @@ demo: install ## Watch the main job on this machine in about a minute
 
 test: testtools checks ## Lint, then every test, against real Apache Kafka brokers
 	@$(RUN) pytest -n 2 --dist loadgroup --durations 15
+
+nightly: testtools checks ## The same with 50 kills of each kind instead of 10
+	@LOGMIRROR_TEST_KILLS=50 $(RUN) pytest -n 2 --dist loadgroup --durations 15
 
 lint: install checks ## Ruff, mypy --strict, import contracts
 

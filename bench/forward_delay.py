@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RECORDS_S = 100
 RECORD_BYTES = 100
-WARM_UP_S = 5
+WARM_UP_S = 20  # leases grow in that time
 _STAMP = struct.Struct("<q")
 _START_TIMEOUT_S = 120
 

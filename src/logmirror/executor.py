@@ -12,7 +12,6 @@ import functools
 import gc
 import os
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +24,7 @@ from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.mirror.kafka_proof import KafkaProver
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
+from logmirror.mirror.leases import open_lease
 from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.transfer import Transfer
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import SliceResult, Work
 
 
-_SHORT_LEASE_MS: Final = 50
-"""Where one slot copies between several pairs of clusters, each in its turn."""
+_TURN_MS: Final = 50
+"""Of a lease, where one slot copies between several pairs of clusters, each in its turn."""
 
 
 @functools.cache
@@ -87,10 +88,11 @@ def _teller(source: ConnectionSettings, process: int, name: str) -> SyncTeller:
     return SyncTeller(_pipeline(source, process, f"syncs of {name}"), name, SYSTEM_CLOCK)
 
 
-def execute(works: Sequence[Work]) -> Iterator[SliceResult]:
+def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Iterator[SliceResult]:
     """Carry the works of one slot out in this process. Never raises a LogmirrorError.
 
-    Connections, buffers and decoders stay for the next time.
+    Connections, buffers and decoders stay for the next time. `desk` is where the driver ends
+    leases.
     """
     copies: dict[tuple[object, ...], list[Work]] = defaultdict(list)
     for work in works:
@@ -100,11 +102,10 @@ def execute(works: Sequence[Work]) -> Iterator[SliceResult]:
             copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
         else:
             yield _archive(work)
-    for group in copies.values():
-        if len(copies) > 1:
-            yield from _copy([replace(w, lease_ms=min(w.lease_ms, _SHORT_LEASE_MS)) for w in group])
-        else:
-            yield from _copy(group)
+    duration_ms = max((work.lease_ms for group in copies.values() for work in group), default=0)
+    with open_lease(desk, duration_ms, SYSTEM_CLOCK) as lease:
+        for group in copies.values():
+            yield from _copy(group, lease if len(copies) == 1 else lease.part(_TURN_MS))
 
 
 def _source(work: Work) -> KafkaSource:
@@ -125,7 +126,7 @@ def _archive(work: Work) -> SliceResult:
     return Transfer(work, _source(work), store, decoder).run()
 
 
-def _copy(works: list[Work]) -> list[SliceResult]:
+def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
     process, spec = os.getpid(), works[0].kafka
     client = _client(spec.cluster, process)
     if spec.offsets == "translate":
@@ -139,6 +140,7 @@ def _copy(works: list[Work]) -> list[SliceResult]:
             progress=progress,
             rebatcher=_rebatcher(spec.max_batch_bytes, process),
             teller=_teller(works[0].source, process, spec.name),
+            lease=lease,
         ).run()
     return KafkaTransfer(
         works,
@@ -149,6 +151,7 @@ def _copy(works: list[Work]) -> list[SliceResult]:
         rebatcher=_rebatcher(spec.max_batch_bytes, process),
         filler=_filler(spec.cluster, process),
         prover=KafkaProver(client, _pipeline(spec.cluster, process, "filler"), _tools(process)[2]),
+        lease=lease,
     ).run()
 
 

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     from pyspark.errors import PySparkException
 
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
+from logmirror.mirror.leases import LeaseDesk
 from logmirror.mirror.ports import EngineLostError
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class SparkRunner:
             are tried again.
         properties: Spark properties that override `SETTINGS`.
         execute: What an executor does with pieces of work, as `module:function`; the driver
-            never imports it. Takes the works of one slot, yields a SliceResult for each.
+            never imports it. Takes the works of one slot and the address of the desk that ends
+            leases; yields a SliceResult for each work.
         warm_up: What a new executor may do before the first piece, in the same form.
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
@@ -109,6 +111,7 @@ class SparkRunner:
             self._context = _start(master, properties, folder, log or folder / "spark.log")
             slots = range(self.slots)
             self._context.parallelize(slots, len(slots)).foreach(_WarmUp(warm_up))
+            self._desk = _desk(self._context)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -117,6 +120,7 @@ class SparkRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._desk.close()
         self._context.stop()
         gateway = self._context._gateway  # noqa: SLF001  # the JVM outlives stop() otherwise
         if gateway is not None:
@@ -134,15 +138,20 @@ class SparkRunner:
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """See `Runner.run`."""
         bins = pack(works, self.slots)
+        task = _Task(self._execute, self._desk.address)
+        self._desk.begin()
         try:
-            rows = self._context.parallelize(bins, len(bins)).mapPartitions(_Task(self._execute))
-            return rows.collect()
+            return self._context.parallelize(bins, len(bins)).mapPartitions(task).collect()
         except (PySparkException, OSError) as error:
             raise self._engine_failed(error) from error
         except Exception as error:
             if type(error).__module__.startswith("py4j"):
                 raise self._engine_failed(error) from error
             raise
+
+    def end_leases(self) -> None:
+        """See `Runner.end_leases`."""
+        self._desk.end()
 
     def _engine_failed(self, error: Exception) -> LogmirrorError:
         reason = _reason(error)
@@ -183,14 +192,14 @@ def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
 class _Task:
     """What Spark pickles and runs in a worker for one bin."""
 
-    def __init__(self, execute: str) -> None:
-        self._execute = execute
+    def __init__(self, execute: str, desk: tuple[str, int]) -> None:
+        self._execute, self._desk = execute, desk
 
     def __call__(self, bins: Iterable[list[Work]]) -> Iterator[SliceResult]:
         # A worker whose input is left over is thrown away with all it has cached.
         works = [work for items in bins for work in items]
         execute = _named(self._execute)
-        yield from execute(works)
+        yield from execute(works, self._desk)
         _freeze_after_task()
 
 
@@ -202,6 +211,13 @@ class _WarmUp:
 
     def __call__(self, _slot: int) -> None:
         _named(self._warm_up)()
+
+
+def _desk(context: SparkContext) -> LeaseDesk:
+    """Where executors reach the driver, as they reach its JVM."""
+    conf = context.getConf()
+    host = conf.get("spark.driver.host") or "127.0.0.1"
+    return LeaseDesk(conf.get("spark.driver.bindAddress") or host, host)
 
 
 def _named(name: str) -> Callable[..., Any]:

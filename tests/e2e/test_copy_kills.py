@@ -2,8 +2,8 @@
 
 The mirror dies by SIGKILL at every named point of the way into a cluster, and at random moments
 while producers write; so do the brokers at both ends. In the end a clean run finishes, and kcat and
-aiokafka compare both clusters offset by offset. `LOGMIRROR_TEST_KILLS` says how often (nights: 50),
-`LOGMIRROR_TEST_SEED` repeats a run's choices.
+aiokafka compare both clusters offset by offset. `LOGMIRROR_TEST_KILLS` says how often (`make
+nightly`: 50), `LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ON_SPARK = {2: "the driver", 6: "all processes"}
 """Which of the random kills hit a mirror on Spark, and what of it."""
 
 WAYS = [p for p in POINTS if p.split(".")[0] in {"plan", "fetch", "produce", "commit"}]
-DEATHS = [(point, nth) for point in WAYS for nth in (1, 2 if point == "fetch.answered" else 4)]
+DEATHS = [(point, nth) for point in WAYS for nth in (1, 4 if "produce" in point else 2)]
 RECORDS = 600
 
 

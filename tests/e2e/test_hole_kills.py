@@ -1,10 +1,11 @@
 """Death in the middle of holes: the next run finishes the copy, every offset in its place.
 
-The mirror dies by SIGKILL at each named point of the way over a hole and of a missing head, and at
-random moments while transactions are written at the source; into a destination that grants markers,
-and into one that does not. Then the brokers of a destination are restarted one after the other. The
-judge is Apache Kafka's console consumer, as in test_holes. `LOGMIRROR_TEST_KILLS` says how often
-(nights: 50), `LOGMIRROR_TEST_SEED` repeats a run's choices.
+The mirror dies by SIGKILL twenty times at the named points of the way over a hole and of a missing
+head, in a topic that is trimmed, compacted and full of transactions, and at random moments while
+transactions are written; into a destination that grants markers, and into one that does not. Then
+the brokers of a destination are restarted one after the other. The judge is Apache Kafka's console
+consumer, as in test_holes. `LOGMIRROR_TEST_KILLS` says how often at random (`make nightly`: 50),
+`LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import pytest
 from kit.cluster import KafkaCluster
 from kit.copies import copy, copying, forget_connections, wait_for_end
 from kit.holes import (
+    COMPACTED,
     CREDENTIALS,
     Writer,
     allow_copies,
+    clean,
     guarded_kafka,
     log_bounds,
     look,
     look_at_all,
     plain_messages,
+    stop_cleaning,
     trim,
     writing_transactions,
 )
@@ -102,12 +106,14 @@ DEATHS = [
     ("head.filled", 1),
     ("head.deleted", 1),
     ("hole.begin", 1),
+    ("hole.begin", 2),
     ("hole.joined", 1),
     ("hole.joined", 2),
     ("hole.marked", 1),
     ("hole.marked", 2),
     ("hole.filled", 1),
     ("hole.filled", 2),
+    ("hole.filled", 3),
 ]
 HEAD = 7
 POINTS_TOPIC = "hole-points"
@@ -117,9 +123,11 @@ POINTS_TOPIC = "hole-points"
 def crashed(source, destinations, tmp_path_factory):
     """Where each copy stood after its run had died: by way and partition, one for each death."""
     folder = tmp_path_factory.mktemp("hole-points")
-    source.create_topic(POINTS_TOPIC, partitions=len(DEATHS))
+    source.create_topic(POINTS_TOPIC, partitions=len(DEATHS), config=COMPACTED)
     for partition in range(len(DEATHS)):
         write_points(source.bootstrap, partition)
+    clean(source, POINTS_TOPIC, len(DEATHS))
+    stop_cleaning(source, POINTS_TOPIC)
     mirrors = {way: mirror_of(destinations, POINTS_TOPIC, way) for way in WAYS}
     for way in WAYS:  # made once, before many want to make them
         destinations[way][0].create_topic(target_of(POINTS_TOPIC, way), partitions=len(DEATHS))
@@ -142,12 +150,12 @@ def crashed(source, destinations, tmp_path_factory):
         for way, (partition, (point, _)) in product(WAYS, enumerate(DEATHS))
         if (way, point) != ("markers", "hole.joined")  # it joins nothing
     ]
-    with ThreadPoolExecutor(4) as pool:  # they mostly wait for predecessors that there are not
+    with ThreadPoolExecutor(6) as pool:  # they mostly wait for predecessors that there are not
         return dict(zip(cases, pool.map(die, cases), strict=True))
 
 
 def write_points(bootstrap, partition):
-    """A trimmed head, then a marker, an aborted transaction, records, a marker, records."""
+    """A trimmed head, a marker, an aborted transaction, records, a marker, records of few keys."""
     now_ms = SYSTEM_CLOCK.now_ms()
     plain = Writer(bootstrap, POINTS_TOPIC, partition)
     one = Writer(bootstrap, POINTS_TOPIC, partition, transactional_id=f"points-{partition}")
@@ -161,6 +169,7 @@ def write_points(bootstrap, partition):
     one.transaction(messages[40:50], commit=True)
     plain.send(messages[50:60])
     assert log_bounds(bootstrap, POINTS_TOPIC, partition) == (HEAD, 63)
+    plain.send(plain_messages(60, seed=partition, keys=5, start_ms=now_ms))
 
 
 def test_every_point_of_holes_and_heads_is_died_at():
@@ -171,7 +180,8 @@ def test_every_point_of_holes_and_heads_is_died_at():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_death_leaves_what_its_point_promises(crashed, way):
-    # The first hole: a marker and an aborted transaction with its own. The second: a marker.
+    # The first hole: a marker and an aborted transaction with its own. The second: a marker. The
+    # third: what the cleaner left out.
     begin, end, second = 30, 35, 53
     left = {DEATHS[number]: crashed[way, number] for w, number in crashed if w == way}
 
@@ -179,7 +189,9 @@ def test_a_death_leaves_what_its_point_promises(crashed, way):
     assert left["head.deleted", 1] == (HEAD, HEAD)
     assert left["hole.begin", 1] == (HEAD, begin)
     assert left["hole.filled", 1] == (HEAD, end)
+    assert left["hole.begin", 2] == (HEAD, second - 1)
     assert left["hole.filled", 2] == (HEAD, second)
+    assert left["hole.filled", 3][1] > 63
     if way == "markers":  # all of a hole at once, as far as the source was read
         assert begin < left["hole.marked", 1][1] <= end
         assert begin < left["hole.marked", 2][1] <= second

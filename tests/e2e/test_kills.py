@@ -1,10 +1,11 @@
-"""Fifty times `kill -9` at random moments while a producer writes: nothing is lost or doubled.
+"""`kill -9` at random moments while a producer writes: nothing is lost or doubled.
 
 One mirror service after the other copies a topic that grows all the time, in all formats, with
 limits so small that objects appear several times a second; each is killed, and the next begins at
 once, so that it meets what the dead one was in the middle of. In the end a clean run finishes and
 an independent checker compares. Half of the kills are against Apache Kafka as source, half against
-the embedded broker. `LOGMIRROR_TEST_SEED` repeats a run's choices.
+the embedded broker. `LOGMIRROR_TEST_KILLS` says how often (`make nightly`: 50),
+`LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kit.writer import writing
 if TYPE_CHECKING:
     from pathlib import Path
 
-KILLS = 25
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10")) // 2
 """Against each of the two sources."""
 
 PARTITIONS = 2

@@ -88,7 +88,8 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
     failures: list[LogmirrorError] = []
     with contextlib.ExitStack() as stack:
         specs = wiring.mirror_specs(load_text(config_text(*mirrors), environ={}))
-        service = wiring.build_service(specs, InlineRunner(), stack)
+        runner = stack.enter_context(InlineRunner())
+        service = wiring.build_service(specs, runner, stack)
 
         def run() -> None:
             try:

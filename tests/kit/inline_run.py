@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kit.commands import Run
 from logmirror import cli, executor, spark, wiring
+from logmirror.mirror.leases import LeaseDesk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,16 +63,22 @@ class InlineRunner:
 
     def __init__(self, **_: object) -> None:
         """Take what Spark's runner takes; nothing of it applies here."""
+        self._desk = LeaseDesk()
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """Carry out; see `logmirror.executor.execute`."""
-        return list(executor.execute(works))
+        self._desk.begin()
+        return list(executor.execute(works, self._desk.address))
+
+    def end_leases(self) -> None:
+        """See `Runner.end_leases`."""
+        self._desk.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._desk.close()
 
 
 def copy_now(settings: Settings) -> None:
@@ -82,7 +89,8 @@ def copy_now(settings: Settings) -> None:
     """
     with contextlib.ExitStack() as stack:
         specs = wiring.mirror_specs(settings)
-        wiring.build_service(specs, InlineRunner(), stack).run(until_now=True)
+        runner = stack.enter_context(InlineRunner())
+        wiring.build_service(specs, runner, stack).run(until_now=True)
 
 
 class InlineRun(Run):

@@ -17,6 +17,7 @@ from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableErro
 from logmirror.mirror.kafka_guard import producer_id
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
+from logmirror.mirror.leases import Lease
 from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
 from logmirror.model import TopicPartition
 from logmirror.wire.rebatch import Rebatcher
@@ -184,6 +185,7 @@ class World:
             rebatcher=Rebatcher() if merge else Rebatcher(merge_below_bytes=0),
             filler=self.filler,
             prover=self.prover,
+            lease=Lease(max(work.lease_ms for work in works), self.clock),
             clock=self.clock,
         )
         results = self.transfer.run()

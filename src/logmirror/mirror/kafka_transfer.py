@@ -23,6 +23,7 @@ from logmirror.mirror.holes import HoleLedger, batch_holes, check_dense, unexpla
 from logmirror.mirror.kafka_guard import producer_id, target
 from logmirror.mirror.kafka_sink import PartitionWriter
 from logmirror.mirror.kafka_source import STALL_MS
+from logmirror.mirror.leases import LISTEN_MS, SLICE_MS
 from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
 from logmirror.model import Hole, HoleCause, OffsetRange, TopicPartition, Trigger
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.mirror.kafka_source import Fetched, KafkaSource
+    from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import Work
     from logmirror.wire.rebatch import Piece, Rebatcher
 
@@ -44,11 +46,6 @@ _REQUEST_BYTES: Final = 1 << 20
 _WATCH_MS: Final = 10
 """Between two questions whether anything has come, where one process watches several partitions;
 ten times as long as the answer took, where that is longer."""
-
-
-SLICE_MS: Final = 2_000
-"""After so long a slice ends, whatever is left: a stop and other flows wait for it. Between two of
-them Spark takes 30-100 ms, and as much CPU."""
 
 
 class HoleFiller(Protocol):
@@ -112,6 +109,7 @@ class KafkaTransfer:
         rebatcher: Makes pieces that a broker accepts.
         filler: Makes holes.
         prover: Compares the destination with the source.
+        lease: How long to go on with what arrives.
         clock: Time.
     """
 
@@ -126,11 +124,13 @@ class KafkaTransfer:
         rebatcher: Rebatcher,
         filler: HoleFiller,
         prover: Prover,
+        lease: Lease,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
         self._pipeline, self._rebatcher = pipeline, rebatcher
-        self._filler, self._prover, self._clock = filler, prover, clock
+        self._filler, self._prover = filler, prover
+        self._lease, self._clock = lease, clock
         now_ms = clock.monotonic_ms()
         self._copies = [
             Copy(
@@ -145,24 +145,24 @@ class KafkaTransfer:
         self._by_partition = {copy.writer.partition: copy for copy in self._copies}
         self._outbox: dict[TopicPartition, memoryview] = {}
         self._outbox_bytes = 0
-        self._lease_until_ms = now_ms + max(work.lease_ms for work in works)
 
     def run(self) -> list[SliceResult]:
         """Carry all slices out as far as they go; a LogmirrorError becomes part of a result."""
         self._begin()
         until_ms = self._clock.monotonic_ms() + SLICE_MS
         while copies := [copy for copy in self._copies if not copy.is_done]:
+            if len(copies) < len(self._copies):
+                self._lease.end()  # one that is done waits for the driver to look at it
             moved = False
             for copy in copies:
                 if copy.writer.next_offset < copy.limit:
                     moved |= self._guard(copy, self._step)
             if moved:
-                if self._clock.monotonic_ms() >= until_ms:
+                if self._clock.monotonic_ms() >= until_ms and not self._lease.left_ms:
                     break
                 continue
-            for copy in copies:
-                self._guard(copy, self._drain)
-            if not self._wait_for_more(copies):
+            drained = [self._guard(copy, self._drain) for copy in copies]
+            if all(drained) and not self._wait_for_more(copies):
                 break
         for copy in self._copies:
             self._guard(copy, self._drain)
@@ -393,10 +393,7 @@ class KafkaTransfer:
             self._clock.sleep_ms(_WATCH_MS)
             return any(copy.writer.error is None for copy in behind)
         watched = [copy for copy in copies if copy.work.lease_ms and copy.writer.error is None]
-        while watched:
-            left_ms = self._lease_until_ms - self._clock.monotonic_ms()
-            if left_ms <= 0:
-                return False
+        while watched and self._lease.left_ms:
             if len(watched) == 1:
                 return self._guard(watched[0], self._follow)
             if self._watch(watched):
@@ -405,7 +402,7 @@ class KafkaTransfer:
 
     def _follow(self, copy: Copy) -> bool:
         """Let the source itself wait for what comes to the one partition that we watch."""
-        wait_ms = max(self._lease_until_ms - self._clock.monotonic_ms(), 0)
+        wait_ms = min(self._lease.left_ms, LISTEN_MS)
         polled = copy.source.poll(copy.writer.next_offset, max_wait_ms=wait_ms)
         copy.known_end = max(copy.known_end, polled.stable_end)
         if polled.fetched is not None:

@@ -275,3 +275,7 @@ class Runner(Protocol):
             EngineLostError: The same, and it will not come back.
         """
         ...
+
+    def end_leases(self) -> None:
+        """Let slices that wait for what arrives end soon; signal handlers may call it."""
+        ...

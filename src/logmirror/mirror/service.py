@@ -18,6 +18,7 @@ from logmirror.archive.claims import ClaimTakenError
 from logmirror.clock import Clock, jittered_ms
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.mirror.leases import LONG_MS, SHORT_MS
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
     ArchiveSpec,
@@ -50,10 +51,6 @@ DISCOVERY_MS: Final = 5_000
 
 BACKOFF_MS: Final = (1_000, 60_000)
 """First and longest wait of a flow that failed for now."""
-
-LEASE_MS: Final = 1_000
-"""How long a slice into a cluster goes on with what arrives. Between two of them lie some 30 ms in
-which nothing is copied; the longer it is, the later a stop and a flush of another flow."""
 
 ATTEMPTS_UNTIL_NOW: Final = 5
 """Failures in a row after which `--until-now` gives up: about half a minute of waiting."""
@@ -103,11 +100,13 @@ class Service:
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._discovered_ms: int | None = None
+        self._lease_ms = SHORT_MS
         self._stopping = False
 
     def stop(self) -> None:
         """Ask the loop to flush what has been seen and end; safe from a signal handler."""
         self._stopping = True
+        self._runner.end_leases()
 
     def run(self, *, until_now: bool = False) -> None:
         """Copy until `stop`; with `until_now` until the ends that were found at the start.
@@ -285,7 +284,7 @@ class Service:
                 writer_id=self._writer_id,
                 estimated_bytes=p.estimated_bytes,
                 proven=self._states[p.slice.flow].proven,
-                lease_ms=0 if explicit else LEASE_MS,
+                lease_ms=0 if explicit else self._lease_ms,
             )
             for p in planned
         ]
@@ -322,10 +321,22 @@ class Service:
                 self._retry_later(state, error)
             else:
                 fatal.append(error)
+        if any(result.error for of_flow in by_flow.values() for result in of_flow):
+            self._lease_ms = SHORT_MS
+        else:
+            self._lease_ms = self._longer_lease_ms()
         for error in fatal:
             _LOG.error("flow stopped: %s", error.message, extra={"facts": error.facts})
         if fatal:
             raise fatal[0]
+
+    def _longer_lease_ms(self) -> int:
+        """Leases grow while nobody waits for their end: a flow into files, or one that failed."""
+        others_wait = any(
+            isinstance(state.destination, ArchiveSpec) or state.lost or state.failures
+            for state in self._states.values()
+        )
+        return SHORT_MS if others_wait else min(2 * self._lease_ms, LONG_MS)
 
     # -- waiting and ending ----------------------------------------------------------------------
 

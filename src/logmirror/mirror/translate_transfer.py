@@ -36,6 +36,7 @@ from logmirror.errors import (
 from logmirror.mirror.holes import HoleLedger, batch_holes, check_dense, unexplained_gap
 from logmirror.mirror.kafka_guard import SEQUENCE_MASK, target
 from logmirror.mirror.kafka_source import STALL_MS
+from logmirror.mirror.leases import LISTEN_MS, SLICE_MS
 from logmirror.mirror.offset_syncs import Run, SyncRule, SyncTeller, thinned
 from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
 from logmirror.mirror.translate_progress import (
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.mirror.kafka_source import Fetched, KafkaSource
+    from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import Work
     from logmirror.mirror.translate_progress import FlowKey, Link, Links, ProgressReader
     from logmirror.model import TopicPartition
@@ -142,6 +144,7 @@ class TranslateTransfer:
         progress: Of the destination.
         rebatcher: Makes pieces that a broker accepts.
         teller: Of offset syncs.
+        lease: How long to go on with what arrives.
         clock: Time.
     """
 
@@ -156,23 +159,30 @@ class TranslateTransfer:
         progress: ProgressReader,
         rebatcher: Rebatcher,
         teller: SyncTeller,
+        lease: Lease,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
         self._links, self._progress = links, progress
-        self._rebatcher, self._teller, self._clock = rebatcher, teller, clock
+        self._rebatcher, self._teller = rebatcher, teller
+        self._lease, self._clock = lease, clock
         now_ms = clock.monotonic_ms()
         self._copies = [_copy(work, source[work.slice.flow.source], now_ms) for work in works]
-        self._lease_until_ms = now_ms + max(work.lease_ms for work in works)
 
     def run(self) -> list[SliceResult]:
         """Carry all slices out as far as they go; a LogmirrorError becomes part of a result."""
+        until_ms = self._clock.monotonic_ms() + SLICE_MS
         while copies := [copy for copy in self._copies if not copy.is_done]:
+            if len(copies) < len(self._copies):
+                self._lease.end()  # one that is done waits for the driver to look at it
             moved = False
             for copy in copies:
                 if copy.next_offset < copy.limit:
                     moved |= self._guard(copy, self._step)
-            if not moved and not self._wait_for_more(copies):
+            if moved:
+                if self._clock.monotonic_ms() >= until_ms and not self._lease.left_ms:
+                    break
+            elif not self._wait_for_more(copies):
                 break
         for copy in self._copies:
             self._guard(copy, self._leave)
@@ -379,10 +389,7 @@ class TranslateTransfer:
             self._clock.sleep_ms(_WATCH_MS)
             return True
         watched = [copy for copy in copies if copy.work.lease_ms and copy.error is None]
-        while watched:
-            left_ms = self._lease_until_ms - self._clock.monotonic_ms()
-            if left_ms <= 0:
-                return False
+        while watched and self._lease.left_ms:
             if len(watched) == 1:
                 return self._guard(watched[0], self._follow)
             if self._watch(watched):
@@ -391,7 +398,7 @@ class TranslateTransfer:
 
     def _follow(self, copy: _Copy) -> bool:
         """Let the source itself wait for what comes to the one partition that we watch."""
-        wait_ms = max(self._lease_until_ms - self._clock.monotonic_ms(), 0)
+        wait_ms = min(self._lease.left_ms, LISTEN_MS)
         polled = copy.source.poll(copy.next_offset, max_wait_ms=wait_ms)
         copy.known_end = max(copy.known_end, polled.stable_end)
         if polled.fetched is not None and copy.next_offset < polled.stable_end:
