@@ -98,6 +98,9 @@ class ScriptedClient:
     def describe_topic_configs(self, _name):
         return self.configs
 
+    def fetch_ahead(self, *_, **__):
+        """Nothing is asked ahead."""
+
     def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
         self.fetches += 1
         log = self.logs[partition]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import Admin
+from logmirror.cluster.fetch_ahead import FetchAhead
 from logmirror.cluster.groups import GroupOffset, Groups
 from logmirror.cluster.offsets import (
     EARLIEST,
@@ -33,7 +34,7 @@ from logmirror.cluster.retry import MISSING_GRACE_MS
 from logmirror.cluster.router import Router
 from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.errors import PositionError, UnavailableError
-from logmirror.wire.fetch import FetchRequest
+from logmirror.wire.fetch import Fetched, FetchRequest
 from logmirror.wire.messages import (
     INCONSISTENT_TOPIC_ID,
     OFFSET_OUT_OF_RANGE,
@@ -83,6 +84,7 @@ class ClusterClient:
         self._settings = settings
         self._router = Router(settings, clock)
         self._topology = self._router.topology
+        self._ahead = FetchAhead(self._topology)
         self._retry = self._router.retry
         self._offsets = Offsets(self._router)
         self._groups = Groups(self._router)
@@ -101,6 +103,7 @@ class ClusterClient:
 
     def close(self) -> None:
         """Close all connections. May be called again."""
+        self._ahead.close()
         self._topology.close()
 
     def cluster_id(self) -> str:
@@ -282,17 +285,43 @@ class ClusterClient:
             min_bytes,
             read_committed,
         )
-        return self._retry.run(
+        fetched = self._ahead.take(partition, wanted, view) or self._retry.run(
             lambda: self._fetch_once(partition, wanted, view),
             "could not fetch",
             missing_grace_ms=MISSING_GRACE_MS,
             topic=partition.topic,
             partition=partition.partition,
         )
+        head = fetched.head
+        return FetchResult(
+            fetched.size,
+            head.high_watermark,
+            head.last_stable_offset,
+            head.log_start_offset,
+            head.aborted,
+            fetched.needed_bytes,
+        )
+
+    def fetch_ahead(
+        self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
+    ) -> None:
+        """Ask for what is to be fetched next, so that its answer comes meanwhile; never waits long.
+
+        The next `fetch` of the partition takes it, if it is of that offset, read_committed and by
+        that topic id. One that is never fetched is no harm.
+
+        Args:
+            partition: Of one topic.
+            offset: As in the `fetch` to come; there should be something to read.
+            size: Bytes that its view will have.
+            topic_id: As in the `fetch` to come.
+        """
+        wanted = (partition.topic, topic_id, partition.partition, -1, offset, size, 0, 1, True)
+        self._ahead.ask(partition, FetchRequest(*wanted))
 
     def _fetch_once(
         self, partition: TopicPartition, wanted: FetchRequest, view: memoryview
-    ) -> FetchResult:
+    ) -> Fetched:
         topic_id = wanted.topic_id
         metadata = self._topology.partition(partition)
         connection = self._topology.connection(metadata.leader)
@@ -303,17 +332,9 @@ class ClusterClient:
             topic_id=topic_id if by_id else None, leader_epoch=metadata.leader_epoch
         )
         fetched = connection.fetch(request, view)
-        head = fetched.head
-        if head.error_code:
-            self._refuse(head.error_code, partition, wanted.offset, topic_id)
-        return FetchResult(
-            fetched.size,
-            head.high_watermark,
-            head.last_stable_offset,
-            head.log_start_offset,
-            head.aborted,
-            fetched.needed_bytes,
-        )
+        if fetched.head.error_code:
+            self._refuse(fetched.head.error_code, partition, wanted.offset, topic_id)
+        return fetched
 
     def _check_topic_id(self, name: str, expected: bytes) -> None:
         """For brokers whose fetch cannot: compare with the id in the metadata that we have."""

@@ -1,7 +1,8 @@
 """One blocking connection to one broker: versions, TLS, SASL, cold messages and the hot fetch.
 
 Invariants:
-1. One request at a time: every answer is received whole before the next request leaves.
+1. One request at a time: every answer is received whole before the next request leaves. Where
+   several fetches are under way (`fetch_ahead`), their answers are, in the order of asking.
 2. Every wait has a deadline, taken when the operation begins (`Transport`).
 3. A connection that failed in the middle of anything is closed: a late answer can never be taken
    for the answer to another request.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka.protocol.metadata import ApiVersionsRequest  # type: ignore[import-untyped]  # no py.typed
 from kafka.protocol.sasl import (  # type: ignore[import-untyped]  # ships no py.typed
@@ -38,6 +39,8 @@ from logmirror.wire.fetch import (
     FETCH_VERSION_BY_NAME_MAX,
     FETCH_VERSION_MAX,
     FETCH_VERSION_MIN,
+    Asked,
+    Fetched,
     FetchHead,
     FetchRequest,
     encode_fetch,
@@ -78,16 +81,6 @@ _UNPROVEN_HINT: Final = (
 )
 _UNSUPPORTED: Final = UNSUPPORTED_VERSION.to_bytes(2, "big")
 _INT: Final = struct.Struct(">i")
-
-
-class Fetched(NamedTuple):
-    """A fetch answer whose records lie in the caller's view."""
-
-    head: FetchHead
-    size: int
-    """Bytes of records in the view. The last batch may be cut off, the first may begin early."""
-    needed_bytes: int
-    """0, or: nothing was put into the view because it must hold at least so many bytes."""
 
 
 class Connection:
@@ -242,6 +235,11 @@ class Connection:
             CorruptionError: The answer is not one to this request.
             UsageError: No common version.
         """
+        self._ready()
+        return self._take(self._ask(request), view)
+
+    def _ask(self, request: FetchRequest) -> Asked:
+        """Send a fetch."""
         version = self._fetch_by_name if request.topic_id is None else self._fetch_by_id
         if version < FETCH_VERSION_MIN:
             raise UsageError(
@@ -250,17 +248,23 @@ class Connection:
                 host=self.host,
                 port=self.port,
             )
-        self._ready()
-        deadline_ms = (
-            self._clock.monotonic_ms() + self._settings.socket_timeout_ms + request.max_wait_ms
-        )
+        wait_ms = self._settings.socket_timeout_ms + request.max_wait_ms
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         frame = encode_fetch(
             request, version=version, correlation_id=correlation_id, client_id=self._client_id
         )
         try:
             self._transport.send(frame, deadline_ms)
-            fetched = self._receive_fetch(request, version, correlation_id, view, deadline_ms)
+        except BaseException:
+            self.close()  # invariant 3
+            raise
+        return Asked(request, version, correlation_id, deadline_ms)
+
+    def _take(self, asked: Asked, view: memoryview, *, others_follow: bool = False) -> Fetched:
+        """Receive the answer to a fetch; `others_follow`: bytes behind it belong to another one."""
+        try:
+            fetched = self._receive_fetch(asked, view, others_follow=others_follow)
         except BaseException:
             self.close()  # invariant 3
             raise
@@ -345,10 +349,8 @@ class Connection:
         if self._throttled_until_ms:
             self._clock.sleep_ms(self._throttled_until_ms - self._clock.monotonic_ms())
             self._throttled_until_ms = 0
-        if (
-            self._reauthenticate_at_ms is not None
-            and self._clock.monotonic_ms() >= self._reauthenticate_at_ms
-        ):
+        at_ms = self._reauthenticate_at_ms
+        if at_ms is not None and self._clock.monotonic_ms() >= at_ms:
             try:
                 self._authenticate(self._clock.monotonic_ms() + self._settings.connect_timeout_ms)
             except BaseException:
@@ -415,17 +417,16 @@ class Connection:
         self._transport.receive(memoryview(frame), 0, size, deadline_ms)
         return frame
 
-    def _receive_fetch(
-        self,
-        request: FetchRequest,
-        version: int,
-        correlation_id: int,
-        view: memoryview,
-        deadline_ms: int,
-    ) -> Fetched:
+    def _receive_fetch(self, asked: Asked, view: memoryview, *, others_follow: bool) -> Fetched:
+        request, version, correlation_id, deadline_ms = asked
         head_view = self._scratch_view
         wanted = head_bytes_hint(request, version)
-        filled = self._transport.receive_some(head_view[:wanted], deadline_ms)
+        if others_follow:
+            self._transport.receive(head_view, 0, _SIZE_BYTES, deadline_ms)
+            wanted = min(wanted, _SIZE_BYTES + max(_INT.unpack_from(head_view)[0], 0))
+            filled = self._transport.receive(head_view, _SIZE_BYTES, wanted, deadline_ms)
+        else:
+            filled = self._transport.receive_some(head_view[:wanted], deadline_ms)
         while True:
             parsed = (
                 parse_fetch_head(

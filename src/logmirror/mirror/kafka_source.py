@@ -105,13 +105,16 @@ class KafkaSource:
                     raise self._log_ends_early(end, offset)
                 continue
             give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
-            yield Fetched(self._buffer.view, batches, start)
             offset = int(batches.last_offsets[batches.count - 1]) + 1
+            if offset < end:
+                self._ask_ahead(offset)
+            yield Fetched(self._buffer.view, batches, start)
 
-    def poll(self, offset: int, *, max_wait_ms: int) -> Polled:
+    def poll(self, offset: int, *, max_wait_ms: int, limit: int = 0) -> Polled:
         """Fetch once from `offset`; waits for `max_wait_ms` at most where nothing is there.
 
-        What was fetched is valid until the next call. See `read` for errors.
+        What was fetched is valid until the next call. Where more is there below `limit`, it is
+        asked for already. See `read` for errors.
         """
         answer = self._fetch(offset, max_wait_ms)
         crashpoints.reach("fetch.answered")
@@ -122,7 +125,14 @@ class KafkaSource:
             stable_end = answer.high_watermark
         if start == batches.count:
             return Polled(None, stable_end)
+        next_offset = int(batches.last_offsets[batches.count - 1]) + 1
+        if next_offset < min(limit, stable_end):
+            self._ask_ahead(next_offset)
         return Polled(Fetched(self._buffer.view, batches, start), stable_end)
+
+    def _ask_ahead(self, offset: int) -> None:
+        size = len(self._buffer.view)
+        self._client.fetch_ahead(self._partition, offset, size, topic_id=self._topic_id)
 
     def _fetch(self, offset: int, max_wait_ms: int = 500) -> FetchResult:
         while True:

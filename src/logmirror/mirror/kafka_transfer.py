@@ -233,7 +233,7 @@ class KafkaTransfer:
     def _step(self, copy: Copy) -> bool:
         """Fetch once and send what came; whether anything did."""
         writer = copy.writer
-        polled = copy.source.poll(writer.next_offset, max_wait_ms=0)
+        polled = copy.source.poll(writer.next_offset, max_wait_ms=0, limit=copy.limit)
         copy.known_end = max(copy.known_end, polled.stable_end)
         if polled.fetched is None:
             self._note_stall(copy)

@@ -201,7 +201,7 @@ class TranslateTransfer:
 
     def _step(self, copy: _Copy) -> bool:
         """Copy one transaction's worth; whether anything was there."""
-        polled = copy.source.poll(copy.next_offset, max_wait_ms=0)
+        polled = copy.source.poll(copy.next_offset, max_wait_ms=0, limit=copy.limit)
         copy.known_end = max(copy.known_end, polled.stable_end)
         if polled.fetched is None:
             self._note_stall(copy)
@@ -219,7 +219,7 @@ class TranslateTransfer:
                 self._send_fetched(copy, fetched, limit)
                 if copy.failed is not None or self._is_full(copy):
                     break
-                polled = copy.source.poll(copy.next_offset, max_wait_ms=0)
+                polled = copy.source.poll(copy.next_offset, max_wait_ms=0, limit=copy.limit)
                 copy.known_end = max(copy.known_end, polled.stable_end)
                 if polled.fetched is None:
                     break

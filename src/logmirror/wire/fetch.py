@@ -89,6 +89,25 @@ class FetchHead(NamedTuple):
     """How long the broker will not read our next request."""
 
 
+class Fetched(NamedTuple):
+    """A fetch answer whose records lie in the caller's view."""
+
+    head: FetchHead
+    size: int
+    """Bytes of records in the view. The last batch may be cut off, the first may begin early."""
+    needed_bytes: int
+    """0, or: nothing was put into the view because it must hold at least so many bytes."""
+
+
+class Asked(NamedTuple):
+    """A fetch that was sent, and by when it must be answered (monotonic clock)."""
+
+    request: FetchRequest
+    version: int
+    correlation_id: int
+    deadline_ms: int
+
+
 def _varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:  # noqa: PLR2004  # seven bits a byte
