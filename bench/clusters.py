@@ -69,8 +69,6 @@ class Cluster(ApacheKafka):
             jvm=(),
             heap="1g",
         )
-        self.ways: dict[str, str] = {}
-        """Its addresses by the ways that lead there, where there are several."""
 
     def ends(self, topic: str, partitions: int) -> list[int]:
         """The high watermark of each partition."""

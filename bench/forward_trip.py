@@ -19,53 +19,69 @@ from kit.machine import HOST, free_ports  # after the path is set
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROUND_TRIPS_MS = (0, 50)
+TRIP_MS = 50
 DIRECT = "direct"
+ENDS = ("destination", "source")
+
+
+def proxied(trip_ms: int, end: str) -> str:
+    """The name of a way."""
+    return f"{trip_ms} ms to the {end}"
 
 
 def measure(base: Path, shape: Shape, *, rounds: int) -> dict[str, object]:
     """Our rate over each of the ways, and ratios round by round."""
+    with _clusters(base, shape) as (source, target, ways):
 
-    def by(way: str) -> Contestant:
-        return lambda s, t, of, folder: logmirror(s, t, of, folder, address=t.ways[way])
+        def by(way: str) -> Contestant:
+            return lambda s, t, of, folder: logmirror(s, t, of, folder, **ways[way])
 
-    ways = [DIRECT, *(f"{trip} ms" for trip in ROUND_TRIPS_MS)]
-    with _clusters(base, shape) as (source, target):
         one_run(by(DIRECT), source, target, shape, base)  # the brokers compile what they do
         contestants = {way: by(way) for way in ways}
         found = compete(contestants, source, target, shape, base, rounds=rounds)
-    long = ways[-1]
+    ratios = {
+        f"{proxied(TRIP_MS, end)} : {other}": ratio(
+            found, proxied(TRIP_MS, end), other, "records_s"
+        )
+        for end in ENDS
+        for other in (DIRECT, proxied(0, end))
+    }
     return {
         "shape": str(shape),
         "records": shape.records,
         "medians": medians(found),
-        "ratios": {way: ratio(found, long, way, "records_s") for way in ways[:-1]},
+        "ratios": ratios,
     }
 
 
 @contextlib.contextmanager
-def _clusters(base: Path, shape: Shape) -> Iterator[tuple[Cluster, Cluster]]:
-    """A filled source, and a destination that is reached directly or by each of the ways."""
+def _clusters(
+    base: Path, shape: Shape
+) -> Iterator[tuple[Cluster, Cluster, dict[str, dict[str, str]]]]:
+    """A filled source, a destination, and the ways: the addresses by which they are reached."""
+    ports = dict(zip(((t, e) for e in ENDS for t in (0, TRIP_MS)), free_ports(4), strict=True))
     with contextlib.ExitStack() as stack:
-        ports = dict(zip(ROUND_TRIPS_MS, free_ports(len(ROUND_TRIPS_MS)), strict=True))
-        source = Cluster(base / "source")
-        target = Cluster(
-            base / "target",
-            listeners=tuple(
-                Listener(name=f"WAY{trip}", protocol="PLAINTEXT", advertised=f"{HOST}:{port}")
-                for trip, port in ports.items()
-            ),
-        )
-        for cluster in (source, target):
+        clusters = {
+            end: Cluster(
+                base / end,
+                listeners=tuple(
+                    Listener(name=f"WAY{trip}", protocol="PLAINTEXT", advertised=f"{HOST}:{port}")
+                    for (trip, of), port in ports.items()
+                    if of == end
+                ),
+            )
+            for end in ENDS
+        }
+        ways: dict[str, dict[str, str]] = {DIRECT: {}}
+        for cluster in clusters.values():
             stack.callback(cluster.remove)
             cluster.start()
-        target.ways[DIRECT] = target.bootstrap
-        for trip, port in ports.items():
-            near, far = f"{HOST}:{port}", target.address(f"WAY{trip}")
+        for (trip, end), port in ports.items():
+            near, far = f"{HOST}:{port}", clusters[end].address(f"WAY{trip}")
             stack.enter_context(_proxy(trip / 2, near, far))
-            target.ways[f"{trip} ms"] = near
-        fill(source, shape)
-        yield source, target
+            ways[proxied(trip, end)] = {end: near}
+        fill(clusters["source"], shape)
+        yield clusters["source"], clusters["destination"], ways
 
 
 @contextlib.contextmanager

@@ -39,19 +39,31 @@ def command(config: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "logmirror", "run", "-c", str(config), *more]
 
 
-def logmirror(
-    source: Cluster, target: Cluster, shape: Shape, folder: Path, *, address: str = ""
+def logmirror(  # noqa: PLR0913  # who calls it as a contestant names the first four
+    source_cluster: Cluster,
+    target_cluster: Cluster,
+    shape: Shape,
+    folder: Path,
+    *,
+    source: str = "",
+    destination: str = "",
 ) -> dict[str, float]:
-    """Copy a topic, to another address of the target if one is given; see `rounds.Contestant`.
+    """Copy a topic, by other addresses of the clusters where given; see `rounds.Contestant`.
 
     The flow is from the line that a mirror starts to the last one that something was copied. The
     topic at the destination is made before that, and Spark started.
     """
-    config = write_config(folder, source.bootstrap, address or target.bootstrap, shape.topic)
+    config = write_config(
+        folder,
+        source or source_cluster.bootstrap,
+        destination or target_cluster.bootstrap,
+        shape.topic,
+    )
     of_source, of_target = measured.Tree(), measured.Tree()
     began = time.time()
     cost = measured.run(
-        command(config, "--until-now"), beside={source.pid: of_source, target.pid: of_target}
+        command(config, "--until-now"),
+        beside={source_cluster.pid: of_source, target_cluster.pid: of_target},
     )
     first, last = flow(cost.stderr)
     return {

@@ -34,7 +34,7 @@ _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share a broker in one process, so that each broker starts only once.
 
-    Holds for `pytest -n 2 --dist loadgroup`; the other process runs other tests meanwhile.
+    Holds for `pytest --dist loadgroup`; the other processes run other tests meanwhile.
     """
     for item in items:
         brokers = _SHARED_BROKERS.intersection(getattr(item, "fixturenames", ()))

@@ -12,6 +12,7 @@ import pytest
 from kit.clients import odd_messages, produce
 from kit.commands import EXTENSIONS, FORMATS, logmirror, mirror, write_config
 from kit.disk import small_disk
+from kit.inline_run import run_now
 from kit.truth import Source, object_names
 
 pytestmark = [pytest.mark.xdist_group("e2e-folders"), pytest.mark.timeout(900)]
@@ -26,7 +27,7 @@ def finished(cli_broker, tmp_path_factory):
     cli_broker.create_topic(TOPIC)
     batches = {"batch.num.messages": 20, "linger.ms": 5}
     produce(cli_broker.bootstrap, TOPIC, odd_messages(400, seed=1), config=batches)
-    result = logmirror("run", "--until-now", "-c", configure(cli_broker, root))
+    result = run_now(configure(cli_broker, root))
     assert result.returncode == 0, result.stderr
     return root
 
@@ -73,7 +74,7 @@ def test_a_chain_that_cannot_be_explained_stops_every_command(cli_broker, archiv
 
     verified = logmirror("verify", "-c", config, "--format", "json")
     status = logmirror("status", "-c", config, "--format", "json")
-    ran = logmirror("run", "--until-now", "-c", config)
+    ran = run_now(config)
 
     (report,) = json.loads(verified.stdout)
     (problem,) = report["problems"]
@@ -154,7 +155,7 @@ def test_a_folder_that_may_not_be_written_is_the_users_to_fix(cli_broker, archiv
         folder.chmod(0o555)
 
     try:
-        result = logmirror("run", "--until-now", "-c", config, as_plain_user=True)
+        result = run_now(config, as_plain_user=True)
         status = logmirror("status", "-c", config, as_plain_user=True)
     finally:
         for folder in folders:
@@ -169,6 +170,7 @@ def test_a_folder_that_may_not_be_written_is_the_users_to_fix(cli_broker, archiv
     assert files(archive) == before
 
 
+@pytest.mark.usefixtures("finished")
 def test_a_root_below_a_file_is_the_users_to_fix(cli_broker, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     config = write_config(
@@ -176,7 +178,7 @@ def test_a_root_below_a_file_is_the_users_to_fix(cli_broker, tmp_path):
         mirror(TOPIC, cli_broker.bootstrap, tmp_path / "file" / "archive"),
     )
 
-    result = logmirror("run", "--until-now", "-c", config)
+    result = run_now(config)
 
     assert result.returncode == 2, result.stderr
     assert "error (usage): cannot " in result.stderr
@@ -194,10 +196,10 @@ def test_a_full_disk_loses_nothing_and_the_next_run_goes_on(cli_broker, finished
         ]
         config = write_config(tmp_path / "config.json", *mirrors)
 
-        full = logmirror("run", "--until-now", "-c", config, environment=disk.environment)
+        full = run_now(config, environment=disk.environment)
         proven = logmirror("verify", "--deep", "--against-source", "-c", config)
         disk.grow(20_000_000)
-        again = logmirror("run", "--until-now", "-c", config, environment=disk.environment)
+        again = run_now(config, environment=disk.environment)
 
         assert full.returncode == 75, full.stderr
         assert "flow waits" in full.stderr

@@ -8,7 +8,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, logmirror, logmirror_json, mirror, write_config
+from kit.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
+from kit.inline_run import InlineRun, run_now
 from kit.truth import Source, object_names
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
@@ -26,7 +27,7 @@ def objects(root):
 def test_a_topic_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
     config = configure(own_kafka, tmp_path, "no-such-topic")
 
-    ran = logmirror("run", "--until-now", "-c", config)
+    ran = run_now(config)
     status = logmirror("status", "-c", config, "--format", "json")
 
     assert ran.returncode == 2, ran.stderr
@@ -44,7 +45,7 @@ def test_a_partition_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path
     one = mirror(topic, own_kafka.bootstrap, tmp_path, partition=7)
     config = write_config(tmp_path / "config.json", one)
 
-    ran = logmirror("run", "--until-now", "-c", config)
+    ran = run_now(config)
 
     assert ran.returncode == 2, ran.stderr
     assert "error (usage): the topic has no such partition" in ran.stderr
@@ -55,13 +56,13 @@ def test_a_topic_that_was_created_again_is_not_joined_to_the_old_copy(own_kafka,
     topic = own_kafka.create_topic("again")
     produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
     config = configure(own_kafka, tmp_path, topic)
-    first = logmirror("run", "--until-now", "-c", config)
+    first = run_now(config)
     before = objects(tmp_path)
     own_kafka.delete_topic(topic)
     own_kafka.create_topic(topic)
     produce(own_kafka.bootstrap, topic, odd_messages(60, seed=2))
 
-    second = logmirror("run", "--until-now", "-c", config)
+    second = run_now(config)
     status = logmirror("status", "-c", config, "--format", "json")
 
     assert first.returncode == 0, first.stderr
@@ -80,7 +81,7 @@ def test_a_topic_that_is_created_again_under_a_running_service_stops_it(own_kafk
     produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
     config = configure(own_kafka, tmp_path, topic, max_time_ms=200)
 
-    with Run(config, folder=tmp_path) as run:
+    with InlineRun(config, folder=tmp_path) as run:
         for form in FORMATS:
             run.wait_for(f" flushed mirror={form} ")
         before = objects(tmp_path)
@@ -99,12 +100,12 @@ def test_records_that_are_gone_before_they_were_copied_stop_the_copy(own_kafka, 
     topic = own_kafka.create_topic("trimmed")
     produce(own_kafka.bootstrap, topic, odd_messages(50, seed=1))
     config = configure(own_kafka, tmp_path, topic)
-    first = logmirror("run", "--until-now", "-c", config)
+    first = run_now(config)
     produce(own_kafka.bootstrap, topic, odd_messages(50, seed=2))
     trim(own_kafka, topic, 80)
     before = objects(tmp_path)
 
-    second = logmirror("run", "--until-now", "-c", config)
+    second = run_now(config)
 
     assert first.returncode == 0, first.stderr
     assert second.returncode == 69, second.stderr
@@ -125,13 +126,13 @@ def test_a_topic_that_was_trimmed_before_the_first_copy_begins_at_its_log_start(
     trim(own_kafka, topic, 20)
     strict = configure(own_kafka, tmp_path, topic)
 
-    refused = logmirror("run", "--until-now", "-c", strict)
+    refused = run_now(strict)
     earliest = [
         mirror(topic, own_kafka.bootstrap, tmp_path, form=f, chain_start="earliest")
         for f in FORMATS
     ]
     config = write_config(tmp_path / "earliest.json", *earliest)
-    copied = logmirror("run", "--until-now", "-c", config)
+    copied = run_now(config)
 
     assert refused.returncode == 69, refused.stderr
     assert "position: 0" in refused.stderr

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.commands import FORMATS, logmirror, mirror, write_config
+from kit.inline_run import InlineRun, run_now
 from kit.truth import Source
 from logmirror.crashpoints import POINTS as ALL_POINTS
 from logmirror.crashpoints import VARIABLE
@@ -28,7 +29,6 @@ POINTS = [p for p in ALL_POINTS if p.split(".")[0] not in {"head", "hole", "prod
 """Those on the way into files; copies in clusters have tests of their own."""
 
 TOPIC = "crash-points"
-WORKER_DIED = "Python worker exited unexpectedly"
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,24 @@ def whole(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Death:
-    """Which time of reaching a point is the last, who dies, and what shows it."""
+    """Which time of reaching a point is the last, and what shows it."""
 
     nth: int
-    dies: str
     shows: Callable[[Remains], bool]
 
 
 DEATHS = {
-    "plan.positions": Death(1, "driver", lambda r: r.nothing),
-    "plan.dispatch": Death(1, "driver", lambda r: r.nothing),
-    "fetch.answered": Death(1, "worker", lambda r: r.nothing),
-    "stage.opened": Death(1, "worker", lambda r: r.only_staged and not any(r.staged)),
-    "stage.written": Death(1, "worker", lambda r: r.only_staged and all(r.staged)),
-    "stage.finished": Death(1, "worker", lambda r: r.only_staged and all(map(whole, r.staged))),
-    "claim.created": Death(3, "worker", lambda r: r.claims == 3 and r.objects == [1, 1]),
-    "publish.linked": Death(3, "worker", lambda r: sorted(r.objects) == [1, 1, 2]),
-    "publish.done": Death(3, "worker", lambda r: r.objects == [1, 1, 1] and not r.reported),
-    "commit.received": Death(1, "driver", lambda r: bool(r.objects) and not r.reported),
-    "commit.done": Death(1, "driver", lambda r: bool(r.objects) and r.reported),
+    "plan.positions": Death(1, lambda r: r.nothing),
+    "plan.dispatch": Death(1, lambda r: r.nothing),
+    "fetch.answered": Death(1, lambda r: r.nothing),
+    "stage.opened": Death(1, lambda r: r.only_staged and not any(r.staged)),
+    "stage.written": Death(1, lambda r: r.only_staged and all(r.staged)),
+    "stage.finished": Death(1, lambda r: r.only_staged and all(map(whole, r.staged))),
+    "claim.created": Death(3, lambda r: r.claims == 3 and r.objects == [1, 1]),
+    "publish.linked": Death(3, lambda r: sorted(r.objects) == [1, 1, 2]),
+    "publish.done": Death(3, lambda r: r.objects == [1, 1, 1] and not r.reported),
+    "commit.received": Death(1, lambda r: bool(r.objects) and not r.reported),
+    "commit.done": Death(1, lambda r: bool(r.objects) and r.reported),
 }
 
 
@@ -113,8 +112,7 @@ def crashed(cli_broker, tmp_path_factory):
         root = roots[point] = folder / point
         of_point = [mirror_below(root, form, point, cli_broker.bootstrap) for form in FORMATS]
         mirrors += of_point
-        # One slot: nobody else is in the middle of something when a worker dies.
-        config = write_config(folder / f"{point}.json", *of_point, master="local[1]")
+        config = write_config(folder / f"{point}.json", *of_point)
         remains[point] = die_at(point, config, root, folder)
         shown[point] = DEATHS[point].shows(remains[point])
     source = Source(cli_broker.bootstrap, TOPIC, partitions=range(2))
@@ -136,18 +134,8 @@ def mirror_below(root: Path, form: str, point: str, bootstrap: str) -> dict[str,
 def die_at(point: str, config: Path, root: Path, folder: Path) -> Remains:
     death = DEATHS[point]
     environment = {VARIABLE: f"{point}#{death.nth}"}
-    with Run(config, "--until-now", folder=folder, environment=environment) as run:
-        if death.dies == "driver":
-            assert run.wait() == -9, run.text
-        else:
-            # Spark would try again, and each new worker would die again.
-            wait_until(
-                lambda: WORKER_DIED in run.spark_text or not run.alive,
-                what=lambda: f"a worker to die at {point}:\n{run.text}",
-            )
-            assert run.alive, run.text
-            run.signal_all(9)
-        run.wait_until_nothing_is_left()
+    with InlineRun(config, "--until-now", folder=folder, environment=environment) as run:
+        assert run.wait() == -9, run.text
         return Remains(
             staged=[path.read_bytes() for path in files_below(root / ".logmirror" / "staged")],
             claims=len(files_below(root / ".logmirror" / "claims")),
@@ -163,7 +151,7 @@ def files_below(folder: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def recovered(crashed):
     """The clean run over what all of them left."""
-    result = logmirror("run", "--until-now", "-c", crashed.config, timeout_s=300)
+    result = run_now(crashed.config)
     assert result.returncode == 0, result.stderr
     return crashed
 

@@ -11,6 +11,7 @@ import pytest
 
 from kit.clients import Message, odd_messages, produce, rows_by_librdkafka
 from kit.commands import Run, mirror, wait_until, write_config
+from kit.inline_run import InlineRun
 from kit.truth import Source, object_names
 from logmirror.testing import Row, check_tiles, compare
 
@@ -34,7 +35,7 @@ def test_partitions_that_are_added_while_a_service_runs_are_copied_from_their_st
         ),
     )
 
-    with Run(config, folder=tmp_path) as run:
+    with InlineRun(config, folder=tmp_path) as run:
         run.wait_for(" flushed .*partition=0")
         arguments = ("--alter", "--topic", topic, "--partitions", "3")
         own_kafka.tool("kafka-topics", "--bootstrap-server", own_kafka.bootstrap, *arguments)

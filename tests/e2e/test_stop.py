@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.inline_run import run_now
 from kit.truth import Source
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
@@ -58,7 +59,7 @@ def test_a_signal_flushes_the_tail_that_no_limit_has_reached(
 
 def test_a_second_signal_ends_at_once_and_loses_nothing(cli_broker, make_config, tmp_path):
     topic = cli_broker.create_topic("stop-twice")
-    produce(cli_broker.bootstrap, topic, odd_messages(1500, seed=3))
+    produce(cli_broker.bootstrap, topic, odd_messages(5000, seed=3))
     config = make_config(topic, max_bytes=2_000)
 
     with Run(config, folder=tmp_path) as run:
@@ -69,7 +70,7 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(cli_broker, make_config,
         run.signal(signal.SIGTERM)
         exit_code = run.wait(timeout_s=10)
         run.wait_until_nothing_is_left()
-    result = logmirror("run", "--until-now", "-c", config)
+    result = run_now(config)
 
     assert exit_code == 128 + signal.SIGTERM
     assert " flushed " not in run.text

@@ -10,7 +10,8 @@ import signal
 
 import pytest
 
-from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.inline_run import run_now
 from kit.truth import Source
 from kit.writer import writing
 
@@ -61,7 +62,7 @@ def test_an_instance_that_wakes_up_changes_nothing_that_the_other_wrote(cli_brok
         for run in (one, two):
             run.signal(signal.SIGTERM)
         exit_codes = [run.wait() for run in (one, two)]
-    result = logmirror("run", "--until-now", "-c", config)
+    result = run_now(config)
 
     assert exit_codes == [0, 0], one.text + two.text
     assert result.returncode == 0, result.stderr
@@ -98,7 +99,7 @@ def test_a_run_that_was_paused_between_claim_and_object_finds_it_published(cli_b
             assert two.wait() == 0, two.text
         one.signal_all(signal.SIGKILL)
 
-    assert logmirror("run", "--until-now", "-c", config).returncode == 0
+    assert run_now(config).returncode == 0
     assert Source(cli_broker.bootstrap, "gap").anomalies(archive, "ndjson") == []
     assert leftovers(archive) == []
     assert re.search(r" flushed .* from=0 ", one.text)

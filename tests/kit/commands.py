@@ -24,7 +24,7 @@ from kit.machine import HOST, Process, free_ports
 from kit.spark_classes import class_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 FORMATS: Final = ("native", "parquet", "ndjson")
@@ -39,6 +39,7 @@ def logmirror(
     environment: Mapping[str, str] | None = None,
     as_plain_user: bool = False,
     timeout_s: float = 240,
+    program: Sequence[str] = _COMMAND,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; its exit code is for the caller to judge.
 
@@ -47,8 +48,9 @@ def logmirror(
         environment: Variables over ours.
         as_plain_user: Let permissions apply, also when root runs the tests.
         timeout_s: After which the test fails.
+        program: Which has the command line of `logmirror`.
     """
-    command = [*_COMMAND, *map(str, arguments)]
+    command = [*program, *map(str, arguments)]
     return subprocess.run(
         without_override(command) if as_plain_user else command,
         env={**os.environ, **(environment or {})},

@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from kit.commands import Run
+from kit.commands import Run, logmirror
 from logmirror import cli, executor, spark, wiring
 from logmirror.mirror.leases import LeaseDesk
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping, Sequence
 
     from logmirror.config import Settings
@@ -93,10 +94,30 @@ def copy_now(settings: Settings) -> None:
         wiring.build_service(specs, runner, stack).run(until_now=True)
 
 
+_PROGRAM: Final = (sys.executable, "-m", "kit.inline_run")
+
+
+def run_now(
+    config: Path, *, environment: Mapping[str, str] | None = None, as_plain_user: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`logmirror run --until-now` to its end; see `kit.commands.logmirror`."""
+    return logmirror(
+        *("run", "--until-now", "-c", config),
+        environment=_environment(environment),
+        as_plain_user=as_plain_user,
+        program=_PROGRAM,
+    )
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (_KIT_PARENT, os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, **(more or {})}
+
+
 class InlineRun(Run):
     """`logmirror run` in the background, as one process."""
 
-    program = (sys.executable, "-m", "kit.inline_run")
+    program = _PROGRAM
 
     def __init__(
         self,
@@ -105,8 +126,7 @@ class InlineRun(Run):
         folder: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        path = os.pathsep.join(filter(None, (_KIT_PARENT, os.environ.get("PYTHONPATH"))))
-        environment = {"PYTHONPATH": path, **(environment or {})}
+        environment = _environment(environment)
         super().__init__(config, *arguments, folder=folder, environment=environment)
 
 
