@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from kit.inline_server import ForkedProcess
+
 FORMATS: Final = ("native", "parquet", "ndjson")
 EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
 
@@ -128,12 +130,13 @@ class Run:
         self._mark = secrets.token_hex(8)
         self.log = folder / f"run-{self._mark}.log"
         self.spark_log = folder / f"spark-{self._mark}.log"
-        command = [*self.program, "run", "-c", str(config), "--spark-log", str(self.spark_log)]
-        self._process = Process(
-            [*command, *arguments],
-            log=self.log,
-            environment={**os.environ, _MARK: self._mark, **(environment or {})},
+        self._process = self._start(
+            ["run", "-c", str(config), "--spark-log", str(self.spark_log), *arguments],
+            {**os.environ, _MARK: self._mark, **(environment or {})},
         )
+
+    def _start(self, arguments: list[str], environment: dict[str, str]) -> Process | ForkedProcess:
+        return Process([*self.program, *arguments], log=self.log, environment=environment)
 
     @property
     def pid(self) -> int:

@@ -1,9 +1,10 @@
 """`logmirror` with its slices carried out in its own process: no Spark, no Java, no workers.
 
-Everything else is the product: command line, loop, executor, exit codes, signals. Starts in about a
-second, so a test can kill many of them.
+Everything else is the product: command line, loop, executor, exit codes, signals. Starts in no time
+(`kit.inline_server`), so a test can kill many of them.
 
-    python -m kit.inline_run run --until-now -c CONFIG      as a program; `InlineRun` starts it
+    python -m kit.inline_run run --until-now -c CONFIG      as a program
+    InlineRun(config), run_now(config)                      the same, forked
     copy_now(settings)                                      in the process of the test
 """
 
@@ -12,18 +13,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
-from kit.commands import Run, logmirror
+import psutil
+
+from kit.commands import Run, logmirror, wait_until
+from kit.inline_server import ForkedProcess
 from logmirror import cli, executor, spark, wiring
 from logmirror.mirror.leases import LeaseDesk
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping, Sequence
 
+    from kit.machine import Process
     from logmirror.config import Settings
     from logmirror.mirror.ports import SliceResult, Work
 
@@ -101,17 +107,25 @@ def run_now(
     config: Path, *, environment: Mapping[str, str] | None = None, as_plain_user: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """`logmirror run --until-now` to its end; see `kit.commands.logmirror`."""
-    return logmirror(
-        *("run", "--until-now", "-c", config),
-        environment=_environment(environment),
-        as_plain_user=as_plain_user,
-        program=_PROGRAM,
-    )
+    arguments = ("run", "--until-now", "-c", str(config))
+    if environment or as_plain_user:  # which only a new program takes over
+        return logmirror(
+            *arguments,
+            environment={"PYTHONPATH": _python_path(), **(environment or {})},
+            as_plain_user=as_plain_user,
+            program=_PROGRAM,
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder) / "stdout", Path(folder) / "stderr"
+        process = ForkedProcess(arguments, stdout=out, stderr=errors, environment=os.environ)
+        wait_until(lambda: not process.alive, what=errors.read_text, timeout_s=240)
+        return subprocess.CompletedProcess(
+            arguments, process.end(), out.read_text(), errors.read_text()
+        )
 
 
-def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (_KIT_PARENT, os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, **(more or {})}
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (_KIT_PARENT, os.environ.get("PYTHONPATH"))))
 
 
 class InlineRun(Run):
@@ -126,10 +140,24 @@ class InlineRun(Run):
         folder: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        environment = _environment(environment)
+        environment = {"PYTHONPATH": _python_path(), **(environment or {})}
         super().__init__(config, *arguments, folder=folder, environment=environment)
+
+    def _start(self, arguments: list[str], environment: dict[str, str]) -> Process | ForkedProcess:
+        if self.program is not _PROGRAM:
+            return super()._start(arguments, environment)
+        return ForkedProcess(arguments, stdout=self.log, stderr=self.log, environment=environment)
+
+    def processes(self) -> list[psutil.Process]:
+        """The one process, if it is alive."""
+        return [psutil.Process(self.pid)] if self.alive else []
+
+
+def main() -> NoReturn:
+    """Be `logmirror` without Spark."""
+    spark.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # the one thing replaced
+    cli.main()
 
 
 if __name__ == "__main__":
-    spark.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # the one thing replaced
-    cli.main()
+    main()
