@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit.apache import VERSIONS, ApacheTools
+from kit.apache import RELEASES, VERSIONS, ApacheTools
 from kit.kafka import ApacheKafka
 from kit.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
 
@@ -110,9 +110,9 @@ def secure_kafka(
         broker.remove()
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
+@pytest.fixture(scope="session", params=RELEASES)
 def apache_tools(request: pytest.FixtureRequest) -> ApacheTools:
-    """The console tools of each release in turn, for whatever broker the test points them at."""
+    """The console tools of a release, for whatever broker the test points them at."""
     return ApacheTools(request.param)
 
 

@@ -217,7 +217,10 @@ def _desk(context: SparkContext) -> LeaseDesk:
     """Where executors reach the driver, as they reach its JVM."""
     conf = context.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
-    return LeaseDesk(conf.get("spark.driver.bindAddress") or host, host)
+    try:
+        return LeaseDesk(conf.get("spark.driver.bindAddress") or host, host)
+    except OSError:  # an address that Java understands and we do not: leases are short then
+        return LeaseDesk()
 
 
 def _named(name: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.apache import VERSIONS
+from kit.apache import RELEASES
 from kit.clients import rows_by_librdkafka
 from kit.cluster import KafkaCluster
 from logmirror.cluster.client import LATEST, ClusterClient
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("leader-change")  # each cluster starts onc
 PRODUCER = 0x6C6D << 48 | 9
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES)
 def cluster(request, tmp_path_factory):
     with KafkaCluster(request.param, tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kit.apache import VERSIONS
+from kit.apache import RELEASES
 from kit.clients import rows_by_librdkafka
 from kit.kafka import ApacheKafka, Listener
 from kit.security import PASSWORD, USER
@@ -105,7 +105,7 @@ def test_a_session_that_ends_is_renewed_between_answers_and_requests(
     assert set(renewed) == {0}, "nothing was under way at any"
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=RELEASES)
 def guarded_kafka(request, tmp_path_factory):
     """A broker with an authorizer; whoever comes by the plain listener may do everything."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"

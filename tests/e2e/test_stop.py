@@ -59,16 +59,20 @@ def test_a_signal_flushes_the_tail_that_no_limit_has_reached(
 
 def test_a_second_signal_ends_at_once_and_loses_nothing(cli_broker, make_config, tmp_path):
     topic = cli_broker.create_topic("stop-twice")
-    produce(cli_broker.bootstrap, topic, odd_messages(5000, seed=3))
+    produce(cli_broker.bootstrap, topic, odd_messages(1500, seed=3))
     config = make_config(topic, max_bytes=2_000)
 
     with Run(config, folder=tmp_path) as run:
         # A tick of hundreds of objects is running.
         wait_until(lambda: any(tmp_path.glob("*/0/*")), what=lambda: f"objects:\n{run.text}")
+        for process in run.processes():
+            if process.pid != run.pid:
+                process.suspend()  # so that it cannot end before the second signal
         run.signal(signal.SIGTERM)
         wait_until(lambda: not pending(run.pid, signal.SIGTERM), what=lambda: "the first signal")
         run.signal(signal.SIGTERM)
         exit_code = run.wait(timeout_s=10)
+        run.signal_all(signal.SIGCONT)
         run.wait_until_nothing_is_left()
     result = run_now(config)
 

@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from kit.apache import RELEASES
 from kit.clients import Message, odd_messages, produce, produce_transactions
 from kit.commands import Run, logmirror_json, wait_until, write_config
 from kit.copies import copy, copying
@@ -171,6 +172,7 @@ def test_death_at_a_point_neither_doubles_nor_loses(
     assert visible(apache_kafka, f"{topic_name}-copy") == visible(apache_kafka, topic_name)
 
 
+@pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
 def test_death_at_any_moment_neither_doubles_nor_loses(apache_kafka, topic_name, config, tmp_path):
     apache_kafka.create_topic(topic_name)
     chooser = random.Random(5)
@@ -203,6 +205,7 @@ def test_death_at_any_moment_neither_doubles_nor_loses(apache_kafka, topic_name,
     assert visible(apache_kafka, f"{topic_name}-copy") == expected
 
 
+@pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
 def test_death_between_large_transactions_neither_doubles_nor_loses(
     apache_kafka, topic_name, config, tmp_path
 ):
@@ -244,6 +247,7 @@ def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes
     assert visible(apache_kafka, f"{topic_name}-copy") == visible(apache_kafka, topic_name)
 
 
+@pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
 def test_of_two_instances_the_newer_one_goes_on(apache_kafka, topic_name, config, tmp_path):
     apache_kafka.create_topic(topic_name)
     write_transactions(apache_kafka.bootstrap, topic_name)

@@ -5,7 +5,6 @@ is paused as a whole (SIGSTOP to driver, JVM and workers) while the other takes 
 with the knowledge of long ago; then the same with roles changed.
 """
 
-import re
 import signal
 
 import pytest
@@ -91,6 +90,8 @@ def test_a_run_that_was_paused_between_claim_and_object_finds_it_published(cli_b
     ):
         wait_until(lambda: "exited unexpectedly" in one.spark_text, what=lambda: one.text)
         one.signal_all(signal.SIGSTOP)
+        claims = [p for p in (archive / ".logmirror" / "claims").rglob("*") if p.is_file()]
+        assert len(claims) == 3 > len(list((archive / "ndjson" / "0").iterdir()))
         with Run(config, folder=tmp_path) as two:
             wait_for_more(two)
             one.signal_all(signal.SIGCONT)
@@ -102,4 +103,3 @@ def test_a_run_that_was_paused_between_claim_and_object_finds_it_published(cli_b
     assert run_now(config).returncode == 0
     assert Source(cli_broker.bootstrap, "gap").anomalies(archive, "ndjson") == []
     assert leftovers(archive) == []
-    assert re.search(r" flushed .* from=0 ", one.text)

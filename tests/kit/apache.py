@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSIONS: Final = ("3.9.2", "4.3.1")
+NIGHTLY: Final = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
+RELEASES: Final = VERSIONS if NIGHTLY else VERSIONS[-1:]
+"""Those with which long tests of one and the same thing run; `make nightly` takes all."""
 
 # 3.x logs through reload4j, 4.x through log4j 2; both speak the slf4j 1.7 interface.
 _LOGGING_JARS: Final = {

@@ -13,20 +13,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 import psutil
 
-from kit.commands import Run, logmirror, wait_until
+from kit.commands import Run, logmirror, run_forked
 from kit.inline_server import ForkedProcess
 from logmirror import cli, executor, spark, wiring
 from logmirror.mirror.leases import LeaseDesk
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping, Sequence
 
     from kit.machine import Process
@@ -115,13 +114,7 @@ def run_now(
             as_plain_user=as_plain_user,
             program=_PROGRAM,
         )
-    with tempfile.TemporaryDirectory() as folder:
-        out, errors = Path(folder) / "stdout", Path(folder) / "stderr"
-        process = ForkedProcess(arguments, stdout=out, stderr=errors, environment=os.environ)
-        wait_until(lambda: not process.alive, what=errors.read_text, timeout_s=240)
-        return subprocess.CompletedProcess(
-            arguments, process.end(), out.read_text(), errors.read_text()
-        )
+    return run_forked(*arguments, timeout_s=240)
 
 
 def _python_path() -> str:
