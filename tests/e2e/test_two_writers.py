@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import run_now
+from kit.inline_run import InlineRun, run_now
 from kit.truth import Source
 from kit.writer import writing
 
@@ -41,13 +41,12 @@ def test_an_instance_that_wakes_up_changes_nothing_that_the_other_wrote(cli_brok
     config = write_config(
         tmp_path / "config.json",
         *(mirror("writers", cli_broker.bootstrap, archive, form=f, **limits) for f in FORMATS),
-        master="local[1]",
     )
 
     with (
         writing(cli_broker.bootstrap, "writers", partitions=PARTITIONS, seed=1),
-        Run(config, folder=tmp_path) as one,
-        Run(config, folder=tmp_path) as two,
+        InlineRun(config, folder=tmp_path) as one,
+        InlineRun(config, folder=tmp_path) as two,
     ):
         wait_for_more(one)
         wait_for_more(two)

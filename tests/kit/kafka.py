@@ -45,6 +45,7 @@ _CONFIG: Final = {
     "auto.create.topics.enable": "false",
     "log.retention.ms": -1,  # records of the past are deleted within minutes otherwise
     "log.cleaner.backoff.ms": 1000,
+    "metadata.max.idle.interval.ms": 0,  # a record each half second costs as much as all else
     "log.cleaner.dedupe.buffer.size": 16 << 20,
 }
 _CONFIG_4: Final = {
