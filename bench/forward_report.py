@@ -53,9 +53,8 @@ def copies(results: Sequence[Mapping[str, Any]]) -> str:
 From one Apache Kafka {VERSION} into another, one broker each, everything on the same machine, \
 page cache warm, no compression, acks=all. The source's batches are of {BATCH_BYTES // 1024} KiB, \
 which is what Java's producer makes unless it is told otherwise; records are minutes old. Every \
-round runs each contestant once, in another order each time (MirrorMaker with its defaults in the \
-first alone), after a copy that warms both brokers up and does not count. Each copy is counted at \
-its end.
+round runs each contestant once, in another order each time, after a copy that warms both brokers \
+up and does not count. Each copy is counted at its end.
 
 {_ratio_table(results)}
 
@@ -72,7 +71,8 @@ share counts for each of them.
 offsets nor survives a crash without duplicates.
 - `MirrorMaker 2` runs in dedicated mode on the JVM that its own script asks for \
 (`{" ".join(JVM[:4])} ...`), with identity names, and without heartbeats, checkpoints and ACLs. \
-*Defaults* says no more than what clusters of one broker need. *Tuned* has a task for each \
+With its defaults, where it was run, it is told no more than what clusters of one broker need, and \
+runs in the first round alone. *Tuned* has a task for each \
 partition and: {_settings()}."""
 
 
@@ -135,7 +135,7 @@ def trip(result: Mapping[str, Any]) -> str:
     ]
     ratios = []
     for way, ratio in result["ratios"].items():
-        is_goal = way.endswith("direct")
+        is_goal = not way.endswith("direct")
         ratios.append(
             [
                 way,
@@ -150,9 +150,9 @@ def trip(result: Mapping[str, Any]) -> str:
 The same copy ({result["shape"]}, {result["records"]:,} records) between clusters that are reached \
 directly, one of them through a proxy, and one of them through the same proxy when each byte takes \
 25 ms each way. The proxy is of Python, takes its own share of the machine, and limits neither \
-bandwidth nor what is on its way: this measures what waiting for answers costs. A real way of that \
-length wants larger socket buffers at the broker, too (`socket.receive.buffer.bytes=-1`), or TCP \
-is the limit.
+bandwidth nor what is on its way: 50 ms against 0 ms is what waiting for answers costs; against \
+the direct way it is that and the proxy. A real way of that length wants larger socket buffers at \
+the broker, too (`socket.receive.buffer.bytes=-1`), or TCP is the limit.
 
 {table(["ratio of MB/s", "median", "each round", "goal", ""], ratios)}
 
