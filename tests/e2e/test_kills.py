@@ -29,8 +29,8 @@ from kit.writer import writing
 if TYPE_CHECKING:
     from pathlib import Path
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10")) // 2
-"""Against each of the two sources."""
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "6")) // 2
+"""Against each of the two sources; each start of Spark costs as much as many other tests."""
 
 PARTITIONS = 2
 
