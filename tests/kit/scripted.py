@@ -161,6 +161,7 @@ class InlineRunner:
     def __init__(self, client, store, *, slots=2):
         self._client, self._store, self._slots = client, store, slots
         self.ticks = []
+        self.leases_ended = False
 
     @property
     def slots(self):
@@ -171,7 +172,7 @@ class InlineRunner:
         return [self._run(work) for work in works]
 
     def end_leases(self):
-        pass
+        self.leases_ended = True
 
     def _run(self, work):
         source = KafkaSource(

@@ -77,7 +77,7 @@ def test_new_partitions_are_found_while_running():
 
 def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest():
     store, log, clock = MemoryStore(), Log(batches(0, 5)), SteppingClock()
-    with service(ScriptedClient([log]), store, spec=SPEC, clock=clock) as (made, _):
+    with service(ScriptedClient([log]), store, spec=SPEC, clock=clock) as (made, runner):
 
         def on_sleep():
             if clock.ms >= 1500 and len(log.batches) == 1:
@@ -89,6 +89,7 @@ def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest(
         made.run()
     assert ranges(store) == [(0, 4), (5, 7)]
     assert latest_claim(store, "d", 0).trigger.value == "explicit"
+    assert runner.leases_ended
 
 
 def test_parallel_backfill_of_one_partition_publishes_in_order(monkeypatch):

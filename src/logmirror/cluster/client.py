@@ -305,10 +305,11 @@ class ClusterClient:
     def fetch_ahead(
         self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
     ) -> None:
-        """Ask for what is to be fetched next, so that its answer comes meanwhile; never waits long.
+        """Ask for what is to be fetched next, so that its answer comes meanwhile.
 
-        The next `fetch` of the partition takes it, if it is of that offset, read_committed and by
-        that topic id. One that is never fetched is no harm.
+        Waits for no answer, but where it must for a leader's address and connection. The next
+        `fetch` of the partition takes it, if it is of that offset, read_committed and by that topic
+        id. One that is never fetched is no harm.
 
         Args:
             partition: Of one topic.

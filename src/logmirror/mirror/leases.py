@@ -123,7 +123,7 @@ class LeaseDesk:
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._tick, self._ended_tick = 0, 0
-        self._closing = False
+        self._is_over, self._closing = False, False
         self._slots: dict[socket.socket, int] = {}
         """Of the slots that hold a lease: the tick in which they came."""
 
@@ -139,8 +139,11 @@ class LeaseDesk:
         self._wake()
 
     def end(self) -> None:
-        """End the leases of this tick, also those that are opened later. For signal handlers."""
-        self._ended_tick = self._tick
+        """End all leases, those of later ticks too: a stop may come just before one begins.
+
+        For signal handlers.
+        """
+        self._is_over = True
         self._wake()
 
     def __enter__(self) -> Self:
@@ -171,7 +174,7 @@ class LeaseDesk:
                         self._ended_tick = self._tick
                     self._dismiss(key.fileobj)
             for slot, tick in list(self._slots.items()):
-                if tick <= self._ended_tick or tick < self._tick:
+                if self._is_over or tick <= self._ended_tick or tick < self._tick:
                     self._dismiss(slot)
         for opened in (*self._slots, self._listener, self._waker, self._wakened):
             opened.close()

@@ -277,5 +277,8 @@ class Runner(Protocol):
         ...
 
     def end_leases(self) -> None:
-        """Let slices that wait for what arrives end soon; signal handlers may call it."""
+        """Let slices end soon that wait for what arrives, now and from now on: it is a stop.
+
+        Signal handlers may call it.
+        """
         ...
