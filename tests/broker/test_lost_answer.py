@@ -8,6 +8,7 @@ and readers do not.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -22,9 +23,11 @@ from logmirror.broker.broker import Broker, Caller
 from logmirror.broker.disk import Disk, OpenFile
 from logmirror.broker.dispatch import answer
 from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.handle_fetch import fetch
 from logmirror.broker.handle_produce import ProduceAnswer, produce
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.options import BrokerOptions
+from logmirror.broker.segment import FileRange
 from logmirror.broker.segment_cache import SegmentCache
 from logmirror.broker.topics import Topics
 from logmirror.errors import UnavailableError
@@ -138,6 +141,35 @@ async def _last_sequence(broker: Broker) -> int:
     return int(producer.last_sequence)
 
 
+async def _fetch(broker: Broker, offset: int, *, wait_ms: int) -> Any:
+    partition = build(
+        nested(1, 11, "request", "FetchPartition"),
+        partition=0,
+        fetch_offset=offset,
+        partition_max_bytes=1 << 20,
+    )
+    topic = build(nested(1, 11, "request", "FetchTopic"), topic=TOPIC, partitions=(partition,))
+    request = build(
+        message_class(1, 11, "request"),
+        replica_id=-1,
+        max_wait=timedelta(milliseconds=wait_ms),
+        min_bytes=1,
+        topics=(topic,),
+        forgotten_topics_data=(),
+    )
+    frame = memoryview(bytearray(request_frame(Api.FETCH, 11, request)))
+    found = fetch(broker, read_header(frame), frame)
+    parts = found if isinstance(found, list) else await found
+    whole = b"".join(
+        os.pread(part.file.fd, part.size_bytes, part.position)
+        if isinstance(part, FileRange)
+        else part
+        for part in parts
+    )
+    [answered] = read_response(Api.FETCH, 11, whole[4:])[1].responses
+    return answered.partitions[0]
+
+
 def test_a_batch_that_waits_for_the_disk_shows_in_the_log_end_and_nowhere_else(tmp_path):
     async def act(broker: Broker, disk: SlowDisk) -> None:
         first = _produce(broker, 0)
@@ -197,5 +229,25 @@ def test_of_an_offline_partition_nobody_hears_an_offset(tmp_path):
 
         assert _error_and_offset(first) == (ErrorCode.kafka_storage_error, -1)
         assert await _log_end(broker) == (ErrorCode.kafka_storage_error, -1)
+
+    _with_broker(tmp_path, act)
+
+
+def test_a_reader_of_a_batch_that_waits_for_the_disk_waits_too_and_is_not_sent_away(tmp_path):
+    async def act(broker: Broker, disk: SlowDisk) -> None:
+        _produce(broker, 0)
+
+        for offset in (0, 9, 10):
+            found = await _fetch(broker, offset, wait_ms=1)
+            assert (found.error_code, found.records, found.high_watermark) == (0, b"", 0), offset
+        beyond = await _fetch(broker, 11, wait_ms=1)
+        assert beyond.error_code == ErrorCode.offset_out_of_range
+        waiting = asyncio.create_task(_fetch(broker, 9, wait_ms=60_000))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        disk.may_flush.set()
+        found = await waiting
+        assert (found.error_code, found.high_watermark) == (0, 10)
+        assert found.records
 
     _with_broker(tmp_path, act)

@@ -37,9 +37,9 @@ PARTITIONS = 2
 pytestmark = pytest.mark.timeout(1200)
 
 
-def kill_at_a_random_moment(run: Run, chooser: random.Random) -> str:
+def kill_at_a_random_moment(run: Run, chooser: random.Random, *, is_starting: bool) -> str:
     """Kill the driver, or all at once as an out-of-memory or a container's end does."""
-    if chooser.random() < 0.2:
+    if is_starting:
         moment, delay_s = "while starting", chooser.uniform(0, 4)
     else:
         moment, delay_s = "while copying", chooser.uniform(0, 1)
@@ -72,9 +72,9 @@ def kill_again_and_again(bootstrap: str, topic: str, folder: Path) -> None:
         writing(bootstrap, topic, partitions=PARTITIONS, seed=seed),
         contextlib.ExitStack() as stack,
     ):
-        for _ in range(KILLS):
+        for number in range(KILLS):
             run = stack.enter_context(Run(config, folder=folder))
-            moment = kill_at_a_random_moment(run, chooser)
+            moment = kill_at_a_random_moment(run, chooser, is_starting=number % 5 == 1)
             reported = published(run.text)
             productive += bool(reported)
             print(f"killed {moment}, after {len(reported)} objects")  # noqa: T201  # the same

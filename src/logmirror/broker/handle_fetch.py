@@ -2,7 +2,8 @@
 
 Whole batches, as many as fit; the first partition that has any gets one even if it alone is larger
 than all limits, so a consumer always gets on. Only what is durable is served (L1 in
-`partition_log`). If less than `min_bytes` is there, the request waits on its partitions until
+`partition_log`); offsets between the watermark and the log end are in range, as in Kafka, and have
+nothing yet. If less than `min_bytes` is there, the request waits on its partitions until
 enough is, something is wrong, or `max_wait_ms` has passed.
 
 Deviations from Kafka: no fetch sessions (every answer has session id 0, which clients understand as
@@ -179,7 +180,7 @@ def _read(
         return Fetched(number, code, -1, -1, 0), []
     log = topic.logs[number]
     watermark, start = log.high_watermark, log.log_start
-    if log.failure is None and not start <= wanted.offset <= watermark:
+    if log.failure is None and not start <= wanted.offset <= log.log_end:
         return Fetched(number, ErrorCode.offset_out_of_range, watermark, start, 0), []
     try:
         limit = min(left, max(0, wanted.max_bytes))

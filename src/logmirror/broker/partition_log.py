@@ -410,12 +410,12 @@ class PartitionLog:
         """Find the whole batches from the one that holds `offset`, up to the watermark.
 
         Args:
-            offset: From `log_start` to `high_watermark`.
+            offset: From `log_start` to `log_end`.
             max_bytes: How much at most, except for `at_least_one`.
             at_least_one: Whether the first batch comes even if it alone is larger.
 
         Returns:
-            Where the bytes are, in order; empty at the watermark, or if nothing fits.
+            Where the bytes are, in order; empty from the watermark on, or if nothing fits.
 
         Raises:
             ColdSegmentError: The first segment is not loaded; load it off the loop and try again.
