@@ -28,9 +28,8 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import measured  # noqa: E402  # after the path is set
 from maven import maven_jars  # noqa: E402  # after the path is set
 
-from kit.apache import cache_folder  # noqa: E402  # after the path is set
 from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
-from kit.machine import program  # noqa: E402  # after the path is set
+from kit.machine import cache_folder, program  # noqa: E402  # after the path is set
 
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
 MASTER = "local[2]"

@@ -16,7 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from kit.machine import Process, java, program
+from kit.class_archives import archive_of
+from kit.machine import Process, cache_folder, java, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,15 +79,6 @@ log4j.appender.err.layout.ConversionPattern=%d %p %m (%c)%n
 """
 
 
-def cache_folder() -> Path:
-    """Return where downloads for the tests are kept."""
-    configured = os.environ.get("LOGMIRROR_TEST_CACHE")
-    if configured:
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "logmirror-tests"
-
-
 class ApacheTools:
     """The programs of one Apache Kafka release.
 
@@ -113,6 +105,11 @@ class ApacheTools:
                 if not home.exists():
                     _fetch(self.version, self.major, self.artifacts, home)
         return home / "jars"
+
+    @functools.cached_property
+    def class_archive(self) -> Path:
+        """What `kit.kafka` makes for this release: a broker's classes, most of each tool's too."""
+        return archive_of(f"{self.name}-{self.version}", str(self.jars))
 
     @functools.cached_property
     def _classes(self) -> frozenset[str]:
@@ -142,6 +139,8 @@ class ApacheTools:
             log_option = (
                 f"-Dlog4j.configuration=file:{self.jars.parent}/log4j-{log_level}.properties"
             )
+        if self.class_archive.exists():
+            jvm = (f"-XX:SharedArchiveFile={self.class_archive}", *jvm)
         options = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *jvm, log_option]
         return [java(), *options, "-cp", f"{self.jars}/*", main_class, *arguments]
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import psutil
 
+from kit.class_archives import spark_classes
 from kit.disk import without_override
 from kit.inline_server import ForkedProcess
 from kit.kafka import create_topic, delete_topic
 from kit.machine import HOST, Process, free_ports
-from kit.spark_classes import class_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +117,7 @@ def mirror(  # noqa: PLR0913  # each test says only what it cares about
 
 def write_config(path: Path, *mirrors: Mapping[str, object], master: str = "local[2]") -> Path:
     """Write a configuration of these mirrors; JSON, which YAML contains."""
-    java_options = f"-XX:SharedArchiveFile={class_archive()}"
+    java_options = f"-XX:SharedArchiveFile={spark_classes()}"
     spark = {"master": master, "properties": {"spark.driver.extraJavaOptions": java_options}}
     path.write_text(json.dumps({"spark": spark, "mirrors": mirrors}, indent=1))
     return path

@@ -7,27 +7,32 @@ first listener is always plain text and is what `bootstrap` names; others come b
 from __future__ import annotations
 
 import base64
+import functools
 import secrets
 import shutil
 import signal
 import socket
 import struct
+import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from kit.apache import ApacheTools
+from kit.class_archives import make_once
 from kit.machine import HOST, Process, free_ports
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 _START_TIMEOUT_S: Final = 180
+_QUICK: Final = ("-XX:TieredStopAtLevel=1",)
+_TO_ARCHIVE: Final = "-XX:ArchiveClassesAtExit="
 _PORTS_TAKEN: Final = "Address already in use"
 
 # Small and quick: no wait before a group's first assignment, a compaction that looks every second.
@@ -93,7 +98,7 @@ class ApacheKafka:
         config: Mapping[str, object] | None = None,
         listeners: Iterable[Listener] = (),
         scram_users: Iterable[tuple[str, str]] = (),
-        jvm: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",),
+        jvm: tuple[str, ...] = _QUICK,
         heap: str = "512m",
     ) -> None:
         self.version = version
@@ -126,6 +131,8 @@ class ApacheKafka:
 
     def start(self) -> Self:
         """Start it and wait until it answers; a restart keeps ports and data."""
+        if not any(option.startswith(_TO_ARCHIVE) for option in self._jvm):
+            make_once(self.tools.class_archive, functools.partial(_archive_classes, self.version))
         for attempt in range(4):
             if not self._ports:
                 self._choose_ports()
@@ -263,6 +270,15 @@ class ApacheKafka:
         if self._process is not None:
             self._process.end(kill=kill)
             self._process = None
+
+
+def _archive_classes(version: str, path: Path) -> None:
+    """Let a broker write down which classes it has loaded."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ApacheKafka(version, Path(folder), jvm=(*_QUICK, f"{_TO_ARCHIVE}{path}")) as broker,
+    ):
+        create_topic(broker.bootstrap, "any", 1, {})
 
 
 def create_topic(bootstrap: str, name: str, partitions: int, config: Mapping[str, str]) -> None:

@@ -39,6 +39,15 @@ def java() -> str:
     return program("java", home_variable="JAVA_HOME")
 
 
+def cache_folder() -> Path:
+    """Return where downloads for the tests are kept."""
+    configured = os.environ.get("LOGMIRROR_TEST_CACHE")
+    if configured:
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "logmirror-tests"
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports on loopback that nothing listens on and that we gave to nobody else."""
     ports: list[int] = []

@@ -24,8 +24,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.request import Request, urlopen
 
-from kit.apache import cache_folder
-from kit.machine import HOST, Process, free_ports, program
+from kit.machine import HOST, Process, cache_folder, free_ports, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
