@@ -21,10 +21,10 @@ demo: install ## Watch the main job on this machine in about a minute
 	@$(RUN) logmirror demo
 
 test: testtools checks ## Lint, then every test, against real Apache Kafka brokers
-	@$(RUN) pytest -n 4 --dist loadgroup --durations 15
+	@$(RUN) pytest -n 5 --dist loadgroup --durations 15
 
 nightly: testtools checks ## The same with 50 kills of each kind, and all releases of Kafka everywhere
-	@LOGMIRROR_TEST_NIGHTLY=1 LOGMIRROR_TEST_KILLS=50 $(RUN) pytest -n 4 --dist loadgroup --durations 15
+	@LOGMIRROR_TEST_NIGHTLY=1 LOGMIRROR_TEST_KILLS=50 $(RUN) pytest -n 5 --dist loadgroup --durations 15
 
 lint: install checks ## Ruff, mypy --strict, import contracts
 

@@ -33,6 +33,7 @@ ON_SPARK = {2: "the driver", 6: "all processes"}
 WAYS = [p for p in POINTS if p.split(".")[0] in {"plan", "fetch", "produce", "commit"}]
 DEATHS = [(point, nth) for point in WAYS for nth in (1, 4 if "produce" in point else 2)]
 RECORDS = 600
+SOURCE_TOPIC = "copied-at-crash-points"
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +59,13 @@ def crashed(brokers, tmp_path_factory):
     """Every point's run, dead at its point; then one clean run over what all of them left."""
     source, destination = brokers
     folder = tmp_path_factory.mktemp("points")
-    source.create_topic("crash-points", partitions=2)
+    source.create_topic(SOURCE_TOPIC, partitions=2)
     for partition in range(2):
         messages = odd_messages(RECORDS, seed=partition)
         if partition == 0:  # of today: several batches are on their way; the others go one by one
             messages = [message._replace(timestamp_ms=0) for message in messages]
         config = {"batch.num.messages": 20, "linger.ms": 5}
-        produce(source.bootstrap, "crash-points", messages, partition=partition, config=config)
+        produce(source.bootstrap, SOURCE_TOPIC, messages, partition=partition, config=config)
     mirrors = {death: mirror_of(death, source, destination) for death in DEATHS}
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda death: die_at(death, mirrors[death], folder), DEATHS))
@@ -74,7 +75,7 @@ def crashed(brokers, tmp_path_factory):
     }
     ends = {death: [found.bounds(n)[1] for n in range(2)] for death, found in copies.items()}
     copy(*mirrors.values())
-    return Crashed(Source(source.bootstrap, "crash-points", partitions=range(2)), copies, ends)
+    return Crashed(Source(source.bootstrap, SOURCE_TOPIC, partitions=range(2)), copies, ends)
 
 
 def name_of(death):
@@ -83,7 +84,7 @@ def name_of(death):
 
 def mirror_of(death, source, destination):
     return mirror_to_cluster(
-        "crash-points",
+        SOURCE_TOPIC,
         source.bootstrap,
         destination.bootstrap,
         name=name_of(death),
