@@ -27,10 +27,14 @@ SECTIONS: Final = (
     ("Source", "`mirrors[].source`"),
     ("Filesystem", "`mirrors[].destinations[]`, `type: filesystem`"),
     ("Kafka", "`mirrors[].destinations[]`, `type: kafka`"),
+    ("S3", "`mirrors[].destinations[]`, `type: s3`"),
+    ("Credentials", "`credentials`"),
+    ("Identity", "`credentials.write`, `credentials.read`"),
     ("Flush", "`flush`"),
     ("Daily", "`flush.daily`"),
     ("SharedFilesystem", "`destination`, `type: filesystem`"),
     ("SharedKafka", "`destination`, `type: kafka`"),
+    ("SharedS3", "`destination`, `type: s3`"),
     ("Spark", "`spark`"),
 )
 """Each mapping of the file and its heading, in the order in which people meet them."""

@@ -269,6 +269,21 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
+policy = typer.Typer(no_args_is_help=True, help="What a configuration must be allowed.")
+app.add_typer(policy, name="policy")
+
+
+@policy.command("print")
+def policy_print(config: ConfigOption) -> None:
+    """Print the least IAM policies for the buckets of a configuration."""
+    from logmirror import wiring  # noqa: PLC0415  # only such commands need it
+
+    found = wiring.s3_policies(_load(config))
+    if not found:
+        raise UsageError("the configuration has no destination of type s3")
+    typer.echo(json.dumps(found, indent=2))
+
+
 def _load(path: Path, only: list[str] | None = None) -> Settings:
     settings = load(path, check_properties=_property_problems)
     if not only:

@@ -22,10 +22,13 @@ from logmirror.config_file.files import read_file
 from logmirror.config_file.model import (
     ConfigModel,
     FlushModel,
+    IdentityModel,
     KafkaModel,
     MirrorModel,
+    S3Model,
     SharedFilesystemModel,
     SharedKafkaModel,
+    SharedS3Model,
     SourceModel,
 )
 from logmirror.config_file.problems import ConfigError, Locations, Problem, config_error
@@ -57,6 +60,8 @@ __all__ = [
     "MirrorSettings",
     "Problem",
     "PropertyCheck",
+    "S3Credentials",
+    "S3Destination",
     "Settings",
     "SourceSettings",
     "SparkSettings",
@@ -135,7 +140,40 @@ class KafkaDestination:
     """Batches are merged up to this size, 0..2^31-1; 0 for never."""
 
 
-Destination = FilesystemDestination | KafkaDestination
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Credentials:
+    """Who we are for a store; what is empty is found as the AWS tools find it."""
+
+    access_key_id: str = ""
+    secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    profile: str = ""
+    role_arn: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Destination:
+    """A bucket that receives objects, under `<prefix>/<name>/<partition>/`."""
+
+    name: str
+    """Name of the folder below `prefix`: one path component."""
+
+    bucket: str
+    prefix: str = ""
+    """Without slashes around it."""
+
+    region: str = ""
+    endpoint: str = ""
+    path_style: bool = False
+    ca_file: str = ""
+    sse: str = ""
+    kms_key_id: str = ""
+    checksums: Literal["when-supported", "when-required"] = "when-supported"
+    write: S3Credentials = field(default_factory=S3Credentials)
+    read: S3Credentials = field(default_factory=S3Credentials)
+
+
+Destination = FilesystemDestination | KafkaDestination | S3Destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +273,9 @@ def load_text(
     check_properties: PropertyCheck | None = None,
 ) -> Settings:
     """Read a configuration from a text; `name` stands for it in errors. See `load`."""
-    source = parse(text, environ=os.environ if environ is None else environ)
-    model = check(source, check_properties=check_properties)
+    environ = os.environ if environ is None else environ
+    source = parse(text, environ=environ)
+    model = check(source, environ=environ, check_properties=check_properties)
     if model is None:
         raise config_error(name, source.problems)
     return _settings(model, name, source.locations)
@@ -252,8 +291,8 @@ def _settings(model: ConfigModel, name: str, locations: Locations) -> Settings:
 
 def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSettings:
     shared = model.destination
-    layout: MirrorModel | SharedFilesystemModel = (
-        shared if isinstance(shared, SharedFilesystemModel) else mirror
+    layout: MirrorModel | SharedFilesystemModel | SharedS3Model = (
+        mirror if shared is None or isinstance(shared, SharedKafkaModel) else shared
     )
     return MirrorSettings(
         name=mirror.name,
@@ -274,12 +313,14 @@ def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSetting
 
 
 def _destinations(
-    mirror: MirrorModel, shared: SharedFilesystemModel | SharedKafkaModel | None
+    mirror: MirrorModel, shared: SharedFilesystemModel | SharedKafkaModel | SharedS3Model | None
 ) -> Iterator[Destination]:
     if shared is not None:
         name = mirror.destination_name_override or mirror.topic
         if isinstance(shared, SharedKafkaModel):
             yield _kafka(shared, mirror, name, name)
+        elif isinstance(shared, SharedS3Model):
+            yield _s3(shared, name)
         else:
             yield _filesystem(name, shared.root)
         return
@@ -287,6 +328,8 @@ def _destinations(
         name = item.name or mirror.name
         if isinstance(item, KafkaModel):
             yield _kafka(item, mirror, name, item.topic or mirror.topic)
+        elif isinstance(item, S3Model):
+            yield _s3(item, name)
         else:
             yield _filesystem(name, item.root)
 
@@ -319,6 +362,34 @@ def _kafka(
 def _filesystem(name: str, root: str) -> FilesystemDestination:
     # Lexical, as a shell does it: `Path.resolve` would freeze a link that may be switched later.
     return FilesystemDestination(name=name, root=Path(os.path.abspath(root)))  # noqa: PTH100  # resolve() would follow links
+
+
+def _s3(bucket: S3Model | SharedS3Model, name: str) -> S3Destination:
+    own = bucket.credentials
+    return S3Destination(
+        name=name,
+        bucket=bucket.bucket,
+        prefix=bucket.prefix or "",
+        region=bucket.region or "",
+        endpoint=bucket.endpoint or "",
+        path_style=bool(bucket.endpoint) if bucket.path_style is None else bucket.path_style,
+        ca_file=bucket.ca_file or "",
+        sse=bucket.sse or "",
+        kms_key_id=bucket.kms_key_id or "",
+        checksums=bucket.checksums,
+        write=_credentials(own.write or own),
+        read=_credentials(own.read or own),
+    )
+
+
+def _credentials(identity: IdentityModel) -> S3Credentials:
+    return S3Credentials(
+        access_key_id=identity.access_key_id or "",
+        secret_access_key=identity.secret_access_key or "",
+        session_token=identity.session_token or "",
+        profile=identity.profile or "",
+        role_arn=identity.role_arn or "",
+    )
 
 
 def _flush(flush: FlushModel) -> FlushSettings:

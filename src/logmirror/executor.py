@@ -12,7 +12,6 @@ import functools
 import gc
 import os
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.translate_progress import Links, ProgressReader
 from logmirror.mirror.translate_transfer import TranslateTransfer
-from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.opening import open_store
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.encode import encode_batches
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import SliceResult, Work
+    from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
 
 
 _TURN_MS: Final = 50
@@ -68,6 +69,11 @@ def _pipeline(settings: ConnectionSettings, process: int, _purpose: str) -> Prod
 @functools.cache
 def _filler(settings: ConnectionSettings, process: int) -> HoleWriter:
     return HoleWriter(_client(settings, process))
+
+
+@functools.cache
+def _store(location: StoreLocation, writer_id: str, _process: int) -> BlobStore:
+    return open_store(location, writer_id)
 
 
 @functools.cache
@@ -122,7 +128,7 @@ def _source(work: Work) -> KafkaSource:
 
 def _archive(work: Work) -> SliceResult:
     _, _, decoder = _tools(os.getpid())
-    store = FilesystemStore(Path(work.archive.root), writer_id=work.writer_id)
+    store = _store(work.archive.location, work.writer_id, os.getpid())
     return Transfer(work, _source(work), store, decoder).run()
 
 

@@ -19,7 +19,8 @@ from logmirror.mirror.positions import check_incarnation
 from logmirror.mirror.service import MirrorSpec, position, source_views
 from logmirror.mirror.topic_sync import check_topic
 from logmirror.mirror.translate_progress import ProgressReader, current
-from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.locations import S3Location
+from logmirror.stores.opening import open_store
 from logmirror.wiring import PATIENCE_MS, Clients, destinations, mirror_specs
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import DestinationSpec, SourceView
     from logmirror.mirror.verify import FlowReport
     from logmirror.model import TopicPartition
+    from logmirror.stores.base import BlobStore
 
 _LOOKS: Final = 20
 """How often a copy is looked at that goes on meanwhile."""
@@ -66,9 +68,7 @@ def status(settings: Settings) -> list[StatusRow]:
 
 
 def _status_of(spec: MirrorSpec, clients: Clients) -> Iterator[StatusRow]:
-    destination = destinations(
-        clients, lambda root: FilesystemStore(Path(root), writer_id="-"), "-"
-    )
+    destination = destinations(clients, lambda location: open_store(location, "-"), "-")
     try:
         numbers, topic_id = _look_at_topic(spec, clients)
     except LogmirrorError as error:
@@ -100,7 +100,7 @@ def _status_row(
         return StatusRow(flow=flow, source_end=view.stable_end, error=found)
     position = view.log_start if found is None else found
     if isinstance(spec, ArchiveSpec):
-        store = FilesystemStore(Path(spec.root), writer_id="status")
+        store = open_store(spec.location, "status")
         try:
             check_incarnation(store, flow, view.topic_id, position)
         except LogmirrorError as error:
@@ -184,7 +184,10 @@ def _check_destination(
     spec: MirrorSpec, name: str, written: DestinationSpec, clients: Clients
 ) -> Iterator[CheckRow]:
     if isinstance(written, ArchiveSpec):
-        root = Path(written.root)
+        if isinstance(written.location, S3Location):
+            yield _check_bucket(spec, name, written.location)
+            return
+        root = Path(written.location.root)
         there = next(path for path in (root, *root.parents) if path.exists())
         fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
         state = "is there" if there == root else f"will be made in {there}"
@@ -225,6 +228,19 @@ def _check_destination(
         )
 
 
+def _check_bucket(spec: MirrorSpec, name: str, location: S3Location) -> CheckRow:
+    """Whether the bucket is there and may be listed; what may be written, only writing tells."""
+    store = open_store(location, "-")
+    count = sum(1 for _ in store.folders(name))
+    return CheckRow(
+        mirror=spec.name,
+        destination=name,
+        severity="ok",
+        what="bucket",
+        found=f"{location} can be listed, {count} partitions",
+    )
+
+
 def _check_positions(
     spec: MirrorSpec,
     written: DestinationSpec,
@@ -234,7 +250,7 @@ def _check_positions(
 ) -> CheckRow:
     """Whether the copy could go on from where it stands."""
     name = next(name for name, of in spec.destinations if of is written)
-    side = destinations(clients, lambda root: FilesystemStore(Path(root), writer_id="-"), "-")
+    side = destinations(clients, lambda location: open_store(location, "-"), "-")
     try:
         found = side(written).positions(written, flows, spec.chain_start)
     except NotFoundError:
@@ -341,7 +357,7 @@ def _verify_mirror(
             flows = [flow for flow, of in _flows(spec, held) if of is written]
             yield from _verify_cluster(proof, written, flows)
         else:
-            held = numbers or tuple(_held_partitions(Path(written.root) / name))
+            held = numbers or tuple(_held_partitions(open_store(written.location, "verify"), name))
             flows = [flow for flow, of in _flows(spec, held) if of is written]
             yield from _verify_archive(proof, written, flows)
 
@@ -353,7 +369,7 @@ def _verify_archive(
     from logmirror.mirror import verify as archives  # noqa: PLC0415  # see above
     from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # see above
 
-    store = FilesystemStore(Path(archive.root), writer_id="verify")
+    store = open_store(archive.location, "verify")
     named = [
         archives.verify_names(store, flow, archive.extension, chain_start=proof.spec.chain_start)
         for flow in flows
@@ -471,7 +487,5 @@ def _stand(
     )
 
 
-def _held_partitions(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+def _held_partitions(store: BlobStore, destination: str) -> list[int]:
+    return sorted(int(name) for name in store.folders(destination) if name.isdecimal())

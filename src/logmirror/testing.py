@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from logmirror.archive.naming import split_name
 from logmirror.errors import InternalError, UnavailableError
-from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.base import AlreadyExistsError, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -86,6 +86,17 @@ class MemoryStore:
             sorted(name for parent, _, name in found if parent == folder and name[0] != ".")
         )
 
+    def folders(self, folder: str) -> Iterator[str]:
+        """See `BlobStore.folders`."""
+        self.before("folders", folder)
+        inside = (n.removeprefix(f"{folder}/") for n in self.objects if n.startswith(f"{folder}/"))
+        found = {head for head, _, rest in (name.partition("/") for name in inside) if rest}
+        return iter(sorted(name for name in found if name[0] != "."))
+
+    def tail(self, folder: str) -> Tail:
+        """See `BlobStore.tail`."""
+        return Tail(list(self.names(folder)), is_whole=True)
+
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""
         self.before("read", name)
@@ -117,8 +128,9 @@ class MemoryStagedObject:
             self._open_data().extend(view)
             return view.nbytes
 
-    def finish(self) -> str:
+    def finish(self, name: str, *, travels: bool) -> str:
         """See `StagedObject.finish`."""
+        del name, travels
         self._store.before("finish", self._token)
         self._store.staged[self._token] = bytes(self._open_data())
         self._data = None

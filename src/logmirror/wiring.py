@@ -11,14 +11,13 @@ import functools
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
-from logmirror.config import KafkaDestination
+from logmirror.config import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError, UnavailableError, UsageError
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
@@ -26,16 +25,20 @@ from logmirror.mirror.kafka_copies import KafkaCopies
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import MirrorSpec, Service, check_partitions
 from logmirror.mirror.translate_copies import TranslateCopies
-from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
+from logmirror.stores.opening import begin_writing
+from logmirror.stores.s3_policy import policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.config import FilesystemDestination, MirrorSettings, Settings
+    from logmirror.config import MirrorSettings, S3Credentials, S3Destination, Settings
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.ports import DestinationSpec, Runner
     from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
 
 PATIENCE_MS: Final = 10_000
 """How long commands that somebody waits for try a cluster that does not answer."""
@@ -67,7 +70,7 @@ def _mirror_spec(mirror: MirrorSettings) -> MirrorSpec:
 
 
 def _destination_spec(
-    destination: FilesystemDestination | KafkaDestination, mirror: MirrorSettings
+    destination: FilesystemDestination | KafkaDestination | S3Destination, mirror: MirrorSettings
 ) -> DestinationSpec:
     if isinstance(destination, KafkaDestination):
         return KafkaSpec(
@@ -86,7 +89,7 @@ def _destination_spec(
     if mirror.flush is None:
         raise InternalError("a mirror into files without `flush`", mirror=mirror.name)
     return ArchiveSpec(
-        root=str(destination.root),
+        location=_location(destination),
         format=mirror.format,
         extension=_EXTENSIONS[mirror.format],
         compression=mirror.compression,
@@ -95,6 +98,44 @@ def _destination_spec(
         max_offsets=mirror.flush.max_offsets,
         max_time_ms=mirror.flush.max_time_ms,
         daily_at_utc_s=mirror.flush.daily_at_utc_s,
+    )
+
+
+def _location(destination: FilesystemDestination | S3Destination) -> StoreLocation:
+    if isinstance(destination, FilesystemDestination):
+        return FolderLocation(str(destination.root))
+    return S3Location(
+        bucket=destination.bucket,
+        prefix=destination.prefix,
+        region=destination.region,
+        endpoint=destination.endpoint,
+        path_style=destination.path_style,
+        ca_file=destination.ca_file,
+        checksums=destination.checksums.replace("-", "_"),
+        sse=destination.sse,
+        kms_key_id=destination.kms_key_id,
+        write=_identity(destination.write),
+        read=_identity(destination.read),
+    )
+
+
+def _identity(credentials: S3Credentials) -> S3Identity:
+    return S3Identity(
+        access_key_id=credentials.access_key_id,
+        secret_access_key=credentials.secret_access_key,
+        session_token=credentials.session_token,
+        profile=credentials.profile,
+        role_arn=credentials.role_arn,
+    )
+
+
+def s3_policies(settings: Settings) -> dict[str, dict[str, object]]:
+    """The least that each identity of the configuration must be allowed; see `s3_policy`."""
+    return policies(
+        written.location
+        for spec in mirror_specs(settings)
+        for _, written in spec.destinations
+        if isinstance(written, ArchiveSpec) and isinstance(written.location, S3Location)
     )
 
 
@@ -184,11 +225,8 @@ def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.Exi
     stack.callback(clients.close)
 
     @functools.cache
-    def open_store(root: str) -> BlobStore:
-        store = FilesystemStore(Path(root), writer_id=writer_id)
-        stack.enter_context(store.hold_writer_lock())
-        store.sweep()
-        return store
+    def open_store(location: StoreLocation) -> BlobStore:
+        return begin_writing(location, writer_id, stack)
 
     return Service(
         specs,
@@ -201,7 +239,7 @@ def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.Exi
 
 
 def destinations(
-    clients: Clients, open_store: Callable[[str], BlobStore], writer_id: str
+    clients: Clients, open_store: Callable[[StoreLocation], BlobStore], writer_id: str
 ) -> Callable[[DestinationSpec], Destination]:
     """The driver's side of each kind of destination."""
     archives = ArchiveCopies(open_store, Committer(open_store, clock=SYSTEM_CLOCK), SYSTEM_CLOCK)

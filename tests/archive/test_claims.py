@@ -51,7 +51,7 @@ def claim_of(first, last, data=b"", **changes):
 def stage(store, data):
     staged = store.stage("x")
     staged.write(data)
-    return staged.finish()
+    return staged.finish("f/a", travels=False)
 
 
 def publish(store, first, last, data, **changes):

@@ -23,7 +23,7 @@ from kit.configs import (
 )
 from logmirror.config import FilesystemDestination, KafkaDestination
 
-FILES_ONLY = "is only for destinations of type filesystem"
+FILES_ONLY = "is only for destinations of type filesystem or s3"
 CANARY = "Tr0ub4dor&3"
 
 
@@ -171,7 +171,7 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
         ({"bootstrap_servers": ABSENT}, "bootstrap-servers", "is required", ""),
         ({"bootstrap_servers": "a:0"}, "bootstrap-servers", None, ""),
         ({"topic": "a b"}, "topic", None, ""),
-        ({"type": "kafak"}, "type", "must be filesystem or kafka", "did you mean kafka?"),
+        ({"type": "kafak"}, "type", "must be filesystem or kafka or s3", "did you mean kafka?"),
         ({"root": "/a"}, "root", "unknown key", "it belongs below mirrors.destinations"),
         ({"bootstrap_server": "a"}, "bootstrap-server", "unknown key", None),
         ({"offset": "x"}, "offset", "unknown key", "did you mean offsets?"),

@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.inline_run import run_now
 from kit.truth import Source
 from kit.writer import writing
 
@@ -86,7 +87,7 @@ def kill_again_and_again(bootstrap: str, topic: str, folder: Path) -> None:
         for run in runs:
             run.wait_until_nothing_is_left()
 
-    result = logmirror("run", "--until-now", "-c", config)
+    result = run_now(config)
 
     assert result.returncode == 0, result.stderr
     assert productive > KILLS / 2

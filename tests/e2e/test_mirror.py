@@ -84,7 +84,9 @@ def copied(source, tmp_path_factory):
         for f in FORMATS
     ]
     config = write_config(folder / "config.json", *mirrors)
-    result = logmirror("run", "--until-now", "-c", config)
+    # On Spark once; from the other sources the same work in one process.
+    on_spark = source.version == VERSIONS[-1]
+    result = logmirror("run", "--until-now", "-c", config) if on_spark else run_now(config)
     assert result.returncode == 0, result.stderr
     yield Copied(topics, config, folder)
     del kept_open

@@ -19,6 +19,7 @@ from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
 from logmirror.mirror.service import MirrorSpec, Service
 from logmirror.mirror.transfer import Transfer
 from logmirror.model import TimestampType, TopicPartition
+from logmirror.stores.locations import FolderLocation
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.records import Record, encode_reference, parse_header
 
@@ -132,7 +133,7 @@ class ScriptedClient:
 
 def archive_spec(**changes):
     fields = {
-        "root": "root",
+        "location": FolderLocation("/root"),
         "format": "parquet",
         "extension": "parquet",
         "compression": "zstd-1",

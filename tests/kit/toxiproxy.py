@@ -15,16 +15,14 @@ Toxics and their attributes: https://github.com/Shopify/toxiproxy#toxics
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import socket
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.request import Request, urlopen
 
-from kit.machine import HOST, Process, cache_folder, free_ports, program
+from kit.go import go_program
+from kit.machine import HOST, Process, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,20 +32,6 @@ if TYPE_CHECKING:
 VERSION: Final = "2.5.0"
 _PACKAGE: Final = f"github.com/Shopify/toxiproxy/v2/cmd/server@v{VERSION}"
 _START_TIMEOUT_S: Final = 30
-
-
-def toxiproxy_program() -> Path:
-    """The program; the first use on a machine builds it."""
-    home = cache_folder() / f"toxiproxy-{VERSION}"
-    found = home / "server"
-    if not found.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        with (home / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may begin at once
-            if not found.exists():
-                environment = {**os.environ, "GOBIN": str(home)}
-                subprocess.run([program("go"), "install", _PACKAGE], env=environment, check=True)
-    return found
 
 
 class Link:
@@ -115,7 +99,8 @@ class Toxiproxy:
         return json.loads(content) if content else None
 
     def __enter__(self) -> Self:
-        command = [str(toxiproxy_program()), "-host", HOST, "-port", str(self._port)]
+        program = go_program(f"toxiproxy-{VERSION}", _PACKAGE)
+        command = [str(program), "-host", HOST, "-port", str(self._port)]
         self._process = Process(command, log=self._folder / "toxiproxy.log")
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:

@@ -6,25 +6,31 @@ Method: one suite of small scenes, run against every adapter alike.
 import pytest
 
 from logmirror.errors import InternalError, UnavailableError
-from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.s3 import S3Store
 from logmirror.testing import MemoryStore
 
-STORES = {
-    "memory": lambda _: MemoryStore(),
-    "filesystem": lambda folder: FilesystemStore(folder / "not" / "yet", writer_id="host.1.aa"),
-}
+STORES = ("memory", "filesystem", "s3", "s3 below a prefix")
+
+pytestmark = pytest.mark.xdist_group("s3")
 
 
 @pytest.fixture(params=STORES)
 def store(request, tmp_path):
-    return STORES[request.param](tmp_path)
+    if request.param == "memory":
+        return MemoryStore()
+    if request.param == "filesystem":
+        return FilesystemStore(tmp_path / "not" / "yet", writer_id="host.1.aa")
+    server = request.getfixturevalue("s3_server")
+    prefix = "a/prefix" if "prefix" in request.param else ""
+    return S3Store(server.location(server.new_bucket(), prefix))
 
 
-def staged(store, data):
+def staged(store, data, name="f/a", *, travels=False):
     staged_object = store.stage("an object")
     assert staged_object.write(data) == len(data)
-    return staged_object.finish()
+    return staged_object.finish(name, travels=travels)
 
 
 def test_what_was_created_is_listed_in_order_and_read_back(store):
@@ -46,7 +52,7 @@ def test_a_staged_object_is_seen_only_once_published(store):
     staged_object = store.stage("an object")
     for piece in [b"who", bytearray(b"l"), memoryview(b"e")]:
         staged_object.write(piece)
-    token = staged_object.finish()
+    token = staged_object.finish("f/a", travels=False)
     assert list(store.names("f")) == []
     store.publish(token, "f/a")
     assert list(store.names("f")) == ["a"]
@@ -88,13 +94,13 @@ def test_an_aborted_object_takes_no_more_bytes(store):
     with pytest.raises(InternalError):
         staged_object.write(b"x")
     with pytest.raises(InternalError):
-        staged_object.finish()
+        staged_object.finish("f/a", travels=False)
 
 
 def test_abort_after_finish_leaves_the_object(store):
     staged_object = store.stage("x")
     staged_object.write(b"x")
-    token = staged_object.finish()
+    token = staged_object.finish("f/a", travels=False)
     staged_object.abort()
     store.publish(token, "f/a")
     assert store.read("f/a") == b"x"
@@ -105,7 +111,7 @@ def test_typed_buffers_are_written_as_bytes(store):
     store.publish(token, "f/a")
     staged_object = store.stage("x")
     assert staged_object.write(memoryview(b"12345678").cast("I")) == 8
-    store.publish(staged_object.finish(), "f/b")
+    store.publish(staged_object.finish("f/a", travels=False), "f/b")
     assert store.read("f/a") == store.read("f/b") == b"12345678"
 
 
@@ -155,3 +161,43 @@ def test_a_deleted_name_is_free_again(store):
     assert list(store.names("f")) == []
     store.create("f/a", b"second")
     assert store.read("f/a") == b"second"
+
+
+def test_an_object_that_travels_is_published_by_another_process(store):
+    token = staged(store, b"whole", travels=True)
+    assert list(store.names("f")) == []
+    store.publish(token, "f/a")
+    assert store.read("f/a") == b"whole"
+
+
+def test_of_two_objects_that_travel_to_one_name_the_first_stays(store):
+    first, second = (staged(store, data, travels=True) for data in (b"first", b"second"))
+    store.publish(second, "f/a")
+    with pytest.raises(AlreadyExistsError):
+        store.publish(first, "f/a")
+    assert store.read("f/a") == b"second"
+    store.discard(first)
+
+
+def test_a_travelling_object_that_was_discarded_is_gone(store):
+    token = staged(store, b"x", travels=True)
+    store.discard(token)
+    store.discard(token)
+    with pytest.raises(UnavailableError):
+        store.publish(token, "f/a")
+    assert list(store.names("f")) == []
+
+
+def test_the_folders_of_a_folder_are_told(store):
+    for name in ("f/2/a", "f/10/b", "f/c", ".hidden/d", "f/.dots/e"):
+        store.create(name, b"x")
+    assert list(store.folders("f")) == ["10", "2"]
+    assert list(store.folders("nowhere")) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_the_tail_of_a_folder_holds_the_names_that_sort_last(store, count):
+    names = [f"{number * 7:020d}" for number in range(count)]
+    for name in names:
+        store.create(f"f/{name}", b"")
+    assert store.tail("f") == Tail(names, is_whole=True)

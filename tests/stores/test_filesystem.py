@@ -51,7 +51,7 @@ def store_in(folder, writer="h.1.a", **options):
 def put(store, name, data=b"x"):
     staged = store.stage("label")
     staged.write(data)
-    store.publish(staged.finish(), name)
+    store.publish(staged.finish("f/a", travels=False), name)
 
 
 def files_in(folder):
@@ -97,10 +97,10 @@ def test_a_failed_sync_spoils_the_staged_object_for_good(tmp_path):
     staged = store.stage("x")
     staged.write(b"bytes that the kernel may have dropped")
     with pytest.raises(UnavailableError):
-        staged.finish()
+        staged.finish("f/a", travels=False)
     assert files_in(tmp_path) == []
     with pytest.raises(LogmirrorError):
-        staged.finish()
+        staged.finish("f/a", travels=False)
 
 
 class ShortWrites(Syscalls):
@@ -123,7 +123,7 @@ def test_a_staged_file_is_never_shared(tmp_path, monkeypatch):
     first.write(b"first")
     with pytest.raises(UnavailableError):
         store.stage("x")
-    store.publish(first.finish(), "f/a")
+    store.publish(first.finish("f/a", travels=False), "f/a")
     assert store.read("f/a") == b"first"
 
 
@@ -233,14 +233,14 @@ def test_a_label_never_leaves_the_staging_folder(tmp_path):
     store = store_in(tmp_path)
     staged = store.stage("../../" + "é/\0" * 300)
     staged.write(b"x")
-    store.publish(staged.finish(), "f/a")
+    store.publish(staged.finish("f/a", travels=False), "f/a")
     assert files_in(tmp_path) == ["f/a"]
 
 
 def test_a_token_works_in_another_process_of_the_same_run(tmp_path):
     staged = store_in(tmp_path).stage("x")
     staged.write(b"x")
-    token = pickle.loads(pickle.dumps(staged.finish()))
+    token = pickle.loads(pickle.dumps(staged.finish("f/a", travels=False)))
     store_in(tmp_path).publish(token, "f/a")
     assert store_in(tmp_path).read("f/a") == b"x"
 
@@ -258,7 +258,7 @@ def test_folders_that_vanish_are_made_again(tmp_path):
 def test_sweep_removes_what_dead_writers_of_this_host_left(tmp_path):
     dead = store_in(tmp_path, "h.1.a")
     with dead.hold_writer_lock():
-        token = dead.stage("x").finish()
+        token = dead.stage("x").finish("f/a", travels=False)
         store_in(tmp_path, "h.1.a").stage("y")
     assert store_in(tmp_path, "h.2.b").sweep() == 2
     assert files_in(tmp_path) == []
@@ -270,8 +270,8 @@ def test_sweep_removes_what_dead_writers_of_this_host_left(tmp_path):
 def test_sweep_leaves_the_living_alone(tmp_path):
     living, own = store_in(tmp_path, "h.1.a"), store_in(tmp_path, "h.2.b")
     with living.hold_writer_lock():
-        token = living.stage("x").finish()
-        own_token = own.stage("y").finish()
+        token = living.stage("x").finish("f/a", travels=False)
+        own_token = own.stage("y").finish("f/a", travels=False)
         assert own.sweep() == 0
         living.publish(token, "f/a")
         own.publish(own_token, "f/b")
@@ -288,7 +288,7 @@ class Later(Clock):
 
 
 def test_leftovers_of_another_host_are_swept_only_when_they_are_old(tmp_path):
-    store_in(tmp_path, "elsewhere.1.a").stage("x").finish()
+    store_in(tmp_path, "elsewhere.1.a").stage("x").finish("f/a", travels=False)
     assert store_in(tmp_path).sweep() == 0
     almost = FOREIGN_LEFTOVER_AGE_MS - 60_000
     assert store_in(tmp_path, clock=Later(almost)).sweep() == 0
@@ -331,7 +331,7 @@ store = FilesystemStore(pathlib.Path(sys.argv[1]), writer_id="h.9.z")
 store.create("claims/0", b"claim")
 staged = store.stage("x")
 staged.write(b"whole")
-store.publish(staged.finish(), "f/a")
+store.publish(staged.finish("f/a", travels=False), "f/a")
 """
 
 OUTCOMES = {

@@ -45,7 +45,7 @@ def stage_and_publish(store):
     staged = store.stage("label")
     staged.write(b"who")
     staged.write(b"le")
-    store.publish(staged.finish(), "f/a")
+    store.publish(staged.finish("f/a", travels=False), "f/a")
 
 
 ACTIONS = {"create": create, "stage and publish": stage_and_publish}

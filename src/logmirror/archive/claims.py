@@ -25,7 +25,7 @@ from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from logmirror.stores.base import BlobStore
 
@@ -283,7 +283,8 @@ def latest_claim(store: BlobStore, destination: str, partition: int) -> Claim | 
     Raises:
         CorruptionError: What lies in the folder is no claim.
     """
-    firsts = _claimed_offsets(store, destination, partition)
+    folder = claims_folder(destination, partition)
+    firsts = _offsets(folder, store.tail(folder).names)
     return read_claim(store, destination, partition, firsts[-1]) if firsts else None
 
 
@@ -303,7 +304,8 @@ def sweep_claims(  # noqa: PLR0913  # three say where, three say what may go
     first young one ends the search, so a call costs little more than what it deletes.
     """
     count = 0
-    for first in _claimed_offsets(store, destination, partition)[:-1]:
+    folder = claims_folder(destination, partition)
+    for first in _offsets(folder, store.names(folder))[:-1]:
         claim = read_claim(store, destination, partition, first)
         if claim is None:
             continue  # another sweeper was faster
@@ -314,10 +316,9 @@ def sweep_claims(  # noqa: PLR0913  # three say where, three say what may go
     return count
 
 
-def _claimed_offsets(store: BlobStore, destination: str, partition: int) -> list[int]:
-    folder = claims_folder(destination, partition)
+def _offsets(folder: str, names: Iterable[str]) -> list[int]:
     firsts = []
-    for name in store.names(folder):
+    for name in names:
         if len(name) != _NAME_DIGITS or not (name.isascii() and name.isdigit()):
             raise _unreadable(f"{folder}/{name}", "not the name of a claim")
         firsts.append(int(name))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OF_FILES: Final = ("format", "compression", "encoding", "flush", "chain-start")
 """Settings of a mirror that say how files are written."""
 
-_ONLY_FILES: Final = "is only for destinations of type filesystem"
+_ONLY_FILES: Final = "is only for destinations of type filesystem or s3"
 _ONLY_KAFKA: Final = "is only for destinations of type kafka"
 
 
@@ -67,7 +67,7 @@ def check_mirror(
         override = text(mirror, "destination-name-override")
         if shared is not None and override is not None:
             _check_override(source, path, override)
-    if types == {"filesystem"} and text(mirror, "timestamp-mode") is not None:
+    if types and types <= {"filesystem", "s3"} and text(mirror, "timestamp-mode") is not None:
         suggestion = "remove it: files keep the timestamps of the source"
         source.complain(f"{path}.timestamp-mode", _ONLY_KAFKA, suggestion)
     if shared is None:

@@ -17,9 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from logmirror.config_file.scalars import (
     MAX_BATCH_BYTES,
     MAX_REPLICATION_FACTOR,
+    Bucket,
     ChainStart,
     Compression,
     Encoding,
+    Endpoint,
+    EnvironmentName,
     Format,
     GroupId,
     Holes,
@@ -29,6 +32,7 @@ from logmirror.config_file.scalars import (
     Offsets,
     PartitionNumber,
     Partitions,
+    Prefix,
     Properties,
     Root,
     Servers,
@@ -38,7 +42,7 @@ from logmirror.config_file.scalars import (
     TopicSync,
 )
 
-DESTINATION_TYPES: Final = ("filesystem", "kafka")
+DESTINATION_TYPES: Final = ("filesystem", "kafka", "s3")
 """The values of `type`, which decides what else a destination says."""
 
 
@@ -122,6 +126,96 @@ class FilesystemModel(_Model):
     `<root>/<name>/<partition>/`."""
 
 
+class IdentityModel(_Model):
+    """Who we are for a store.
+
+    Without keys and profile: what the AWS tools would find, in the environment, the shared files,
+    or the machine's or the pod's role.
+    """
+
+    access_key_id: str | None = None
+    """Access key."""
+
+    secret_access_key: str | None = None
+    """Its secret; best as `${file:PATH}`. No message, log line or report shows it."""
+
+    session_token: str | None = None
+    """Token of temporary credentials."""
+
+    access_key_id_env: EnvironmentName | None = None
+    """Name of the environment variable that holds the access key, instead of the key itself."""
+
+    secret_access_key_env: EnvironmentName | None = None
+    """Name of the environment variable that holds the secret."""
+
+    profile: str | None = None
+    """A profile of the AWS configuration files, of the machines that run Spark's executors too."""
+
+    role_arn: str | None = None
+    """A role that is assumed with these credentials, and renewed before it ends."""
+
+
+class CredentialsModel(IdentityModel):
+    """Who we are for a store, the same for all we do or different for writing and reading."""
+
+    write: IdentityModel | None = None
+    """Who creates objects, instead of the keys beside it."""
+
+    read: IdentityModel | None = None
+    """Who lists and reads objects, instead of the keys beside it."""
+
+
+class _BucketModel(_Model):
+    """A bucket of any S3 API, wherever the destination stands."""
+
+    type: Literal["s3"]
+    """Kind of destination."""
+
+    bucket: Bucket
+    """Name of the bucket. It must be there."""
+
+    prefix: Prefix | None = None
+    """What all names begin with, without slashes around it. Objects are written to
+    `<prefix>/<name>/<partition>/`."""
+
+    region: str | None = None
+    """Region of the bucket; by default what the AWS tools would find."""
+
+    endpoint: Endpoint | None = None
+    """URL of a store that is not Amazon's, such as `https://minio.example:9000`."""
+
+    path_style: bool | None = None
+    """Whether the bucket stands in the path and not in the host's name. By default true where an
+    endpoint is given."""
+
+    ca_file: str | None = None
+    """Certificate of the authority that the store's certificate is from, a PEM file."""
+
+    credentials: CredentialsModel = Field(default_factory=CredentialsModel)
+    """Who we are for the store."""
+
+    sse: Literal["AES256", "aws:kms"] | None = None
+    """Encryption at rest by the store; by default as the bucket says."""
+
+    kms_key_id: str | None = None
+    """Key for `sse: aws:kms`; by default the account's."""
+
+    checksums: Literal["when-supported", "when-required"] = "when-supported"
+    """Whether bodies carry a checksum that the store verifies. `when-required` is for stores that
+    know none."""
+
+    encryption: Literal["none"] | None = None
+    """Encryption of the objects by us, which this version does not offer; `none` says so."""
+
+
+class S3Model(_BucketModel):
+    """A bucket of any S3 API."""
+
+    name: Name | None = None
+    """Name of the folder below `prefix`; by default the name of the mirror. Required where a mirror
+    has several destinations."""
+
+
 class _KafkaCopyModel(_Model):
     """What a copy in another cluster is made of, wherever the destination stands."""
 
@@ -197,6 +291,26 @@ class SharedFilesystemModel(_Model):
     """When an object ends."""
 
 
+class SharedS3Model(_BucketModel):
+    """One bucket for all mirrors, instead of `destinations` in each of them.
+
+    Objects are written to `<prefix>/<topic>/<partition>/`, or below `destination-name-override` of
+    the mirror.
+    """
+
+    format: Format = "parquet"
+    """Format of the objects; see `format` of a mirror."""
+
+    compression: Compression = "zstd-1"
+    """Compression of Parquet objects."""
+
+    encoding: Encoding = "base64"
+    """How `ndjson` writes keys and values; see `encoding` of a mirror."""
+
+    flush: FlushModel
+    """When an object ends."""
+
+
 class SharedKafkaModel(_KafkaCopyModel):
     """Another Kafka cluster for all mirrors, instead of `destinations` in each of them.
 
@@ -204,8 +318,10 @@ class SharedKafkaModel(_KafkaCopyModel):
     """
 
 
-OneDestination = Annotated[FilesystemModel | KafkaModel, Field(discriminator="type")]
-SharedDestination = Annotated[SharedFilesystemModel | SharedKafkaModel, Field(discriminator="type")]
+OneDestination = Annotated[FilesystemModel | KafkaModel | S3Model, Field(discriminator="type")]
+SharedDestination = Annotated[
+    SharedFilesystemModel | SharedKafkaModel | SharedS3Model, Field(discriminator="type")
+]
 
 
 class MirrorModel(_Model):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from logmirror.config_file import kafka_rules, values
+from logmirror.config_file import kafka_rules, s3_rules, values
 from logmirror.config_file.model import DESTINATION_TYPES, ConfigModel
 from logmirror.config_file.source import SourceMap
 from logmirror.config_file.suggestions import did_you_mean, suggest_key, suggest_value, without_type
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 """Finds what is wrong with connection properties: (property name, message, suggestion) of each."""
 
-_TYPES_NOT_OFFERED: Final = frozenset({"s3"})
 _NOT_OFFERED: Final = {
     "affects-readiness": "remove it",
     "compaction": "remove it: every record is kept",
-    "encryption": "remove it and encrypt the file system",
+    "encryption": "remove it, and let the file system or the bucket (`sse`) encrypt",
     "http-access": "remove it",
     "keys": "remove it: parquet keeps keys as bytes",
     "notify": "remove it",
@@ -44,11 +43,17 @@ _NOT_OFFERED: Final = {
 _ONLY_IN_SHARED: Final = ("destinations", "format", "compression", "encoding", "flush")
 
 
-def check(source: Source, *, check_properties: PropertyCheck | None = None) -> ConfigModel | None:
+def check(
+    source: Source,
+    *,
+    environ: Mapping[str, str],
+    check_properties: PropertyCheck | None = None,
+) -> ConfigModel | None:
     """Add everything that is wrong to `source.problems`; the model if nothing is.
 
     Args:
         source: A parsed file. Settings that this version does not offer are removed from it.
+        environ: Where variables are looked up that a setting names.
         check_properties: Judges the connection properties of each source.
     """
     if source.is_broken(""):
@@ -58,6 +63,7 @@ def check(source: Source, *, check_properties: PropertyCheck | None = None) -> C
         return None
     for path, part in _mappings(source.root):
         _refuse_not_offered(source, path, part)
+        s3_rules.check_destination(source, path, part, environ)
     model = None
     try:
         model = ConfigModel.model_validate(source.root)
@@ -80,16 +86,13 @@ def _mappings(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _refuse_not_offered(source: Source, path: str, part: dict[str, Any]) -> None:
+    kind = values.text(part, "type") if "destination" in path else None
+    if kind == "s3" and part.get("encryption") == "none":
+        del part["encryption"]
     for key in [key for key in part if key in _NOT_OFFERED]:
         source.complain(f"{path}.{key}", "is not offered by this version", _NOT_OFFERED[key])
         del part[key]
-    kind = values.text(part, "type") if "destination" in path else None
-    if kind in _TYPES_NOT_OFFERED:
-        message = f"destinations of type {kind} are not offered by this version"
-        source.complain(f"{path}.type", message, "use type: filesystem or type: kafka")
-        # Its other keys belong to a kind of destination that we know nothing about.
-        source.broken.add(path)
-    elif kind == "kafka":
+    if kind == "kafka":
         kafka_rules.refuse_misplaced(source, path, part)
 
 
@@ -195,7 +198,7 @@ def _check_own_destinations(source: Source, path: str, mirror: dict[str, Any]) -
     if mirror.get("destinations") is None:
         source.complain(f"{path}.destinations", "is required")
     types = kafka_rules.types_of(mirror, None, path)
-    if mirror.get("flush") is None and (not types or types & {"filesystem", *_TYPES_NOT_OFFERED}):
+    if mirror.get("flush") is None and (not types or types & {"filesystem", "s3"}):
         source.complain(f"{path}.flush", "is required")
     if mirror.get("destination-name-override") is not None:
         message = "is only for files with one destination for all mirrors"
@@ -313,16 +316,26 @@ def _flows(path: str, mirror: dict[str, Any], shared: dict[str, Any] | None) -> 
     name = values.text(mirror, "name")
     if shared is not None:
         folder = values.text(mirror, "destination-name-override") or values.text(mirror, "topic")
-        places = [(path, values.text(shared, "root"), folder)]
+        places = [(path, shared, folder)]
     else:
         places = [
-            (item_path, values.text(item, "root"), values.text(item, "name") or name)
+            (item_path, item, values.text(item, "name") or name)
             for item_path, item in values.items(mirror, "destinations", path)
         ]
-    for place, root, folder in places:
-        if root is not None and folder is not None and root.isprintable() and folder.isprintable():
-            real = os.path.realpath(os.path.join(root, folder))  # noqa: PTH118  # compared as text
-            yield _Flow(place, name or path, real, values.partitions(mirror))
+    for place, destination, folder in places:
+        where = None if folder is None else _written(destination, folder)
+        if where is not None and where.isprintable():
+            yield _Flow(place, name or path, where, values.partitions(mirror))
+
+
+def _written(destination: dict[str, Any], folder: str) -> str | None:
+    """The folder that a destination writes below its root or bucket; None if that is not known."""
+    if values.text(destination, "type") == "s3":
+        return s3_rules.written(destination, folder)
+    root = values.text(destination, "root")
+    if root is None or "\0" in root + folder:
+        return None
+    return os.path.realpath(os.path.join(root, folder))  # noqa: PTH118  # compared as text
 
 
 def _check_folders(source: Source, flows: list[_Flow]) -> None:

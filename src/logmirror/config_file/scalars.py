@@ -38,6 +38,9 @@ Holes = Literal["markers", "fail"]
 TopicSync = Literal["create", "validate", "off"]
 TimestampMode = Literal["source", "destination"]
 
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ENDPOINT = re.compile(r"https?://(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?/?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 _SERVER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
@@ -198,6 +201,38 @@ def _texts(value: object) -> object:
     }
 
 
+def _check_bucket(text: str) -> str:
+    if not _BUCKET.fullmatch(text) or ".." in text:
+        message = "is no legal bucket name: 3 to 63 lower-case letters, digits, dots and dashes"
+        raise ValueError(message)
+    return text
+
+
+def _check_prefix(text: str) -> str:
+    parts = text.strip("/").split("/")
+    if not text.isprintable() or any(part in {"", ".", ".."} for part in parts):
+        message = "must be names separated by single slashes"
+        raise ValueError(message)
+    if any(part.startswith(".") for part in parts):
+        message = "must not have a name that begins with a dot"
+        raise ValueError(message)
+    return "/".join(parts)
+
+
+def _check_endpoint(text: str) -> str:
+    if not _ENDPOINT.fullmatch(text):
+        message = "must be http://host:port or https://host:port"
+        raise ValueError(message)
+    return text.rstrip("/")
+
+
+def _check_variable(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        message = "must be the name of an environment variable"
+        raise ValueError(message)
+    return text
+
+
 _Filled = Annotated[str, AfterValidator(_check_filled), Field(json_schema_extra={"minLength": 1})]
 Name = Annotated[_Filled, AfterValidator(_check_name)]
 GroupId = Annotated[_Filled, AfterValidator(_check_group_id)]
@@ -206,6 +241,20 @@ Topic = Annotated[
 ]
 Root = Annotated[_Filled, AfterValidator(_check_root)]
 Servers = Annotated[_Filled, AfterValidator(_check_servers)]
+Bucket = Annotated[
+    str, AfterValidator(_check_bucket), Field(json_schema_extra={"pattern": f"^{_BUCKET.pattern}$"})
+]
+Prefix = Annotated[_Filled, AfterValidator(_check_prefix)]
+Endpoint = Annotated[
+    str,
+    AfterValidator(_check_endpoint),
+    Field(json_schema_extra={"pattern": f"^{_ENDPOINT.pattern}$"}),
+]
+EnvironmentName = Annotated[
+    str,
+    AfterValidator(_check_variable),
+    Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"}),
+]
 Master = Annotated[str, AfterValidator(_check_master)]
 TimeOfDay = Annotated[
     str,

@@ -36,7 +36,7 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-_SOME_FILES: Final = {"contains": {"properties": {"type": {"const": "filesystem"}}}}
+_SOME_FILES: Final = {"contains": {"properties": {"type": {"enum": ["filesystem", "s3"]}}}}
 _OF_ONE_DESTINATION: Final = (
     "destinations",
     "format",

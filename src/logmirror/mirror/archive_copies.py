@@ -26,13 +26,14 @@ if TYPE_CHECKING:
         Work,
     )
     from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
 
 
 class ArchiveCopies:
     """A `Destination` whose copies are chains of objects in stores."""
 
     def __init__(
-        self, open_store: Callable[[str], BlobStore], committer: Committer, clock: Clock
+        self, open_store: Callable[[StoreLocation], BlobStore], committer: Committer, clock: Clock
     ) -> None:
         self._open_store, self._committer, self._clock = open_store, committer, clock
 
@@ -52,7 +53,7 @@ class ArchiveCopies:
     ) -> dict[FlowId, int | LogmirrorError | None]:
         """See `Destination.positions`: one listing for each flow."""
         archive = _archive(spec)
-        store = self._open_store(archive.root)
+        store = self._open_store(archive.location)
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
             try:
@@ -67,12 +68,12 @@ class ArchiveCopies:
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:
         """See `Destination.check`."""
-        return checked_position(self._open_store(_archive(spec).root), flow, found, view)
+        return checked_position(self._open_store(_archive(spec).location), flow, found, view)
 
     def opened(self, state: FlowState) -> None:
         """See `Destination.opened`: claims that nothing can need any more are removed."""
         sweep_claims(
-            self._open_store(_archive(state.destination).root),
+            self._open_store(_archive(state.destination).location),
             state.flow.destination,
             state.flow.partition,
             position=state.position,

@@ -13,6 +13,7 @@ import xxhash
 
 from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEncoder
 from logmirror.archive.metadata import ObjectMetadata
+from logmirror.archive.naming import format_name
 from logmirror.errors import InternalError
 from logmirror.model import HoleCause
 from logmirror.wire.columns import ContentDigest
@@ -72,9 +73,16 @@ class ObjectWriter:
         self.record_count += stop - start
 
     def finish(
-        self, covered: OffsetRange, holes: HoleSummary, topic_id: bytes | None
+        self, covered: OffsetRange, holes: HoleSummary, topic_id: bytes | None, *, travels: bool
     ) -> tuple[str, str]:
-        """Make the object durable; returns the store's token and the content digest."""
+        """Make the object ready; returns the store's token and the content digest.
+
+        Args:
+            covered: What the object accounts for.
+            holes: Offsets in it without a record.
+            topic_id: Of the source.
+            travels: Whether another process will publish it.
+        """
         if isinstance(self._encoder, NativeEncoder):
             digest = f"xxh3:{self._bytes_digest.hexdigest()}"
         else:
@@ -94,7 +102,8 @@ class ObjectWriter:
             },
         )
         self._encoder.finish(metadata.to_key_values())
-        return self._staged.finish(), digest
+        name = f"{self._flow.folder}/{format_name(covered, self._spec.extension)}"
+        return self._staged.finish(name, travels=travels), digest
 
     def abort(self) -> None:
         """Throw the object away. Never raises."""

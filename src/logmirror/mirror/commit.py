@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import FlowId, Receipt, SliceResult, Work
     from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
 
 _LOG = logging.getLogger("logmirror.mirror")
 
@@ -30,7 +31,7 @@ _LOG = logging.getLogger("logmirror.mirror")
 class Committer:
     """Accepts the results of one tick after the other."""
 
-    def __init__(self, open_store: Callable[[str], BlobStore], *, clock: Clock) -> None:
+    def __init__(self, open_store: Callable[[StoreLocation], BlobStore], *, clock: Clock) -> None:
         self._open_store, self._clock = open_store, clock
 
     def commit(
@@ -89,7 +90,7 @@ class Committer:
                 digest=receipt.digest,
                 created_ms=self._clock.now_ms(),
             )
-            publish(work, self._open_store(work.archive.root), receipt.token, claim)
+            publish(work, self._open_store(work.archive.location), receipt.token, claim)
         elif covered.first != position:
             raise InternalError(
                 "a receipt does not continue the position",
@@ -100,7 +101,7 @@ class Committer:
         return covered
 
     def _discard(self, work: Work, receipts: Sequence[Receipt]) -> None:
-        store = self._open_store(work.archive.root)
+        store = self._open_store(work.archive.location)
         for receipt in receipts:
             if receipt.token:
                 store.discard(receipt.token)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.errors import LogmirrorError
+    from logmirror.stores.locations import StoreLocation
 
 
 ChainStart = Literal["earliest"] | int | None
@@ -53,8 +54,7 @@ class FlowId:
 class ArchiveSpec:
     """How a flow's objects are written; fixed for the life of a chain, but for the two limits."""
 
-    root: str
-    """The store: a directory."""
+    location: StoreLocation
 
     format: str
     """`native`, `parquet` or `ndjson`."""

@@ -23,11 +23,12 @@ def chain_position(
     """The offset at which the destination must be continued; None if nothing fixes it yet.
 
     Raises:
-        CorruptionError: The names are not one unbroken chain.
+        CorruptionError: The names are not one unbroken chain, as far as the store shows them: where
+            there are very many, the last of them.
     """
-    start = None if chain_start == "earliest" else chain_start or 0
-    found = chain(store.names(flow.folder), extension=extension, start=start)
-    return found.next_offset
+    tail = store.tail(flow.folder)
+    start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
+    return chain(tail.names, extension=extension, start=start).next_offset
 
 
 def checked_position(store: BlobStore, flow: FlowId, found: int | None, source: SourceView) -> int:

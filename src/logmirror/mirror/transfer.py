@@ -213,7 +213,9 @@ class Transfer:
         writer = self._writer()
         holes = self._take_holes(covered, writer.record_count)
 
-        token, digest = writer.finish(covered, holes, self._slice.topic_id)
+        token, digest = writer.finish(
+            covered, holes, self._slice.topic_id, travels=self._slice.staged
+        )
         self._object = None
         claim = make_claim(
             self._work,

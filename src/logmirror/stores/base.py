@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from logmirror.errors import PositionError
 
@@ -20,6 +20,16 @@ class AlreadyExistsError(PositionError):
     """
 
 
+class Tail(NamedTuple):
+    """The end of a listing."""
+
+    names: list[str]
+    """Sorted, without folder: all of them, or those that sort last."""
+
+    is_whole: bool
+    """Whether they are all."""
+
+
 class StagedObject(Protocol):
     """An object under construction, invisible in `BlobStore.names` until it is published."""
 
@@ -31,10 +41,13 @@ class StagedObject(Protocol):
         """
         ...
 
-    def finish(self) -> str:
-        """Make the bytes durable; returns the token that `BlobStore.publish` takes.
+    def finish(self, name: str, *, travels: bool) -> str:
+        """Make the object ready to be published; returns the token that `BlobStore.publish` takes.
 
-        The token is a plain string that another process may use.
+        Args:
+            name: Under which it will be published.
+            travels: Another process will publish it: its bytes are durable when this returns, and
+                the token means the same there. Else this store object will.
         """
         ...
 
@@ -74,7 +87,8 @@ class BlobStore(Protocol):
 
         Raises:
             AlreadyExistsError: The name is taken, whatever its content; the staged object stays.
-            UnavailableError: The staged object is gone (swept); nothing was published.
+            UnavailableError: The staged object is gone (swept), or `name` is another one than
+                `finish` was told and the store cannot rename; nothing was published.
         """
         ...
 
@@ -86,6 +100,17 @@ class BlobStore(Protocol):
         """Yield the names (without the folder) of all whole objects directly in `folder`, sorted.
 
         A folder that does not exist is empty.
+        """
+        ...
+
+    def folders(self, folder: str) -> Iterator[str]:
+        """Yield the names of all folders directly in `folder`, sorted, without those of dots."""
+        ...
+
+    def tail(self, folder: str) -> Tail:
+        """Return the names that sort last, for folders whose names begin with 20 digits.
+
+        As `names`, but a store with many names may look at the last of them only.
         """
         ...
 

@@ -36,7 +36,7 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.blocks import BlockWriter
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class FilesystemStore:
         staged = self._stage("create", _silent)
         try:
             staged.write(data)
-            token = staged.finish()
+            token = staged.finish(name, travels=False)
         except LogmirrorError:
             staged.abort()
             raise
@@ -199,6 +199,20 @@ class FilesystemStore:
                     found.append(entry.name)
         found.sort()
         return iter(found)
+
+    def folders(self, folder: str) -> Iterator[str]:
+        """See `BlobStore.folders`."""
+        path = self._path(folder)
+        with _translated("list a folder", path):
+            try:
+                entries = [entry for entry in path.iterdir() if entry.is_dir()]
+            except FileNotFoundError:
+                return iter(())
+        return iter(sorted(entry.name for entry in entries if entry.name[0] != "."))
+
+    def tail(self, folder: str) -> Tail:
+        """See `BlobStore.tail`."""
+        return Tail(list(self.names(folder)), is_whole=True)
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""
@@ -353,8 +367,9 @@ class StagedFile:
         self._reach("stage.written")
         return written
 
-    def finish(self) -> str:
-        """See `StagedObject.finish`."""
+    def finish(self, name: str, *, travels: bool) -> str:
+        """See `StagedObject.finish`: a file that is linked to any name, by anybody."""
+        del name, travels
         descriptor = self._open_descriptor()
         try:
             with _translated("write", self._path):

@@ -1,0 +1,81 @@
+"""Rules for destinations in S3: credentials that are half given, and where objects go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from logmirror.config_file.values import mapping, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from logmirror.config_file.source import Source
+
+_PAIRS: Final = (
+    ("access-key-id", "secret-access-key"),
+    ("access-key-id-env", "secret-access-key-env"),
+)
+_OF_KEYS: Final = ("access-key-id", "access-key-id-env", "profile")
+
+
+def check_destination(
+    source: Source, path: str, destination: dict[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Find settings of one S3 destination that contradict each other.
+
+    Keys that are given as names of environment variables are put in as if they had been written.
+    """
+    if text(destination, "type") != "s3":
+        return
+    if destination.get("kms-key-id") is not None and destination.get("sse") != "aws:kms":
+        source.complain(f"{path}.kms-key-id", "is only for sse: aws:kms", "write sse: aws:kms")
+    for where, identity in _identities(destination, path):
+        _check_identity(source, where, identity)
+        _put_in_variables(source, where, identity, environ)
+
+
+def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> None:
+    for key, secret in _PAIRS:
+        given = [name for name in (key, secret) if identity.get(name) is not None]
+        if len(given) == 1:
+            missing = secret if given == [key] else key
+            source.complain(f"{where}.{missing}", f"is required beside {given[0]}")
+    given = [name for name in _OF_KEYS if identity.get(name) is not None]
+    for other in given[1:]:
+        source.complain(f"{where}.{other}", f"{given[0]} is given too", "keep one of them")
+    if identity.get("session-token") is not None and not given:
+        message = "is only for an access-key-id"
+        source.complain(f"{where}.session-token", message, "remove it")
+
+
+def _put_in_variables(
+    source: Source, where: str, identity: dict[str, Any], environ: Mapping[str, str]
+) -> None:
+    for key, variable in zip(*_PAIRS, strict=True):
+        if (name := text(identity, variable)) is not None:
+            if name not in environ:
+                message = f"the environment variable {name} is not set"
+                source.complain(f"{where}.{variable}", message)
+            identity.setdefault(key, environ.get(name, ""))
+            del identity[variable]
+
+
+def _identities(destination: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    credentials = mapping(destination, "credentials")
+    if credentials is None:
+        return
+    yield f"{path}.credentials", credentials
+    for name in ("write", "read"):
+        if (identity := mapping(credentials, name)) is not None:
+            yield f"{path}.credentials.{name}", identity
+
+
+def written(destination: dict[str, Any], folder: str) -> str | None:
+    """Where the objects of a destination go, to be compared with others; None if not known."""
+    bucket = text(destination, "bucket")
+    if bucket is None:
+        return None
+    host = (text(destination, "endpoint") or "").partition("://")[2].rstrip("/").lower()
+    prefix = (text(destination, "prefix") or "").strip("/")
+    parts = (part for part in (host, bucket, prefix, folder) if part)
+    return f"/s3/{'/'.join(parts)}"

@@ -1,0 +1,408 @@
+"""BlobStore on a bucket of any S3 API.
+
+    <prefix>/<name>             objects, immutable
+    uncompleted uploads         objects under construction that another process is to publish
+
+1. Every write is create-only (`If-None-Match: *`), so it may be sent again: what comes of an answer
+   that was lost is at worst "there already", and then the store is asked what is there (I7). The
+   same bytes under the name are a success, whoever wrote them.
+2. Listing names what is whole: an upload that was not completed, or a body that was cut, is not
+   there. botocore sends a checksum with every body, without which some servers keep what a dying
+   client has sent so far.
+3. An object that this process publishes is one PUT; one that another process is to publish, or a
+   large one, is a multipart upload to its name, and publishing completes it, create-only. Bytes
+   wait in memory up to `SPOOL_BYTES`, then in a temporary file.
+4. Of two racing creators exactly one wins; which one is the server's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, cast
+
+from logmirror import crashpoints
+from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
+from logmirror.errors import CorruptionError, InternalError, LogmirrorError, UnavailableError
+from logmirror.stores.base import AlreadyExistsError, Tail
+from logmirror.stores.s3_calls import Calls, ConflictError, MissingError
+from logmirror.stores.s3_probe import prove_create_only
+from logmirror.stores.s3_reader import ObjectReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logmirror.stores.base import BlobStore, Buffer, StagedObject
+    from logmirror.stores.locations import S3Location
+
+    def _is_a_blob_store(store: S3Store) -> BlobStore:
+        return store
+
+    def _is_a_staged_object(staged: StagedUpload) -> StagedObject:
+        return staged
+
+
+SPOOL_BYTES: Final = 64 << 20
+"""Of one object under construction in memory; what is above waits in a temporary file."""
+
+SINGLE_BYTES_MAX: Final = 64 << 20
+"""Larger objects are uploaded in parts."""
+
+PART_BYTES: Final = 16 << 20
+_PARTS_MAX: Final = 10_000
+"""S3's own limit."""
+
+_HELD: Final = "held:"
+
+_DIGITS: Final = 20
+"""Of the offset with which the names of objects and claims begin."""
+
+_PAGE: Final = 1000
+"""Names in one answer to a listing, S3's own limit."""
+
+
+class S3Store:
+    """A prefix of a bucket as a BlobStore.
+
+    Args:
+        location: Bucket, prefix, endpoint and credentials.
+        calls: For tests.
+        clock: Measures deadlines and waits.
+    """
+
+    def __init__(
+        self, location: S3Location, *, calls: Calls | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._location = location
+        self._calls = calls or Calls(location, clock)
+        self._held: dict[str, BinaryIO] = {}
+        """Objects that this process is to publish, by token."""
+
+    def create(self, name: str, data: bytes) -> None:
+        """See `BlobStore.create`."""
+        try:
+            self._calls.write("put_object", Key=self._key(name), Body=data, IfNoneMatch="*")
+        except ConflictError as error:
+            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            if not (error.is_unsure and self._holds(name, f'"{md5}"', len(data))):
+                raise AlreadyExistsError("object exists", name=name) from error
+
+    def stage(self, label: str) -> StagedUpload:
+        """See `BlobStore.stage`; nothing is sent before `finish`."""
+        del label
+        return StagedUpload(self)
+
+    def publish(self, token: str, name: str) -> None:
+        """See `BlobStore.publish`."""
+        if token in self._held:
+            self._put(token, name)
+        else:
+            self._complete(token, name)
+        crashpoints.reach("publish.linked")
+        self._forget(token)
+        crashpoints.reach("publish.done")
+
+    def _complete(self, token: str, name: str) -> None:
+        upload = _Upload.of(token)
+        if upload is None or upload.key != self._key(name):
+            raise UnavailableError(
+                "the staged object is gone, or was staged under another name",
+                hint="it is staged again",
+                token=token,
+                name=name,
+            )
+        parts = [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(upload.etags, 1)]
+        try:
+            self._calls.write(
+                "complete_multipart_upload",
+                Key=upload.key,
+                UploadId=upload.upload_id,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+            )
+        except MissingError as error:
+            if not self._holds(name, upload.etag, upload.size):
+                raise UnavailableError(
+                    "the staged object is gone",
+                    hint="the upload was aborted, by a lifecycle rule for instance; stage again",
+                    token=token,
+                ) from error
+        except ConflictError as error:
+            if not (error.is_unsure and self._holds(name, upload.etag, upload.size)):
+                raise AlreadyExistsError("object exists", name=name) from error
+            self._abort(upload.key, upload.upload_id)
+
+    def _put(self, token: str, name: str) -> None:
+        body = self._held[token]
+        body.seek(0)
+        try:
+            self._calls.write("put_object", Key=self._key(name), Body=body, IfNoneMatch="*")
+        except ConflictError as error:
+            body.seek(0)
+            md5 = _md5(body)
+            size = body.tell()
+            if not (error.is_unsure and self._holds(name, f'"{md5}"', size)):
+                raise AlreadyExistsError("object exists", name=name) from error
+
+    def _forget(self, token: str) -> None:
+        body = self._held.pop(token, None)
+        if body is not None:
+            body.close()
+
+    def discard(self, token: str) -> None:
+        """See `BlobStore.discard`."""
+        self._forget(token)
+        upload = _Upload.of(token)
+        if upload is not None:
+            self._abort(upload.key, upload.upload_id)
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        # A leftover is only a leftover: whatever is wrong, the object's fate is already decided.
+        with contextlib.suppress(LogmirrorError):
+            self._calls.write("abort_multipart_upload", Key=key, UploadId=upload_id)
+
+    def names(self, folder: str) -> Iterator[str]:
+        """See `BlobStore.names`."""
+        after = ""
+        while True:
+            found, is_last = self._page(folder, after)
+            yield from found
+            if is_last:
+                return
+            after = found[-1]
+
+    def folders(self, folder: str) -> Iterator[str]:
+        """See `BlobStore.folders`."""
+        start, token = self._key(f"{folder}/"), ""
+        while True:
+            answer = self._calls.read(
+                "list_objects_v2",
+                Prefix=start,
+                Delimiter="/",
+                **({"ContinuationToken": token} if token else {}),
+            )
+            for inner in answer.get("CommonPrefixes", ()):
+                name = str(inner["Prefix"]).removeprefix(start).rstrip("/")
+                if not name.startswith("."):
+                    yield name
+            token = str(answer.get("NextContinuationToken", ""))
+            if not token:
+                return
+
+    def tail(self, folder: str) -> Tail:
+        """See `BlobStore.tail`: a listing of each range that halves what is left to look at."""
+        found, is_last = self._page(folder, "")
+        if is_last:
+            return Tail(found, is_whole=True)
+        last = found
+        low, step = _number(found[-1]), max(_number(found[-1]) - _number(found[0]), 1)
+        high = None
+        while True:
+            probe = low + step if high is None else (low + high) // 2
+            if high is not None and high - low <= 1:
+                break
+            found, is_last = self._page(folder, f"{probe:0{_DIGITS}d}")
+            if not found:
+                high = probe
+                continue
+            last, low = found, _number(found[-1])
+            if is_last:
+                break
+            step *= 2
+        return Tail(last, is_whole=False)
+
+    def _page(self, folder: str, after: str) -> tuple[list[str], bool]:
+        """Up to 1,000 names behind one, and whether there are no more."""
+        start = self._key(f"{folder}/")
+        answer = self._calls.read(
+            "list_objects_v2",
+            Prefix=start,
+            Delimiter="/",
+            MaxKeys=_PAGE,
+            **({"StartAfter": start + after} if after else {}),
+        )
+        for inner in answer.get("CommonPrefixes", ()):
+            name = str(inner["Prefix"]).removeprefix(start)
+            if not name.startswith("."):
+                raise CorruptionError(
+                    "something that is no object lies among the objects",
+                    hint="move it out of the destination's folder; nothing else may lie there",
+                    name=f"{folder}/{name}",
+                )
+        keys = [str(entry["Key"]).removeprefix(start) for entry in answer.get("Contents", ())]
+        is_last = not answer.get("IsTruncated", False)
+        return [name for name in keys if name and not name.startswith(".")], is_last
+
+    def read(self, name: str) -> bytes:
+        """See `BlobStore.read`."""
+        try:
+            return self._calls.body(self._key(name))
+        except MissingError:
+            raise KeyError(name) from None
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobStore.open`."""
+        try:
+            return ObjectReader.open(self._calls, self._key(name))
+        except MissingError:
+            raise KeyError(name) from None
+
+    def delete(self, name: str) -> None:
+        """See `BlobStore.delete`."""
+        self._calls.write("delete_object", Key=self._key(name))
+
+    def prove_create_only(self) -> None:
+        """Raise UsageError for a store that replaces what is there; see `s3_probe`."""
+
+        def put(name: str, body: BinaryIO) -> None:
+            calls = Calls(self._location, SYSTEM_CLOCK)
+            try:
+                calls.write("put_object", Key=self._key(name), Body=body, IfNoneMatch="*")
+            except ConflictError as error:
+                raise AlreadyExistsError("object exists", name=name) from error
+
+        prove_create_only(self._location, self, put)
+
+    def sweep(self) -> int:
+        """Abort the uploads that nobody has completed; returns how many.
+
+        A writer that is alive and loses one stages its object again, so nobody is asked.
+        """
+        start, count = self._key(""), 0
+        answer = self._calls.read("list_multipart_uploads", Prefix=start)
+        for upload in answer.get("Uploads", ()):
+            self._abort(str(upload["Key"]), str(upload["UploadId"]))
+            count += 1
+        return count
+
+    # -- for staged objects ----------------------------------------------------------------------
+
+    def _hold(self, body: BinaryIO) -> str:
+        token = f"{_HELD}{new_nonce()}"
+        self._held[token] = body
+        return token
+
+    def _upload(self, name: str, body: BinaryIO, size: int) -> str:
+        key = self._key(name)
+        upload_id = str(self._calls.write("create_multipart_upload", Key=key)["UploadId"])
+        part_bytes = max(PART_BYTES, -(-size // _PARTS_MAX))
+        etags: list[str] = []
+        body.seek(0)
+        try:
+            while part := body.read(part_bytes):
+                answer = self._calls.write(
+                    "upload_part",
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=len(etags) + 1,
+                    Body=part,
+                )
+                etags.append(str(answer["ETag"]))
+        except BaseException:
+            self._abort(key, upload_id)
+            raise
+        return _Upload(key, upload_id, etags, size).token
+
+    def _holds(self, name: str, etag: str, size: int) -> bool:
+        """Whether an object is there that has these bytes; asks for a listing, not for the object.
+
+        False where the server's tags are no digests of the bytes, with SSE-KMS for instance: then
+        the caller compares contents.
+        """
+        key = self._key(name)
+        answer = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=1)
+        return any(
+            (entry["Key"], entry["ETag"], entry["Size"]) == (key, etag, size)
+            for entry in answer.get("Contents", ())
+        )
+
+    def _key(self, name: str) -> str:
+        return f"{self._location.prefix}/{name}" if self._location.prefix else name
+
+
+class StagedUpload:
+    """An object under construction; see `StagedObject`."""
+
+    def __init__(self, store: S3Store) -> None:
+        self._store = store
+        spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115  # closed by its publication
+        self._body: BinaryIO | None = cast("BinaryIO", spool)
+        self._size = 0
+        crashpoints.reach("stage.opened")
+
+    def write(self, data: Buffer) -> int:
+        """See `StagedObject.write`."""
+        body = self._open_body()
+        with memoryview(data) as view, view.cast("B") as rest:
+            try:
+                body.write(rest)
+            except OSError as error:
+                raise UnavailableError(
+                    "could not keep an object until it is uploaded",
+                    hint="check the disk of temporary files and its free space",
+                    reason=error.strerror,
+                ) from error
+            self._size += len(rest)
+            crashpoints.reach("stage.written")
+            return len(rest)
+
+    def finish(self, name: str, *, travels: bool) -> str:
+        """See `StagedObject.finish`."""
+        body = self._open_body()
+        self._body = None
+        if not travels and self._size <= SINGLE_BYTES_MAX:
+            token = self._store._hold(body)  # noqa: SLF001  # the two are one
+        else:
+            with contextlib.closing(body):
+                token = self._store._upload(name, body, self._size)  # noqa: SLF001  # the same
+        crashpoints.reach("stage.finished")
+        return token
+
+    def abort(self) -> None:
+        """See `StagedObject.abort`."""
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def _open_body(self) -> BinaryIO:
+        if self._body is None:
+            raise InternalError("the staged object is finished or aborted")
+        return self._body
+
+
+class _Upload(NamedTuple):
+    """A finished multipart upload; as JSON it is the token."""
+
+    key: str
+    upload_id: str
+    etags: list[str]
+    size: int
+
+    @property
+    def token(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def of(cls, token: str) -> _Upload | None:
+        return None if token.startswith(_HELD) else cls(*json.loads(token))
+
+    @property
+    def etag(self) -> str:
+        """What the store calls the whole: a digest of the parts' digests."""
+        digests = b"".join(bytes.fromhex(etag.strip('"')) for etag in self.etags)
+        return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(self.etags)}"'
+
+
+def _md5(body: BinaryIO) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    while piece := body.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _number(name: str) -> int:
+    """The offset with which a name begins; 0 for one that is not ours, which the chain refuses."""
+    head = name[:_DIGITS]
+    return int(head) if len(head) == _DIGITS and head.isascii() and head.isdigit() else 0

@@ -1,0 +1,311 @@
+"""Requests to an S3 API: which errors mean what, what is sent again, and until when.
+
+Everything we send may be sent again: reads, and writes that are create-only, complete one upload or
+remove something. So a request is repeated after every failure that may pass, with growing pauses,
+until its time is over. What a refusal after a lost answer means is for the caller, who can look
+(`ConflictError.is_unsure`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import boto3  # type: ignore[import-untyped]  # ships no py.typed
+import botocore.session  # type: ignore[import-untyped]  # ships no py.typed
+from botocore.config import Config  # type: ignore[import-untyped]  # the same
+from botocore.credentials import (  # type: ignore[import-untyped]  # the same
+    AssumeRoleCredentialFetcher,
+    DeferredRefreshableCredentials,
+)
+from botocore.exceptions import (  # type: ignore[import-untyped]  # the same
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ProxyConnectionError,
+    SSLError,
+)
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]  # the same
+
+from logmirror.clock import Clock, jittered_ms
+from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from logmirror.stores.locations import S3Identity, S3Location
+
+_T = TypeVar("_T")
+
+DEADLINE_MS: Final = 60_000
+"""One request with all its repetitions; an attempt that is under way then is let finish."""
+
+_CONNECT_TIMEOUT_S: Final = 5
+_READ_TIMEOUT_S: Final = 20
+_FIRST_PAUSE_MS: Final = 50
+_LONGEST_PAUSE_MS: Final = 5_000
+
+_CONFLICT: Final = frozenset({"PreconditionFailed", "412"})
+_MISSING: Final = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound"})
+_DENIED: Final = (
+    "the store refuses us",
+    "check the credentials and what they may do; `logmirror policy print` lists what is needed",
+)
+_SKEWED: Final = (
+    "the store's clock and ours are too far apart",
+    "set this machine's clock",
+)
+_FOR_PEOPLE: Final = {
+    "NoSuchBucket": (
+        "there is no such bucket",
+        "make it, or correct `bucket` and `endpoint`",
+    ),
+    "RequestTimeTooSkewed": _SKEWED,
+    "RequestExpired": _SKEWED,
+    **dict.fromkeys(
+        (
+            "AccessDenied",
+            "AllAccessDisabled",
+            "ExpiredToken",
+            "InvalidAccessKeyId",
+            "InvalidToken",
+            "SignatureDoesNotMatch",
+            "XAdminUserNotFound",
+            "401",
+            "403",
+        ),
+        _DENIED,
+    ),
+}
+"""Error codes that somebody has to do something about: message and hint."""
+
+_PASSING: Final = frozenset(
+    {
+        "BadDigest",  # the body was changed on its way
+        "ConditionalRequestConflict",  # another writer is at the same name right now
+        "OperationAborted",
+        "RequestTimeout",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    }
+)
+_SERVER_ERROR: Final = 500
+_TOO_MANY: Final = 429
+_LOST: Final = (
+    HTTPClientError,
+    FlexibleChecksumError,
+    IncompleteReadError,
+    ResponseParserError,
+    OSError,
+)
+_NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+
+
+class ConflictError(LogmirrorError):
+    """A create-only write found its name taken."""
+
+    is_unsure = False
+    """An answer was lost before: it may have been our own attempt that took the name."""
+
+
+class MissingError(LogmirrorError):
+    """No such object or upload."""
+
+
+class Calls:
+    """Calls of one bucket. Not thread-safe; each process makes its own.
+
+    Args:
+        location: Bucket, endpoint, credentials.
+        clock: Measures and waits.
+    """
+
+    def __init__(self, location: S3Location, clock: Clock) -> None:
+        self._location, self._clock = location, clock
+        self._clients: dict[S3Identity, Any] = {}
+
+    def read(self, operation: str, **arguments: object) -> Mapping[str, Any]:
+        """Ask, under the identity that reads.
+
+        Args:
+            operation: As boto3 calls it.
+            arguments: Without the bucket.
+
+        Raises:
+            MissingError: There is no such thing.
+            UsageError: Refused: permission, credentials, bucket.
+            UnavailableError: Not answered in time.
+        """
+        return self._run(lambda: self._send(self._location.read, operation, arguments), operation)
+
+    def write(self, operation: str, **arguments: object) -> Mapping[str, Any]:
+        """Send what changes something, under the identity that writes; see `read`.
+
+        Raises:
+            ConflictError: It was create-only, and the name is taken.
+            OutcomeUnknownError: The time is over, and an answer was lost on the way.
+        """
+        body = arguments.get("Body")
+
+        def send() -> Mapping[str, Any]:
+            if body is not None and not isinstance(body, bytes | bytearray):
+                body.seek(0)  # type: ignore[attr-defined]  # a binary file
+            return self._send(self._location.write, operation, arguments)
+
+        return self._run(send, operation, writes=True)
+
+    def body(self, key: str, first: int = 0, last: int | None = None) -> bytes:
+        """Bytes first..last (to the end) of an object; a body that is cut is asked for again.
+
+        Raises:
+            MissingError: There is none.
+        """
+        extent = {} if last is None else {"Range": f"bytes={first}-{last}"}
+
+        def fetch() -> bytes:
+            answer = self._send(self._location.read, "get_object", {"Key": key, **extent})
+            with contextlib.closing(answer["Body"]) as stream:
+                data: bytes = stream.read()
+            return data
+
+        return self._run(fetch, "get_object")
+
+    def _send(
+        self, identity: S3Identity, operation: str, arguments: Mapping[str, object]
+    ) -> Mapping[str, Any]:
+        call = getattr(self._client(identity), operation)
+        extra = self._location.encryption if operation in _ENCRYPTED else {}
+        answer: Mapping[str, Any] = call(Bucket=self._location.bucket, **extra, **arguments)
+        return answer
+
+    def _client(self, identity: S3Identity) -> Any:  # noqa: ANN401  # boto3 makes its classes at run time
+        if identity not in self._clients:
+            with self._translated("connect"):
+                self._clients[identity] = _new_client(self._location, identity)
+        return self._clients[identity]
+
+    def _run(self, attempt: Callable[[], _T], operation: str, *, writes: bool = False) -> _T:
+        until_ms = self._clock.monotonic_ms() + DEADLINE_MS
+        pause_ms, is_unsure = float(_FIRST_PAUSE_MS), False
+        while True:
+            try:
+                with self._translated(operation):
+                    return attempt()
+            except ConflictError as error:
+                error.is_unsure = is_unsure
+                raise
+            except UnavailableError as error:
+                is_unsure |= bool(error.facts.pop("is_unsure", False))
+                if self._clock.monotonic_ms() + pause_ms >= until_ms:
+                    if writes and is_unsure:
+                        raise OutcomeUnknownError(
+                            "the store did not say whether it has done it",
+                            hint="it is looked at before anything else is done",
+                            **error.facts,
+                        ) from error
+                    raise
+            self._clock.sleep_ms(jittered_ms(pause_ms))
+            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        """The one seam between botocore's errors and ours."""
+        facts: dict[str, Any] = {"bucket": self._location.bucket, "operation": operation}
+        try:
+            yield
+        except ClientError as error:
+            raise _refusal(error, facts) from error
+        except NoCredentialsError as error:
+            raise UsageError(
+                "there are no credentials for the bucket",
+                hint="give access-key-id and secret-access-key, or set up what the AWS tools use",
+                **facts,
+            ) from error
+        except SSLError as error:
+            raise UsageError(
+                "the store's certificate is not trusted",
+                hint="give the authority's certificate as ca-file",
+                reason=str(error),
+                **facts,
+            ) from error
+        except _NEVER_SENT as error:
+            raise UnavailableError(
+                "could not reach the store", reason=str(error), **facts
+            ) from error
+        except _LOST as error:
+            raise UnavailableError(
+                "the store's answer was lost", reason=str(error), is_unsure=True, **facts
+            ) from error
+        except BotoCoreError as error:
+            raise UsageError("cannot speak to the store", reason=str(error), **facts) from error
+
+
+_ENCRYPTED: Final = frozenset({"put_object", "create_multipart_upload"})
+
+
+def _refusal(error: ClientError, facts: dict[str, Any]) -> LogmirrorError:
+    told = error.response.get("Error", {})
+    code = str(told.get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    facts = {**facts, "code": code, "status": status, "reason": str(told.get("Message", ""))}
+    if code in _CONFLICT:
+        return ConflictError("the name is taken", **facts)
+    if code in _MISSING:
+        return MissingError("there is no such object", **facts)
+    if status >= _SERVER_ERROR:
+        return UnavailableError("the store has failed", is_unsure=True, **facts)
+    if code in _PASSING or status == _TOO_MANY:
+        return UnavailableError("the store could not do it now", **facts)
+    message, hint = _FOR_PEOPLE.get(code, ("the store refuses the request", ""))
+    return UsageError(message, hint=hint, **facts)
+
+
+def _assumed(session: boto3.session.Session, role_arn: str) -> boto3.session.Session:
+    """A session in a role, which is renewed before it ends."""
+    fetcher = AssumeRoleCredentialFetcher(
+        client_creator=session._session.create_client,  # noqa: SLF001  # there is no other way
+        source_credentials=session.get_credentials(),
+        role_arn=role_arn,
+        extra_args={"RoleSessionName": "logmirror"},
+    )
+    inner = botocore.session.get_session()
+    inner._credentials = DeferredRefreshableCredentials(  # noqa: SLF001  # the same
+        refresh_using=fetcher.fetch_credentials, method="assume-role"
+    )
+    return boto3.session.Session(botocore_session=inner, region_name=session.region_name)
+
+
+def _new_client(location: S3Location, identity: S3Identity) -> Any:  # noqa: ANN401  # see `_client`
+    session = boto3.session.Session(
+        aws_access_key_id=identity.access_key_id or None,
+        aws_secret_access_key=identity.secret_access_key or None,
+        aws_session_token=identity.session_token or None,
+        profile_name=identity.profile or None,
+        region_name=location.region or None,
+    )
+    if identity.role_arn:
+        session = _assumed(session, identity.role_arn)
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        retries={"total_max_attempts": 1},
+        s3={"addressing_style": "path" if location.path_style else "auto"},
+        request_checksum_calculation=location.checksums,
+        response_checksum_validation=location.checksums,
+        tcp_keepalive=True,
+    )
+    return session.client(
+        "s3",
+        endpoint_url=location.endpoint or None,
+        verify=location.ca_file or None,
+        config=config,
+    )

@@ -1,0 +1,67 @@
+"""The least that an archiver may be allowed: IAM policies of the identities that S3 locations name.
+
+Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Nobody deletes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logmirror.stores.locations import S3Location
+
+VERSION: Final = "2012-10-17"
+"""Of the policy language."""
+
+
+def policies(locations: Iterable[S3Location]) -> dict[str, dict[str, object]]:
+    """A policy for each identity, by what it does: `archiver`, or `writer` and `reader`.
+
+    Identities of the same kind share one policy, for all their locations.
+    """
+    found: dict[str, list[dict[str, object]]] = {}
+    for location in dict.fromkeys(locations):
+        if location.write == location.read:
+            statements = found.setdefault("archiver", [])
+            statements += [*_writing(location), *_reading(location)]
+        else:
+            found.setdefault("writer", []).extend(_writing(location))
+            found.setdefault("reader", []).extend(_reading(location))
+    return {role: {"Version": VERSION, "Statement": told} for role, told in found.items()}
+
+
+def _writing(location: S3Location) -> list[dict[str, object]]:
+    actions = ["s3:PutObject", "s3:AbortMultipartUpload"]
+    return [_allow(actions, _objects(location)), *_key(location, "kms:GenerateDataKey")]
+
+
+def _reading(location: S3Location) -> list[dict[str, object]]:
+    below = f"{location.prefix}/*" if location.prefix else "*"
+    listing = _allow(["s3:ListBucket"], _bucket(location))
+    if location.prefix:
+        listing["Condition"] = {"StringLike": {"s3:prefix": below}}
+    return [
+        listing,
+        _allow(["s3:ListBucketMultipartUploads"], _bucket(location)),
+        _allow(["s3:GetObject"], _objects(location)),
+        *_key(location, "kms:Decrypt"),
+    ]
+
+
+def _key(location: S3Location, action: str) -> list[dict[str, object]]:
+    return [_allow([action], location.kms_key_id)] if location.kms_key_id else []
+
+
+def _allow(actions: list[str], resource: str) -> dict[str, object]:
+    return {"Effect": "Allow", "Action": actions, "Resource": resource}
+
+
+def _bucket(location: S3Location) -> str:
+    return f"arn:aws:s3:::{location.bucket}"
+
+
+def _objects(location: S3Location) -> str:
+    below = f"{location.prefix}/" if location.prefix else ""
+    return f"{_bucket(location)}/{below}*"

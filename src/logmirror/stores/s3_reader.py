@@ -1,0 +1,70 @@
+"""An object of a bucket as a seekable file, read in ranges ahead of its reader."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from logmirror.stores.s3_calls import Calls
+
+BUFFER_BYTES: Final = 1 << 16
+"""So that a read is never short."""
+
+AHEAD_BYTES: Final = 8 << 20
+"""Asked for at once; memory is bounded by it, requests are one for each."""
+
+
+class ObjectReader(io.RawIOBase):
+    """Reads one object, which never changes; see `open`."""
+
+    def __init__(self, calls: Calls, key: str, size: int) -> None:
+        self._calls, self._key, self._size = calls, key, size
+        self._position = 0
+        self._window = b""
+        self._window_start = 0
+
+    @classmethod
+    def open(cls, calls: Calls, key: str) -> BinaryIO:
+        """Open an object.
+
+        Raises:
+            MissingError: There is none.
+        """
+        size = int(calls.read("head_object", Key=key)["ContentLength"])
+        return io.BufferedReader(cls(calls, key, size), BUFFER_BYTES)
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go there; nothing is asked for before it is read."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill as much of the buffer as is at hand, at least one byte before the end."""
+        with memoryview(buffer).cast("B") as view:
+            begin = self._position - self._window_start
+            if not 0 <= begin < len(self._window):
+                if self._position >= self._size or not len(view):
+                    return 0
+                last = min(self._size, self._position + max(AHEAD_BYTES, len(view))) - 1
+                self._window = self._calls.body(self._key, self._position, last)
+                self._window_start, begin = self._position, 0
+            count = min(len(view), len(self._window) - begin)
+            view[:count] = self._window[begin : begin + count]
+            self._position += count
+            return count

@@ -1,0 +1,187 @@
+"""Destinations in S3: what a file says arrives; what makes no sense is found; secrets stay unseen.
+
+Method: whole settings are compared with what the file says, in both shapes of mirror-v3; one change
+to a valid file at a time, and the whole answer is compared.
+"""
+
+import pickle
+
+import pytest
+
+from kit.configs import complaints, folder, mirror, settings_of, shared_mirror, text_of
+from logmirror.config import S3Credentials, S3Destination, load_text
+from logmirror.wiring import s3_policies
+
+CANARY = "Tr0ub4dor&3"
+AT = "mirrors[0].destinations[0]"
+FLUSH = {"max-time-ms": 1, "max-bytes": 1, "max-offsets": 1}
+
+
+def bucket(**changes):
+    """A valid destination."""
+    base = {"type": "s3", "bucket": "archive"}
+    return base | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
+def only(settings):
+    (destination,) = settings.mirrors[0].destinations
+    return destination
+
+
+def test_little_is_enough():
+    assert only(settings_of(mirror("orders", destinations=[bucket()]))) == S3Destination(
+        name="orders", bucket="archive"
+    )
+
+
+def test_everything_that_the_file_says_arrives():
+    told = bucket(
+        name="lake",
+        prefix="/kafka/eu/",
+        region="eu-central-1",
+        endpoint="https://s3.example:9000/",
+        path_style=False,
+        ca_file="/etc/ca.pem",
+        sse="aws:kms",
+        kms_key_id="key",
+        checksums="when-required",
+        encryption="none",
+        credentials={
+            "write": {"access-key-id": "w", "secret-access-key": CANARY, "session-token": "t"},
+            "read": {"profile": "reader", "role-arn": "arn:aws:iam::1:role/r"},
+        },
+    )
+
+    found = only(settings_of(mirror(destinations=[told])))
+
+    assert found == S3Destination(
+        name="lake",
+        bucket="archive",
+        prefix="kafka/eu",
+        region="eu-central-1",
+        endpoint="https://s3.example:9000",
+        path_style=False,
+        ca_file="/etc/ca.pem",
+        sse="aws:kms",
+        kms_key_id="key",
+        checksums="when-required",
+        write=S3Credentials(access_key_id="w", secret_access_key=CANARY, session_token="t"),
+        read=S3Credentials(profile="reader", role_arn="arn:aws:iam::1:role/r"),
+    )
+    assert CANARY not in repr(found)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_one_identity_is_for_writing_and_reading():
+    keys = {"access-key-id": "k", "secret-access-key": "s"}
+    found = only(settings_of(mirror(destinations=[bucket(credentials=keys)])))
+    assert found.write == found.read == S3Credentials(access_key_id="k", secret_access_key="s")
+
+
+def test_the_bucket_stands_in_the_path_where_an_endpoint_is_given():
+    found = only(settings_of(mirror(destinations=[bucket(endpoint="http://h:9000")])))
+    assert found.path_style
+
+
+def test_keys_may_be_the_names_of_environment_variables_as_in_mirror_v3():
+    names = {"access-key-id-env": "KEY", "secret-access-key-env": "SECRET"}
+    text = text_of(mirror(destinations=[bucket(credentials={"write": names, "read": names})]))
+
+    found = only(load_text(text, environ={"KEY": "k", "SECRET": "s"}))
+
+    assert found.write == found.read == S3Credentials(access_key_id="k", secret_access_key="s")
+
+
+def test_one_bucket_may_be_shared_by_all_mirrors():
+    shared = bucket(prefix="p", format="ndjson", flush=FLUSH)
+    settings = settings_of(shared_mirror(topic="orders"), destination=shared)
+    assert only(settings) == S3Destination(name="orders", bucket="archive", prefix="p")
+    assert settings.mirrors[0].format == "ndjson"
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "message"),
+    [
+        (
+            {"bucket": "Archive"},
+            ".bucket",
+            "is no legal bucket name: 3 to 63 lower-case letters, digits, dots and dashes",
+        ),
+        ({"prefix": "a//b"}, ".prefix", "must be names separated by single slashes"),
+        ({"prefix": ".logmirror"}, ".prefix", "must not have a name that begins with a dot"),
+        ({"endpoint": "h:9000"}, ".endpoint", "must be http://host:port or https://host:port"),
+        ({"kms-key-id": "k"}, ".kms-key-id", "is only for sse: aws:kms"),
+        ({"sse": "aes"}, ".sse", "must be AES256 or aws:kms"),
+        ({"encryption": {"key-id": "k"}}, ".encryption", "is not offered by this version"),
+        ({"compaction": "log"}, ".compaction", "is not offered by this version"),
+        ({"bukket": "x"}, ".bukket", "unknown key"),
+        (
+            {"credentials": {"access-key-id": "k"}},
+            ".credentials.secret-access-key",
+            "is required beside access-key-id",
+        ),
+        (
+            {"credentials": {"profile": "p", "access-key-id": "k", "secret-access-key": "s"}},
+            ".credentials.profile",
+            "access-key-id is given too",
+        ),
+        (
+            {"credentials": {"read": {"session-token": "t"}}},
+            ".credentials.read.session-token",
+            "is only for an access-key-id",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_found(change, key, message):
+    assert complaints(mirror(destinations=[bucket() | change])) == {f"{AT}{key}": message}
+
+
+def test_a_variable_that_is_not_set_is_found():
+    names = {"access-key-id-env": "NOT_SET_KEY", "secret-access-key-env": "NOT_SET_SECRET"}
+    assert complaints(mirror(destinations=[bucket(credentials=names)])) == {
+        f"{AT}.credentials.access-key-id-env": "the environment variable NOT_SET_KEY is not set",
+        f"{AT}.credentials.secret-access-key-env": (
+            "the environment variable NOT_SET_SECRET is not set"
+        ),
+    }
+
+
+def test_two_mirrors_that_write_one_place_are_found():
+    one = mirror("a", destinations=[bucket(name="x", prefix="/p")])
+    two = mirror("b", destinations=[bucket(name="x", prefix="p/")])
+    elsewhere = mirror("c", destinations=[bucket(name="x", prefix="p", endpoint="http://h:1")])
+    found = complaints(one, two, elsewhere)
+    assert list(found) == ["mirrors[1].destinations[0]"]
+    assert "both write" in found["mirrors[1].destinations[0]"]
+
+
+def test_files_need_limits_in_a_bucket_too():
+    without = {key: value for key, value in mirror().items() if key != "flush"}
+    assert complaints(without | {"destinations": [bucket()]}) == {"mirrors[0].flush": "is required"}
+
+
+def test_a_folder_and_a_bucket_may_be_destinations_of_one_mirror():
+    settings = settings_of(mirror(destinations=[folder(name="f"), bucket(name="b")]))
+    assert [d.name for d in settings.mirrors[0].destinations] == ["f", "b"]
+
+
+def test_the_least_policies_never_let_anybody_delete():
+    keys = {"access-key-id": "k", "secret-access-key": "s"}
+    other = {"access-key-id": "o", "secret-access-key": "s"}
+    settings = settings_of(
+        mirror("a", destinations=[bucket(prefix="p", credentials=keys)]),
+        mirror(
+            "b", destinations=[bucket(bucket="two", credentials={"write": keys, "read": other})]
+        ),
+    )
+
+    found = s3_policies(settings)
+
+    assert list(found) == ["archiver", "writer", "reader"]
+    assert "Delete" not in str(found)
+    actions = {role: {a for s in p["Statement"] for a in s["Action"]} for role, p in found.items()}
+    assert actions["writer"] == {"s3:PutObject", "s3:AbortMultipartUpload"}
+    assert actions["reader"] == {"s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetObject"}
+    assert actions["archiver"] == actions["writer"] | actions["reader"]
+    resources = {s["Resource"] for s in found["archiver"]["Statement"]}
+    assert resources == {"arn:aws:s3:::archive", "arn:aws:s3:::archive/p/*"}

@@ -1,0 +1,209 @@
+"""Kafka to S3 and back to the truth: the archive of a bucket is what the same archive in files is.
+
+The judge reads the server's own files, which are the objects, with the readers that judge archives
+in folders: DuckDB, json, and a parser of batches that is not ours.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.clients import odd_messages, produce
+from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.inline_run import InlineRun, run_now
+from kit.s3 import S3Server
+from kit.truth import Source
+from kit.writer import writing
+from logmirror.crashpoints import POINTS as ALL_POINTS
+from logmirror.crashpoints import VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(900)]
+
+POINTS = [p for p in ALL_POINTS if p.split(".")[0] not in {"head", "hole", "produce", "translate"}]
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 4
+"""For each format."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+def to_bucket(where, topic, bootstrap, form, **more):
+    """A mirror of a topic into a bucket, below a prefix if `where` has a third part."""
+    server, bucket, *prefix = where
+    destination = server.destination(bucket, name=form, **({"prefix": prefix[0]} if prefix else {}))
+    return mirror(topic, bootstrap, "", form=form, destinations=[destination], **more)
+
+
+def test_spark_fills_a_bucket_in_all_formats_and_verify_proves_it(own_kafka, server, tmp_path):
+    source, topic = own_kafka, own_kafka.create_topic("to-s3", partitions=2)
+    for partition in range(2):
+        produce(source.bootstrap, topic, odd_messages(2000, seed=partition), partition=partition)
+    bucket = server.new_bucket()
+    mirrors = [
+        to_bucket((server, bucket), topic, source.bootstrap, form, max_bytes=50_000)
+        for form in FORMATS
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+
+    result = logmirror("run", "--until-now", "-c", config)
+
+    assert result.returncode == 0, result.stderr
+    assert server.secret_key not in result.stderr
+    truth = Source(source.bootstrap, topic, partitions=range(2))
+    for form in FORMATS:
+        assert truth.anomalies(server.files(bucket), form) == [], form
+    proof = logmirror("verify", "--deep", "--against-source", "-c", config)
+    assert proof.returncode == 0, proof.stdout + proof.stderr
+    status = logmirror("status", "-c", config)
+    assert status.returncode == 0, status.stdout + status.stderr
+
+
+def test_death_at_every_named_point_leaves_what_the_next_run_finishes(cli_broker, server, tmp_path):
+    cli_broker.create_topic("s3-points", partitions=2)
+    for partition in range(2):
+        config = {"batch.num.messages": 20, "linger.ms": 5}
+        messages = odd_messages(400, seed=partition)
+        produce(cli_broker.bootstrap, "s3-points", messages, partition=partition, config=config)
+    bucket, mirrors = server.new_bucket(), []
+    for point in POINTS:
+        of_point = [
+            to_bucket(
+                (server, bucket, point),
+                "s3-points",
+                cli_broker.bootstrap,
+                form,
+                name=f"{form}-of-{point}",
+                max_bytes=20_000,
+            )
+            for form in FORMATS
+        ]
+        mirrors += of_point
+        config = write_config(tmp_path / f"{point}.json", *of_point)
+        environment = {VARIABLE: f"{point}#{3 if 'publish' in point else 1}"}
+        with InlineRun(config, "--until-now", folder=tmp_path, environment=environment) as run:
+            assert run.wait() == -signal.SIGKILL, run.text
+
+    result = run_now(write_config(tmp_path / "all.json", *mirrors))
+
+    assert result.returncode == 0, result.stderr
+    source = Source(cli_broker.bootstrap, "s3-points", partitions=range(2))
+    for point in POINTS:
+        for form in FORMATS:
+            assert source.anomalies(server.files(bucket) / point, form) == [], (point, form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_kills_at_random_moments_leave_an_exact_archive(cli_broker, server, tmp_path, form):
+    topic = f"s3-kills-{form}"
+    cli_broker.create_topic(topic, partitions=2)
+    bucket, chooser = server.new_bucket(), random.Random(form)
+    limits = {"max_time_ms": 200, "max_bytes": 15_000}
+    config = write_config(
+        tmp_path / "config.json",
+        to_bucket((server, bucket), topic, cli_broker.bootstrap, form, **limits),
+    )
+    with writing(cli_broker.bootstrap, topic, partitions=2, seed=3):
+        for _ in range(KILLS):
+            with InlineRun(config, folder=tmp_path) as run:
+                run.wait_for(" flushed ")
+                time.sleep(chooser.uniform(0, 1))
+                assert run.alive, run.text
+                run.kill()
+
+    result = run_now(config)
+
+    assert result.returncode == 0, result.stderr
+    source = Source(cli_broker.bootstrap, topic, partitions=range(2))
+    assert source.anomalies(server.files(bucket), form) == []
+
+
+def test_two_instances_one_of_which_sleeps_make_one_archive(cli_broker, server, tmp_path):
+    cli_broker.create_topic("s3-writers", partitions=2)
+    bucket = server.new_bucket()
+    mirrors = [
+        to_bucket(
+            (server, bucket),
+            "s3-writers",
+            cli_broker.bootstrap,
+            form,
+            max_time_ms=100,
+            max_bytes=15_000,
+        )
+        for form in FORMATS
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+
+    with (
+        writing(cli_broker.bootstrap, "s3-writers", partitions=2, seed=1),
+        InlineRun(config, folder=tmp_path) as one,
+        InlineRun(config, folder=tmp_path) as two,
+    ):
+        for run in (one, two):
+            wait_for_more(run)
+        for sleeper, other in ((one, two), (two, one)):
+            sleeper.signal_all(signal.SIGSTOP)
+            wait_for_more(other, 12)
+            sleeper.signal_all(signal.SIGCONT)
+            wait_for_more(sleeper)
+        for run in (one, two):
+            run.signal(signal.SIGTERM)
+        assert [run.wait() for run in (one, two)] == [0, 0], one.text + two.text
+    result = run_now(config)
+
+    assert result.returncode == 0, result.stderr
+    source = Source(cli_broker.bootstrap, "s3-writers", partitions=range(2))
+    for form in FORMATS:
+        assert source.anomalies(server.files(bucket), form) == [], form
+
+
+def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path):
+    """With the AWS tools' own variables for who we are and where the store is."""
+    page = (ROOT / "docs" / "archive-to-s3.md").read_text()
+    (told,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^logmirror (\S+) -c s3.yaml(.*)$", page, re.MULTILINE)
+    config = tmp_path / "s3.yaml"
+    config.write_text(told.replace("127.0.0.1:9092", cli_broker.bootstrap))
+    cli_broker.create_topic("orders", partitions=3)
+    for partition in range(3):
+        produce(cli_broker.bootstrap, "orders", odd_messages(100, seed=1), partition=partition)
+    server.client().create_bucket(Bucket="archive")
+    environment = {
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        "AWS_ENDPOINT_URL_S3": server.endpoint,
+    }
+
+    for name, options in commands:
+        if name == "run":
+            result = run_now(config, environment=environment)
+        else:
+            result = logmirror(name, "-c", config, *options.split(), environment=environment)
+        assert result.returncode == 0, f"{name}: {result.stdout}\n{result.stderr}"
+
+    assert [name for name, _ in commands] == ["validate", "run", "status", "verify"]
+    source = Source(cli_broker.bootstrap, "orders", partitions=range(3))
+    assert source.anomalies(server.files("archive") / "kafka", "parquet", name="lake") == []
+
+
+def wait_for_more(run: Run, count: int = 6) -> None:
+    """Wait until a run has reported some more objects."""
+    wanted = run.text.count(" flushed ") + count
+    wait_until(
+        lambda: run.text.count(" flushed ") >= wanted or not run.alive,
+        what=lambda: f"{wanted} objects:\n{run.text}",
+    )
+    assert run.alive, run.text

@@ -1,0 +1,292 @@
+"""Goal: what an S3 store does when the network, the server or a second writer gets in its way.
+
+Method: a real server, and in front of it a proxy that spoils one request of a kind: it loses the
+answer to what was done, cuts a body, answers with an error in the server's place. What is there
+afterwards is read from the server's own files.
+"""
+
+import hashlib
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.s3_proxy import Fault, S3Proxy
+from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.stores import s3, s3_calls
+from logmirror.stores.base import AlreadyExistsError, Tail
+from logmirror.stores.locations import S3Identity, S3Location
+from logmirror.stores.s3 import S3Store
+
+pytestmark = pytest.mark.xdist_group("s3")
+
+
+@pytest.fixture
+def bucket(s3_server):
+    return s3_server.new_bucket()
+
+
+@pytest.fixture
+def proxy(s3_server):
+    def delete(path):
+        bucket, _, key = path.partition("/")
+        s3_server.client().delete_object(Bucket=bucket, Key=key)
+
+    with S3Proxy(s3_server.endpoint, delete) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(s3_server, bucket, proxy):
+    return S3Store(s3_server.location(bucket, "p", endpoint=proxy.endpoint))
+
+
+def staged(store, data, *, travels):
+    staged_object = store.stage("an object")
+    staged_object.write(data)
+    return staged_object.finish("f/a", travels=travels)
+
+
+# Where a listing ends
+
+
+class _Listed:
+    """Answers listings of these names, and counts them."""
+
+    def __init__(self, names):
+        self.names, self.count = sorted(names), 0
+
+    def read(self, operation, **arguments):
+        assert operation == "list_objects_v2"
+        self.count += 1
+        prefix, after = arguments["Prefix"], arguments.get("StartAfter", "")
+        found = [f"{prefix}{name}" for name in self.names if f"{prefix}{name}" > after]
+        page = found[: arguments["MaxKeys"]]
+        return {"Contents": [{"Key": key} for key in page], "IsTruncated": len(found) > len(page)}
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(0, 2**40))
+def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
+    names, at = [], start
+    for number in range(4000):
+        names.append(f"{at:020d}-{at + steps[number % len(steps)] - 1:020d}.parquet")
+        at += steps[number % len(steps)]
+    listed = _Listed(names)
+
+    found = S3Store(S3Location(bucket="bucket"), calls=listed).tail("f")
+
+    assert not found.is_whole
+    assert found.names == names[-len(found.names) :]
+    assert listed.count <= 45
+
+
+def test_the_tail_of_a_real_listing_is_its_end(s3_server, bucket):
+    folder = s3_server.files(bucket) / "f"
+    folder.mkdir()
+    names = [f"{number * 1000:020d}-{number * 1000 + 999:020d}.parquet" for number in range(2500)]
+    for name in names:
+        (folder / name).touch()
+
+    found = S3Store(s3_server.location(bucket)).tail("f")
+
+    assert found == Tail(names[-len(found.names) :], is_whole=False)
+
+
+# Answers that are lost, errors that pass
+
+
+LOST = ["lose-answer", "cut-answer"]
+PASSING = ["500", "503", "429", "409", "reset"]
+
+
+@pytest.mark.parametrize("fault", [*LOST, *PASSING])
+def test_a_create_is_done_once_whatever_happens_to_the_first_attempt(
+    s3_server, bucket, proxy, store, fault
+):
+    proxy.spoil(Fault(fault, method="PUT"))
+
+    store.create("f/a", b"content")
+
+    assert (s3_server.files(bucket) / "p/f/a").read_bytes() == b"content"
+    assert proxy.spoiled == 1
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_a_name_that_another_took_while_our_answer_was_lost_is_told(
+    s3_server, bucket, proxy, store, fault
+):
+    (s3_server.client()).put_object(Bucket=bucket, Key="p/f/a", Body=b"another's")
+    proxy.spoil(Fault(fault, method="PUT"))
+
+    with pytest.raises(AlreadyExistsError):
+        store.create("f/a", b"content")
+
+    assert store.read("f/a") == b"another's"
+
+
+@pytest.mark.parametrize("fault", [*LOST, *PASSING])
+@pytest.mark.parametrize("travels", [False, True])
+def test_an_object_is_published_once_whatever_happens_to_the_first_attempt(
+    proxy, store, fault, travels
+):
+    data = bytes(range(256)) * 100
+    token = staged(store, data, travels=travels)
+    proxy.spoil(Fault(fault, method="POST" if travels else "PUT"))
+
+    store.publish(token, "f/a")
+
+    assert store.read("f/a") == data
+    assert proxy.spoiled == 1
+    assert list(store.names("f")) == ["a"]
+
+
+@pytest.mark.parametrize("fault", [*LOST, *PASSING, "cut-body"])
+def test_a_part_is_uploaded_whatever_happens_to_the_first_attempt(
+    s3_server, bucket, proxy, store, fault
+):
+    proxy.spoil(Fault(fault, method="PUT"))
+
+    token = staged(store, b"part" * 1000, travels=True)
+    store.publish(token, "f/a")
+
+    assert (s3_server.files(bucket) / "p/f/a").read_bytes() == b"part" * 1000
+    assert proxy.spoiled == 1
+
+
+@pytest.mark.parametrize("fault", [*LOST, *PASSING])
+def test_a_listing_and_a_read_are_asked_again(proxy, store, fault):
+    store.create("f/a", b"content")
+    proxy.spoil(Fault(fault, method="GET"))
+    assert list(store.names("f")) == ["a"]
+    proxy.spoil(Fault(fault, method="GET"))
+    assert store.read("f/a") == b"content"
+    assert proxy.spoiled == 2
+
+
+def test_an_answer_that_never_comes_is_unknown_and_nothing_is_done_twice(
+    s3_server, bucket, proxy, store, monkeypatch
+):
+    monkeypatch.setattr(s3_calls, "DEADLINE_MS", 300)
+    proxy.spoil(Fault("lose-answer", method="PUT", times=1000))
+
+    with pytest.raises((OutcomeUnknownError, AlreadyExistsError)):
+        store.create("f/a", b"content")
+
+    proxy.spoil()
+    assert store.read("f/a") == b"content"
+
+
+def test_a_store_that_is_not_there_is_unavailable(s3_server, bucket, monkeypatch):
+    monkeypatch.setattr(s3_calls, "DEADLINE_MS", 300)
+    store = S3Store(s3_server.location(bucket, endpoint="http://127.0.0.1:9"))
+    with pytest.raises(UnavailableError):
+        store.create("f/a", b"content")
+
+
+# What people have to put right
+
+
+def test_a_bucket_that_does_not_exist_is_the_users_to_put_right(s3_server):
+    store = S3Store(s3_server.location("no-such-bucket-here"))
+    with pytest.raises(UsageError) as caught:
+        list(store.names("f"))
+    assert caught.value.facts["code"] == "NoSuchBucket"
+
+
+@pytest.mark.parametrize("what", ["key", "secret"])
+def test_wrong_credentials_are_the_users_to_put_right(s3_server, bucket, what):
+    key = "nobody" if what == "key" else s3_server.access_key
+    wrong = S3Identity(access_key_id=key, secret_access_key="wrong" * 8)
+    location = S3Location(
+        bucket=bucket,
+        endpoint=s3_server.endpoint,
+        region="us-east-1",
+        path_style=True,
+        read=wrong,
+        write=wrong,
+    )
+    with pytest.raises(UsageError) as caught:
+        S3Store(location).create("f/a", b"x")
+    assert "wrong" not in str(caught.value)
+
+
+# Many at once, large ones, leftovers
+
+
+def test_of_many_who_create_one_name_at_once_one_succeeds(s3_server, bucket):
+    results = []
+
+    def create(number):
+        store = S3Store(s3_server.location(bucket))
+        try:
+            store.create("f/a", b"%d" % number * 1000)
+            results.append(number)
+        except AlreadyExistsError:
+            pass
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    (winner,) = results
+    assert S3Store(s3_server.location(bucket)).read("f/a") == b"%d" % winner * 1000
+
+
+def test_a_large_object_is_uploaded_in_parts_and_read_back(s3_server, bucket, monkeypatch):
+    monkeypatch.setattr(s3, "SPOOL_BYTES", 1 << 20)
+    monkeypatch.setattr(s3, "SINGLE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
+    store = S3Store(s3_server.location(bucket))
+    block = hashlib.sha256(b"seed").digest() * 4096
+    staged_object = store.stage("large")
+    for number in range(100):
+        staged_object.write(b"%08d" % number + block)
+
+    store.publish(staged_object.finish("f/a", travels=False), "f/a")
+
+    with store.open("f/a") as file:
+        for number in range(100):
+            assert file.read(8) == b"%08d" % number
+            assert file.read(len(block)) == block
+        assert file.read(1) == b""
+
+
+def test_uploads_that_nobody_completed_are_aborted_at_the_next_start(s3_server, bucket):
+    dead = S3Store(s3_server.location(bucket, "p"))
+    token = staged(dead, b"x", travels=True)
+    other = S3Store(s3_server.location(bucket, "q"))
+    kept = staged(other, b"y", travels=True)
+
+    assert S3Store(s3_server.location(bucket, "p")).sweep() == 1
+
+    with pytest.raises(UnavailableError):
+        dead.publish(token, "f/a")
+    other.publish(kept, "f/a")
+    assert other.read("f/a") == b"y"
+
+
+# Is create-only meant?
+
+
+def test_a_store_that_means_it_is_proven_once_and_remembered(s3_server, bucket, proxy, store):
+    store.prove_create_only()
+    first = proxy.count
+    store.prove_create_only()
+
+    assert proxy.count - first == 2
+    assert "create-only" in list(store.names(".logmirror/probes"))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_store_that_replaces_is_refused(s3_server, bucket, proxy, store, known):
+    if known:
+        store.prove_create_only()
+    proxy.forget_condition = True
+
+    with pytest.raises(UsageError) as caught:
+        store.prove_create_only()
+
+    assert "replaces" in caught.value.message
