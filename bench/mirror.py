@@ -30,6 +30,7 @@ from maven import maven_jars  # noqa: E402  # after the path is set
 
 from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
 from kit.machine import cache_folder, program  # noqa: E402  # after the path is set
+from kit.s3 import S3Server  # noqa: E402  # after the path is set
 
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
 MASTER = "local[2]"
@@ -51,7 +52,7 @@ mirrors:
     source: {{bootstrap-servers: "{bootstrap}"}}
     topic: {topic}
     partitions: all
-    destinations: [{{type: filesystem, root: "{root}"}}]
+    destinations: [{destination}]
     format: {format}
     flush: {{max-time-ms: 60000, max-bytes: 67108864, max-offsets: 10000000}}
 """
@@ -76,18 +77,38 @@ def kcat_to_file(kafka: ApacheKafka, folder: Path) -> dict:
     return kcat(kafka, folder, stdout=folder / "kcat.out")
 
 
-def logmirror(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
+def to_files(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
+    root = folder / "root"
+    return logmirror(kafka, folder, {"type": "filesystem", "root": str(root)}, root, kind=kind)
+
+
+def to_s3(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
+    """The server, which stores objects as files and takes its share of the machine, is not ours."""
+    (folder / "s3").mkdir()
+    with S3Server(folder / "s3") as server:
+        bucket = server.new_bucket()
+        destination, root = server.destination(bucket), server.files(bucket)
+        return logmirror(kafka, folder, destination, root, kind=kind)
+
+
+def logmirror(
+    kafka: ApacheKafka, folder: Path, destination: dict, root: Path, *, kind: str
+) -> dict:
     """The flow is from the line that a mirror starts to the last flush; Spark starts before."""
     config = folder / "bench.yaml"
     text = CONFIG.format(
-        master=MASTER, bootstrap=kafka.bootstrap, topic=TOPIC, root=folder / "root", format=kind
+        master=MASTER,
+        bootstrap=kafka.bootstrap,
+        topic=TOPIC,
+        destination=json.dumps(destination),
+        format=kind,
     )
     config.write_text(text)
     command = [sys.executable, "-m", "logmirror", "run", "--until-now", "-c", str(config)]
     began = datetime.now().astimezone()
     cost = measured.run(command)
     stamps = [datetime.fromisoformat(stamp) for stamp, _ in _STAMP.findall(cost.stderr)]
-    objects = list((folder / "root" / "bench").rglob("0*"))
+    objects = list((root / "bench").rglob("0*"))
     first = min(entry.stat().st_mtime for entry in objects)
     python = max((b for n, b in cost.rss_bytes.items() if n.startswith("python")), default=0)
     return {
@@ -139,15 +160,19 @@ def connector_jars() -> Path:
 CONTESTANTS = {
     "kcat": kcat,
     "kcat to file": kcat_to_file,
-    "native": lambda k, f: logmirror(k, f, kind="native"),
-    "parquet": lambda k, f: logmirror(k, f, kind="parquet"),
+    "native": lambda k, f: to_files(k, f, kind="native"),
+    "native to S3": lambda k, f: to_s3(k, f, kind="native"),
+    "parquet": lambda k, f: to_files(k, f, kind="parquet"),
+    "parquet to S3": lambda k, f: to_s3(k, f, kind="parquet"),
     "spark connector": spark_connector,
-    "ndjson": lambda k, f: logmirror(k, f, kind="ndjson"),
+    "ndjson": lambda k, f: to_files(k, f, kind="ndjson"),
 }
 RATIOS = {  # ours, theirs, goal
     "native vs kcat": ("native", "kcat", 0.8),
     "native vs kcat to file": ("native", "kcat to file", 2.0),
     "parquet vs spark connector": ("parquet", "spark connector", 2.0),
+    "native to S3 vs to files": ("native to S3", "native", 0.7),
+    "parquet to S3 vs to files": ("parquet to S3", "parquet", 0.7),
 }
 
 

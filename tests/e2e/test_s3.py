@@ -170,6 +170,37 @@ def test_two_instances_one_of_which_sleeps_make_one_archive(cli_broker, server, 
         assert source.anomalies(server.files(bucket), form) == [], form
 
 
+def test_a_store_that_is_down_holds_no_other_up_and_catches_up_later(
+    cli_broker, tmp_path, tmp_path_factory
+):
+    cli_broker.create_topic("s3-down", partitions=2)
+    limits = {"max_time_ms": 100, "max_bytes": 15_000}
+    with S3Server(tmp_path_factory.mktemp("s3-down")) as mortal:
+        bucket = mortal.new_bucket()
+        folder = {"type": "filesystem", "root": str(tmp_path / "files"), "name": "files"}
+        both = [folder, mortal.destination(bucket, name="bucket")]
+        told = mirror("s3-down", cli_broker.bootstrap, "", destinations=both, **limits)
+        config = write_config(tmp_path / "config.json", told)
+        with (
+            writing(cli_broker.bootstrap, "s3-down", partitions=2, seed=1),
+            InlineRun(config, folder=tmp_path) as run,
+        ):
+            wait_for_more(run, of="bucket")
+            wait_for_more(run, of="files")
+            mortal.kill()
+            wait_for_more(run, 20, of="files")
+            mortal.start()
+            wait_for_more(run, of="bucket")
+            run.signal(signal.SIGTERM)
+            assert run.wait() == 0, run.text
+        result = run_now(config)
+
+    assert result.returncode == 0, result.stderr
+    source = Source(cli_broker.bootstrap, "s3-down", partitions=range(2))
+    assert source.anomalies(tmp_path / "files", "parquet", name="files") == []
+    assert source.anomalies(mortal.files(bucket), "parquet", name="bucket") == []
+
+
 def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path):
     """With the AWS tools' own variables for who we are and where the store is."""
     page = (ROOT / "docs" / "archive-to-s3.md").read_text()
@@ -199,11 +230,15 @@ def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path):
     assert source.anomalies(server.files("archive") / "kafka", "parquet", name="lake") == []
 
 
-def wait_for_more(run: Run, count: int = 6) -> None:
-    """Wait until a run has reported some more objects."""
-    wanted = run.text.count(" flushed ") + count
+def wait_for_more(run: Run, count: int = 6, *, of: str = "") -> None:
+    """Wait until a run has reported some more objects, of one destination where it is named."""
+
+    def flushed() -> int:
+        return len(re.findall(rf" flushed .*destination={of}", run.text))
+
+    wanted = flushed() + count
     wait_until(
-        lambda: run.text.count(" flushed ") >= wanted or not run.alive,
+        lambda: flushed() >= wanted or not run.alive,
         what=lambda: f"{wanted} objects:\n{run.text}",
     )
     assert run.alive, run.text

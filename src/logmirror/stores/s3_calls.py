@@ -42,13 +42,18 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-DEADLINE_MS: Final = 60_000
-"""One request with all its repetitions; an attempt that is under way then is let finish."""
+DEADLINE_MS: Final = 10_000
+"""One request with all its repetitions; an attempt that is under way then is let finish. Whoever
+waits here holds up others, and flows as a whole are tried again later."""
 
-_CONNECT_TIMEOUT_S: Final = 5
-_READ_TIMEOUT_S: Final = 20
+DOWN_MS: Final = 1_000
+"""For so long after a request was given up nothing is asked; then once, until something succeeds.
+So a store that is down costs its first flow ten seconds, and a thousand others next to nothing."""
+
+_CONNECT_TIMEOUT_S: Final = 3
+_READ_TIMEOUT_S: Final = 10
 _FIRST_PAUSE_MS: Final = 50
-_LONGEST_PAUSE_MS: Final = 5_000
+_LONGEST_PAUSE_MS: Final = 2_000
 
 _CONFLICT: Final = frozenset({"PreconditionFailed", "412"})
 _MISSING: Final = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound"})
@@ -90,6 +95,7 @@ _PASSING: Final = frozenset(
         "ConditionalRequestConflict",  # another writer is at the same name right now
         "OperationAborted",
         "RequestTimeout",
+        "ServiceUnavailable",
         "SlowDown",
         "Throttling",
         "ThrottlingException",
@@ -132,6 +138,8 @@ class Calls:
     def __init__(self, location: S3Location, clock: Clock) -> None:
         self._location, self._clock = location, clock
         self._clients: dict[S3Identity, Any] = {}
+        self._is_down = False
+        self._ask_again_ms = 0
 
     def read(self, operation: str, **arguments: object) -> Mapping[str, Any]:
         """Ask, under the identity that reads.
@@ -194,18 +202,25 @@ class Calls:
         return self._clients[identity]
 
     def _run(self, attempt: Callable[[], _T], operation: str, *, writes: bool = False) -> _T:
-        until_ms = self._clock.monotonic_ms() + DEADLINE_MS
+        now_ms = self._clock.monotonic_ms()
+        if self._is_down and now_ms < self._ask_again_ms:
+            raise UnavailableError(
+                "the store did not answer just now", bucket=self._location.bucket
+            )
+        until_ms = now_ms + (0 if self._is_down else DEADLINE_MS)
         pause_ms, is_unsure = float(_FIRST_PAUSE_MS), False
         while True:
             try:
                 with self._translated(operation):
-                    return attempt()
+                    found = attempt()
             except ConflictError as error:
                 error.is_unsure = is_unsure
                 raise
             except UnavailableError as error:
                 is_unsure |= bool(error.facts.pop("is_unsure", False))
                 if self._clock.monotonic_ms() + pause_ms >= until_ms:
+                    self._is_down = True
+                    self._ask_again_ms = self._clock.monotonic_ms() + DOWN_MS
                     if writes and is_unsure:
                         raise OutcomeUnknownError(
                             "the store did not say whether it has done it",
@@ -213,6 +228,9 @@ class Calls:
                             **error.facts,
                         ) from error
                     raise
+            else:
+                self._is_down = False
+                return found
             self._clock.sleep_ms(jittered_ms(pause_ms))
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
@@ -261,10 +279,10 @@ def _refusal(error: ClientError, facts: dict[str, Any]) -> LogmirrorError:
         return ConflictError("the name is taken", **facts)
     if code in _MISSING:
         return MissingError("there is no such object", **facts)
-    if status >= _SERVER_ERROR:
-        return UnavailableError("the store has failed", is_unsure=True, **facts)
     if code in _PASSING or status == _TOO_MANY:
         return UnavailableError("the store could not do it now", **facts)
+    if status >= _SERVER_ERROR:
+        return UnavailableError("the store has failed", is_unsure=True, **facts)
     message, hint = _FOR_PEOPLE.get(code, ("the store refuses the request", ""))
     return UsageError(message, hint=hint, **facts)
 
