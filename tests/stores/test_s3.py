@@ -262,8 +262,7 @@ def test_of_many_who_create_one_name_at_once_one_succeeds(s3_server, bucket):
 
 
 def test_a_large_object_is_uploaded_in_parts_and_read_back(s3_server, bucket, monkeypatch):
-    monkeypatch.setattr(s3, "SPOOL_BYTES", 1 << 20)
-    monkeypatch.setattr(s3, "SINGLE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(s3, "MEMORY_BYTES", 1 << 20)
     monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
     store = S3Store(s3_server.location(bucket))
     block = hashlib.sha256(b"seed").digest() * 4096

@@ -11,7 +11,7 @@
    client has sent so far.
 3. An object that this process publishes is one PUT; one that another process is to publish, or a
    large one, is a multipart upload to its name, and publishing completes it, create-only. Bytes
-   wait in memory up to `SPOOL_BYTES`, then in a temporary file.
+   wait in memory up to `MEMORY_BYTES`, then in a temporary file.
 4. Of two racing creators exactly one wins; which one is the server's business.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import tempfile
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, cast
@@ -44,11 +45,9 @@ if TYPE_CHECKING:
         return staged
 
 
-SPOOL_BYTES: Final = 64 << 20
-"""Of one object under construction in memory; what is above waits in a temporary file."""
-
-SINGLE_BYTES_MAX: Final = 64 << 20
-"""Larger objects are uploaded in parts."""
+MEMORY_BYTES: Final = 96 << 20
+"""Of one object under construction. A larger one waits in a temporary file, and is uploaded in
+parts."""
 
 PART_BYTES: Final = 16 << 20
 _PARTS_MAX: Final = 10_000
@@ -77,7 +76,7 @@ class S3Store:
     ) -> None:
         self._location = location
         self._calls = calls or Calls(location, clock)
-        self._held: dict[str, BinaryIO] = {}
+        self._held: dict[str, bytes] = {}
         """Objects that this process is to publish, by token."""
 
     def create(self, name: str, data: bytes) -> None:
@@ -85,8 +84,7 @@ class S3Store:
         try:
             self._calls.write("put_object", Key=self._key(name), Body=data, IfNoneMatch="*")
         except ConflictError as error:
-            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            if not (error.is_unsure and self._holds(name, f'"{md5}"', len(data))):
+            if not (error.is_unsure and self._holds(name, _etag(data), len(data))):
                 raise AlreadyExistsError("object exists", name=name) from error
 
     def stage(self, label: str) -> StagedUpload:
@@ -101,7 +99,7 @@ class S3Store:
         else:
             self._complete(token, name)
         crashpoints.reach("publish.linked")
-        self._forget(token)
+        self._held.pop(token, None)
         crashpoints.reach("publish.done")
 
     def _complete(self, token: str, name: str) -> None:
@@ -135,25 +133,16 @@ class S3Store:
             self._abort(upload.key, upload.upload_id)
 
     def _put(self, token: str, name: str) -> None:
-        body = self._held[token]
-        body.seek(0)
+        data = self._held[token]
         try:
-            self._calls.write("put_object", Key=self._key(name), Body=body, IfNoneMatch="*")
+            self._calls.write("put_object", Key=self._key(name), Body=data, IfNoneMatch="*")
         except ConflictError as error:
-            body.seek(0)
-            md5 = _md5(body)
-            size = body.tell()
-            if not (error.is_unsure and self._holds(name, f'"{md5}"', size)):
+            if not (error.is_unsure and self._holds(name, _etag(data), len(data))):
                 raise AlreadyExistsError("object exists", name=name) from error
-
-    def _forget(self, token: str) -> None:
-        body = self._held.pop(token, None)
-        if body is not None:
-            body.close()
 
     def discard(self, token: str) -> None:
         """See `BlobStore.discard`."""
-        self._forget(token)
+        self._held.pop(token, None)
         upload = _Upload.of(token)
         if upload is not None:
             self._abort(upload.key, upload.upload_id)
@@ -279,12 +268,12 @@ class S3Store:
 
     # -- for staged objects ----------------------------------------------------------------------
 
-    def _hold(self, body: BinaryIO) -> str:
+    def _hold(self, data: bytes) -> str:
         token = f"{_HELD}{new_nonce()}"
-        self._held[token] = body
+        self._held[token] = data
         return token
 
-    def _upload(self, name: str, body: BinaryIO, size: int) -> str:
+    def _upload(self, name: str, body: io.BytesIO | BinaryIO, size: int) -> str:
         key = self._key(name)
         upload_id = str(self._calls.write("create_multipart_upload", Key=key)["UploadId"])
         part_bytes = max(PART_BYTES, -(-size // _PARTS_MAX))
@@ -327,8 +316,7 @@ class StagedUpload:
 
     def __init__(self, store: S3Store) -> None:
         self._store = store
-        spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115  # closed by its publication
-        self._body: BinaryIO | None = cast("BinaryIO", spool)
+        self._body: io.BytesIO | BinaryIO | None = io.BytesIO()
         self._size = 0
         crashpoints.reach("stage.opened")
 
@@ -336,7 +324,10 @@ class StagedUpload:
         """See `StagedObject.write`."""
         body = self._open_body()
         with memoryview(data) as view, view.cast("B") as rest:
+            size = len(rest)
             try:
+                if isinstance(body, io.BytesIO) and self._size + size > MEMORY_BYTES:
+                    body = self._body = _moved_to_file(body)
                 body.write(rest)
             except OSError as error:
                 raise UnavailableError(
@@ -344,18 +335,18 @@ class StagedUpload:
                     hint="check the disk of temporary files and its free space",
                     reason=error.strerror,
                 ) from error
-            self._size += len(rest)
-            crashpoints.reach("stage.written")
-            return len(rest)
+        self._size += size
+        crashpoints.reach("stage.written")
+        return size
 
     def finish(self, name: str, *, travels: bool) -> str:
         """See `StagedObject.finish`."""
         body = self._open_body()
         self._body = None
-        if not travels and self._size <= SINGLE_BYTES_MAX:
-            token = self._store._hold(body)  # noqa: SLF001  # the two are one
-        else:
-            with contextlib.closing(body):
+        with body:
+            if isinstance(body, io.BytesIO) and not travels:
+                token = self._store._hold(body.getvalue())  # noqa: SLF001  # the two are one
+            else:
                 token = self._store._upload(name, body, self._size)  # noqa: SLF001  # the same
         crashpoints.reach("stage.finished")
         return token
@@ -366,10 +357,16 @@ class StagedUpload:
             self._body.close()
             self._body = None
 
-    def _open_body(self) -> BinaryIO:
+    def _open_body(self) -> io.BytesIO | BinaryIO:
         if self._body is None:
             raise InternalError("the staged object is finished or aborted")
         return self._body
+
+
+def _moved_to_file(body: io.BytesIO) -> BinaryIO:
+    file = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115  # closed by `finish` or `abort`
+    file.write(body.getbuffer())
+    return file
 
 
 class _Upload(NamedTuple):
@@ -395,11 +392,9 @@ class _Upload(NamedTuple):
         return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(self.etags)}"'
 
 
-def _md5(body: BinaryIO) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    while piece := body.read(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()
+def _etag(data: bytes) -> str:
+    """What the store calls an object of these bytes that came in one piece."""
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 def _number(name: str) -> int:
