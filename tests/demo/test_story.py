@@ -22,6 +22,7 @@ import duckdb
 import psutil
 import pytest
 
+from kit.apache import NIGHTLY
 from kit.flights import NOTHING, departure_ms, flight_rows
 from logmirror.demo import copies, story
 from logmirror.errors import UsageError
@@ -224,7 +225,7 @@ def test_the_demo_believes_verify_only_if_it_has_compared_everything(tmp_path: P
 # -- when it does not run to its end ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM] if NIGHTLY else [])])
 def test_an_interrupted_demo_stops_everything_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:

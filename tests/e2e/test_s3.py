@@ -201,7 +201,7 @@ def test_a_store_that_is_down_holds_no_other_up_and_catches_up_later(
     assert source.anomalies(mortal.files(bucket), "parquet", name="bucket") == []
 
 
-def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path):
+def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path, monkeypatch):
     """With the AWS tools' own variables for who we are and where the store is."""
     page = (ROOT / "docs" / "archive-to-s3.md").read_text()
     (told,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -212,17 +212,15 @@ def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path):
     for partition in range(3):
         produce(cli_broker.bootstrap, "orders", odd_messages(100, seed=1), partition=partition)
     server.client().create_bucket(Bucket="archive")
-    environment = {
-        "AWS_ACCESS_KEY_ID": server.access_key,
-        "AWS_SECRET_ACCESS_KEY": server.secret_key,
-        "AWS_ENDPOINT_URL_S3": server.endpoint,
-    }
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
 
     for name, options in commands:
         if name == "run":
-            result = run_now(config, environment=environment)
+            result = run_now(config)
         else:
-            result = logmirror(name, "-c", config, *options.split(), environment=environment)
+            result = logmirror(name, "-c", config, *options.split())
         assert result.returncode == 0, f"{name}: {result.stdout}\n{result.stderr}"
 
     assert [name for name, _ in commands] == ["validate", "run", "status", "verify"]
