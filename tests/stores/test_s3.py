@@ -170,7 +170,7 @@ def test_an_answer_that_never_comes_is_unknown_and_nothing_is_done_twice(
     monkeypatch.setattr(s3_calls, "DEADLINE_MS", 300)
     proxy.spoil(Fault("lose-answer", method="PUT", times=1000))
 
-    with pytest.raises((OutcomeUnknownError, AlreadyExistsError)):
+    with pytest.raises(OutcomeUnknownError):
         store.create("f/a", b"content")
 
     assert S3Store(s3_server.location(bucket, "p")).read("f/a") == b"content"
@@ -291,6 +291,33 @@ def test_uploads_that_nobody_completed_are_aborted_at_the_next_start(s3_server, 
         dead.publish(token, "f/a")
     other.publish(kept, "f/a")
     assert other.read("f/a") == b"y"
+
+
+class _Uploads:
+    """Answers listings of uploads, two at a time, and takes note of what is aborted."""
+
+    def __init__(self, count):
+        self.keys, self.aborted = [f"p/{number}" for number in range(count)], []
+
+    def read(self, operation, **arguments):
+        assert operation == "list_multipart_uploads"
+        assert arguments["Prefix"] == "p/"
+        found = [key for key in self.keys if key > arguments.get("KeyMarker", "")]
+        uploads = [{"Key": key, "UploadId": f"id of {key}"} for key in found[:2]]
+        markers = {"NextKeyMarker": found[:2][-1], "NextUploadIdMarker": "x"}
+        return {"Uploads": uploads, "IsTruncated": len(found) > 2, **markers}
+
+    def write(self, operation, **arguments):
+        assert operation == "abort_multipart_upload"
+        self.aborted.append(arguments)
+
+
+def test_all_uploads_are_aborted_however_many_listings_they_take():
+    uploads = _Uploads(5)
+
+    assert S3Store(S3Location(bucket="bucket", prefix="p"), calls=uploads).sweep() == 5
+
+    assert uploads.aborted == [{"Key": key, "UploadId": f"id of {key}"} for key in uploads.keys]
 
 
 # Is create-only meant?

@@ -8,6 +8,7 @@ from logmirror.archive.claims import sweep_claims
 from logmirror.errors import InternalError, LogmirrorError
 from logmirror.mirror.ports import ArchiveSpec
 from logmirror.mirror.positions import chain_position, checked_position
+from logmirror.stores.locations import S3Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -71,9 +72,16 @@ class ArchiveCopies:
         return checked_position(self._open_store(_archive(spec).location), flow, found, view)
 
     def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: claims that nothing can need any more are removed."""
+        """See `Destination.opened`: claims that nothing can need any more are removed.
+
+        In a bucket they stay: an archiver need not be allowed to delete there, and looking for old
+        ones would be a listing of all of them (decision 0006).
+        """
+        location = _archive(state.destination).location
+        if isinstance(location, S3Location):
+            return
         sweep_claims(
-            self._open_store(_archive(state.destination).location),
+            self._open_store(location),
             state.flow.destination,
             state.flow.partition,
             position=state.position,

@@ -260,11 +260,18 @@ class S3Store:
         A writer that is alive and loses one stages its object again, so nobody is asked.
         """
         start, count = self._key(""), 0
-        answer = self._calls.read("list_multipart_uploads", Prefix=start)
-        for upload in answer.get("Uploads", ()):
-            self._abort(str(upload["Key"]), str(upload["UploadId"]))
-            count += 1
-        return count
+        behind: dict[str, str] = {}
+        while True:
+            answer = self._calls.read("list_multipart_uploads", Prefix=start, **behind)
+            for upload in answer.get("Uploads", ()):
+                self._abort(str(upload["Key"]), str(upload["UploadId"]))
+                count += 1
+            if not answer.get("IsTruncated", False):
+                return count
+            behind = {
+                "KeyMarker": str(answer["NextKeyMarker"]),
+                "UploadIdMarker": str(answer["NextUploadIdMarker"]),
+            }
 
     # -- for staged objects ----------------------------------------------------------------------
 

@@ -1,0 +1,59 @@
+"""Goal: claims that have served go from folders and stay in buckets, where nobody may delete.
+
+Method: two old claims and one young one in a store in memory that notes what it is asked.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kit.scripted import archive_spec
+from logmirror.archive.claims import KEEP_MS, Claim, claim_name, claims_folder
+from logmirror.clock import Clock
+from logmirror.mirror.archive_copies import ArchiveCopies
+from logmirror.mirror.ports import FlowId
+from logmirror.model import OffsetRange, Trigger
+from logmirror.stores.locations import FolderLocation, S3Location
+from logmirror.testing import MemoryStore
+
+FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
+NOW_MS = 10 * KEEP_MS
+
+
+class Fixed(Clock):
+    def now_ms(self):
+        return NOW_MS
+
+
+def claim_from(first, created_ms):
+    return Claim(
+        covered=OffsetRange(first=first, last=first + 9),
+        digest="xxh3:" + "0" * 32,
+        writer="w",
+        topic="t",
+        topic_id="",
+        partition=0,
+        created_ms=created_ms,
+        record_count=10,
+        trigger=Trigger.MAX_BYTES,
+    )
+
+
+@pytest.mark.parametrize(
+    ("location", "left"),
+    [(FolderLocation("/root"), [20]), (S3Location(bucket="archive"), [0, 10, 20])],
+    ids=["folder", "bucket"],
+)
+def test_old_claims_go_from_a_folder_and_stay_in_a_bucket(location, left):
+    asked = []
+    store = MemoryStore()
+    for first, created_ms in ((0, 0), (10, 0), (20, NOW_MS)):
+        store.create(claim_name("d", 0, first), claim_from(first, created_ms).to_bytes())
+    store.before = lambda operation, _name: asked.append(operation)
+    copies = ArchiveCopies(lambda _: store, committer=None, clock=Fixed())
+    spec = archive_spec(location=location)
+
+    copies.opened(SimpleNamespace(destination=spec, flow=FLOW, position=30))
+
+    assert (asked == []) == isinstance(location, S3Location)
+    assert [int(name) for name in store.names(claims_folder("d", 0))] == left
