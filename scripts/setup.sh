@@ -159,5 +159,10 @@ if [ "${1:-}" = tests ]; then
     command -v kcat >/dev/null 2>&1 ||
         provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
     command -v go >/dev/null 2>&1 ||
-        provide "Go, which builds the faulty network of the tests," golang-go golang go
+        provide "Go, which builds the faulty network and the S3 server of the tests," \
+            golang-go golang go
+    # Since 1.21 Go fetches a newer one of itself where a program asks for it.
+    go_minor=$(go env GOVERSION | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+    [ "${go_minor:-0}" -ge 21 ] ||
+        stop "the tests need Go 1.21 or later, and $(go env GOVERSION) is on the PATH"
 fi
