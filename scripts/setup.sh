@@ -2,7 +2,7 @@
 # Make this clone ready, from whatever the machine has: Python 3.11 or later, make, a package manager.
 #
 #     scripts/setup.sh          .venv with the locked packages, and Java
-#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, Go
+#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat
 #
 # What is missing is installed where the package manager lets us (as root, or by sudo that asks no
 # password); otherwise the script stops and says what to install. Nothing is done twice.
@@ -158,11 +158,4 @@ if [ "${1:-}" = tests ]; then
         provide "Maven, which fetches Apache Kafka for the tests," maven maven maven
     command -v kcat >/dev/null 2>&1 ||
         provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
-    command -v go >/dev/null 2>&1 ||
-        provide "Go, which builds the faulty network and the S3 server of the tests," \
-            golang-go golang go
-    # Since 1.21 Go fetches a newer one of itself where a program asks for it.
-    go_minor=$(go env GOVERSION | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
-    [ "${go_minor:-0}" -ge 21 ] ||
-        stop "the tests need Go 1.21 or later, and $(go env GOVERSION) is on the PATH"
 fi
