@@ -100,9 +100,10 @@ def watch_staged_objects(run, root, end):
         nonlocal most_staged
         staged = list((root / ".logmirror" / "staged").rglob("backlog-*"))
         most_staged = max(most_staged, len(staged))
-        lasts = [int(name[21:41]) for name in object_names(root / "parquet" / "0")]
-        problems.extend(check_tiles(object_names(root / "parquet" / "0"), 0, lasts[-1] + 1))
-        return lasts[-1] + 1 == end
+        names = object_names(root / "parquet" / "0")  # once: more are published meanwhile
+        reached = int(names[-1][21:41]) + 1
+        problems.extend(check_tiles(names, 0, reached))
+        return reached == end
 
     wait_until(is_done, what=lambda: f"offset {end}:\n{run.text}")
     assert most_staged > 2, "the slices ran one after the other"
