@@ -98,6 +98,8 @@ def _destination_spec(
         max_offsets=mirror.flush.max_offsets,
         max_time_ms=mirror.flush.max_time_ms,
         daily_at_utc_s=mirror.flush.daily_at_utc_s,
+        compaction=mirror.compaction,
+        keep_snapshots=mirror.keep_snapshots,
     )
 
 
