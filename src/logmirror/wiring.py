@@ -133,12 +133,14 @@ def _identity(credentials: S3Credentials) -> S3Identity:
 
 def s3_policies(settings: Settings) -> dict[str, dict[str, object]]:
     """The least that each identity of the configuration must be allowed; see `s3_policy`."""
-    return policies(
-        written.location
+    written = [
+        (archive.location, name, archive.keep_snapshots is not None)
         for spec in mirror_specs(settings)
-        for _, written in spec.destinations
-        if isinstance(written, ArchiveSpec) and isinstance(written.location, S3Location)
-    )
+        for name, archive in spec.destinations
+        if isinstance(archive, ArchiveSpec) and isinstance(archive.location, S3Location)
+    ]
+    pruned = [(location, name) for location, name, prunes in written if prunes]
+    return policies((location for location, _, _ in written), pruned)
 
 
 class Clients:

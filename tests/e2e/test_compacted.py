@@ -17,6 +17,7 @@ from kit.clients import Message, Row, produce, rows_by_librdkafka
 from kit.commands import logmirror, mirror, write_config
 from kit.holes import Writer, clean, log_bounds, stop_cleaning
 from kit.inline_run import InlineRun, run_now
+from kit.s3 import S3Server
 from kit.truth import archive_rows, object_names
 from logmirror.crashpoints import VARIABLE
 from logmirror.testing import check_tiles
@@ -38,28 +39,28 @@ def messages(first, count, *, tombstones=0.0, seed=0):
         yield Message(b"key-%d" % chooser.randrange(KEYS), value, headers, START_MS + number)
 
 
-def mirrors(topic, broker, root, *, snapshots="keep-all", max_offsets=100):
-    """A mirror that writes snapshots, and one for each format that keeps all records."""
+def mirrors(topic, broker, root, *others, snapshots="keep-all", max_offsets=100):
+    """A mirror that writes snapshots, also to other places, and one that keeps all per format."""
     limits = {"max_offsets": max_offsets, "max_time_ms": 200}
     more = {"name": "snapshots", "compaction": "log", "snapshots": snapshots}
+    places = [{"type": "filesystem", "root": str(root), "name": "snapshots"}, *others]
     return [
-        mirror(topic, broker.bootstrap, root, **limits, **more),
+        mirror(topic, broker.bootstrap, root, destinations=places, **limits, **more),
         *(mirror(topic, broker.bootstrap, root, form=form, **limits) for form in APPEND),
     ]
 
 
-def view_of_source(bootstrap, topic, partition=0):
+def view_of_source(bootstrap, topic):
     """Key to (offset, value, timestamp), as a consumer that reads the whole topic would have it."""
     view = {}
-    for row in rows_by_librdkafka(bootstrap, topic, partition=partition):
+    for row in rows_by_librdkafka(bootstrap, topic):
         view[row.key] = (row.offset, row.value, row.timestamp_ms)
     return {key: found for key, found in view.items() if found[1] is not None}
 
 
-def newest_snapshot(root, partition=0):
-    """The same, of the newest snapshot alone, which DuckDB reads."""
-    folder = root / "snapshots" / str(partition)
-    path = folder / object_names(folder)[-1]
+def newest_snapshot(destination):
+    """The same, of the newest snapshot of partition 0 alone, which DuckDB reads."""
+    path = destination / "0" / object_names(destination / "0")[-1]
     rows = duckdb.execute(
         'SELECT key, "offset", value, epoch_ms("timestamp") FROM read_parquet($file)',
         {"file": str(path)},
@@ -103,7 +104,7 @@ def test_r13_a_topic_that_the_cleaner_has_compacted(own_kafka, tmp_path):
     done = logmirror("run", "--until-now", "-c", config)  # the same on Spark
     assert done.returncode == 0, done.stderr
 
-    assert newest_snapshot(tmp_path) == view_of_source(own_kafka.bootstrap, topic)
+    assert newest_snapshot(tmp_path / "snapshots") == view_of_source(own_kafka.bootstrap, topic)
     assert object_names(tmp_path / "snapshots" / "0")[0].startswith("00000000000000000000-")
     check_append(tmp_path, own_kafka, topic, {(row.key, row.value) for row in shown})
     proven = logmirror("verify", "--deep", "-c", config)
@@ -127,15 +128,24 @@ def test_r13_what_was_claimed_is_compacted_before_it_is_written(own_kafka, tmp_p
     config = write_config(tmp_path / "all.json", *all_of_them)
     done = run_now(config)
     assert done.returncode == 0, done.stderr
-    assert newest_snapshot(tmp_path) == view_of_source(own_kafka.bootstrap, topic)
+    assert newest_snapshot(tmp_path / "snapshots") == view_of_source(own_kafka.bootstrap, topic)
     check_append(tmp_path, own_kafka, topic, {(m.key, m.value) for m in (*first, *more)})
 
 
-def test_r13_a_cleaner_and_kills_while_we_read(own_kafka, tmp_path):
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "s3").mkdir()
+    with S3Server(tmp_path / "s3") as running:
+        yield running
+
+
+def test_r13_a_cleaner_and_kills_while_we_read(own_kafka, server, tmp_path):
     topic = own_kafka.create_topic("r13-live", config=COMPACTED)
+    bucket = server.new_bucket()
+    in_s3 = server.destination(bucket, name="in-s3")
     config = write_config(
         tmp_path / "c.json",
-        *mirrors(topic, own_kafka, tmp_path, snapshots="keep 2", max_offsets=37),
+        *mirrors(topic, own_kafka, tmp_path, in_s3, snapshots="keep 2", max_offsets=37),
     )
     chooser, number = random.Random(13), 0
     produced = set()
@@ -157,6 +167,7 @@ def test_r13_a_cleaner_and_kills_while_we_read(own_kafka, tmp_path):
     done = run_now(config)
     assert done.returncode == 0, done.stderr
 
-    assert newest_snapshot(tmp_path) == view_of_source(own_kafka.bootstrap, topic)
-    assert len(object_names(tmp_path / "snapshots" / "0")) == 2
+    for folder in (tmp_path / "snapshots", server.files(bucket) / "in-s3"):
+        assert newest_snapshot(folder) == view_of_source(own_kafka.bootstrap, topic)
+        assert len(object_names(folder / "0")) == 2
     check_append(tmp_path, own_kafka, topic, produced)
