@@ -25,10 +25,12 @@ from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
 from logmirror.mirror.leases import open_lease
 from logmirror.mirror.offset_syncs import SyncTeller
-from logmirror.mirror.ports import KafkaSpec
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.shared_read import carry_out
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.translate_progress import Links, ProgressReader
 from logmirror.mirror.translate_transfer import TranslateTransfer
+from logmirror.mirror.units import units
 from logmirror.stores.opening import open_store
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
@@ -106,8 +108,8 @@ def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Itera
             spec = work.destination
             kind = (spec.offsets, spec.name if spec.offsets == "translate" else "")
             copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
-        else:
-            yield _archive(work)
+    for unit in units(work for work in works if isinstance(work.destination, ArchiveSpec)):
+        yield from _archive(unit)
     duration_ms = max((work.lease_ms for group in copies.values() for work in group), default=0)
     with open_lease(desk, duration_ms, SYSTEM_CLOCK) as lease:
         for group in copies.values():
@@ -126,10 +128,15 @@ def _source(work: Work) -> KafkaSource:
     )
 
 
-def _archive(work: Work) -> SliceResult:
-    _, _, decoder = _tools(os.getpid())
-    store = _store(work.archive.location, work.writer_id, os.getpid())
-    return Transfer(work, _source(work), store, decoder).run()
+def _archive(unit: list[Work]) -> list[SliceResult]:
+    """Carry out works that read the same, side by side."""
+    process = os.getpid()
+    _, _, decoder = _tools(process)
+    transfers = [
+        Transfer(work, _store(work.archive.location, work.writer_id, process), decoder)
+        for work in unit
+    ]
+    return carry_out(transfers, _source(unit[0]), decoder)
 
 
 def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:

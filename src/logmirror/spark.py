@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 from logmirror.mirror.leases import LeaseDesk
 from logmirror.mirror.ports import EngineLostError
+from logmirror.mirror.units import units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,13 +180,17 @@ class SparkRunner:
 
 
 def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
-    """Spread work over at most `slots` bins of about equal weight, heaviest first."""
-    bins: list[list[Work]] = [[] for _ in range(min(slots, len(works)))]
+    """Spread work over at most `slots` bins of about equal weight, heaviest first.
+
+    What reads the same stays together.
+    """
+    weighed = [(max(sum(w.estimated_bytes for w in unit), 1), unit) for unit in units(works)]
+    bins: list[list[Work]] = [[] for _ in range(min(slots, len(weighed)))]
     weights = [0] * len(bins)
-    for work in sorted(works, key=lambda w: -w.estimated_bytes):
+    for weight, unit in sorted(weighed, key=lambda item: -item[0]):
         lightest = weights.index(min(weights))
-        bins[lightest].append(work)
-        weights[lightest] += max(work.estimated_bytes, 1)
+        bins[lightest] += unit
+        weights[lightest] += weight
     return bins
 
 

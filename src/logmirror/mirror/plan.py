@@ -7,6 +7,7 @@ offset from results, so that `max-bytes` is asked about only when it is likely t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -121,6 +122,16 @@ class _Due:
     state: FlowState
     tail: Trigger | None
     parts: int = field(default=1)
+    bytes_per_offset: float = 1.0
+    """Where there are several parts: of the heaviest flow that stands there."""
+
+    @property
+    def stands_at(self) -> object:
+        """Flows into archives that stand at the same place share their reading, and so a slot."""
+        state = self.state
+        if isinstance(state.destination, KafkaSpec):
+            return state.flow
+        return (state.flow.source, state.topic_id, state.position)
 
 
 def plan(
@@ -190,15 +201,32 @@ def _due(
 
 
 def _share_idle_slots(due: list[_Due], slots: int) -> None:
-    """Let long backlogs use the slots that no flow needs."""
-    idle = slots - len(due)
-    for item in sorted(due, key=lambda d: -d.state.expected_bytes()):
-        if item.state.bytes_per_offset is None or isinstance(item.state.destination, KafkaSpec):
+    """Let long backlogs use the slots that no flow needs.
+
+    Flows that stand at the same place get the same parts, so that these share their readings too.
+    """
+    places: dict[object, list[_Due]] = defaultdict(list)
+    for item in due:
+        places[item.stands_at].append(item)
+    idle = slots - len(places)
+    for items in sorted(places.values(), key=lambda d: -max(_expected_bytes(i) for i in d)):
+        known = [
+            item
+            for item in items
+            if item.state.bytes_per_offset and isinstance(item.state.destination, ArchiveSpec)
+        ]
+        if not known:
             continue
-        wanted = item.state.expected_bytes() // SLICE_BYTES
-        extra = max(min(idle, wanted - 1), 0)
-        item.parts += extra
+        heaviest = max(known, key=_expected_bytes)
+        extra = max(min(idle, _expected_bytes(heaviest) // SLICE_BYTES - 1), 0)
+        for item in known:
+            item.parts += extra
+            item.bytes_per_offset = heaviest.state.bytes_per_offset or 1
         idle -= extra
+
+
+def _expected_bytes(item: _Due) -> int:
+    return item.state.expected_bytes()
 
 
 def _slices(item: _Due) -> list[Planned]:
@@ -207,7 +235,7 @@ def _slices(item: _Due) -> list[Planned]:
     if item.parts == 1 or isinstance(archive, KafkaSpec):
         estimate = min(state.expected_bytes(), SLICE_BYTES)
         return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]
-    width = max(int(SLICE_BYTES / (state.bytes_per_offset or 1)), 1)
+    width = max(int(SLICE_BYTES / item.bytes_per_offset), 1)
     if width > archive.max_offsets:
         width -= width % archive.max_offsets  # so that a boundary is one that was due anyway
     return [
