@@ -70,29 +70,32 @@ def _feed(readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder) -> 
     for reader in readers:
         reader.take(fetched)
     wanting = [reader for reader in _reading(readers) if reader.wants_rows]
-    try:
-        _decode(wanting, fetched, decoder, position)
-    except LogmirrorError as error:
-        _fail(_reading(wanting), error)
+    for end in sorted({reader.end for reader in wanting}):
+        # Piece by piece where slices end inside of the response: what is wrong behind its end is
+        # no slice's business.
+        some = [reader for reader in wanting if reader.end >= end]
+        _decode(some, fetched, decoder, (position, end))
+        position = end
     for reader in readers:
         reader.settle()
 
 
-def _decode(readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder, first: int) -> None:
-    """Decode a response once, piece by piece where slices end inside of it.
-
-    So rows behind its end, and what may be wrong with them, are no slice's business.
-    """
-    for end in sorted({reader.end for reader in readers}):
+def _decode(
+    readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder, wanted: tuple[int, int]
+) -> None:
+    """Feed the rows of a response whose offsets are in a range, end excluded."""
+    first, end = wanted
+    last = int(fetched.batches.last_offsets[fetched.batches.count - 1])
+    if first > last or not _reading(readers):
+        return
+    try:
         for columns in decoder.decode(fetched.buffer, fetched.batches, first=first, end=end):
-            for reader in readers:
+            for reader in _reading(readers):
                 reader.append(columns)
             if not _reading(readers):
                 return
-        readers = [reader for reader in _reading(readers) if reader.end > end]
-        first = end
-        if first > int(fetched.batches.last_offsets[fetched.batches.count - 1]):
-            return
+    except LogmirrorError as error:
+        _fail(_reading(readers), error)
 
 
 def _reading(transfers: list[Transfer]) -> list[Transfer]:
