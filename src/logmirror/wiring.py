@@ -23,7 +23,8 @@ from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_copies import KafkaCopies
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.service import MirrorSpec, Service, check_partitions
+from logmirror.mirror.service import Service
+from logmirror.mirror.source_views import MirrorSpec, check_partitions
 from logmirror.mirror.translate_copies import TranslateCopies
 from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
 from logmirror.stores.opening import begin_writing

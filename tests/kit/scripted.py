@@ -16,8 +16,9 @@ from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
-from logmirror.mirror.service import MirrorSpec, Service
+from logmirror.mirror.service import Service
 from logmirror.mirror.shared_read import carry_out
+from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType, TopicPartition
