@@ -24,6 +24,7 @@ from logmirror.mirror.kafka_proof import KafkaProver
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
 from logmirror.mirror.leases import open_lease
+from logmirror.mirror.memory import Memory
 from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.shared_read import carry_out
@@ -74,8 +75,13 @@ def _filler(settings: ConnectionSettings, process: int) -> HoleWriter:
 
 
 @functools.cache
-def _store(location: StoreLocation, writer_id: str, _process: int) -> BlobStore:
-    return open_store(location, writer_id)
+def _decoder(chunk_bytes: int, _process: int) -> RecordDecoder:
+    return RecordDecoder(max_chunk_bytes=chunk_bytes)
+
+
+@functools.cache
+def _store(location: StoreLocation, writer_id: str, held_bytes: int, _process: int) -> BlobStore:
+    return open_store(location, writer_id, held_bytes=held_bytes)
 
 
 @functools.cache
@@ -109,7 +115,9 @@ def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Itera
             kind = (spec.offsets, spec.name if spec.offsets == "translate" else "")
             copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
     for unit in units(work for work in works if isinstance(work.destination, ArchiveSpec)):
-        yield from _archive(unit)
+        memory = Memory.of_share(unit[0].memory_bytes)
+        for crew in memory.crews(unit):
+            yield from _archive(crew, memory)
     duration_ms = max((work.lease_ms for group in copies.values() for work in group), default=0)
     with open_lease(desk, duration_ms, SYSTEM_CLOCK) as lease:
         for group in copies.values():
@@ -128,15 +136,20 @@ def _source(work: Work) -> KafkaSource:
     )
 
 
-def _archive(unit: list[Work]) -> list[SliceResult]:
+def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
     """Carry out works that read the same, side by side."""
     process = os.getpid()
-    _, _, decoder = _tools(process)
+    decoder = _decoder(memory.chunk_bytes, process)
     transfers = [
-        Transfer(work, _store(work.archive.location, work.writer_id, process), decoder)
-        for work in unit
+        Transfer(
+            work,
+            _store(work.archive.location, work.writer_id, memory.held_bytes, process),
+            decoder,
+            row_group_bytes=memory.row_group_bytes,
+        )
+        for work in works
     ]
-    return carry_out(transfers, _source(unit[0]), decoder)
+    return carry_out(transfers, _source(works[0]), decoder)
 
 
 def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:

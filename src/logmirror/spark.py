@@ -92,6 +92,7 @@ class SparkRunner:
             never imports it. Takes the works of one slot and the address of the desk that ends
             leases; yields a SliceResult for each work.
         warm_up: What a new executor may do before the first piece, in the same form.
+        slots_max: Use no more slots than this; None: all there are.
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
 
@@ -102,9 +103,10 @@ class SparkRunner:
         properties: Mapping[str, str],
         execute: str,
         warm_up: str,
+        slots_max: int | None = None,
         log: Path | None = None,
     ) -> None:
-        self._execute = execute
+        self._execute, self._slots_max = execute, slots_max
         _sweep_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-")
         try:
@@ -132,9 +134,10 @@ class SparkRunner:
     def slots(self) -> int:
         """How many tasks run side by side; on a cluster, it grows as executors arrive."""
         try:
-            return max(self._context.defaultParallelism, 1)
+            slots = max(self._context.defaultParallelism, 1)
         except Exception as error:
             raise self._engine_failed(error) from error
+        return min(slots, self._slots_max or slots)
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """See `Runner.run`."""

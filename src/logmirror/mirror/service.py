@@ -20,6 +20,7 @@ from logmirror.mirror.health import Health, OnFatal, StoppedMirrors, Unopened, b
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
+    SLOT_BYTES,
     ArchiveSpec,
     EngineLostError,
     FlowId,
@@ -67,6 +68,7 @@ class Service:
         writer_id: Of this run.
         clock: Time.
         on_fatal: What a fatal error of one mirror means for the others.
+        memory_bytes: What all slots together may hold; None: `SLOT_BYTES` each.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
@@ -79,6 +81,7 @@ class Service:
         writer_id: str,
         clock: Clock,
         on_fatal: OnFatal = "exit",
+        memory_bytes: int | None = None,
     ) -> None:
         self._mirrors, self._client = mirrors, client
         self._destination, self._runner = destination, runner
@@ -87,6 +90,7 @@ class Service:
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
+        self._memory_bytes = memory_bytes
         self._stopping = self._until_now = False
         self._unopened: dict[tuple[str, str], Unopened] = {}
         """By mirror and destination; all destinations where the source is the reason: empty."""
@@ -344,9 +348,11 @@ class Service:
 
     def _tick(self, *, explicit: bool) -> bool:
         """Run what is due; whether anything was."""
+        slots = self._runner.slots
+        memory_bytes = self._memory_bytes // slots if self._memory_bytes else SLOT_BYTES
         planned = plan(
             self._states.values(),
-            slots=self._runner.slots,
+            slots=slots,
             now_ms=self._clock.monotonic_ms(),
             wall_ms=self._clock.now_ms(),
             explicit=explicit,
@@ -363,6 +369,7 @@ class Service:
                 estimated_bytes=p.estimated_bytes,
                 proven=self._states[p.slice.flow].proven,
                 lease_ms=0 if explicit else self._lease_ms,
+                memory_bytes=memory_bytes,
             )
             for p in planned
         ]

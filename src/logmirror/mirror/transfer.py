@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logmirror.archive.claims import Claim, ClaimTakenError, read_claim
+from logmirror.archive.envelope import ROW_GROUP_BYTES
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.archive_sink import ObjectWriter
@@ -45,6 +46,7 @@ class Transfer:
         work: What is to be done.
         store: Where objects go.
         decoder: Shared with others; what it yields need not outlive a call of ours.
+        row_group_bytes: Of Parquet objects.
         clock: Time.
 
     Attributes:
@@ -61,10 +63,12 @@ class Transfer:
         store: BlobStore,
         decoder: RecordDecoder,
         *,
+        row_group_bytes: int = ROW_GROUP_BYTES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._work, self._slice, self._spec = work, work.slice, work.archive
         self._store, self._decoder, self._clock = store, decoder, clock
+        self._row_group_bytes = row_group_bytes
         self.end = self._slice.end
         self.is_ended = self.is_reading = False
         self.wants_rows = self._spec.format != "native"
@@ -255,7 +259,13 @@ class Transfer:
 
     def _writer(self) -> ObjectWriter:
         if self._object is None:
-            self._object = ObjectWriter(self._store, self._spec, self._slice.flow, self._cut.first)
+            self._object = ObjectWriter(
+                self._store,
+                self._spec,
+                self._slice.flow,
+                self._cut.first,
+                row_group_bytes=self._row_group_bytes,
+            )
         return self._object
 
     # -- the end of an object --------------------------------------------------------------------
