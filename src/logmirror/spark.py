@@ -96,7 +96,7 @@ class SparkRunner:
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the composition root passes each once
         self,
         *,
         master: str,

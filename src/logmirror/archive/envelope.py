@@ -120,7 +120,7 @@ class ParquetEncoder:
         partition: Stands in every row.
         compression: One of `COMPRESSIONS`.
         row_group_bytes: A row group ends with the row that brings its keys, values and headers to
-            this many bytes.
+            this many bytes; None: `ROW_GROUP_BYTES`.
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class ParquetEncoder:
         topic: str,
         partition: int,
         compression: str = "zstd-1",
-        row_group_bytes: int = ROW_GROUP_BYTES,
+        row_group_bytes: int | None = None,
     ) -> None:
         self._sink = _Sink(target)
         codec, level = COMPRESSIONS[compression]
         self._topic = topic
         self._partition = partition
-        self._row_group_bytes = row_group_bytes
+        self._row_group_bytes = row_group_bytes or ROW_GROUP_BYTES
         self._waiting: list[Any] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0

@@ -210,9 +210,7 @@ def parse_memory_size(value: object) -> int:
         raise ValueError(message)
     size_bytes = int(match[1]) * _MEMORY_UNITS[match[2] or "B"]
     if size_bytes < MEMORY_BYTES_MIN:
-        message = (
-            f"must be at least {MEMORY_BYTES_MIN >> 20}MiB, what one slot needs for one object"
-        )
+        message = f"must be at least {MEMORY_BYTES_MIN >> 20}MiB, which one object needs"
         raise ValueError(message)
     return size_bytes
 

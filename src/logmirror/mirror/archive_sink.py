@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from logmirror.archive.envelope import (
-    ROW_GROUP_BYTES,
-    NativeEncoder,
-    NdjsonEncoder,
-    ParquetEncoder,
-)
+from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEncoder
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name
 from logmirror.errors import InternalError
@@ -40,7 +35,7 @@ class ObjectWriter:
         flow: FlowId,
         first: int,
         *,
-        row_group_bytes: int = ROW_GROUP_BYTES,
+        row_group_bytes: int | None = None,
     ) -> None:
         self._flow, self._spec = flow, spec
         self._staged = store.stage(f"{flow.topic}-{flow.partition}-{first}")

@@ -15,13 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from logmirror.mirror.ports import ArchiveSpec
 from logmirror.stores.locations import S3Location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logmirror.mirror.ports import Work
+    from logmirror.mirror.ports import ArchiveSpec, Work
 
 _MIB: Final = 1 << 20
 

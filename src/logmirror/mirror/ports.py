@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 SLOT_BYTES: Final = 320 << 20
-"""A slot's memory where none is configured: all pieces have their full size, and three destinations,
-one of them a bucket, are written side by side. With what a worker loads it stays below 512 MiB."""
+"""A slot's memory where none is configured: all pieces have their full size, and three
+destinations, one of them a bucket, are written side by side. With what a worker loads it stays
+below 512 MiB."""
 
 ChainStart = Literal["earliest"] | int | None
 """Where a new chain begins: None is offset 0, `earliest` the source's log start."""

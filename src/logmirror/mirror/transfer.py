@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logmirror.archive.claims import Claim, ClaimTakenError, read_claim
-from logmirror.archive.envelope import ROW_GROUP_BYTES
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.archive_sink import ObjectWriter
@@ -46,7 +45,7 @@ class Transfer:
         work: What is to be done.
         store: Where objects go.
         decoder: Shared with others; what it yields need not outlive a call of ours.
-        row_group_bytes: Of Parquet objects.
+        row_group_bytes: Of Parquet objects; None: the format's own.
         clock: Time.
 
     Attributes:
@@ -63,7 +62,7 @@ class Transfer:
         store: BlobStore,
         decoder: RecordDecoder,
         *,
-        row_group_bytes: int = ROW_GROUP_BYTES,
+        row_group_bytes: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._work, self._slice, self._spec = work, work.slice, work.archive

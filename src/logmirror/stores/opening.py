@@ -31,7 +31,7 @@ def open_store(
         # boto3 takes a third of a second and 30 MB, which only its users should pay.
         from logmirror.stores.s3 import S3Store  # noqa: PLC0415  # see above
 
-        return S3Store(location) if held_bytes is None else S3Store(location, held_bytes=held_bytes)
+        return S3Store(location, held_bytes=held_bytes)
     return FilesystemStore(Path(location.root), writer_id=writer_id)
 
 

@@ -72,7 +72,8 @@ class S3Store:
         location: Bucket, prefix, endpoint and credentials.
         calls: For tests.
         clock: Measures deadlines and waits.
-        held_bytes: Of one object under construction in memory; a larger one waits in a file.
+        held_bytes: Of one object under construction in memory, by default `MEMORY_BYTES`; a larger
+            one waits in a file.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class S3Store:
         *,
         calls: Calls | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        held_bytes: int = MEMORY_BYTES,
+        held_bytes: int | None = None,
     ) -> None:
         self._location = location
         self._calls = calls or Calls(location, clock)
-        self._part_bytes = max(min(PART_BYTES, held_bytes), _PART_BYTES_MIN)
-        self.held_bytes = held_bytes
+        self.held_bytes = held_bytes or MEMORY_BYTES
+        self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
         self._held: dict[str, bytes] = {}
         """Objects that this process is to publish, by token."""
 
