@@ -40,6 +40,7 @@ from logmirror.config_file.scalars import (
     Format,
     Holes,
     Offsets,
+    OnFatal,
     TimestampMode,
     TopicSync,
     parse_partitions,
@@ -245,6 +246,12 @@ class Settings:
 
     spark: SparkSettings = field(default_factory=SparkSettings)
 
+    on_fatal: OnFatal = "exit"
+    """Whether the first mirror that must not go on ends the process, or the last one."""
+
+    memory_budget_bytes: int | None = None
+    """What all slots may hold of records on their way into archives; None: so much for each."""
+
     name: str = ""
     """The file as the user named it."""
 
@@ -294,7 +301,14 @@ def _settings(model: ConfigModel, name: str, locations: Locations) -> Settings:
         _mirror(mirror, model, f"mirrors[{index}]") for index, mirror in enumerate(model.mirrors)
     )
     spark = SparkSettings(master=model.spark.master, properties=model.spark.properties)
-    return Settings(mirrors=tuple(mirrors), spark=spark, name=name, locations=locations)
+    return Settings(
+        mirrors=tuple(mirrors),
+        spark=spark,
+        on_fatal=model.on_fatal,
+        memory_budget_bytes=model.memory_budget,
+        name=name,
+        locations=locations,
+    )
 
 
 def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSettings:

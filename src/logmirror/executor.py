@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.daemon import manager
 
+from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.mirror.kafka_holes import HoleWriter
@@ -25,12 +26,15 @@ from logmirror.mirror.kafka_proof import KafkaProver
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
 from logmirror.mirror.leases import open_lease
+from logmirror.mirror.memory import Memory
 from logmirror.mirror.offset_syncs import SyncTeller
-from logmirror.mirror.ports import KafkaSpec
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.shared_read import carry_out
 from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.translate_progress import Links, ProgressReader
 from logmirror.mirror.translate_transfer import TranslateTransfer
+from logmirror.mirror.units import units
 from logmirror.stores.opening import open_store
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
@@ -74,8 +78,13 @@ def _filler(settings: ConnectionSettings, process: int) -> HoleWriter:
 
 
 @functools.cache
-def _store(location: StoreLocation, writer_id: str, _process: int) -> BlobStore:
-    return open_store(location, writer_id)
+def _decoder(chunk_bytes: int, _process: int) -> RecordDecoder:
+    return RecordDecoder(max_chunk_bytes=chunk_bytes)
+
+
+@functools.cache
+def _store(location: StoreLocation, writer_id: str, held_bytes: int, _process: int) -> BlobStore:
+    return open_store(location, writer_id, held_bytes=held_bytes)
 
 
 @functools.cache
@@ -108,8 +117,10 @@ def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Itera
             spec = work.destination
             kind = (spec.offsets, spec.name if spec.offsets == "translate" else "")
             copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
-        else:
-            yield _archive(work)
+    for unit in units(work for work in works if isinstance(work.destination, ArchiveSpec)):
+        memory = Memory.of_share(unit[0].memory_bytes)
+        for crew in memory.crews(unit):
+            yield from _archive(crew, memory)
     duration_ms = max((work.lease_ms for group in copies.values() for work in group), default=0)
     with open_lease(desk, duration_ms, SYSTEM_CLOCK) as lease:
         for group in copies.values():
@@ -128,15 +139,37 @@ def _source(work: Work) -> KafkaSource:
     )
 
 
-def _archive(work: Work) -> SliceResult:
-    _, _, decoder = _tools(os.getpid())
-    store = _store(work.archive.location, work.writer_id, os.getpid())
-    if work.archive.compaction:
-        # Spark's folder for this purpose, which ends with the session.
-        folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-        folder = Path(folders[0]) if folders[0] else None
-        return SnapshotTransfer(work, _source(work), store, decoder, folder=folder).run()
-    return Transfer(work, _source(work), store, decoder).run()
+def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
+    """Carry out works that read the same, side by side."""
+    process = os.getpid()
+    decoder = _decoder(memory.chunk_bytes, process)
+    if works[0].archive.compaction:
+        return [_snapshot(work, memory, decoder) for work in works]
+    transfers = [
+        Transfer(
+            work,
+            _store(work.archive.location, work.writer_id, memory.held_bytes, process),
+            decoder,
+            row_group_bytes=memory.row_group_bytes,
+        )
+        for work in works
+    ]
+    return carry_out(transfers, _source(works[0]), decoder)
+
+
+def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult:
+    store = _store(work.archive.location, work.writer_id, memory.held_bytes, os.getpid())
+    # Spark's folder for this purpose, which ends with the session.
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return SnapshotTransfer(
+        work,
+        _source(work),
+        store,
+        decoder,
+        folder=Path(folders[0]) if folders[0] else None,
+        run_bytes=min(RUN_BYTES, memory.objects_bytes // 4),  # it is copied twice to be sorted
+        row_group_bytes=memory.row_group_bytes,
+    ).run()
 
 
 def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:

@@ -16,7 +16,7 @@ from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.kafka_guard import target
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.positions import check_incarnation
-from logmirror.mirror.service import MirrorSpec, position, source_views
+from logmirror.mirror.source_views import MirrorSpec, position, source_views
 from logmirror.mirror.topic_sync import check_topic
 from logmirror.mirror.translate_progress import ProgressReader, current
 from logmirror.stores.locations import S3Location

@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 from logmirror.mirror.leases import LeaseDesk
 from logmirror.mirror.ports import EngineLostError
+from logmirror.mirror.units import units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -91,19 +92,21 @@ class SparkRunner:
             never imports it. Takes the works of one slot and the address of the desk that ends
             leases; yields a SliceResult for each work.
         warm_up: What a new executor may do before the first piece, in the same form.
+        slots_max: Use no more slots than this; None: all there are.
         log: Where the JVM's own output goes; None for a file that ends with the session.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the composition root passes each once
         self,
         *,
         master: str,
         properties: Mapping[str, str],
         execute: str,
         warm_up: str,
+        slots_max: int | None = None,
         log: Path | None = None,
     ) -> None:
-        self._execute = execute
+        self._execute, self._slots_max = execute, slots_max
         _sweep_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-")
         try:
@@ -131,9 +134,10 @@ class SparkRunner:
     def slots(self) -> int:
         """How many tasks run side by side; on a cluster, it grows as executors arrive."""
         try:
-            return max(self._context.defaultParallelism, 1)
+            slots = max(self._context.defaultParallelism, 1)
         except Exception as error:
             raise self._engine_failed(error) from error
+        return min(slots, self._slots_max or slots)
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """See `Runner.run`."""
@@ -179,13 +183,17 @@ class SparkRunner:
 
 
 def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
-    """Spread work over at most `slots` bins of about equal weight, heaviest first."""
-    bins: list[list[Work]] = [[] for _ in range(min(slots, len(works)))]
+    """Spread work over at most `slots` bins of about equal weight, heaviest first.
+
+    What reads the same stays together.
+    """
+    weighed = [(max(sum(w.estimated_bytes for w in unit), 1), unit) for unit in units(works)]
+    bins: list[list[Work]] = [[] for _ in range(min(slots, len(weighed)))]
     weights = [0] * len(bins)
-    for work in sorted(works, key=lambda w: -w.estimated_bytes):
+    for weight, unit in sorted(weighed, key=lambda item: -item[0]):
         lightest = weights.index(min(weights))
-        bins[lightest].append(work)
-        weights[lightest] += max(work.estimated_bytes, 1)
+        bins[lightest] += unit
+        weights[lightest] += weight
     return bins
 
 

@@ -22,8 +22,10 @@ from logmirror.errors import InternalError, UnavailableError, UsageError
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_copies import KafkaCopies
+from logmirror.mirror.memory import SLOT_BYTES_MIN
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.service import MirrorSpec, Service, check_partitions
+from logmirror.mirror.service import Service
+from logmirror.mirror.source_views import MirrorSpec, check_partitions
 from logmirror.mirror.translate_copies import TranslateCopies
 from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
 from logmirror.stores.opening import begin_writing
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.config import MirrorSettings, S3Credentials, S3Destination, Settings
     from logmirror.mirror.destination import Destination
+    from logmirror.mirror.health import OnFatal
     from logmirror.mirror.ports import DestinationSpec, Runner
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
@@ -191,7 +194,9 @@ def run(
             f"all {len(settings.mirrors)} mirror(s) are disabled",
             hint="set `enabled: true` on one of them",
         )
-    _look_at_sources(specs)
+    if settings.on_fatal == "exit":
+        _look_at_sources(specs)
+    budget_bytes = settings.memory_budget_bytes
     with (
         contextlib.ExitStack() as stack,
         SparkRunner(
@@ -199,11 +204,14 @@ def run(
             properties=settings.spark.properties,
             execute="logmirror.executor:execute",
             warm_up="logmirror.executor:warm_up",
+            slots_max=budget_bytes // SLOT_BYTES_MIN if budget_bytes else None,
             log=spark_log,
         ) as runner,
     ):
         on_started()
-        service = build_service(specs, runner, stack)
+        service = build_service(
+            specs, runner, stack, on_fatal=settings.on_fatal, memory_bytes=budget_bytes
+        )
         with _stop_on_signal(service):
             service.run(until_now=until_now)
 
@@ -222,7 +230,14 @@ def _look_at_sources(specs: list[MirrorSpec]) -> None:
         clients.close()
 
 
-def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.ExitStack) -> Service:
+def build_service(
+    specs: list[MirrorSpec],
+    runner: Runner,
+    stack: contextlib.ExitStack,
+    *,
+    on_fatal: OnFatal = "exit",
+    memory_bytes: int | None = None,
+) -> Service:
     """The loop over these mirrors; what it opens is closed with `stack`."""
     writer_id = new_writer_id()
     clients = Clients()
@@ -239,6 +254,8 @@ def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.Exi
         runner=runner,
         writer_id=writer_id,
         clock=SYSTEM_CLOCK,
+        on_fatal=on_fatal,
+        memory_bytes=memory_bytes,
     )
 
 

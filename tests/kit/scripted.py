@@ -16,9 +16,12 @@ from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
-from logmirror.mirror.service import MirrorSpec, Service
+from logmirror.mirror.service import Service
+from logmirror.mirror.shared_read import carry_out
 from logmirror.mirror.snapshot_transfer import SnapshotTransfer
+from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.transfer import Transfer
+from logmirror.mirror.units import units
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.stores.locations import FolderLocation
 from logmirror.wire.decode import RecordDecoder
@@ -171,20 +174,26 @@ class InlineRunner:
 
     def run(self, works):
         self.ticks.append([work.slice for work in works])
-        return [self._run(work) for work in works]
+        return [result for unit in units(works) for result in self._run(unit)]
 
     def end_leases(self):
         self.leases_ended = True
 
-    def _run(self, work):
+    def _run(self, unit):
+        slice_, decoder = unit[0].slice, RecordDecoder()
         source = KafkaSource(
             self._client,
-            work.slice.flow.source,
-            topic_id=work.slice.topic_id,
+            slice_.flow.source,
+            topic_id=slice_.topic_id,
             buffer=FetchBuffer(64),
         )
-        kind = SnapshotTransfer if work.archive.compaction else Transfer
-        return kind(work, source, self._store, RecordDecoder()).run()
+        if unit[0].archive.compaction:
+            return [SnapshotTransfer(w, source, self._open(w), decoder).run() for w in unit]
+        transfers = [Transfer(work, self._open(work), decoder) for work in unit]
+        return carry_out(transfers, source, decoder)
+
+    def _open(self, work):
+        return self._store(work.archive.location) if callable(self._store) else self._store
 
 
 class SteppingClock(Clock):

@@ -20,6 +20,7 @@ from logmirror.errors import CorruptionError, PositionError, UsageError
 from logmirror.mirror.plan import MARGIN_MS
 from logmirror.mirror.ports import FlowId, Slice
 from logmirror.mirror.ports import Work as WorkOf
+from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.model import TimestampType, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import Record, encode_reference
@@ -345,7 +346,8 @@ def test_records_are_put_aside_and_merged_when_they_do_not_fit(monkeypatch):
     monkeypatch.setattr("logmirror.archive.snapshots.RUNS_MAX", 4)
     monkeypatch.setattr("logmirror.archive.snapshots.CHUNK_BYTES", 64)
     monkeypatch.setattr(
-        "logmirror.archive.snapshots.LatestByKey.__init__.__kwdefaults__", {"run_bytes": 2000}
+        "logmirror.mirror.snapshot_transfer.SnapshotTransfer.__init__.__kwdefaults__",
+        SnapshotTransfer.__init__.__kwdefaults__ | {"run_bytes": 2000},
     )
     records = [(n, b"key-%03d" % (n * 7919 % 211), b"v%d" % n) for n in range(1500)]
     records += [(1500 + n, b"key-%03d" % n, None) for n in range(0, 211, 3)]

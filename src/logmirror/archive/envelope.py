@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from logmirror.wire.columns import Columns, Int64s
 
 ROW_GROUP_BYTES: Final = 32 << 20
-"""A row group ends with the row that brings its keys, values and headers to this many bytes."""
+"""A row group ends with the row that brings its keys, values and headers to this many bytes, where
+nobody says otherwise."""
 
 ROW_GROUP_ROWS: Final = 1 << 20
 """A row group ends after this many rows at the latest."""
@@ -118,15 +119,24 @@ class ParquetEncoder:
         topic: Stands in every row.
         partition: Stands in every row.
         compression: One of `COMPRESSIONS`.
+        row_group_bytes: A row group ends with the row that brings its keys, values and headers to
+            this many bytes; None: `ROW_GROUP_BYTES`.
     """
 
     def __init__(
-        self, target: Target, *, topic: str, partition: int, compression: str = "zstd-1"
+        self,
+        target: Target,
+        *,
+        topic: str,
+        partition: int,
+        compression: str = "zstd-1",
+        row_group_bytes: int | None = None,
     ) -> None:
         self._sink = _Sink(target)
         codec, level = COMPRESSIONS[compression]
         self._topic = topic
         self._partition = partition
+        self._row_group_bytes = row_group_bytes or ROW_GROUP_BYTES
         self._waiting: list[Any] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -177,12 +187,13 @@ class ParquetEncoder:
         while start < stop:
             room = min(stop, start + ROW_GROUP_ROWS - self._waiting_rows)
             filled = np.cumsum(row_bytes[start:room])
-            reached = int(np.searchsorted(filled, ROW_GROUP_BYTES - self._waiting_bytes))
+            reached = int(np.searchsorted(filled, self._row_group_bytes - self._waiting_bytes))
             end = min(start + reached + 1, room)
             batch = rows(start, end)
             self._waiting_rows += end - start
             self._waiting_bytes += int(filled[end - start - 1])
-            if self._waiting_bytes >= ROW_GROUP_BYTES or self._waiting_rows >= ROW_GROUP_ROWS:
+            is_full = self._waiting_bytes >= self._row_group_bytes
+            if is_full or self._waiting_rows >= ROW_GROUP_ROWS:
                 self._write_group(batch)
             else:
                 self._keep(batch)

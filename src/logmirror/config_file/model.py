@@ -29,8 +29,10 @@ from logmirror.config_file.scalars import (
     Holes,
     Limit,
     Master,
+    MemorySize,
     Name,
     Offsets,
+    OnFatal,
     PartitionNumber,
     Partitions,
     Prefix,
@@ -420,6 +422,17 @@ class ConfigModel(_Model):
 
     destination: SharedDestination | None = None
     """One destination for all mirrors, instead of `destinations` in each of them."""
+
+    on_fatal: OnFatal = "exit"
+    """What happens when a mirror must not go on (corruption, a position that makes no sense, wrong
+    usage). `exit`: what is being written is finished, and the process ends with the error's exit
+    code. `isolate`: that mirror stops and the others go on; the process ends with that exit code
+    when it is stopped, or when no mirror is left."""
+
+    memory_budget: MemorySize | None = None
+    """Memory for records on their way into files and buckets, for all slots together: bytes, or a
+    text such as `512MiB`, at least 32MiB. Less memory means smaller pieces and fewer objects side
+    by side, never other objects. By default 320 MiB for each slot."""
 
     spark: SparkModel = Field(default_factory=SparkModel)
     """The Spark session that runs the work."""

@@ -39,6 +39,13 @@ Holes = Literal["markers", "fail"]
 TopicSync = Literal["create", "validate", "off"]
 TimestampMode = Literal["source", "destination"]
 
+OnFatal = Literal["exit", "isolate"]
+
+MEMORY_BYTES_MIN: Final = 32 << 20
+"""With less, one slot could not write one object."""
+
+_MEMORY = re.compile(r"([0-9]{1,18}) ?(B|KiB|MiB|GiB|TiB)?")
+_MEMORY_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ENDPOINT = re.compile(r"https?://(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?/?")
 _SNAPSHOTS = re.compile(r"keep ([1-9][0-9]{0,8})")
@@ -213,6 +220,23 @@ def _check_snapshots(text: str) -> str:
     return text
 
 
+def parse_memory_size(value: object) -> int:
+    """Bytes of a number of bytes, or of a text such as 512MiB.
+
+    Raises:
+        ValueError: Neither, or too little; the message says what is needed.
+    """
+    match = _MEMORY.fullmatch(str(value)) if type(value) in (int, str) else None
+    if not match:
+        message = "must be a number of bytes, or a size such as 512MiB or 2GiB"
+        raise ValueError(message)
+    size_bytes = int(match[1]) * _MEMORY_UNITS[match[2] or "B"]
+    if size_bytes < MEMORY_BYTES_MIN:
+        message = f"must be at least {MEMORY_BYTES_MIN >> 20}MiB, which one object needs"
+        raise ValueError(message)
+    return size_bytes
+
+
 def _texts(value: object) -> object:
     """Take scalars as they were written: a password of digits is a text."""
     if not isinstance(value, SourceMap):
@@ -316,6 +340,18 @@ ChainStart = Annotated[
     Any,
     PlainValidator(_check_chain_start),
     WithJsonSchema({"anyOf": [{"const": "earliest"}, {"type": "integer", "minimum": 0}]}),
+]
+MemorySize = Annotated[
+    Any,
+    PlainValidator(parse_memory_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": MEMORY_BYTES_MIN},
+                {"type": "string", "pattern": f"^{_MEMORY.pattern}$"},
+            ]
+        }
+    ),
 ]
 Properties = Annotated[
     dict[str, str],

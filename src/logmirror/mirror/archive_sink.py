@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 class ObjectWriter:
     """Collects one object. Give it rows or batches, never both; then `finish` or `abort`."""
 
-    def __init__(self, store: BlobStore, spec: ArchiveSpec, flow: FlowId, first: int) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        spec: ArchiveSpec,
+        flow: FlowId,
+        first: int,
+        *,
+        row_group_bytes: int | None = None,
+    ) -> None:
         self._flow, self._spec = flow, spec
         self._staged = store.stage(f"{flow.topic}-{flow.partition}-{first}")
         self.object_bytes = 0
@@ -41,7 +49,11 @@ class ObjectWriter:
             self._encoder = NativeEncoder(self)
         elif spec.format == "parquet":
             self._encoder = ParquetEncoder(
-                self, topic=flow.topic, partition=flow.partition, compression=spec.compression
+                self,
+                topic=flow.topic,
+                partition=flow.partition,
+                compression=spec.compression,
+                row_group_bytes=row_group_bytes,
             )
         else:
             self._encoder = NdjsonEncoder(

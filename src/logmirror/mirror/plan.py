@@ -7,6 +7,7 @@ offset from results, so that `max-bytes` is asked about only when it is likely t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from logmirror.model import Trigger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from logmirror.errors import LogmirrorError
     from logmirror.mirror.ports import SliceResult
 
 SLICE_BYTES: Final = 256 << 20
@@ -65,6 +67,9 @@ class FlowState:
 
     retry_at_ms: int = 0
     failures: int = 0
+    failure: LogmirrorError | None = None
+    """What it waits for; None: nothing."""
+
     lost: bool = False
     """The position must be read from the destination again before the flow goes on."""
 
@@ -151,6 +156,16 @@ class _Due:
     state: FlowState
     tail: Trigger | None
     parts: int = field(default=1)
+    bytes_per_offset: float = 1.0
+    """Where there are several parts: of the heaviest flow that stands there."""
+
+    @property
+    def stands_at(self) -> object:
+        """Flows into archives that stand at the same place share their reading, and so a slot."""
+        state = self.state
+        if not _may_be_cut(state.destination):
+            return state.flow
+        return (state.flow.source, state.topic_id, state.position)
 
 
 def plan(
@@ -222,18 +237,36 @@ def _due(
 
 
 def _share_idle_slots(due: list[_Due], slots: int) -> None:
-    """Let long backlogs use the slots that no flow needs."""
-    idle = slots - len(due)
-    for item in sorted(due, key=lambda d: -d.state.expected_bytes()):
-        destination = item.state.destination
-        if isinstance(destination, KafkaSpec) or destination.compaction:
+    """Let long backlogs use the slots that no flow needs.
+
+    Flows that stand at the same place get the same parts, so that these share their readings too.
+    """
+    places: dict[object, list[_Due]] = defaultdict(list)
+    for item in due:
+        places[item.stands_at].append(item)
+    idle = slots - len(places)
+    for items in sorted(places.values(), key=lambda d: -max(_expected_bytes(i) for i in d)):
+        known = [
+            item
+            for item in items
+            if item.state.bytes_per_offset and _may_be_cut(item.state.destination)
+        ]
+        if not known:
             continue
-        if item.state.bytes_per_offset is None:
-            continue
-        wanted = item.state.expected_bytes() // SLICE_BYTES
-        extra = max(min(idle, wanted - 1), 0)
-        item.parts += extra
+        heaviest = max(known, key=_expected_bytes)
+        extra = max(min(idle, _expected_bytes(heaviest) // SLICE_BYTES - 1), 0)
+        for item in known:
+            item.parts += extra
+            item.bytes_per_offset = heaviest.state.bytes_per_offset or 1
         idle -= extra
+
+
+def _may_be_cut(destination: DestinationSpec) -> bool:
+    return isinstance(destination, ArchiveSpec) and not destination.compaction
+
+
+def _expected_bytes(item: _Due) -> int:
+    return item.state.expected_bytes()
 
 
 def _slices(item: _Due, wall_ms: int) -> list[Planned]:
@@ -246,7 +279,7 @@ def _slices(item: _Due, wall_ms: int) -> list[Planned]:
     if item.parts == 1 or isinstance(archive, KafkaSpec):
         estimate = min(state.expected_bytes(), SLICE_BYTES)
         return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]
-    width = max(int(SLICE_BYTES / (state.bytes_per_offset or 1)), 1)
+    width = max(int(SLICE_BYTES / item.bytes_per_offset), 1)
     if width > archive.max_offsets:
         width -= width % archive.max_offsets  # so that a boundary is one that was due anyway
     return [

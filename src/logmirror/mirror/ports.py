@@ -8,7 +8,7 @@ Every value here is frozen and picklable: it crosses between the driver and Spar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from logmirror.errors import InternalError, PositionError, UnavailableError
 from logmirror.model import Hole, OffsetRange, TopicPartition, Trigger
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from logmirror.errors import LogmirrorError
     from logmirror.stores.locations import StoreLocation
 
+
+SLOT_BYTES: Final = 320 << 20
+"""A slot's memory where none is configured: all pieces have their full size, and three
+destinations, one of them a bucket, are written side by side. With what a worker loads it stays
+below 512 MiB."""
 
 ChainStart = Literal["earliest"] | int | None
 """Where a new chain begins: None is offset 0, `earliest` the source's log start."""
@@ -171,6 +176,9 @@ class Work:
 
     lease_ms: int = 0
     """Go on with what arrives at the source for so long after `slice.end` is reached."""
+
+    memory_bytes: int = SLOT_BYTES
+    """What the slot may hold of records on their way into archives; see `memory`."""
 
     @property
     def archive(self) -> ArchiveSpec:

@@ -2,45 +2,49 @@
 
 A flow that cannot go on for now (its source or its store does not answer) waits and tries again
 from its position, which it reads anew; the others go on. A flow that must not go on (corruption, a
-position that makes no sense, wrong usage) ends the process at the next commit boundary with the
-kind of its error.
+position that makes no sense, wrong usage) stops its mirror at the next commit boundary, the end of
+the tick; what then becomes of the process is said in `health`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from logmirror import crashpoints
 from logmirror.archive.claims import ClaimTakenError
-from logmirror.clock import Clock, jittered_ms
-from logmirror.cluster.client import EARLIEST, LATEST
-from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.cluster.client import LATEST
+from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
+from logmirror.mirror.health import Health, OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
 from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
+    SLOT_BYTES,
     ArchiveSpec,
     EngineLostError,
     FlowId,
     KafkaSpec,
     PositionMovedError,
-    SourceView,
     Work,
 )
+from logmirror.mirror.source_views import check_partitions, position, source_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.destination import Destination
-    from logmirror.mirror.ports import ChainStart, DestinationSpec, Runner, SliceResult
-    from logmirror.model import TopicPartition
+    from logmirror.mirror.ports import DestinationSpec, Runner, SliceResult
+    from logmirror.mirror.source_views import MirrorSpec
 
 _LOG = logging.getLogger("logmirror.mirror")
+
+_FOR_NOW: Final = (UnavailableError, OutcomeUnknownError)
+"""What waiting may mend."""
 
 POLL_MS: Final = 250
 """Between two questions to the source. Each costs one request per broker, whatever the number of
@@ -49,27 +53,8 @@ partitions."""
 DISCOVERY_MS: Final = 5_000
 """Between two looks at topics: new partitions, other incarnations, configuration."""
 
-BACKOFF_MS: Final = (1_000, 60_000)
-"""First and longest wait of a flow that failed for now."""
-
 ATTEMPTS_UNTIL_NOW: Final = 5
 """Failures in a row after which `--until-now` gives up: about half a minute of waiting."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorSpec:
-    """One mirror as the loop sees it: addresses and rules, no secrets spelled out."""
-
-    name: str
-    source: ConnectionSettings
-    topic: str
-    partitions: tuple[int, ...] | None
-    """None: all, also those that appear later."""
-
-    destinations: tuple[tuple[str, DestinationSpec], ...]
-    """Effective name, and how the copy is written there."""
-
-    chain_start: ChainStart
 
 
 class Service:
@@ -82,6 +67,8 @@ class Service:
         runner: Where slices are carried out.
         writer_id: Of this run.
         clock: Time.
+        on_fatal: What a fatal error of one mirror means for the others.
+        memory_bytes: What all slots together may hold; None: `SLOT_BYTES` each.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
@@ -93,6 +80,8 @@ class Service:
         runner: Runner,
         writer_id: str,
         clock: Clock,
+        on_fatal: OnFatal = "exit",
+        memory_bytes: int | None = None,
     ) -> None:
         self._mirrors, self._client = mirrors, client
         self._destination, self._runner = destination, runner
@@ -101,7 +90,17 @@ class Service:
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
-        self._stopping = False
+        self._memory_bytes = memory_bytes
+        self._stopping = self._until_now = False
+        self._unopened: dict[tuple[str, str], Unopened] = {}
+        """By mirror and destination; all destinations where the source is the reason: empty."""
+
+        self._stopped = StoppedMirrors(on_fatal, [mirror.name for mirror in mirrors])
+        self._health = self._stopped.health((), {})
+
+    def health(self) -> Health:
+        """How the mirrors were when the loop last came round; any thread may ask."""
+        return self._health
 
     def stop(self) -> None:
         """Ask the loop to flush what has been seen and end; safe from a signal handler."""
@@ -112,26 +111,43 @@ class Service:
         """Copy until `stop`; with `until_now` until the ends that were found at the start.
 
         Raises:
-            LogmirrorError: A flow must not go on; its kind is the process's exit code.
+            LogmirrorError: A mirror must not go on; its kind is the process's exit code.
         """
+        self._until_now = until_now
+        self._copy()
+        self._stopped.raise_first()
+
+    def _copy(self) -> None:
         targets_set = False
         while True:
             self._discover()
             stopping = self._stopping
             self._poll()
-            if (until_now or stopping) and not targets_set and self._all_seen():
+            self._settle()
+            if (self._until_now or stopping) and not targets_set and self._all_seen():
                 self._set_targets()
                 targets_set = True
             if self._tick(explicit=targets_set):
+                self._settle()
                 continue
-            if targets_set and all(state.reached for state in self._states.values()):
+            is_done = targets_set and all(state.reached for state in self._states.values())
+            if is_done and not self._unopened:
                 return
-            if stopping and self._blocked():
+            if is_done or (stopping and self._blocked()):
                 _LOG.warning(
                     "stopped with flows that could not be flushed: they wait at the source"
                 )
                 return
             self._clock.sleep_ms(POLL_MS)
+
+    def _settle(self) -> None:
+        """A commit boundary: forget the flows of stopped mirrors; raises if the process is over."""
+        for flow in [flow for flow in self._states if flow.mirror in self._stopped]:
+            del self._states[flow], self._mirror_of[flow]
+        for opening in [opening for opening in self._unopened if opening[0] in self._stopped]:
+            del self._unopened[opening]
+        self._health = self._stopped.health(self._states.values(), self._unopened)
+        self._stopped.raise_if_over()
 
     # -- what there is to copy -------------------------------------------------------------------
 
@@ -142,18 +158,55 @@ class Service:
         first = self._discovered_ms is None
         by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
         for mirror in self._mirrors:
-            by_source[mirror.source].append(mirror)
+            if mirror.name not in self._stopped and not self._must_wait(mirror.name, ""):
+                by_source[mirror.source].append(mirror)
         for source, mirrors in by_source.items():
-            try:
-                topics = self._client(source).describe_topics({m.topic for m in mirrors})
-                for mirror in mirrors:
-                    self._discover_mirror(mirror, topics[mirror.topic], first=first)
-            except UnavailableError as error:
-                if first:
-                    raise
-                facts = {**error.facts, "error": error.message, "mirrors": len(mirrors)}
-                _LOG.warning("cluster not reached", extra={"facts": facts})
+            topics = self._describe(source, mirrors)
+            for mirror in mirrors:
+                if mirror.name in topics:
+                    try:
+                        self._discover_mirror(mirror, topics[mirror.name], first=first)
+                    except LogmirrorError as error:
+                        self._not_opened(mirror, "", error)
+                self._settle()
+        if first and not self._states:
+            for unopened in self._unopened.values():
+                raise unopened.error
         self._discovered_ms = now_ms
+
+    def _describe(
+        self, source: ConnectionSettings, mirrors: Sequence[MirrorSpec]
+    ) -> dict[str, TopicMetadata]:
+        """The topics of the mirrors of one source, by mirror, without those that cannot be had."""
+        client, found = self._client(source), {}
+        try:
+            topics = client.describe_topics({mirror.topic for mirror in mirrors})
+            found = {mirror.name: topics[mirror.topic] for mirror in mirrors}
+        except _FOR_NOW as error:
+            for mirror in mirrors:
+                self._not_opened(mirror, "", error)
+        except LogmirrorError:
+            for mirror in mirrors:  # whose topic is it?
+                try:
+                    found[mirror.name] = client.topic(mirror.topic)
+                except LogmirrorError as error:
+                    self._not_opened(mirror, "", error)
+        return found
+
+    def _not_opened(self, mirror: MirrorSpec, destination: str, error: LogmirrorError) -> None:
+        """A mirror, or one destination of it, could not be looked at or opened."""
+        if not isinstance(error, _FOR_NOW) or (self._until_now and self._discovered_ms is None):
+            self._stopped.add(mirror.name, error)
+            return
+        before = self._unopened.get((mirror.name, destination))
+        failures = before.failures + 1 if before else 1
+        wait_ms = backoff_ms(failures)
+        self._unopened[mirror.name, destination] = Unopened(
+            error, self._clock.monotonic_ms() + wait_ms, failures
+        )
+        facts = {"mirror": mirror.name, "destination": destination, **error.facts}
+        facts |= {"failures": failures, "retry_in_ms": wait_ms}
+        _LOG.warning("mirror waits: %s", error.message, extra={"facts": facts})
 
     def _discover_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, first: bool) -> None:
         client = self._client(mirror.source)
@@ -163,7 +216,8 @@ class Service:
             for name, spec in mirror.destinations
             for n in numbers
         ]
-        new = [(flow, spec) for flow, spec in flows if flow not in self._states]
+        self._unopened.pop((mirror.name, ""), None)
+        new = [flow for flow, _ in flows if flow not in self._states]
         for flow, _ in flows:
             known = self._states.get(flow)
             if known and known.topic_id != topic.topic_id:
@@ -172,12 +226,23 @@ class Service:
         if new:
             configs = client.describe_topic_configs(mirror.topic)
             for name, spec in mirror.destinations:
-                destination = self._destination(spec)
-                ready = destination.prepare(spec, client, topic, mirror.partitions)
-                of_spec = [flow for flow, _ in new if flow.destination == name]
-                self._open_flows(mirror, ready, of_spec, topic.topic_id, configs)
-        if first or new:
-            self._log_start(mirror, [flow for flow, _ in new])
+                of_spec = [flow for flow in new if flow.destination == name]
+                if of_spec and not self._must_wait(mirror.name, name):
+                    try:
+                        ready = self._destination(spec).prepare(
+                            spec, client, topic, mirror.partitions
+                        )
+                        self._open_flows(mirror, ready, of_spec, topic.topic_id, configs)
+                        self._unopened.pop((mirror.name, name), None)
+                    except _FOR_NOW as error:
+                        self._not_opened(mirror, name, error)
+        opened = [flow for flow in new if flow in self._states]
+        if first or opened:
+            self._log_start(mirror, opened)
+
+    def _must_wait(self, mirror: str, destination: str) -> bool:
+        unopened = self._unopened.get((mirror, destination))
+        return unopened is not None and unopened.retry_at_ms > self._clock.monotonic_ms()
 
     def _open_flows(
         self,
@@ -193,8 +258,7 @@ class Service:
         views = source_views(self._client(mirror.source), sources, topic_id)
         daily_s = spec.daily_at_utc_s if isinstance(spec, ArchiveSpec) else None
         for flow in flows:
-            self._mirror_of[flow] = mirror
-            self._states[flow] = state = FlowState(
+            state = FlowState(
                 flow=flow,
                 destination=spec,
                 topic_id=topic_id,
@@ -206,6 +270,7 @@ class Service:
                 proven=isinstance(spec, ArchiveSpec),
             )
             destination.opened(state)
+            self._mirror_of[flow], self._states[flow] = mirror, state
 
     def _log_start(self, mirror: MirrorSpec, flows: Sequence[FlowId]) -> None:
         _LOG.info(
@@ -234,22 +299,37 @@ class Service:
             partitions = {state.flow.source for state in asked}
             try:
                 ends = self._client(source).list_offsets(partitions, LATEST)
-            except (UnavailableError, OutcomeUnknownError) as error:
-                for state in asked:
-                    self._retry_later(state, error)
+            except LogmirrorError as error:
+                self._not_polled(asked, error)
                 continue
             for state in asked:
                 self._observe(state, ends[state.flow.source], now_ms, wall_ms)
         crashpoints.reach("plan.positions")
 
+    def _not_polled(self, asked: Sequence[FlowState], error: LogmirrorError) -> None:
+        """The ends of some flows could not be had: one by one, whose business is it?"""
+        for state in [s for s in asked if s.flow.mirror not in self._stopped]:
+            why: LogmirrorError = error
+            if not isinstance(error, _FOR_NOW):
+                client = self._client(self._mirror_of[state.flow].source)
+                try:
+                    client.list_offsets({state.flow.source}, LATEST)
+                    continue
+                except LogmirrorError as own:
+                    why = own
+            self._failed(state, why)
+
     def _observe(self, state: FlowState, end: int, now_ms: int, wall_ms: int) -> None:
+        was_lost = state.lost
         try:
             # An end below the position is looked into: is it another topic of the same name?
             if state.lost or end < state.position:
                 end = self._find_position(state, self._mirror_of[state.flow])
-        except (UnavailableError, OutcomeUnknownError) as error:
-            self._retry_later(state, error)
+        except LogmirrorError as error:
+            self._failed(state, error)
             return
+        if not was_lost:
+            state.failure = None  # it was the source that failed, or nothing has failed since
         if not state.lost:
             state.observe(end, now_ms, wall_ms)
 
@@ -269,9 +349,11 @@ class Service:
 
     def _tick(self, *, explicit: bool) -> bool:
         """Run what is due; whether anything was."""
+        slots = self._runner.slots
+        memory_bytes = self._memory_bytes // slots if self._memory_bytes else SLOT_BYTES
         planned = plan(
             self._states.values(),
-            slots=self._runner.slots,
+            slots=slots,
             now_ms=self._clock.monotonic_ms(),
             wall_ms=self._clock.now_ms(),
             explicit=explicit,
@@ -288,6 +370,7 @@ class Service:
                 estimated_bytes=p.estimated_bytes,
                 proven=self._states[p.slice.flow].proven,
                 lease_ms=0 if explicit else self._lease_ms,
+                memory_bytes=memory_bytes,
             )
             for p in planned
         ]
@@ -298,7 +381,7 @@ class Service:
         except UnavailableError as error:
             for flow in {work.slice.flow for work in works}:
                 self._states[flow].lost = True
-                self._retry_later(self._states[flow], error)
+                self._failed(self._states[flow], error)
             return True
         self._commit(works, results)
         return True
@@ -310,28 +393,21 @@ class Service:
         works_of: dict[FlowId, list[Work]] = defaultdict(list)
         for work in works:
             works_of[work.slice.flow].append(work)
-        fatal: list[LogmirrorError] = []
         for flow, of_flow in by_flow.items():
             state = self._states[flow]
             destination = self._destination(state.destination)
             error = destination.commit(state, works_of[flow], of_flow)
             if error is None:
-                state.failures, state.retry_at_ms = 0, 0
+                state.failures, state.retry_at_ms, state.failure = 0, 0, None
             elif isinstance(error, ClaimTakenError | PositionMovedError):
                 state.lost = True
-            elif isinstance(error, UnavailableError | OutcomeUnknownError):
-                state.lost = True
-                self._retry_later(state, error)
             else:
-                fatal.append(error)
+                state.lost = True
+                self._failed(state, error)
         if any(result.error for of_flow in by_flow.values() for result in of_flow):
             self._lease_ms = SHORT_MS
         else:
             self._lease_ms = self._longer_lease_ms()
-        for error in fatal:
-            _LOG.error("flow stopped: %s", error.message, extra={"facts": error.facts})
-        if fatal:
-            raise fatal[0]
 
     def _longer_lease_ms(self) -> int:
         """Leases grow while nobody waits for their end: a flow into files, or one that failed."""
@@ -343,13 +419,18 @@ class Service:
 
     # -- waiting and ending ----------------------------------------------------------------------
 
-    def _retry_later(self, state: FlowState, error: LogmirrorError) -> None:
+    def _failed(self, state: FlowState, error: LogmirrorError) -> None:
+        """Something of a flow failed: it waits, or its mirror stops."""
+        if not isinstance(error, _FOR_NOW):
+            self._stopped.add(state.flow.mirror, error)
+            return
         state.failures += 1
-        first_ms, longest_ms = BACKOFF_MS
-        wait_ms = jittered_ms(min(first_ms * 2 ** (state.failures - 1), longest_ms))
-        state.retry_at_ms = self._clock.monotonic_ms() + int(wait_ms)
+        state.failure = error
+        wait_ms = backoff_ms(state.failures)
+        state.retry_at_ms = self._clock.monotonic_ms() + wait_ms
         if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
-            raise error
+            self._stopped.add(state.flow.mirror, error)
+            return
         _LOG.warning(
             "flow waits: %s",
             error.message,
@@ -361,7 +442,7 @@ class Service:
                     "topic": state.flow.topic,
                     "partition": state.flow.partition,
                     "failures": state.failures,
-                    "retry_in_ms": int(wait_ms),
+                    "retry_in_ms": wait_ms,
                 }
             },
         )
@@ -379,46 +460,5 @@ class Service:
         return all(s.retry_at_ms > now_ms for s in waiting)
 
 
-def check_partitions(mirror: MirrorSpec, topic: TopicMetadata) -> Sequence[int]:
-    """The partitions that a mirror copies of its topic.
-
-    Raises:
-        UsageError: The topic has no such partition.
-    """
-    numbers = sorted(topic.partitions) if mirror.partitions is None else mirror.partitions
-    missing = [n for n in numbers if n not in topic.partitions]
-    if missing:
-        raise UsageError(
-            "the topic has no such partition",
-            hint="correct `partition` or `partitions` of the mirror",
-            mirror=mirror.name,
-            topic=mirror.topic,
-            missing=missing,
-            partition_count=len(topic.partitions),
-        )
-    return numbers
-
-
-def position(found: int | LogmirrorError | None) -> int | None:
-    """A position that was found; raises the error that was found instead."""
-    if isinstance(found, LogmirrorError):
-        raise found
-    return found
-
-
 def _format(spec: DestinationSpec) -> str:
     return "kafka" if isinstance(spec, KafkaSpec) else spec.format
-
-
-def source_views(
-    client: ClusterClient, partitions: set[TopicPartition], topic_id: bytes | None
-) -> dict[TopicPartition, SourceView]:
-    """What the source says of these partitions of one topic now."""
-    starts = client.list_offsets(partitions, EARLIEST)
-    ends = client.list_offsets(partitions, LATEST)
-    return {
-        partition: SourceView(
-            topic_id=topic_id, log_start=starts[partition], stable_end=ends[partition]
-        )
-        for partition in partitions
-    }

@@ -16,7 +16,7 @@ from logmirror.archive.chain import chain
 from logmirror.archive.claims import ClaimTakenError, read_claim
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.parquet import open_parquet, read_parquet
-from logmirror.archive.snapshots import LatestByKey, check_sorted
+from logmirror.archive.snapshots import RUN_BYTES, LatestByKey, check_sorted
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.mirror.archive_sink import ObjectWriter
@@ -45,6 +45,8 @@ class SnapshotTransfer:
         store: Where snapshots lie.
         decoder: For the source's batches.
         folder: Where records are put aside that do not fit in memory; None: the machine's own.
+        run_bytes: How much of them fits.
+        row_group_bytes: See `ParquetEncoder`.
         clock: Time.
     """
 
@@ -56,11 +58,14 @@ class SnapshotTransfer:
         decoder: RecordDecoder,
         *,
         folder: Path | None = None,
+        run_bytes: int = RUN_BYTES,
+        row_group_bytes: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._work, self._slice, self._spec = work, work.slice, work.archive
         self._source, self._store, self._decoder = source, store, decoder
         self._folder, self._clock = folder, clock
+        self._run_bytes, self._row_group_bytes = run_bytes, row_group_bytes
         self._source_bytes = 0
         self._payload_bytes = 0
 
@@ -99,9 +104,15 @@ class SnapshotTransfer:
 
     def _attempt(self, covered: OffsetRange, trigger: Trigger) -> Receipt:
         started_ms, self._payload_bytes = self._clock.monotonic_ms(), 0
-        writer = ObjectWriter(self._store, self._spec, self._slice.flow, covered.first)
+        writer = ObjectWriter(
+            self._store,
+            self._spec,
+            self._slice.flow,
+            covered.first,
+            row_group_bytes=self._row_group_bytes,
+        )
         try:
-            with LatestByKey(self._folder) as view:
+            with LatestByKey(self._folder, run_bytes=self._run_bytes) as view:
                 holes = self._read_source(view, covered)
                 for batch in view.merged(self._before()):
                     writer.append_arrow(batch)

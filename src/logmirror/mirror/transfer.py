@@ -3,10 +3,14 @@
 Safe to run twice, side by side, or after a pause of any length: where an object ends is a function
 of the log (`cut`), and what becomes visible is decided by claims (`archive.claims`, I2). A claim
 that is found, at the start or on the way, is carried out as its maker meant it.
+
+A slice is fed: who reads the source (`shared_read`) hands every response to all slices that stand
+where it begins. One that fails, ends, or must begin anew elsewhere disturbs no other.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,64 +27,153 @@ from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
 from logmirror.wire.scan import KIND_CONTROL
 
 if TYPE_CHECKING:
-    from logmirror.mirror.kafka_source import Fetched, KafkaSource
+    from collections.abc import Iterator
+
+    from logmirror.mirror.kafka_source import Fetched
     from logmirror.mirror.ports import Work
     from logmirror.stores.base import BlobStore
+    from logmirror.wire.columns import Columns
     from logmirror.wire.decode import RecordDecoder
 
 
 class Transfer:
-    """One run of one slice. `run` never raises a LogmirrorError: it is part of the result."""
+    """One run of one slice. A LogmirrorError is never raised: it is part of the result.
+
+    begin -> [join -> [take -> append... -> settle]... -> leave]... -> result
+
+    Args:
+        work: What is to be done.
+        store: Where objects go.
+        decoder: Shared with others; what it yields need not outlive a call of ours.
+        row_group_bytes: Of Parquet objects; None: the format's own.
+        clock: Time.
+
+    Attributes:
+        position: The next offset wanted.
+        end: One past the last offset wanted.
+        is_ended: Nothing is left to do but to ask for the result.
+        is_reading: Takes part in the reading that it has joined.
+        wants_rows: Whether responses must be decoded for it.
+    """
 
     def __init__(
         self,
         work: Work,
-        source: KafkaSource,
         store: BlobStore,
         decoder: RecordDecoder,
         *,
+        row_group_bytes: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._work, self._slice, self._spec = work, work.slice, work.archive
-        self._source, self._store, self._decoder, self._clock = source, store, decoder, clock
-        self._end = self._slice.end
+        self._store, self._decoder, self._clock = store, decoder, clock
+        self._row_group_bytes = row_group_bytes
+        self.end = self._slice.end
+        self.is_ended = self.is_reading = False
+        self.wants_rows = self._spec.format != "native"
         self._receipts: list[Receipt] = []
-        self._source_bytes = 0
+        self._error: LogmirrorError | None = None
+        self._source_bytes = self._rest_bytes = 0
         self._started_ms = clock.monotonic_ms()
-        self._done = False
+        self._object: ObjectWriter | None = None
         self._begin(self._slice.first, None)
 
-    def run(self) -> SliceResult:
-        """Carry the slice out as far as it goes."""
-        error: LogmirrorError | None = None
-        try:
+    def begin(self) -> None:
+        """Look for what must be finished first; nothing is read before."""
+        with self._guarded():
             self._begin(self._slice.first, self._standing_claim())
-            while not self._done:
-                try:
-                    self._copy()
-                    break
-                except ClaimTakenError as taken:
-                    self._drop_object()
-                    self._begin(taken.claim.covered.first, taken.claim)
-        except LogmirrorError as caught:
-            error = caught.add_facts(
-                mirror=self._slice.flow.mirror,
-                destination=self._slice.flow.destination,
-                topic=self._slice.flow.topic,
-                partition=self._slice.flow.partition,
-            )
-        finally:
-            rest_bytes = self._object.payload_bytes if self._object else 0
-            self._drop_object()
+
+    def join(self) -> None:
+        """Take part in a reading that begins at `position`."""
+        self.is_reading = True
+
+    def take(self, fetched: Fetched) -> None:
+        """Take a response in: what is native is copied, of rows only the holes are noted."""
+        with self._guarded():
+            sizes = fetched.batches.sizes[fetched.start :]
+            self._source_bytes += int(sizes.sum())
+            if self.wants_rows:
+                self._reached, _ = self._account(fetched, fetched.start)
+            else:
+                self._reached = self._copy_batches(fetched)
+
+    def append(self, columns: Columns) -> None:
+        """Take rows of the response in, in order; those from `end` on must not be among them."""
+        with self._guarded():
+            row = 0
+            while row < columns.rows and self.is_reading:
+                stop, last, trigger = self._cut.rows(columns, row)
+                if stop > row:
+                    self._writer().append_rows(columns, row, stop)
+                if last is None or trigger is None:
+                    return
+                self._close(last, trigger)
+                row = stop
+
+    def settle(self) -> None:
+        """The response was taken in whole."""
+        if not self.is_reading:
+            return
+        with self._guarded():
+            while self.is_reading and self._cut.limit <= self._reached:
+                self._close(self._cut.limit - 1, self._cut.limit_trigger)
+            if self.is_reading:
+                self.position = self._reached
+
+    def leave(self) -> None:
+        """The reading is over; whoever has reached its end writes its tail, if that is due."""
+        was_reading, self.is_reading = self.is_reading, False
+        if not was_reading or self.position < self.end:
+            return
+        with self._guarded():
+            if self._slice.tail and self.position > self._cut.first and not self._cut.forced:
+                self._close(self.position - 1, self._slice.tail)
+            self._finish()
+
+    def fail(self, error: LogmirrorError) -> None:
+        """End here: what was to be read cannot be had. The error is ours alone."""
+        self._error = error.add_facts(
+            mirror=self._slice.flow.mirror,
+            destination=self._slice.flow.destination,
+            topic=self._slice.flow.topic,
+            partition=self._slice.flow.partition,
+        )
+        self._finish()
+
+    def abandon(self) -> None:
+        """Throw away what is under construction; harmless when nothing is."""
+        if self._object:
+            self._object.abort()
+            self._object = None
+
+    def result(self) -> SliceResult:
+        """What came of it, as far as it went."""
         return SliceResult(
             slice=self._slice,
             receipts=tuple(self._receipts),
-            rest_bytes=rest_bytes,
-            next_offset=self._position,
+            rest_bytes=self._rest_bytes,
+            next_offset=self.position,
             source_bytes=self._source_bytes,
             elapsed_ms=self._clock.monotonic_ms() - self._started_ms,
-            error=error,
+            error=self._error,
         )
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Keep what goes wrong to ourselves."""
+        try:
+            yield
+        except ClaimTakenError as taken:
+            self.abandon()
+            self.is_reading = False
+            self._begin(taken.claim.covered.first, taken.claim)
+        except LogmirrorError as error:
+            self.fail(error)
+
+    def _finish(self) -> None:
+        self._rest_bytes = self._object.payload_bytes if self._object else 0
+        self.abandon()
+        self.is_ended, self.is_reading = True, False
 
     # -- one object after the other --------------------------------------------------------------
 
@@ -97,53 +190,20 @@ class Transfer:
             else Cut.fresh(first, self._spec)
         )
         if claim:
-            self._end = max(self._end, claim.covered.next_offset)
-        self._position = first
-        self._object: ObjectWriter | None = None
+            self.end = max(self.end, claim.covered.next_offset)
+        self.position = self._reached = first
         self._object_started_ms = self._clock.monotonic_ms()
         self._holes: list[Hole] = []
-
-    def _copy(self) -> None:
-        copy = self._copy_batches if self._spec.format == "native" else self._copy_rows
-        for fetched in self._source.read(self._position, self._end):
-            sizes = fetched.batches.sizes[fetched.start :]
-            self._source_bytes += int(sizes.sum())
-            reached = copy(fetched)
-            while not self._done and self._cut.limit <= reached:
-                self._close(self._cut.limit - 1, self._cut.limit_trigger)
-            if self._done:
-                return
-            self._position = reached
-        if self._slice.tail and self._position > self._cut.first and not self._cut.forced:
-            self._close(self._position - 1, self._slice.tail)
-
-    def _copy_rows(self, fetched: Fetched) -> int:
-        reached, _ = self._account(fetched, fetched.start)
-        for columns in self._decoder.decode(
-            fetched.buffer, fetched.batches, first=self._position, end=self._end
-        ):
-            row = 0
-            while row < columns.rows:
-                stop, last, trigger = self._cut.rows(columns, row)
-                if stop > row:
-                    self._writer().append_rows(columns, row, stop)
-                if last is None or trigger is None:
-                    break
-                self._close(last, trigger)
-                if self._done:
-                    return reached
-                row = stop
-        return reached
 
     def _copy_batches(self, fetched: Fetched) -> int:
         batches = fetched.batches
         start = fetched.start
-        if self._slice.staged and self._position == self._slice.first:
+        if self._slice.staged and self.position == self._slice.first:
             # A batch that reaches over the boundary belongs to the slice before this one.
             start = int(np.searchsorted(batches.base_offsets, self._slice.first))
             if start > fetched.start:
-                self._position = int(batches.last_offsets[start - 1]) + 1
-                self._cut = Cut.fresh(self._position, self._spec)
+                self.position = int(batches.last_offsets[start - 1]) + 1
+                self._cut = Cut.fresh(self.position, self._spec)
         reached, stop = self._account(fetched, start)
         while start < stop:
             part, last, trigger = self._cut.batches(batches, start, stop)
@@ -154,7 +214,7 @@ class Transfer:
                 self._writer().append_batches(fetched.buffer[begin:end], count)
             if last is not None and trigger is not None:
                 self._close(last, trigger)
-                if self._done:
+                if not self.is_reading:
                     return reached
             start = part
         return reached
@@ -179,8 +239,8 @@ class Transfer:
     def _account(self, fetched: Fetched, start: int) -> tuple[int, int]:
         """Note the holes of a response; returns the offset it reaches and its last batch + 1."""
         batches, compacted = fetched.batches, self._slice.compacted
-        stop = int(np.searchsorted(batches.base_offsets, self._end))
-        position = self._position
+        stop = int(np.searchsorted(batches.base_offsets, self.end))
+        position = self.position
         if stop > start:
             holes = batch_holes(batches, start, stop, position, compacted=compacted)
             if self._spec.format == "native":
@@ -188,24 +248,25 @@ class Transfer:
                 holes = [hole for hole in holes if hole.cause is not HoleCause.ABORTED]
             self._holes += holes
             position = int(batches.last_offsets[stop - 1]) + 1
-        if stop < batches.count and position < self._end:
+        if stop < batches.count and position < self.end:
             if not compacted:
                 raise unexplained_gap(position, int(batches.base_offsets[stop]))
-            self._holes.append(Hole(first=position, last=self._end - 1, cause=HoleCause.COMPACTED))
-            position = self._end
+            self._holes.append(Hole(first=position, last=self.end - 1, cause=HoleCause.COMPACTED))
+            position = self.end
         if self._spec.format != "native":
-            position = min(position, self._end)
+            position = min(position, self.end)
         return position, stop
 
     def _writer(self) -> ObjectWriter:
         if self._object is None:
-            self._object = ObjectWriter(self._store, self._spec, self._slice.flow, self._cut.first)
+            self._object = ObjectWriter(
+                self._store,
+                self._spec,
+                self._slice.flow,
+                self._cut.first,
+                row_group_bytes=self._row_group_bytes,
+            )
         return self._object
-
-    def _drop_object(self) -> None:
-        if self._object:
-            self._object.abort()
-            self._object = None
 
     # -- the end of an object --------------------------------------------------------------------
 
@@ -251,8 +312,9 @@ class Transfer:
         )
         self._object_started_ms = now_ms
         self._cut = Cut.fresh(last + 1, self._spec)
-        self._position = max(self._position, last + 1)
-        self._done = self._source_bytes >= self._slice.budget_bytes or last + 1 >= self._slice.end
+        self.position = max(self.position, last + 1)
+        if self._source_bytes >= self._slice.budget_bytes or last + 1 >= self._slice.end:
+            self._finish()
 
     def _take_holes(self, covered: OffsetRange, record_count: int) -> HoleSummary:
         ledger, later = HoleLedger(), []

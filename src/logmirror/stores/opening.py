@@ -16,18 +16,22 @@ if TYPE_CHECKING:
     from logmirror.stores.s3 import S3Store
 
 
-def open_store(location: StoreLocation, writer_id: str) -> FilesystemStore | S3Store:
+def open_store(
+    location: StoreLocation, writer_id: str, *, held_bytes: int | None = None
+) -> FilesystemStore | S3Store:
     """The store at a location, for one process; creates and connects nothing yet.
 
     Args:
         location: A folder or a bucket's prefix.
         writer_id: Whose staged objects these are.
+        held_bytes: Of an object under construction, where the store keeps it in memory; None: the
+            store's own choice.
     """
     if isinstance(location, S3Location):
         # boto3 takes a third of a second and 30 MB, which only its users should pay.
         from logmirror.stores.s3 import S3Store  # noqa: PLC0415  # see above
 
-        return S3Store(location)
+        return S3Store(location, held_bytes=held_bytes)
     return FilesystemStore(Path(location.root), writer_id=writer_id)
 
 

@@ -11,7 +11,7 @@
    client has sent so far.
 3. An object that this process publishes is one PUT; one that another process is to publish, or a
    large one, is a multipart upload to its name, and publishing completes it, create-only. Bytes
-   wait in memory up to `MEMORY_BYTES`, then in a temporary file.
+   wait in memory up to a limit, by default `MEMORY_BYTES`, then in a temporary file.
 4. Of two racing creators exactly one wins; which one is the server's business.
 """
 
@@ -50,6 +50,9 @@ MEMORY_BYTES: Final = 96 << 20
 parts."""
 
 PART_BYTES: Final = 16 << 20
+_PART_BYTES_MIN: Final = 5 << 20
+"""S3's own limit."""
+
 _PARTS_MAX: Final = 10_000
 """S3's own limit."""
 
@@ -69,13 +72,22 @@ class S3Store:
         location: Bucket, prefix, endpoint and credentials.
         calls: For tests.
         clock: Measures deadlines and waits.
+        held_bytes: Of one object under construction in memory, by default `MEMORY_BYTES`; a larger
+            one waits in a file.
     """
 
     def __init__(
-        self, location: S3Location, *, calls: Calls | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        location: S3Location,
+        *,
+        calls: Calls | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        held_bytes: int | None = None,
     ) -> None:
         self._location = location
         self._calls = calls or Calls(location, clock)
+        self.held_bytes = held_bytes or MEMORY_BYTES
+        self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
         self._held: dict[str, bytes] = {}
         """Objects that this process is to publish, by token."""
 
@@ -283,7 +295,7 @@ class S3Store:
     def _upload(self, name: str, body: io.BytesIO | BinaryIO, size: int) -> str:
         key = self._key(name)
         upload_id = str(self._calls.write("create_multipart_upload", Key=key)["UploadId"])
-        part_bytes = max(PART_BYTES, -(-size // _PARTS_MAX))
+        part_bytes = max(self._part_bytes, -(-size // _PARTS_MAX))
         etags: list[str] = []
         body.seek(0)
         try:
@@ -333,7 +345,7 @@ class StagedUpload:
         with memoryview(data) as view, view.cast("B") as rest:
             size = len(rest)
             try:
-                if isinstance(body, io.BytesIO) and self._size + size > MEMORY_BYTES:
+                if isinstance(body, io.BytesIO) and self._size + size > self._store.held_bytes:
                     body = self._body = _moved_to_file(body)
                 body.write(rest)
             except OSError as error:
