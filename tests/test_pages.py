@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.commands import QUIET
 from kit.machine import HOST, free_ports, program
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -42,7 +43,7 @@ def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
-        env={**os.environ, "NO_COLOR": "1"},
+        env={**os.environ, **QUIET, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=250,

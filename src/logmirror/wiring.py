@@ -19,9 +19,11 @@ from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.config import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError, UnavailableError, UsageError
+from logmirror.metrics import Recorder
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_copies import KafkaCopies
+from logmirror.mirror.observer import Observer
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import MirrorSpec, Service, check_partitions
 from logmirror.mirror.translate_copies import TranslateCopies
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.config import MirrorSettings, S3Credentials, S3Destination, Settings
+    from logmirror.knobs import Knobs
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.ports import DestinationSpec, Runner
     from logmirror.stores.base import BlobStore
@@ -79,6 +82,7 @@ def _destination_spec(
             ),
             topic=destination.topic,
             name=destination.name,
+            mirror=mirror.name,
             offsets=destination.offsets,
             holes=destination.holes,
             topic_sync=destination.topic_sync,
@@ -172,14 +176,16 @@ def run(
     until_now: bool,
     master: str | None = None,
     spark_log: Path | None = None,
-    on_started: Callable[[], None] = lambda: None,
+    knobs: Knobs,
 ) -> None:
     """Run the mirrors of a configuration; see `Service.run`.
 
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
-    from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
+    # Other commands do without these.
+    from logmirror.http_port import serve  # noqa: PLC0415
+    from logmirror.spark import SparkRunner  # noqa: PLC0415
 
     specs = mirror_specs(settings)
     if not specs:
@@ -188,7 +194,10 @@ def run(
             hint="set `enabled: true` on one of them",
         )
     _look_at_sources(specs)
+    recorder, names = Recorder(), [spec.name for spec in specs]
+    observer = Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=knobs.heartbeat_ms)
     with (
+        serve(knobs.metrics_port, recorder, observer.health),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,
@@ -198,8 +207,7 @@ def run(
             log=spark_log,
         ) as runner,
     ):
-        on_started()
-        service = build_service(specs, runner, stack)
+        service = build_service(specs, runner, stack, observer)
         with _stop_on_signal(service):
             service.run(until_now=until_now)
 
@@ -218,7 +226,12 @@ def _look_at_sources(specs: list[MirrorSpec]) -> None:
         clients.close()
 
 
-def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.ExitStack) -> Service:
+def build_service(
+    specs: list[MirrorSpec],
+    runner: Runner,
+    stack: contextlib.ExitStack,
+    observer: Observer | None = None,
+) -> Service:
     """The loop over these mirrors; what it opens is closed with `stack`."""
     writer_id = new_writer_id()
     clients = Clients()
@@ -231,20 +244,25 @@ def build_service(specs: list[MirrorSpec], runner: Runner, stack: contextlib.Exi
     return Service(
         specs,
         client=clients,
-        destination=destinations(clients, open_store, writer_id),
+        destination=destinations(clients, open_store, writer_id, observer),
         runner=runner,
         writer_id=writer_id,
         clock=SYSTEM_CLOCK,
+        observer=observer,
     )
 
 
 def destinations(
-    clients: Clients, open_store: Callable[[StoreLocation], BlobStore], writer_id: str
+    clients: Clients,
+    open_store: Callable[[StoreLocation], BlobStore],
+    writer_id: str,
+    observer: Observer | None = None,
 ) -> Callable[[DestinationSpec], Destination]:
     """The driver's side of each kind of destination."""
-    archives = ArchiveCopies(open_store, Committer(open_store, clock=SYSTEM_CLOCK), SYSTEM_CLOCK)
-    clusters = KafkaCopies(clients, SYSTEM_CLOCK)
-    translated = TranslateCopies(clients, SYSTEM_CLOCK, writer_id)
+    committer = Committer(open_store, clock=SYSTEM_CLOCK, observer=observer)
+    archives = ArchiveCopies(open_store, committer, SYSTEM_CLOCK)
+    clusters = KafkaCopies(clients, SYSTEM_CLOCK, observer)
+    translated = TranslateCopies(clients, SYSTEM_CLOCK, writer_id, observer)
 
     def choose(spec: DestinationSpec) -> Destination:
         if isinstance(spec, ArchiveSpec):

@@ -18,7 +18,9 @@ from logmirror.archive.claims import ClaimTakenError
 from logmirror.clock import Clock, jittered_ms
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.metrics import Recorder
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
+from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
     ArchiveSpec,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.destination import Destination
+    from logmirror.mirror.health import MirrorHealth
     from logmirror.mirror.ports import ChainStart, DestinationSpec, Runner, SliceResult
     from logmirror.model import TopicPartition
 
@@ -82,6 +85,7 @@ class Service:
         runner: Where slices are carried out.
         writer_id: Of this run.
         clock: Time.
+        observer: Is told what is done; None: nobody asks.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
@@ -93,10 +97,12 @@ class Service:
         runner: Runner,
         writer_id: str,
         clock: Clock,
+        observer: Observer | None = None,
     ) -> None:
         self._mirrors, self._client = mirrors, client
         self._destination, self._runner = destination, runner
         self._writer_id, self._clock = writer_id, clock
+        self._observer = observer or Observer([m.name for m in mirrors], Recorder(), clock)
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._discovered_ms: int | None = None
@@ -107,6 +113,10 @@ class Service:
         """Ask the loop to flush what has been seen and end; safe from a signal handler."""
         self._stopping = True
         self._runner.end_leases()
+
+    def health(self) -> list[MirrorHealth]:
+        """How each mirror is; any thread may ask."""
+        return self._observer.health.mirrors()
 
     def run(self, *, until_now: bool = False) -> None:
         """Copy until `stop`; with `until_now` until the ends that were found at the start.
@@ -122,14 +132,14 @@ class Service:
             if (until_now or stopping) and not targets_set and self._all_seen():
                 self._set_targets()
                 targets_set = True
-            if self._tick(explicit=targets_set):
+            ticked = self._tick(explicit=targets_set)
+            self._observer.turned(self._states.values())
+            if ticked:
                 continue
             if targets_set and all(state.reached for state in self._states.values()):
                 return
             if stopping and self._blocked():
-                _LOG.warning(
-                    "stopped with flows that could not be flushed: they wait at the source"
-                )
+                self._log_unflushed()
                 return
             self._clock.sleep_ms(POLL_MS)
 
@@ -148,11 +158,12 @@ class Service:
                 topics = self._client(source).describe_topics({m.topic for m in mirrors})
                 for mirror in mirrors:
                     self._discover_mirror(mirror, topics[mirror.topic], first=first)
+                    self._observer.mirror_opened(mirror.name)
             except UnavailableError as error:
                 if first:
                     raise
-                facts = {**error.facts, "error": error.message, "mirrors": len(mirrors)}
-                _LOG.warning("cluster not reached", extra={"facts": facts})
+                for mirror in mirrors:
+                    self._observer.unreachable(mirror.name, mirror.topic, error)
         self._discovered_ms = now_ms
 
     def _discover_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, first: bool) -> None:
@@ -203,6 +214,7 @@ class Service:
                 next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
                 proven=isinstance(spec, ArchiveSpec),
             )
+            self._observer.opened(state)
             destination.opened(state)
 
     def _log_start(self, mirror: MirrorSpec, flows: Sequence[FlowId]) -> None:
@@ -248,8 +260,11 @@ class Service:
         except (UnavailableError, OutcomeUnknownError) as error:
             self._retry_later(state, error)
             return
+        before = (state.position, state.source_end)
         if not state.lost:
             state.observe(end, now_ms)
+        if (state.position, state.source_end) != before:
+            self._observer.saw(state)
 
     def _find_position(self, state: FlowState, mirror: MirrorSpec) -> int:
         """Read a flow's position anew; returns the source's end as it was after that."""
@@ -262,6 +277,7 @@ class Service:
         state.probed_bytes, state.probed_end = 0, state.position
         state.lost, state.proven = False, isinstance(spec, ArchiveSpec)
         destination.opened(state)
+        self._observer.saw(state)
         return view.stable_end
 
     def _tick(self, *, explicit: bool) -> bool:
@@ -273,6 +289,7 @@ class Service:
             wall_ms=self._clock.now_ms(),
             explicit=explicit,
         )
+        self._observer.planned(self._states, {p.slice.flow for p in planned})
         if not planned:
             return False
         crashpoints.reach("plan.dispatch")
@@ -289,7 +306,8 @@ class Service:
             for p in planned
         ]
         try:
-            results = self._runner.run(works)
+            with self._observer.ticking():
+                results = self._runner.run(works)
         except EngineLostError:
             raise
         except UnavailableError as error:
@@ -312,21 +330,23 @@ class Service:
             state = self._states[flow]
             destination = self._destination(state.destination)
             error = destination.commit(state, works_of[flow], of_flow)
+            self._observer.saw(state)
             if error is None:
                 state.failures, state.retry_at_ms = 0, 0
+                self._observer.committed(state)
             elif isinstance(error, ClaimTakenError | PositionMovedError):
                 state.lost = True
+                self._observer.conflict(flow)
             elif isinstance(error, UnavailableError | OutcomeUnknownError):
                 state.lost = True
                 self._retry_later(state, error)
             else:
                 fatal.append(error)
+                self._observer.stopped(flow, error)
         if any(result.error for of_flow in by_flow.values() for result in of_flow):
             self._lease_ms = SHORT_MS
         else:
             self._lease_ms = self._longer_lease_ms()
-        for error in fatal:
-            _LOG.error("flow stopped: %s", error.message, extra={"facts": error.facts})
         if fatal:
             raise fatal[0]
 
@@ -347,21 +367,17 @@ class Service:
         state.retry_at_ms = self._clock.monotonic_ms() + int(wait_ms)
         if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
             raise error
-        _LOG.warning(
-            "flow waits: %s",
-            error.message,
-            extra={
-                "facts": {
-                    **error.facts,
-                    "mirror": state.flow.mirror,
-                    "destination": state.flow.destination,
-                    "topic": state.flow.topic,
-                    "partition": state.flow.partition,
-                    "failures": state.failures,
-                    "retry_in_ms": int(wait_ms),
-                }
-            },
-        )
+        self._observer.waits(state, error, int(wait_ms))
+
+    def _log_unflushed(self) -> None:
+        for mirror in self._mirrors:
+            flows = [s for f, s in self._states.items() if f.mirror == mirror.name and s.pending]
+            if flows:
+                facts = {"mirror": mirror.name, "topic": mirror.topic, "flows": len(flows)}
+                _LOG.warning(
+                    "stopped with flows that could not be flushed: they wait at the source",
+                    extra={"facts": facts},
+                )
 
     def _all_seen(self) -> bool:
         return all(state.source_end >= 0 for state in self._states.values())
