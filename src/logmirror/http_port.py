@@ -163,6 +163,7 @@ def _family(metric: Metric, recorder: Recorder) -> Family:
 class _Server(ThreadingHTTPServer):
     """A thread for each connection, a limit to their number, a deadline for each."""
 
+    request_queue_size = CONNECTIONS_MAX
     daemon_threads = True
     block_on_close = False
 
