@@ -46,11 +46,11 @@ class World:
             if until_ms is None:
                 made.run(until_now=True)
                 return
-            self.clock.on_sleep = lambda: self._leave(until_ms)
+            self.clock.on_sleep = lambda: self.leave(until_ms)
             with pytest.raises(_LeftError):
                 made.run()
 
-    def _leave(self, until_ms):
+    def leave(self, until_ms):
         if self.clock.ms >= until_ms:
             raise _LeftError
 
@@ -109,7 +109,8 @@ def test_the_flush_line_says_what_where_and_how_long(caplog):
     assert list(first) == [
         *FACTS, "path", "from", "to", "count", "bytes", "elapsed_ms", "interval_ms", "trigger"
     ]  # fmt: skip
-    assert [(f["from"], f["to"], f["count"]) for f in flushed] == [(0, 9, 10), (10, 19, 10), (20, 24, 5)]  # fmt: skip
+    ranges = [(facts["from"], facts["to"], facts["count"]) for facts in flushed]
+    assert ranges == [(0, 9, 10), (10, 19, 10), (20, 24, 5)]
     for facts in flushed:
         assert facts["bytes"] == len(world.store.objects[facts["path"]])
 
@@ -278,7 +279,7 @@ def test_r12_an_interval_of_0_is_no_heartbeat(caplog):
 
 
 def test_r12_a_heartbeat_never_delays_a_flush(caplog):
-    """Due in one turn, the flush comes first; and flushes come when they come without heartbeats."""
+    """Due in one turn, the flush comes first; flushes come when they come without heartbeats."""
 
     def flushes(heartbeat_ms):
         caplog.clear()
@@ -287,7 +288,7 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog):
 
         def grow():
             log.batches += batches(log.end, log.end + 1)
-            world._leave(20_000)
+            world.leave(20_000)
 
         def look(operation, _name):
             if operation == "publish":
@@ -366,7 +367,7 @@ def test_a_flow_whose_destination_fails_waits_until_something_is_committed_there
 
         def note():
             states[world.clock.ms] = made.health()[0].state
-            world._leave(20_000)
+            world.leave(20_000)
 
         world.clock.on_sleep = note
         with pytest.raises(_LeftError):
