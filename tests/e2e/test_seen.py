@@ -1,70 +1,33 @@
-"""What operators see of a run: its port, its log, each flush with its reason (R9 to R12).
+"""What operators see of a run: its port, its log, each flush with its reason (R9, R12).
 
-Method: real runs without Spark against the embedded broker, in processes of their own where port
-and exit code are what is asked for, else in a thread of this one; metrics are read by Prometheus's
-parser, positions by a listing of the folder.
+Method: real runs without Spark against the embedded broker, in processes of their own where the
+environment and exit codes are what is asked for, else in a thread of this one; metrics are read by
+Prometheus's parser, positions by a listing of the folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import signal
 import socket
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kit.clients import Message, produce, produce_transactions
+from kit.clients import Message, produce
 from kit.commands import BrokerCommand, mirror, wait_until, write_config
 from kit.copies import forget_connections
-from kit.inline_run import InlineRun, InlineRunner, mirror_to_cluster
+from kit.inline_run import InlineRun
 from kit.machine import free_ports
-from kit.scrape import ask, samples, scrape, status_of
-from logmirror import wiring
-from logmirror.clock import SYSTEM_CLOCK
-from logmirror.config import load
-from logmirror.errors import LogmirrorError
-from logmirror.metrics import Recorder
-from logmirror.mirror.observer import Observer
+from kit.scrape import ask, scrape, status_of
+from kit.watched import running
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
 
 
 def some(count):
     return [Message(b"k%d" % n, b"value %d" % n, (), 1_700_000_000_000 + n) for n in range(count)]
-
-
-@contextlib.contextmanager
-def running(config, *, heartbeat_ms=0):
-    """The loop in a thread; yields what it recorded and a list that gets the error it ended with."""
-    recorder, errors = Recorder(), []
-    with contextlib.ExitStack() as stack:
-        specs = wiring.mirror_specs(load(config))
-        names = [spec.name for spec in specs]
-        observer = Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=heartbeat_ms)
-        runner = stack.enter_context(InlineRunner())
-        service = wiring.build_service(specs, runner, stack, observer)
-
-        def run():
-            try:
-                service.run()
-            except LogmirrorError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield recorder, errors
-        finally:
-            service.stop()
-            thread.join()
-
-
-def of_metric(recorder, name):
-    return {labels: n for (of, labels), n in samples(recorder).items() if of == name}
 
 
 def told(caplog, name):
@@ -98,7 +61,7 @@ def _everything_is_logged(caplog):
 def test_r9_all_five_reasons_in_one_run(cli_broker, tmp_path, caplog):
     topic = cli_broker.create_topic("seen-reasons")
     produce(cli_broker.bootstrap, topic, some(100))
-    soon = (datetime.now(UTC) + timedelta(seconds=3)).strftime("%H:%M:%S")
+    soon = (datetime.now(UTC) + timedelta(seconds=5)).strftime("%H:%M:%S")
     limits = {"max-time-ms": 600_000, "max-bytes": 1 << 30, "max-offsets": 1_000_000}
     reasons = {
         "max-offsets": {"max-offsets": 10},
@@ -116,11 +79,11 @@ def test_r9_all_five_reasons_in_one_run(cli_broker, tmp_path, caplog):
     def seen():
         return {facts["mirror"] for facts in told(caplog, "flushed")}
 
-    with running(config) as (recorder, errors):
-        wait_until(lambda: errors or len(seen()) == 4, what=lambda: f"flushes: {seen()}")
+    with running(config) as run:
+        wait_until(lambda: run.errors or len(seen()) == 4, what=lambda: f"flushes: {seen()}")
 
-    assert errors == []
-    counted = of_metric(recorder, "destination_flushes_total")
+    assert run.errors == []
+    counted = run.of("destination_flushes_total")
     for name in reasons:
         flushed = [facts for facts in told(caplog, "flushed") if facts["mirror"] == name]
         said = {facts["from"]: facts["trigger"] for facts in flushed}
@@ -130,55 +93,7 @@ def test_r9_all_five_reasons_in_one_run(cli_broker, tmp_path, caplog):
         assert claimed_reasons(tmp_path, name) == said
         for reason in set(said.values()):
             assert counted[(*flow, reason)] == list(said.values()).count(reason)
-        assert of_metric(recorder, "destination_offset_verified")[flow] == 100
-
-
-def test_r10_and_r11_of_transactions_into_files_and_into_clusters(cli_broker, tmp_path, caplog):
-    """Thousands of offsets without a record: figures, not lines; and each line has its mirror."""
-    topic = cli_broker.create_topic("seen-gaps")
-    transactions = [(some(50), True), (some(3000), False), (some(50), True)]
-    produce_transactions(cli_broker.bootstrap, topic, transactions, transactional_id=topic)
-    here = cli_broker.bootstrap
-    names = ("files", "copy", "new-offsets")
-    config = write_config(
-        tmp_path / "config.json",
-        mirror(topic, here, tmp_path, name="files", max_time_ms=100),
-        mirror_to_cluster(topic, here, here, name="copy", topic="seen-gaps-copy"),
-        mirror_to_cluster(
-            topic, here, here, name="new-offsets", topic="seen-gaps-new", offsets="translate"
-        ),
-    )
-
-    def records():
-        found = of_metric(recorder, "destination_records_total")
-        return {labels[0]: count for labels, count in found.items()}
-
-    with running(config, heartbeat_ms=1000) as (recorder, errors):
-        wait_until(
-            lambda: (
-                errors or (records() == dict.fromkeys(names, 100) and told(caplog, "heartbeat"))
-            ),
-            what=lambda: f"records: {records()}",
-        )
-
-    assert errors == []
-    gaps = of_metric(recorder, "source_offset_gap_records_total")
-    for name in names:
-        flow = (name, name, topic, "0")
-        assert {cause: gaps[(*flow, cause)] for cause in ("control", "aborted")} == {
-            "control": 3,
-            "aborted": 3000,
-        }, name
-    assert len(gaps) == 2 * len(names)
-    mirrored = [r for r in caplog.records if r.name == "logmirror.mirror"]
-    assert len([r for r in mirrored if r.getMessage() != "heartbeat"]) <= 20
-    assert {r.getMessage().partition(":")[0] for r in mirrored} >= {
-        "mirror starts", "flushed", "copied", "heartbeat"
-    }  # fmt: skip
-    for record in mirrored:
-        assert record.facts["mirror"] in names, record
-        assert record.facts["topic"] == topic, record
-        assert ("partition" in record.facts) == (record.getMessage() in ("flushed", "copied"))
+        assert run.of("destination_offset_verified")[flow] == 100
 
 
 @pytest.fixture
@@ -190,14 +105,12 @@ def own_broker(tmp_path):
         broker.remove()
 
 
-def test_the_port_and_the_log_through_the_life_of_a_run(own_broker, tmp_path):
+def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
     topic = own_broker.create_topic("seen-life", 2)
     root, port = tmp_path / "archive", free_ports(1)[0]
     limits = {"max-time-ms": 100, "max-bytes": 1 << 30, "max-offsets": 40}
     mirrors = [mirror(topic, own_broker.bootstrap, root, name=n, flush=limits) for n in "ab"]
     config = write_config(tmp_path / "config.json", *mirrors)
-    arguments = ("--log-level", "debug", "--log-format", "json")
-    variables = {"LOGMIRROR_METRICS_PORT": str(port), "LOGMIRROR_HEARTBEAT_SECS": "1"}
     flow = ("a", "a", topic, "0")
 
     def position_of_a():
@@ -208,12 +121,14 @@ def test_the_port_and_the_log_through_the_life_of_a_run(own_broker, tmp_path):
     def readiness():
         return ask(port, "/readyz")
 
-    with InlineRun(config, *arguments, folder=tmp_path, environment=variables) as run:
-        run.wait_for("mirror starts.*b")
+    def wait_until_ready():
+        wait_until(lambda: readiness().status == 200, what=lambda: f"ready: {readiness()}")
+
+    with running(config, port=port, patience_ms=500) as run:
+        wait_until_ready()
         for n in range(1, 6):
             produce(own_broker.bootstrap, topic, some(100))
-            wait_until(lambda n=n: position_of_a() == 100 * n, what=lambda: f"a figure: {run.text}")
-        wait_until(lambda: readiness().status == 200, what=lambda: f"ready: {readiness()}")
+            wait_until(lambda n=n: position_of_a() == 100 * n, what=lambda: "a figure")
         assert ask(port, "/livez").status == 200
         flows = {(f["mirror"], f["partition"]): f for f in status_of(port)["flows"]}
         assert sorted(flows) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
@@ -228,27 +143,28 @@ def test_the_port_and_the_log_through_the_life_of_a_run(own_broker, tmp_path):
         )
         assert readiness().status == 503
         assert ask(port, "/livez").status == 200
-        waiting = next(f for f in status_of(port)["flows"] if f["mirror"] == "a")
-        assert waiting["waiting_since_ms"] > 1_700_000_000_000
-        assert waiting["last_error"]["kind"] == "unavailable"
-        assert scrape(port)["errors_total", (*flow, "unavailable")] >= 1
+        waiting = [f for f in status_of(port)["flows"] if f["waiting_since_ms"] is not None]
+        assert waiting[0]["waiting_since_ms"] > 1_700_000_000_000
+        assert waiting[0]["last_error"]["kind"] == "unavailable"
+        assert run.of("errors_total")[(*flow, "unavailable")] >= 1
 
         own_broker.start()
-        wait_until(lambda: readiness().status == 200, what=lambda: f"ready: {readiness()}")
+        wait_until_ready()
+    assert run.errors == []
+
+
+def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
+    arguments = ("--log-level", "debug", "--log-format", "json")
+    variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
+    with InlineRun(small_config, *arguments, folder=tmp_path, environment=variables) as run:
         run.wait_for('"event": "heartbeat"')
         run.signal(signal.SIGTERM)
         assert run.wait() == 0
-
     events = [json.loads(line) for line in run.text.splitlines()]
-    assert {event["mirror"] for event in events if event["event"] != "answers monitoring"} == {
-        "a",
-        "b",
-    }
-    beats = [event for event in events if event["event"] == "heartbeat"]
-    assert {beat["level"] for beat in beats} == {"DEBUG"}
-    of_a = [beat for beat in beats if beat["mirror"] == "a"]
-    assert of_a[-1]["position"] == 500
-    assert sum(beat["progress"] for beat in of_a) == 500
+    assert [event["event"] for event in events[:2]] == ["answers monitoring", "mirror starts"]
+    assert {event["mirror"] for event in events[1:]} == {"parquet"}
+    beat = next(event for event in events if event["event"] == "heartbeat")
+    assert (beat["level"], beat["flows"], beat["position"] + beat["lag"]) == ("DEBUG", 1, 10)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import FlowId
 
 LIVE_MS: Final = 300_000
-"""A turn of the loop ends within this time, but for the slices: each of its questions has a
+"""The loop is heard of within this time, but for while slices run: each of its questions has a
 deadline of its own, far below."""
 
 
@@ -67,7 +67,7 @@ class Health:
     # -- the loop says ---------------------------------------------------------------------------
 
     def turned(self) -> None:
-        """The loop has come round."""
+        """The loop has come round, or on to the next flow."""
         self._turned_ms = self._clock.monotonic_ms()
 
     def ticking(self, *, on: bool) -> None:
@@ -138,7 +138,7 @@ class Health:
         if self._is_ticking or turned_ms is None:
             return []
         age_ms = self._clock.monotonic_ms() - turned_ms
-        return [f"the loop has not come round for {age_ms} ms"] if age_ms > LIVE_MS else []
+        return [f"the loop has stood still for {age_ms} ms"] if age_ms > LIVE_MS else []
 
     def not_ready(self) -> list[str]:
         """Why not all mirrors are being copied; empty: they are."""

@@ -84,7 +84,8 @@ class Observer:
         self.saw(state)
 
     def saw(self, state: FlowState) -> None:
-        """A flow's position, or the end of its source, is another one."""
+        """A flow's position, or the end of its source, may be another one."""
+        self.health.turned()
         labels = _labels(state.flow)
         self.recorder.set(metrics.OFFSET_VERIFIED, labels, state.position)
         if state.source_end >= 0:
@@ -138,6 +139,7 @@ class Observer:
 
     def waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
         """A flow failed for now."""
+        self.health.turned()
         self.recorder.add(metrics.RESTARTS, _labels(state.flow))
         self._failed(state.flow, error)
         self.health.waits(state.flow, error)
@@ -171,6 +173,7 @@ class Observer:
 
     def unreachable(self, mirror: str, topic: str, error: LogmirrorError) -> None:
         """A source did not answer the question for its topics; the flows there may go on."""
+        self.health.turned()
         self.recorder.add(metrics.ERRORS, (mirror, "", topic, "", error.kind))
         self.health.unreachable(mirror, error)
         facts = {**error.facts, "error": error.message, "mirror": mirror, "topic": topic}
