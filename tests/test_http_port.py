@@ -16,7 +16,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
 from logmirror.http_port import serve
 from logmirror.metrics import Recorder
-from logmirror.mirror.health import Health
+from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.ports import FlowId
 
 FLOW = FlowId(mirror="orders", destination="d", topic="t", partition=3)
@@ -24,7 +24,7 @@ FLOW = FlowId(mirror="orders", destination="d", topic="t", partition=3)
 
 @pytest.fixture
 def health():
-    return Health(["orders", "bills"], SYSTEM_CLOCK)
+    return Outlook(["orders", "bills"], SYSTEM_CLOCK)
 
 
 @pytest.fixture

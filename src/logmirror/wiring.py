@@ -197,7 +197,7 @@ def run(
     recorder, names = Recorder(), [spec.name for spec in specs]
     observer = Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=knobs.heartbeat_ms)
     with (
-        serve(knobs.metrics_port, recorder, observer.health),
+        serve(knobs.metrics_port, recorder, observer.outlook),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,

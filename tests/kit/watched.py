@@ -55,7 +55,7 @@ def running(
     names = [spec.name for spec in specs]
     observer = Observer(names, watched.recorder, SYSTEM_CLOCK, heartbeat_ms=heartbeat_ms)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(serve(port, watched.recorder, observer.health))
+        stack.enter_context(serve(port, watched.recorder, observer.outlook))
         runner = stack.enter_context(InlineRunner())
         service = wiring.build_service(specs, runner, stack, observer)
 

@@ -17,7 +17,7 @@ from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batch
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.metrics import OFFSET_VERIFIED, RECORDS, Recorder
-from logmirror.mirror.health import LIVE_MS
+from logmirror.mirror.outlook import LIVE_MS
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import DAY_MS
 from logmirror.model import Trigger
@@ -179,6 +179,25 @@ def test_a_figure_never_runs_ahead_of_what_a_fresh_look_at_the_store_shows(monke
     assert world.samples["destination_records_total", FLOW] == 400
 
 
+def test_an_object_that_another_writer_had_first_is_a_conflict():
+    """Our claim is refused, or what we would publish is there already."""
+    one, other = World(Log(batches(0, 20)), max_offsets=10), World(Log(batches(0, 20)))
+    other.store = one.store
+    raced = []
+
+    def race(operation, name):
+        if operation == "create" and "claims" in name and not raced:
+            raced.append(name)
+            other.run()
+
+    one.store.before = race
+    one.run()
+    assert raced
+    assert one.samples["create_conflicts_total", FLOW] == 1
+    assert other.samples["create_conflicts_total", FLOW] == 0
+    assert one.samples["destination_offset_verified", FLOW] == 20
+
+
 # -- R10 -------------------------------------------------------------------------------------------
 
 
@@ -318,7 +337,7 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog):
 
 def test_a_mirror_waits_from_its_first_failure_until_it_goes_on(monkeypatch):
     world = World(Log(batches(0, 10)), max_offsets=10)
-    health, states = world.observer.health, []
+    health, states = world.observer.outlook, []
     ends = world.client.list_offsets
 
     def fail(*_, **__):
@@ -383,14 +402,14 @@ def test_a_stopped_mirror_tells_why():
     world = World(Log([bytes(broken)]))
     with pytest.raises(CorruptionError) as caught:
         world.run()
-    (mirror,) = world.observer.health.mirrors()
+    (mirror,) = world.observer.outlook.mirrors()
     told = (mirror.state, mirror.kind, mirror.message)
     assert told == ("stopped", "corruption", caught.value.message)
 
 
 def test_the_process_is_live_while_the_loop_turns_or_slices_run():
     world = World(Log())
-    health, clock = world.observer.health, world.clock
+    health, clock = world.observer.outlook, world.clock
     clock.ms += 2 * LIVE_MS
     assert health.not_live() == []  # Spark starts
     world.run(until_ms=clock.ms + 1000)

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from logmirror import metrics
-from logmirror.mirror.health import Health
+from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.heartbeat import Heartbeat
 from logmirror.model import HoleCause
 
@@ -42,7 +42,7 @@ class Observer:
         self, mirrors: Sequence[str], recorder: Recorder, clock: Clock, *, heartbeat_ms: int = 0
     ) -> None:
         self.recorder, self._clock = recorder, clock
-        self.health = Health(mirrors, clock)
+        self.outlook = Outlook(mirrors, clock)
         self._heartbeat = Heartbeat(heartbeat_ms, clock)
         self._flushed_ms: dict[FlowId, int] = {}
         """Monotonic time of the last flush of a flow, or of its opening."""
@@ -51,25 +51,25 @@ class Observer:
 
     def turned(self, states: Iterable[FlowState]) -> None:
         """The loop has run what was due."""
-        self.health.turned()
+        self.outlook.turned()
         self._heartbeat.beat(states)
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
         """Slices run inside of this."""
-        self.health.ticking(on=True)
+        self.outlook.ticking(on=True)
         try:
             yield
         finally:
-            self.health.ticking(on=False)
+            self.outlook.ticking(on=False)
 
     def planned(self, states: Mapping[FlowId, FlowState], planned: Collection[FlowId]) -> None:
         """What is due is known: a flow that may go on and has nothing due waits no longer."""
         now_ms = self._clock.monotonic_ms()
-        for flow in self.health.waiting():
+        for flow in self.outlook.waiting():
             is_free = states[flow].retry_at_ms <= now_ms and not states[flow].lost
             if is_free and flow not in planned:
-                self.health.goes_on(flow)
+                self.outlook.goes_on(flow)
 
     # -- flows -----------------------------------------------------------------------------------
 
@@ -80,12 +80,12 @@ class Observer:
             self.recorder.add(counter, labels, 0)
         self._flushed_ms[state.flow] = self._clock.monotonic_ms()
         self._heartbeat.opened(state)
-        self.health.knows(state)
+        self.outlook.knows(state)
         self.saw(state)
 
     def saw(self, state: FlowState) -> None:
         """A flow's position, or the end of its source, may be another one."""
-        self.health.turned()
+        self.outlook.turned()
         labels = _labels(state.flow)
         self.recorder.set(metrics.OFFSET_VERIFIED, labels, state.position)
         if state.source_end >= 0:
@@ -135,14 +135,14 @@ class Observer:
 
     def committed(self, state: FlowState) -> None:
         """A flow's slices came without an error."""
-        self.health.goes_on(state.flow)
+        self.outlook.goes_on(state.flow)
 
     def waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
         """A flow failed for now."""
-        self.health.turned()
+        self.outlook.turned()
         self.recorder.add(metrics.RESTARTS, _labels(state.flow))
         self._failed(state.flow, error)
-        self.health.waits(state.flow, error)
+        self.outlook.waits(state.flow, error)
         facts = {**error.facts, **flow_facts(state.flow), "failures": state.failures}
         facts["retry_in_ms"] = wait_ms
         _LOG.warning("flow waits: %s", error.message, extra={"facts": facts})
@@ -150,7 +150,7 @@ class Observer:
     def stopped(self, flow: FlowId, error: LogmirrorError) -> None:
         """A flow must not go on."""
         self._failed(flow, error)
-        self.health.stopped(flow, error)
+        self.outlook.stopped(flow, error)
         facts = {**error.facts, **flow_facts(flow)}
         _LOG.error("flow stopped: %s", error.message, extra={"facts": facts})
 
@@ -169,13 +169,13 @@ class Observer:
 
     def mirror_opened(self, mirror: str) -> None:
         """All flows of a mirror that its source tells of have positions."""
-        self.health.opened(mirror)
+        self.outlook.opened(mirror)
 
     def unreachable(self, mirror: str, topic: str, error: LogmirrorError) -> None:
         """A source did not answer the question for its topics; the flows there may go on."""
-        self.health.turned()
+        self.outlook.turned()
         self.recorder.add(metrics.ERRORS, (mirror, "", topic, "", error.kind))
-        self.health.unreachable(mirror, error)
+        self.outlook.unreachable(mirror, error)
         facts = {**error.facts, "error": error.message, "mirror": mirror, "topic": topic}
         _LOG.warning("cluster not reached", extra={"facts": facts})
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.destination import Destination
-    from logmirror.mirror.health import MirrorHealth
+    from logmirror.mirror.outlook import MirrorHealth
     from logmirror.mirror.ports import ChainStart, DestinationSpec, Runner, SliceResult
     from logmirror.model import TopicPartition
 
@@ -116,7 +116,7 @@ class Service:
 
     def health(self) -> list[MirrorHealth]:
         """How each mirror is; any thread may ask."""
-        return self._observer.health.mirrors()
+        return self._observer.outlook.mirrors()
 
     def run(self, *, until_now: bool = False) -> None:
         """Copy until `stop`; with `until_now` until the ends that were found at the start.

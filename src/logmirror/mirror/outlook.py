@@ -45,7 +45,7 @@ class Trouble:
     """Wall-clock time of the first failure in a row."""
 
 
-class Health:
+class Outlook:
     """What is known of the mirrors.
 
     Args:
