@@ -112,7 +112,22 @@ def _kernel_figures(lines: list[dict]) -> tuple[float, float]:
     return large["mb_per_s"], small["million_records_per_s"]
 
 
-def page(kernels: list[dict], mirror: dict, forward: dict, load_before: float) -> str:
+def snapshot_table(found: dict) -> str:
+    titles = {
+        "first": f"the first, {found['keys']:,} keys",
+        "next": f"the next, after {found['updates']:,} updates",
+    }
+    rows = [
+        [title, *(f"{found[name][key]:.1f}" for key in ("flow_s", "flow_cpu_s"))]
+        + [f"{found[name][key]:.0f}" for key in ("peak_python_mib", "snapshot_mb")]
+        for name, title in titles.items()
+    ]
+    return table(["snapshot", "s", "CPU-s", "peak RSS of a Python process, MiB", "MB"], rows)
+
+
+def page(
+    kernels: list[dict], mirror: dict, forward: dict, snapshots: dict, load_before: float
+) -> str:
     now = datetime.now(UTC).date().isoformat()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     notes = (HERE / "notes.md").read_text()
@@ -137,6 +152,12 @@ comes before it and is told apart. CPU is that of all processes of the contestan
 included, the broker's not; the connector's start could not be told from its flow. The connector
 runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
 
+## Snapshots of a compacted topic
+
+`compaction: log`, one partition, values of {snapshots["value_bytes"]} B; Spark's start apart.
+
+{snapshot_table(snapshots)}
+
 {sections(forward)}
 
 ## Kernels
@@ -156,7 +177,8 @@ def main() -> None:
     kernels = run("kernels.py", "--json")
     mirror = run("mirror.py", "--records", options.records, "--rounds", options.rounds)
     forward = run("forward.py", "--records", options.forward_records, "--rounds", options.rounds)
-    PAGE.write_text(page(kernels["lines"], mirror, forward, load_before))
+    snapshots = run("snapshots.py")
+    PAGE.write_text(page(kernels["lines"], mirror, forward, snapshots, load_before))
     print(PAGE.read_text())
 
 

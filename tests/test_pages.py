@@ -10,39 +10,37 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from kit.commands import QUIET
 from kit.machine import HOST, free_ports, program
 
 DOCS = Path(__file__).parent.parent / "docs"
-LISTENING = "".join(
-    f"until kcat -L -b 127.0.0.1:{port} > listening 2>&1; do sleep 0.1; done\n"
-    for port in (9092, 9093)
-)
+LISTENING = "until kcat -L -b 127.0.0.1:{port} > listening 2>&1; do sleep 0.1; done\n"
 BLOCK = re.compile(r"```(sh|yaml)\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.timeout(300)
-def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
-    page = (DOCS / "mirror-a-cluster.md").read_text()
-    section = page.partition("## Try it")[2].partition("\n## ")[0]
-    blocks = [(kind, text) for kind, text in BLOCK.findall(section)]
-    assert [kind for kind, _ in blocks] == ["sh", "sh", "yaml", "sh", "sh"]
+def run_section(page: str, folder: Path, config: str) -> subprocess.CompletedProcess[str]:
+    """Run the commands of a page's section "Try it" in a folder; YAML is saved as `config`.
+
+    The first block starts brokers, which are waited for. Ports are replaced by free ones.
+    """
+    section = (DOCS / page).read_text().partition("## Try it")[2].partition("\n## ")[0]
     steps = [
-        f"cat > standby.yaml <<'END'\n{text}END\n" if kind == "yaml" else text
-        for kind, text in blocks
+        f"cat > {config} <<'YAML'\n{text}YAML\n" if kind == "yaml" else text
+        for kind, text in BLOCK.findall(section)
     ]
-    steps.insert(1, LISTENING)
+    ports = [port for port in (9092, 9093) if f"127.0.0.1:{port}" in section]
+    steps[1:1] = [LISTENING.format(port=port) for port in ports]
     script = "set -e\ntrap 'kill $(jobs -p)' EXIT\n" + "".join(steps)
-    for port in (9092, 9093):
+    for port in ports:
         script = script.replace(f"127.0.0.1:{port}", f"{HOST}:{free_ports(1)[0]}")
     script = re.sub(r"\blogmirror ", f"{shlex.quote(sys.executable)} -m logmirror ", script)
     script = re.sub(r"\bkcat ", f"{shlex.quote(program('kcat'))} ", script)
-
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-c", script],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, **QUIET, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
@@ -50,8 +48,28 @@ def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
         check=False,
     )
 
+
+@pytest.mark.timeout(300)
+def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
+    done = run_section("mirror-a-cluster.md", tmp_path, "standby.yaml")
+
     assert done.returncode == 0, done.stdout + done.stderr
     ours, theirs = done.stdout.splitlines()[-2:]
     assert ours == theirs
     assert hashlib.sha256().hexdigest() not in ours  # of nothing
     assert "100000" in done.stdout  # records that were proven
+
+
+@pytest.mark.timeout(300)
+def test_compacted_topics_works_by_copy_and_paste(tmp_path: Path) -> None:
+    done = run_section("compacted-topics.md", tmp_path, "prices.yaml")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (DOCS / "compacted-topics.md").read_text()
+    query = page.partition("```sql\n")[2].partition("```")[0]
+    names = [line.strip() for line in page.splitlines() if line.startswith("    0000")]
+    assert [line for line in done.stdout.splitlines() if line.startswith("0000")] == names
+    sql, _, told = query.partition(";\n")
+    found = duckdb.execute(sql.replace("'archive/", f"'{tmp_path}/archive/")).fetchall()
+    rows = [line.removeprefix("--").split() for line in told.splitlines()]
+    assert [[str(value) for value in row] for row in found] == rows

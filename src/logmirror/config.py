@@ -34,6 +34,7 @@ from logmirror.config_file.model import (
 from logmirror.config_file.problems import ConfigError, Locations, Problem, config_error
 from logmirror.config_file.rules import PropertyCheck, check
 from logmirror.config_file.scalars import (
+    Compaction,
     Compression,
     Encoding,
     Format,
@@ -42,6 +43,7 @@ from logmirror.config_file.scalars import (
     TimestampMode,
     TopicSync,
     parse_partitions,
+    parse_snapshots,
     parse_time_of_day,
 )
 from logmirror.config_file.schema import json_schema
@@ -227,6 +229,12 @@ class MirrorSettings:
     path: str
     """Where the mirror stands in the file, such as `mirrors[0]`; see `Settings.locations`."""
 
+    compaction: Compaction | None = None
+    """`log`: objects are snapshots of the latest record of each key."""
+
+    keep_snapshots: int | None = None
+    """How many of the newest snapshots are kept, at least 1; None for all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -306,6 +314,8 @@ def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSetting
         format=layout.format,
         compression=layout.compression,
         encoding=layout.encoding,
+        compaction=layout.compaction,
+        keep_snapshots=parse_snapshots(layout.snapshots or "keep-all"),
         flush=None if layout.flush is None else _flush(layout.flush),
         chain_start=mirror.chain_start,
         path=path,

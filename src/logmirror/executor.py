@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from logmirror.mirror.kafka_transfer import KafkaTransfer
 from logmirror.mirror.leases import open_lease
 from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import KafkaSpec
+from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.translate_progress import Links, ProgressReader
 from logmirror.mirror.translate_transfer import TranslateTransfer
@@ -130,6 +132,11 @@ def _source(work: Work) -> KafkaSource:
 def _archive(work: Work) -> SliceResult:
     _, _, decoder = _tools(os.getpid())
     store = _store(work.archive.location, work.writer_id, os.getpid())
+    if work.archive.compaction:
+        # Spark's folder for this purpose, which ends with the session.
+        folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+        folder = Path(folders[0]) if folders[0] else None
+        return SnapshotTransfer(work, _source(work), store, decoder, folder=folder).run()
     return Transfer(work, _source(work), store, decoder).run()
 
 

@@ -102,6 +102,8 @@ def _destination_spec(
         max_offsets=mirror.flush.max_offsets,
         max_time_ms=mirror.flush.max_time_ms,
         daily_at_utc_s=mirror.flush.daily_at_utc_s,
+        compaction=mirror.compaction,
+        keep_snapshots=mirror.keep_snapshots,
     )
 
 
@@ -135,12 +137,14 @@ def _identity(credentials: S3Credentials) -> S3Identity:
 
 def s3_policies(settings: Settings) -> dict[str, dict[str, object]]:
     """The least that each identity of the configuration must be allowed; see `s3_policy`."""
-    return policies(
-        written.location
+    written = [
+        (archive.location, name, archive.keep_snapshots is not None)
         for spec in mirror_specs(settings)
-        for _, written in spec.destinations
-        if isinstance(written, ArchiveSpec) and isinstance(written.location, S3Location)
-    )
+        for name, archive in spec.destinations
+        if isinstance(archive, ArchiveSpec) and isinstance(archive.location, S3Location)
+    ]
+    pruned = [(location, name) for location, name, prunes in written if prunes]
+    return policies((location for location, _, _ in written), pruned)
 
 
 class Clients:
@@ -183,9 +187,8 @@ def run(
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
-    # Other commands do without these.
-    from logmirror.http_port import serve  # noqa: PLC0415
-    from logmirror.spark import SparkRunner  # noqa: PLC0415
+    from logmirror.http_port import serve  # noqa: PLC0415  # other commands do without it
+    from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
 
     specs = mirror_specs(settings)
     if not specs:

@@ -113,7 +113,7 @@ def test_one_bucket_may_be_shared_by_all_mirrors():
         ({"kms-key-id": "k"}, ".kms-key-id", "is only for sse: aws:kms"),
         ({"sse": "aes"}, ".sse", "must be AES256 or aws:kms"),
         ({"encryption": {"key-id": "k"}}, ".encryption", "is not offered by this version"),
-        ({"compaction": "log"}, ".compaction", "is not offered by this version"),
+        ({"compaction": "log"}, ".compaction", "unknown key"),
         ({"bukket": "x"}, ".bukket", "unknown key"),
         (
             {"credentials": {"access-key-id": "k"}},

@@ -17,6 +17,7 @@ from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
 from logmirror.mirror.service import MirrorSpec, Service
+from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.transfer import Transfer
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.stores.locations import FolderLocation
@@ -182,7 +183,8 @@ class InlineRunner:
             topic_id=work.slice.topic_id,
             buffer=FetchBuffer(64),
         )
-        return Transfer(work, source, self._store, RecordDecoder()).run()
+        kind = SnapshotTransfer if work.archive.compaction else Transfer
+        return kind(work, source, self._store, RecordDecoder()).run()
 
 
 class SteppingClock(Clock):

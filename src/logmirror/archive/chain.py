@@ -55,7 +55,9 @@ class Chain:
     """The first source offset that is not archived; None: empty, and no start was declared."""
 
 
-def chain(names: Iterable[str], *, extension: str, start: int | None) -> Chain:
+def chain(
+    names: Iterable[str], *, extension: str, start: int | None, snapshots: bool = False
+) -> Chain:
     """Verify a listing and tell where writing must continue.
 
     Args:
@@ -63,6 +65,7 @@ def chain(names: Iterable[str], *, extension: str, start: int | None) -> Chain:
         extension: The one extension this destination is configured to write.
         start: Where the chain must begin, which is also the position of an empty one. None: the
             first object declares it.
+        snapshots: The objects are snapshots, each complete: gaps are where old ones were pruned.
 
     Returns:
         The links in ascending order and the position.
@@ -90,7 +93,8 @@ def chain(names: Iterable[str], *, extension: str, start: int | None) -> Chain:
                 expected=extension,
                 found=found_extension,
             )
-        if expected is not None and first != expected:
+        is_pruned = snapshots and expected is not None and first > expected
+        if expected is not None and first != expected and not is_pruned:
             raise _break(name, expected=expected, found=first, is_head=not links)
         expected = last + 1
         links.append(Link(name, first, last))

@@ -71,6 +71,10 @@ class Claim:
     holes: tuple[Hole, ...] = ()
     """Offsets without records; the first of them, where there are very many."""
 
+    rewritable: bool = False
+    """The source compacts its log: who reads the range later may find fewer records in it. The
+    range binds, the digest does not."""
+
     def to_bytes(self) -> bytes:
         """Return the claim file's content."""
         content: dict[str, object] = {
@@ -90,6 +94,8 @@ class Claim:
             content["leader_epoch"] = self.leader_epoch
         if self.holes:
             content["holes"] = [[h.first, h.last, h.cause.value] for h in self.holes]
+        if self.rewritable:
+            content["rewritable"] = True
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -142,6 +148,7 @@ class Claim:
                 Hole(first=_int(first), last=_int(last), cause=HoleCause(cause))
                 for first, last, cause in content.get("holes", ())
             ),
+            rewritable=content.get("rewritable", False) is True,
         )
 
 
@@ -213,7 +220,7 @@ def publish_object(
         from logmirror.archive.digest import object_digest  # noqa: PLC0415  # see above
 
         found = object_digest(store, name, expected=claim.digest)
-        if found != claim.digest:
+        if found != claim.digest and not claim.rewritable:
             raise PositionError(
                 "the name is taken by an object with other content",
                 hint="run `logmirror verify --deep --against-source`; delete nothing before",
@@ -251,7 +258,7 @@ def _claim(store: BlobStore, folder: str, claim: Claim) -> bool:
             claimed_by=winner.writer,
             claim=data.decode(),
         )
-    if winner.digest != claim.digest:
+    if winner.digest != claim.digest and not winner.rewritable:
         raise PositionError(
             "the range is claimed with other content",
             hint=_HINT_STUCK,

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logmirror.wire.columns import SCHEMA
+from logmirror.wire.columns import SCHEMA, payload_bytes
 from logmirror.wire.ndjson import encode_ndjson
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from logmirror.stores.base import Buffer
-    from logmirror.wire.columns import Columns
+    from logmirror.wire.columns import Columns, Int64s
 
 ROW_GROUP_BYTES: Final = 32 << 20
 """A row group ends with the row that brings its keys, values and headers to this many bytes."""
@@ -89,9 +89,9 @@ class NdjsonEncoder:
             UsageError: `utf8`, and a key or value is not UTF-8. Facts: `offset`.
         """
         stop = columns.rows if stop is None else stop
-        payload_bytes = columns.payload_bytes
+        row_bytes = columns.payload_bytes
         while start < stop:
-            filled = np.cumsum(payload_bytes[start:stop])
+            filled = np.cumsum(row_bytes[start:stop])
             end = min(start + int(np.searchsorted(filled, _PIECE_BYTES)) + 1, stop)
             size_bytes = encode_ndjson(
                 columns,
@@ -156,13 +156,30 @@ class ParquetEncoder:
             UsageError: A header key is not UTF-8. Facts: `offset`.
         """
         stop = columns.rows if stop is None else stop
-        payload_bytes = columns.payload_bytes
+        topic, partition = self._topic, self._partition
+
+        def rows(first: int, end: int) -> Any:  # noqa: ANN401  # pyarrow has no types
+            return columns.to_arrow(topic, partition, first, end)
+
+        self._append(rows, columns.payload_bytes, start, stop)
+
+    def append_arrow(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """Append a record batch of `wire.columns.SCHEMA`; its memory may be used again."""
+
+        def rows(first: int, end: int) -> Any:  # noqa: ANN401  # pyarrow has no types
+            return batch.slice(first, end - first)
+
+        self._append(rows, payload_bytes(batch), 0, len(batch))
+
+    def _append(
+        self, rows: Callable[[int, int], Any], row_bytes: Int64s, start: int, stop: int
+    ) -> None:
         while start < stop:
             room = min(stop, start + ROW_GROUP_ROWS - self._waiting_rows)
-            filled = np.cumsum(payload_bytes[start:room])
+            filled = np.cumsum(row_bytes[start:room])
             reached = int(np.searchsorted(filled, ROW_GROUP_BYTES - self._waiting_bytes))
             end = min(start + reached + 1, room)
-            batch = columns.to_arrow(self._topic, self._partition, start, end)
+            batch = rows(start, end)
             self._waiting_rows += end - start
             self._waiting_bytes += int(filled[end - start - 1])
             if self._waiting_bytes >= ROW_GROUP_BYTES or self._waiting_rows >= ROW_GROUP_ROWS:

@@ -25,6 +25,7 @@ DIGEST_KEY: Final = f"{PREFIX}digest"
 """Holds the content digest of the records."""
 
 _VERSION_KEY: Final = f"{PREFIX}format-version"
+_COMPACTION_KEY: Final = f"{PREFIX}compaction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,10 @@ class ObjectMetadata:
     hole_counts: Mapping[HoleCause, int] = field(default_factory=dict)
     """How many offsets carry no record, by cause; complete, also where `holes` is not."""
 
+    is_snapshot: bool = False
+    """One row for each key, sorted by key: what `compaction: log` writes. Offsets may then lie
+    below the range, and records and holes need not add up to it."""
+
     def to_key_values(self) -> dict[str, str]:
         """Return the metadata as Parquet holds it."""
         holes = [[hole.first, hole.last, hole.cause.value] for hole in self.holes]
@@ -62,7 +67,7 @@ class ObjectMetadata:
             DIGEST_KEY: self.digest,
             f"{PREFIX}holes": json.dumps(holes, separators=(",", ":")),
             f"{PREFIX}hole-counts": json.dumps(counts, separators=(",", ":")),
-        }
+        } | ({_COMPACTION_KEY: "log"} if self.is_snapshot else {})
 
     @classmethod
     def from_key_values(
@@ -93,6 +98,8 @@ class ObjectMetadata:
                 "unreadable metadata in the object", name=name, reason=repr(error)
             ) from error
         missing = sum(metadata.hole_counts.values())
+        if metadata.is_snapshot:
+            return metadata
         if metadata.record_count + missing != metadata.covered.offset_count:
             raise CorruptionError(
                 "records and holes do not add up to the offsets covered",
@@ -122,4 +129,5 @@ class ObjectMetadata:
                 for first, last, cause in holes
             ),
             hole_counts={HoleCause(cause): int(count) for cause, count in counts.items()},
+            is_snapshot=texts.get(_COMPACTION_KEY) == "log",
         )

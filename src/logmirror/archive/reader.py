@@ -19,6 +19,7 @@ from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.archive.parquet import open_parquet, read_parquet
+from logmirror.archive.snapshots import check_sorted
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError, UsageError
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
@@ -66,8 +67,9 @@ class _Walk:
         self._previous = -1
         self.record_count = 0
 
-    def step(self, offsets: Any) -> None:  # noqa: ANN401  # an int64 array
+    def step(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         """Check the offsets of the next records."""
+        offsets = batch.column("offset").to_numpy()
         if not len(offsets):
             return
         first, last = int(offsets[0]), int(offsets[-1])
@@ -89,6 +91,27 @@ class _Walk:
             )
         self._previous = last
         self.record_count += len(offsets)
+
+
+class _SnapshotWalk:
+    """Follows the keys of a snapshot from row to row."""
+
+    def __init__(self, name: str, covered: OffsetRange) -> None:
+        self._name, self._covered = name, covered
+        self._previous: bytes | None = None
+        self.record_count = 0
+
+    def step(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """Check the keys of the next rows, and that none is newer than the snapshot."""
+        self._previous = check_sorted(batch, self._previous, name=self._name)
+        highest = int(batch.column("offset").to_numpy().max(initial=-1))
+        if highest > self._covered.last:
+            raise CorruptionError(
+                "the object holds offsets outside the range of its name",
+                name=self._name,
+                last=highest,
+            )
+        self.record_count += len(batch)
 
 
 def iterate(
@@ -233,7 +256,11 @@ class _Check:
             self._topic = metadata.topic
         if not deep:
             return self._report(count, metadata.digest if metadata else None, metadata)
-        found, digest = self._rows(read_parquet(parquet, self._name))
+        is_snapshot = metadata is not None and metadata.is_snapshot
+        found, digest = self._rows(
+            read_parquet(parquet, self._name),
+            (_SnapshotWalk if is_snapshot else _Walk)(self._name, self._covered),
+        )
         self._expect("record count", count, found)
         if metadata is not None:
             self._expect("digest", metadata.digest, digest)
@@ -242,13 +269,14 @@ class _Check:
     def ndjson(self, file: BinaryIO, *, deep: bool, utf8: bool) -> ObjectReport:
         if not deep:
             return self._report(None, None)
-        return self._report(*self._rows(read_ndjson(file, name=self._name, utf8=utf8)))
+        walk = _Walk(self._name, self._covered)
+        return self._report(*self._rows(read_ndjson(file, name=self._name, utf8=utf8), walk))
 
-    def _rows(self, batches: Iterator[Any]) -> tuple[int, str]:
+    def _rows(self, batches: Iterator[Any], walk: _Walk | _SnapshotWalk) -> tuple[int, str]:
         """Check every row; returns how many there are, and their digest."""
-        walk, digest = _Walk(self._name, self._covered), ContentDigest()
+        digest = ContentDigest()
         for batch in batches:
-            walk.step(batch.column("offset").to_numpy())
+            walk.step(batch)
             self._expect_everywhere(batch, "partition", self._partition)
             if self._topic is None and len(batch):
                 self._topic = batch.column("topic")[0].as_py()
@@ -275,6 +303,10 @@ def _compare_with_claim(report: ObjectReport, claim: Claim) -> None:
         "range": (claim.covered, report.covered),
         "digest": (claim.digest, report.digest or claim.digest),
     }
+    if claim.rewritable and not report.name.endswith(f".{NDJSON}"):
+        # Whoever finished the range may have found less of it than who claimed it. Checksums in
+        # the object itself guard the content.
+        del differences["digest"]
     for what, (expected, found) in differences.items():
         if expected != found:
             raise CorruptionError(

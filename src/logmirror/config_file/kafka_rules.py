@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from logmirror.config_file.source import Source
 
-_OF_FILES: Final = ("format", "compression", "encoding", "flush", "chain-start")
+_OF_FILES: Final = (
+    *("format", "compression", "encoding", "compaction", "snapshots", "flush", "chain-start"),
+)
 """Settings of a mirror that say how files are written."""
 
 _ONLY_FILES: Final = "is only for destinations of type filesystem or s3"

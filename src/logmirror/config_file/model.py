@@ -19,6 +19,7 @@ from logmirror.config_file.scalars import (
     MAX_REPLICATION_FACTOR,
     Bucket,
     ChainStart,
+    Compaction,
     Compression,
     Encoding,
     Endpoint,
@@ -36,6 +37,7 @@ from logmirror.config_file.scalars import (
     Properties,
     Root,
     Servers,
+    Snapshots,
     TimeOfDay,
     TimestampMode,
     Topic,
@@ -287,6 +289,13 @@ class SharedFilesystemModel(_Model):
     encoding: Encoding = "base64"
     """How `ndjson` writes keys and values; see `encoding` of a mirror."""
 
+    compaction: Compaction | None = None
+    """Whether an object holds all records or the latest of each key; see `compaction` of a
+    mirror."""
+
+    snapshots: Snapshots | None = None
+    """How many objects of `compaction: log` are kept; see `snapshots` of a mirror."""
+
     flush: FlushModel
     """When an object ends."""
 
@@ -306,6 +315,13 @@ class SharedS3Model(_BucketModel):
 
     encoding: Encoding = "base64"
     """How `ndjson` writes keys and values; see `encoding` of a mirror."""
+
+    compaction: Compaction | None = None
+    """Whether an object holds all records or the latest of each key; see `compaction` of a
+    mirror."""
+
+    snapshots: Snapshots | None = None
+    """How many objects of `compaction: log` are kept; see `snapshots` of a mirror."""
 
     flush: FlushModel
     """When an object ends."""
@@ -364,6 +380,14 @@ class MirrorModel(_Model):
     encoding: Encoding = "base64"
     """How `ndjson` writes keys and values: `base64` keeps every byte; `utf8` is readable, and a
     record that is not UTF-8 stops the mirror."""
+
+    compaction: Compaction | None = None
+    """`log`: an object holds the latest record of each key, complete and sorted by key, instead of
+    all records; a tombstone removes its key. Only for `format: parquet`."""
+
+    snapshots: Snapshots | None = None
+    """How many of the objects of `compaction: log` are kept: `keep-all`, the default, or the newest
+    ones, such as `keep 3`."""
 
     flush: FlushModel | None = None
     """When an object ends. Required where a destination receives files."""

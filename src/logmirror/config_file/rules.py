@@ -30,7 +30,6 @@ PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 
 _NOT_OFFERED: Final = {
     "affects-readiness": "remove it",
-    "compaction": "remove it: every record is kept",
     "encryption": "remove it, and let the file system or the bucket (`sse`) encrypt",
     "http-access": "remove it",
     "keys": "remove it: parquet keeps keys as bytes",
@@ -40,7 +39,9 @@ _NOT_OFFERED: Final = {
 }
 """Settings of other versions and of mirror-v3, and what to do instead."""
 
-_ONLY_IN_SHARED: Final = ("destinations", "format", "compression", "encoding", "flush")
+_ONLY_IN_SHARED: Final = (
+    *("destinations", "format", "compression", "encoding", "compaction", "snapshots", "flush"),
+)
 
 
 def check(
@@ -177,6 +178,10 @@ def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
         if kafka_rules.types_of(mirror, one, path) != {"kafka"}:
             _check_encoding(source, path, mirror)
         kafka_rules.check_mirror(source, path, mirror, one)
+        layout = one if one is not None else mirror
+        if layout.get("compaction") is not None and mirror.get("chain-start") is not None:
+            message = "has no meaning with compaction: log, which begins where the source begins"
+            source.complain(f"{path}.chain-start", message, "remove it")
         _check_group(source, path, mirror, groups)
         flows.extend(_flows(path, mirror, one))
     _check_folders(source, [flow for flow in flows if not source.is_broken(flow.path)])
@@ -227,12 +232,19 @@ def _check_shared_destination(
             source.complain(f"{path}.{key}", message, suggestion)
 
 
+_FORMAT_OF: Final = (
+    *(("compression", "parquet"), ("compaction", "parquet"), ("encoding", "ndjson")),
+)
+
+
 def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
     """An option that would do nothing is refused: whoever wrote it expects something of it."""
     chosen = mapping.get("format") or "parquet"
-    for key, needed in (("compression", "parquet"), ("encoding", "ndjson")):
+    for key, needed in _FORMAT_OF:
         if mapping.get(key) is not None and chosen != needed:
             source.complain(f"{path}.{key}", f"is only for format: {needed}", "remove it")
+    if mapping.get("compaction") is None and mapping.get("snapshots") is not None:
+        source.complain(f"{path}.snapshots", "is only for compaction: log", "remove it")
 
 
 _OF_SOURCE: Final = {

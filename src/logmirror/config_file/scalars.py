@@ -33,6 +33,7 @@ MAX_BATCH_BYTES: Final = 2**31 - 1
 Format = Literal["parquet", "native", "ndjson"]
 Compression = Literal["zstd-1", "zstd-3", "snappy", "lz4", "uncompressed"]
 Encoding = Literal["base64", "utf8"]
+Compaction = Literal["log"]
 Offsets = Literal["preserve", "translate"]
 Holes = Literal["markers", "fail"]
 TopicSync = Literal["create", "validate", "off"]
@@ -40,6 +41,7 @@ TimestampMode = Literal["source", "destination"]
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ENDPOINT = re.compile(r"https?://(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?/?")
+_SNAPSHOTS = re.compile(r"keep ([1-9][0-9]{0,8})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
@@ -191,6 +193,26 @@ def _check_chain_start(value: object) -> object:
     raise ValueError(message)
 
 
+def parse_snapshots(text: str) -> int | None:
+    """How many snapshots are kept; None for all of them.
+
+    Raises:
+        ValueError: Not `keep-all` and not `keep N`.
+    """
+    if text == "keep-all":
+        return None
+    match = _SNAPSHOTS.fullmatch(text)
+    if match is None:
+        message = "must be keep-all or, for example, keep 3"
+        raise ValueError(message)
+    return int(match[1])
+
+
+def _check_snapshots(text: str) -> str:
+    parse_snapshots(text)
+    return text
+
+
 def _texts(value: object) -> object:
     """Take scalars as they were written: a password of digits is a text."""
     if not isinstance(value, SourceMap):
@@ -249,6 +271,11 @@ Endpoint = Annotated[
     str,
     AfterValidator(_check_endpoint),
     Field(json_schema_extra={"pattern": f"^{_ENDPOINT.pattern}$"}),
+]
+Snapshots = Annotated[
+    str,
+    AfterValidator(_check_snapshots),
+    Field(json_schema_extra={"pattern": f"^(keep-all|{_SNAPSHOTS.pattern})$"}),
 ]
 EnvironmentName = Annotated[
     str,

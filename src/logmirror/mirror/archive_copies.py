@@ -8,6 +8,7 @@ from logmirror.archive.claims import sweep_claims
 from logmirror.errors import InternalError, LogmirrorError
 from logmirror.mirror.ports import ArchiveSpec
 from logmirror.mirror.positions import chain_position, checked_position
+from logmirror.mirror.snapshots import begin_snapshots, prune
 from logmirror.stores.locations import S3Location
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ class ArchiveCopies:
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
             try:
-                found[flow] = chain_position(
-                    store, flow, archive.extension, chain_start=chain_start
-                )
+                found[flow] = chain_position(store, flow, archive, chain_start=chain_start)
             except LogmirrorError as error:
                 found[flow] = error
         return found
@@ -69,7 +68,8 @@ class ArchiveCopies:
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:
         """See `Destination.check`."""
-        return checked_position(self._open_store(_archive(spec).location), flow, found, view)
+        archive = _archive(spec)
+        return checked_position(self._open_store(archive.location), archive, flow, found, view)
 
     def opened(self, state: FlowState) -> None:
         """See `Destination.opened`: claims that nothing can need any more are removed.
@@ -77,7 +77,10 @@ class ArchiveCopies:
         In a bucket they stay: an archiver need not be allowed to delete there, and looking for old
         ones would be a listing of all of them (decision 0006).
         """
-        location = _archive(state.destination).location
+        archive = _archive(state.destination)
+        if archive.compaction:
+            begin_snapshots(state, self._open_store(archive.location))
+        location = archive.location
         if isinstance(location, S3Location):
             return
         sweep_claims(
@@ -92,7 +95,13 @@ class ArchiveCopies:
         self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
     ) -> LogmirrorError | None:
         """See `Committer.commit`."""
-        return self._committer.commit(state, works, results)
+        error = self._committer.commit(state, works, results)
+        archive = _archive(state.destination)
+        if archive.compaction and any(result.receipts for result in results):
+            state.rebuild = False
+            state.current_ms = works[0].slice.seen_ms
+            prune(self._open_store(archive.location), state.flow, archive)
+        return error
 
 
 def _archive(spec: DestinationSpec) -> ArchiveSpec:

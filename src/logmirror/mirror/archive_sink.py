@@ -7,7 +7,7 @@ differently still agree on it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -72,6 +72,14 @@ class ObjectWriter:
         self.payload_bytes += int(columns.payload_bytes[start:stop].sum())
         self.record_count += stop - start
 
+    def append_arrow(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """Append a record batch of `wire.columns.SCHEMA`, of a snapshot."""
+        if not isinstance(self._encoder, ParquetEncoder):
+            raise InternalError("a snapshot that is not Parquet", format=self._spec.format)
+        self._encoder.append_arrow(batch)
+        self._rows_digest.update_arrow(batch)
+        self.record_count += len(batch)
+
     def finish(
         self, covered: OffsetRange, holes: HoleSummary, topic_id: bytes | None, *, travels: bool
     ) -> tuple[str, str]:
@@ -100,6 +108,7 @@ class ObjectWriter:
                 HoleCause.ABORTED: holes.aborted,
                 HoleCause.COMPACTED: holes.compacted,
             },
+            is_snapshot=self._spec.compaction == "log",
         )
         self._encoder.finish(metadata.to_key_values())
         name = f"{self._flow.folder}/{format_name(covered, self._spec.extension)}"

@@ -75,6 +75,9 @@ class Cut:
         if index == len(sizes):
             self.bytes_left -= int(sizes.sum())
             return stop, None, None
+        if self.forced and batches.base_offsets[start + index] >= self.limit:
+            # The cleaner took the batch that the claimed range ended with, and maybe others.
+            return start + index, self.limit - 1, self.limit_trigger
         last = int(lasts[index])
         if self.forced and last + 1 != self.limit:
             raise PositionError(

@@ -13,6 +13,7 @@ import numpy as np
 
 from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster.client import EARLIEST
 from logmirror.errors import LogmirrorError, PositionError
 from logmirror.wire.scan import BatchScanner
 
@@ -109,6 +110,10 @@ class KafkaSource:
             if offset < end:
                 self._ask_ahead(offset)
             yield Fetched(self._buffer.view, batches, start)
+
+    def log_start(self) -> int:
+        """The first offset that the source still has."""
+        return self._client.list_offsets([self._partition], EARLIEST)[self._partition]
 
     def poll(self, offset: int, *, max_wait_ms: int, limit: int = 0) -> Polled:
         """Fetch once from `offset`; waits for `max_wait_ms` at most where nothing is there.

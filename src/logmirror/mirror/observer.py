@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from logmirror import metrics
-from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.heartbeat import Heartbeat
+from logmirror.mirror.outlook import Outlook
 from logmirror.model import HoleCause
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ offset from results, so that `max-bytes` is asked about only when it is likely t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from logmirror.mirror.ports import ArchiveSpec, DestinationSpec, FlowId, KafkaSpec, Slice
@@ -24,6 +24,12 @@ stop is prompt and Spark's 20-40 ms a tick stay below a few per cent."""
 
 COPY_BYTES: Final = 1 << 30
 """The same for a copy at the source's offsets, whose slices end by time."""
+
+ASSUMED_BYTES: Final = 1024
+"""Of a record, before one was seen, where looking would cost a whole snapshot."""
+
+MARGIN_MS: Final = 60_000
+"""Of a tombstone's life: between clocks, and between a look at the source and its reading."""
 
 DAY_MS: Final = 86_400_000
 
@@ -62,6 +68,18 @@ class FlowState:
     lost: bool = False
     """The position must be read from the destination again before the flow goes on."""
 
+    log_start: int = 0
+    """The first offset that the source had when the position was read."""
+
+    delete_retention_ms: int = 0
+    """How long the source keeps tombstones readable; of compacted topics."""
+
+    current_ms: int = 0
+    """`compaction: log`: wall-clock time at which the newest snapshot was known to lack nothing."""
+
+    rebuild: bool = False
+    """`compaction: log`: the next snapshot is built from all that the source has."""
+
     proven: bool = True
     """Whether what the destination holds is known to continue the source; archives have claims."""
 
@@ -84,15 +102,27 @@ class FlowState:
         """A guess at the payload that waits."""
         if self.bytes_per_offset is None:
             archive = self.destination
-            return archive.max_bytes if isinstance(archive, ArchiveSpec) else SLICE_BYTES
+            if not isinstance(archive, ArchiveSpec):
+                return SLICE_BYTES
+            return self.pending * ASSUMED_BYTES if archive.compaction else archive.max_bytes
         known = max(min(self.probed_end, self.end) - self.position, 0)
         return self.probed_bytes + int((self.pending - known) * self.bytes_per_offset)
 
-    def observe(self, source_end: int, now_ms: int) -> None:
-        """Take a watermark in; it never moves the flow backwards."""
+    def observe(self, source_end: int, now_ms: int, wall_ms: int = 0) -> None:
+        """Take a watermark in that was asked for at these times; it never moves the flow back."""
         self.source_end = max(self.source_end, source_end)
+        if self.source_end == self.position:
+            self.current_ms = wall_ms
         if self.pending and self.pending_since_ms is None:
             self.pending_since_ms = now_ms
+
+    def must_rebuild(self, wall_ms: int) -> bool:
+        """Whether the next snapshot must not be merged with the one before.
+
+        Merging is right as long as every tombstone since the last look is still there to be read,
+        which brokers promise for `delete.retention.ms` from its cleaning on.
+        """
+        return self.rebuild or wall_ms - self.current_ms >= self.delete_retention_ms - MARGIN_MS
 
     def advance(self, result: SliceResult, position: int, now_ms: int) -> None:
         """Take a committed result in: the flow now stands at `position`."""
@@ -156,7 +186,7 @@ def plan(
         if is_due:
             due.append(_Due(state, tail))
     _share_idle_slots(due, slots)
-    return [planned for item in due for planned in _slices(item)]
+    return [planned for item in due for planned in _slices(item, wall_ms)]
 
 
 def next_daily_ms(at_utc_s: int | None, wall_ms: int) -> int | None:
@@ -183,17 +213,22 @@ def _due(
         age_ms = now_ms - state.pending_since_ms
         if age_ms >= archive.max_time_ms:
             return True, Trigger.MAX_TIME
+    # A snapshot takes in all that waits; elsewhere the executor finds the object's end.
+    whole = archive.compaction is not None
     if state.pending >= archive.max_offsets:
-        return True, None
+        return True, Trigger.MAX_OFFSETS if whole else None
     needed = max(archive.max_bytes, int(state.probed_bytes * _PROBE_GROWTH))
-    return state.expected_bytes() >= needed, None
+    return state.expected_bytes() >= needed, Trigger.MAX_BYTES if whole else None
 
 
 def _share_idle_slots(due: list[_Due], slots: int) -> None:
     """Let long backlogs use the slots that no flow needs."""
     idle = slots - len(due)
     for item in sorted(due, key=lambda d: -d.state.expected_bytes()):
-        if item.state.bytes_per_offset is None or isinstance(item.state.destination, KafkaSpec):
+        destination = item.state.destination
+        if isinstance(destination, KafkaSpec) or destination.compaction:
+            continue
+        if item.state.bytes_per_offset is None:
             continue
         wanted = item.state.expected_bytes() // SLICE_BYTES
         extra = max(min(idle, wanted - 1), 0)
@@ -201,9 +236,13 @@ def _share_idle_slots(due: list[_Due], slots: int) -> None:
         idle -= extra
 
 
-def _slices(item: _Due) -> list[Planned]:
+def _slices(item: _Due, wall_ms: int) -> list[Planned]:
     state = item.state
     archive = state.destination
+    if isinstance(archive, ArchiveSpec) and archive.compaction:
+        whole = _slice(state, state.position, state.end, item.tail)
+        due = replace(whole, seen_ms=wall_ms, rebuild=state.must_rebuild(wall_ms))
+        return [Planned(due, state.expected_bytes())]
     if item.parts == 1 or isinstance(archive, KafkaSpec):
         estimate = min(state.expected_bytes(), SLICE_BYTES)
         return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]

@@ -79,6 +79,12 @@ class ArchiveSpec:
     daily_at_utc_s: int | None = None
     """Seconds past midnight UTC at which everything that waits is written; None: never."""
 
+    compaction: Literal["log"] | None = None
+    """`log`: each object is a snapshot, the latest record of each key. None: all records."""
+
+    keep_snapshots: int | None = None
+    """How many of the newest snapshots are kept; None: all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
@@ -143,6 +149,12 @@ class Slice:
 
     budget_bytes: int = 256 << 20
     """Stop at the first object boundary after this many source bytes."""
+
+    rebuild: bool = False
+    """Of a snapshot: read the source from its start, and take nothing over from the one before."""
+
+    seen_ms: int = 0
+    """Wall-clock time at which the driver saw `end`; of snapshots only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,29 +13,38 @@ from logmirror.archive.claims import latest_claim
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
-    from logmirror.mirror.ports import ChainStart, FlowId, SourceView
+    from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
     from logmirror.stores.base import BlobStore
 
 
 def chain_position(
-    store: BlobStore, flow: FlowId, extension: str, *, chain_start: ChainStart
+    store: BlobStore, flow: FlowId, archive: ArchiveSpec, *, chain_start: ChainStart
 ) -> int | None:
     """The offset at which the destination must be continued; None if nothing fixes it yet.
+
+    Snapshots begin wherever the source begins.
 
     Raises:
         CorruptionError: The names are not one unbroken chain, as far as the store shows them: where
             there are very many, the last of them.
     """
     tail = store.tail(flow.folder)
+    if archive.compaction:
+        names, extension = tail.names, archive.extension
+        return chain(names, extension=extension, start=None, snapshots=True).next_offset
     start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
-    return chain(tail.names, extension=extension, start=start).next_offset
+    return chain(tail.names, extension=archive.extension, start=start).next_offset
 
 
-def checked_position(store: BlobStore, flow: FlowId, found: int | None, source: SourceView) -> int:
+def checked_position(
+    store: BlobStore, archive: ArchiveSpec, flow: FlowId, found: int | None, source: SourceView
+) -> int:
     """The position of a flow, checked against the source.
 
     Args:
         store: The destination's store.
+        archive: How its objects are written. Snapshots may go on where the source has lost
+            records: what they need is read anew from its start (R7, R8).
         flow: Whose position it is.
         found: What `chain_position` found before `source` was asked. In this order, because both
             move on while another writer is at work: an older answer of the source may end below
@@ -48,7 +57,8 @@ def checked_position(store: BlobStore, flow: FlowId, found: int | None, source: 
     """
     position = source.log_start if found is None else found
     check_incarnation(store, flow, source.topic_id, position)
-    check_source(flow, source, position)
+    if not (archive.compaction and position < source.log_start):
+        check_source(flow, source, position)
     return position
 
 

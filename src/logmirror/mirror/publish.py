@@ -39,6 +39,7 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
         record_count=record_count,
         trigger=trigger,
         holes=holes.runs,
+        rewritable=work.slice.compacted or work.archive.compaction == "log",
     )
 
 

@@ -21,7 +21,7 @@ from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableErr
 from logmirror.metrics import Recorder
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.plan import FlowState, next_daily_ms, plan
+from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
     ArchiveSpec,
     EngineLostError,
@@ -33,7 +33,7 @@ from logmirror.mirror.ports import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
@@ -181,12 +181,12 @@ class Service:
                 known.topic_id = topic.topic_id
                 known.lost = True  # the next look at the destination finds the mismatch
         if new:
-            policy = client.describe_topic_configs(mirror.topic).get("cleanup.policy") or ""
+            configs = client.describe_topic_configs(mirror.topic)
             for name, spec in mirror.destinations:
                 destination = self._destination(spec)
                 ready = destination.prepare(spec, client, topic, mirror.partitions)
                 of_spec = [flow for flow, _ in new if flow.destination == name]
-                self._open_flows(mirror, ready, of_spec, topic.topic_id, "compact" in policy)
+                self._open_flows(mirror, ready, of_spec, topic.topic_id, configs)
         if first or new:
             self._log_start(mirror, [flow for flow, _ in new])
 
@@ -196,7 +196,7 @@ class Service:
         spec: DestinationSpec,
         flows: Sequence[FlowId],
         topic_id: bytes | None,
-        compacted: bool,  # one caller, next to this
+        configs: Mapping[str, str | None],
     ) -> None:
         destination = self._destination(spec)
         found = destination.positions(spec, flows, mirror.chain_start)
@@ -209,7 +209,9 @@ class Service:
                 flow=flow,
                 destination=spec,
                 topic_id=topic_id,
-                compacted=compacted,
+                compacted="compact" in (configs.get("cleanup.policy") or ""),
+                delete_retention_ms=int(configs.get("delete.retention.ms") or DAY_MS),
+                log_start=views[flow.source].log_start,
                 position=destination.check(spec, flow, position(found[flow]), views[flow.source]),
                 next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
                 proven=isinstance(spec, ArchiveSpec),
@@ -235,7 +237,7 @@ class Service:
     # -- one tick --------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         by_source: dict[ConnectionSettings, list[FlowState]] = defaultdict(list)
         for flow, state in self._states.items():
             if not state.reached and state.retry_at_ms <= now_ms:
@@ -249,10 +251,10 @@ class Service:
                     self._retry_later(state, error)
                 continue
             for state in asked:
-                self._observe(state, ends[state.flow.source], now_ms)
+                self._observe(state, ends[state.flow.source], now_ms, wall_ms)
         crashpoints.reach("plan.positions")
 
-    def _observe(self, state: FlowState, end: int, now_ms: int) -> None:
+    def _observe(self, state: FlowState, end: int, now_ms: int, wall_ms: int) -> None:
         try:
             # An end below the position is looked into: is it another topic of the same name?
             if state.lost or end < state.position:
@@ -262,7 +264,7 @@ class Service:
             return
         before = (state.position, state.source_end)
         if not state.lost:
-            state.observe(end, now_ms)
+            state.observe(end, now_ms, wall_ms)
         if (state.position, state.source_end) != before:
             self._observer.saw(state)
 
@@ -274,6 +276,7 @@ class Service:
         state.topic_id = client.topic(mirror.topic).topic_id
         view = source_views(client, {flow.source}, state.topic_id)[flow.source]
         state.position = destination.check(spec, flow, position(found[flow]), view)
+        state.log_start = view.log_start
         state.probed_bytes, state.probed_end = 0, state.position
         state.lost, state.proven = False, isinstance(spec, ArchiveSpec)
         destination.opened(state)

@@ -147,10 +147,11 @@ class Transfer:
         reached, stop = self._account(fetched, start)
         while start < stop:
             part, last, trigger = self._cut.batches(batches, start, stop)
-            begin = int(batches.positions[start])
-            end = int(batches.positions[part - 1] + batches.sizes[part - 1])
-            count = self._count_records(fetched, start, part)
-            self._writer().append_batches(fetched.buffer[begin:end], count)
+            if part > start:
+                begin = int(batches.positions[start])
+                end = int(batches.positions[part - 1] + batches.sizes[part - 1])
+                count = self._count_records(fetched, start, part)
+                self._writer().append_batches(fetched.buffer[begin:end], count)
             if last is not None and trigger is not None:
                 self._close(last, trigger)
                 if self._done:

@@ -123,5 +123,5 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless if there is none. Only for claims that have served."""
+        """Remove an object; harmless if there is none. For claims and snapshots that served."""
         ...

@@ -1,6 +1,7 @@
 """The least that an archiver may be allowed: IAM policies of the identities that S3 locations name.
 
-Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Nobody deletes.
+Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Only where old
+snapshots are pruned does the writer delete.
 """
 
 from __future__ import annotations
@@ -16,18 +17,28 @@ VERSION: Final = "2012-10-17"
 """Of the policy language."""
 
 
-def policies(locations: Iterable[S3Location]) -> dict[str, dict[str, object]]:
+def policies(
+    locations: Iterable[S3Location], pruned: Iterable[tuple[S3Location, str]] = ()
+) -> dict[str, dict[str, object]]:
     """A policy for each identity, by what it does: `archiver`, or `writer` and `reader`.
 
     Identities of the same kind share one policy, for all their locations.
+
+    Args:
+        locations: What is written.
+        pruned: Where old snapshots are deleted: location and destination.
     """
     found: dict[str, list[dict[str, object]]] = {}
+    folders = set(pruned)
     for location in dict.fromkeys(locations):
+        writing = _writing(location)
+        own = sorted(folder for where, folder in folders if where == location)
+        writing += [_allow(["s3:DeleteObject"], f"{_below(location)}{f}/*") for f in own]
         if location.write == location.read:
             statements = found.setdefault("archiver", [])
-            statements += [*_writing(location), *_reading(location)]
+            statements += [*writing, *_reading(location)]
         else:
-            found.setdefault("writer", []).extend(_writing(location))
+            found.setdefault("writer", []).extend(writing)
             found.setdefault("reader", []).extend(_reading(location))
     return {role: {"Version": VERSION, "Statement": told} for role, told in found.items()}
 
@@ -63,5 +74,9 @@ def _bucket(location: S3Location) -> str:
 
 
 def _objects(location: S3Location) -> str:
+    return f"{_below(location)}*"
+
+
+def _below(location: S3Location) -> str:
     below = f"{location.prefix}/" if location.prefix else ""
-    return f"{_bucket(location)}/{below}*"
+    return f"{_bucket(location)}/{below}"

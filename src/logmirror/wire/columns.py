@@ -41,6 +41,7 @@ __all__ = [
     "Columns",
     "ContentDigest",
     "header_key_error",
+    "payload_bytes",
 ]
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -232,6 +233,23 @@ class Columns:
                     offset = int(self._all_offsets[row])
                     return header_key_error(key, topic=topic, partition=partition, offset=offset)
         raise AssertionError("unreachable: Arrow refused a header key that is UTF-8", start)
+
+
+def payload_bytes(batch: pa.RecordBatch) -> Int64s:
+    """Bytes of key, value and headers (keys and values) of each row of a batch of `SCHEMA`."""
+    total = np.zeros(len(batch), np.int64)
+    for column in ("key", "value"):
+        total += pc.binary_length(batch[column]).fill_null(0).to_numpy().astype(np.int64)
+    headers = batch["headers"]
+    pairs = headers.flatten()
+    if len(pairs):
+        lengths = np.zeros(len(pairs) + 1, np.int64)
+        for child in (0, 1):
+            sizes = pc.binary_length(pairs.field(child)).fill_null(0).to_numpy()
+            lengths[1:] += np.cumsum(sizes, dtype=np.int64)
+        edges = np.concatenate(([0], np.cumsum(pc.list_value_length(headers).to_numpy())))
+        total += np.diff(lengths[edges])
+    return total
 
 
 def header_key_error(key: bytes, *, topic: str, partition: int, offset: int) -> UsageError:

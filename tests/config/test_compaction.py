@@ -1,0 +1,84 @@
+"""`compaction: log` and `snapshots`: what they mean, where they are refused, what they need.
+
+Method: one change to a valid file at a time, and the whole answer is compared.
+"""
+
+import pytest
+
+from kit.configs import (
+    complaints,
+    folder,
+    mirror,
+    settings_of,
+    shared_destination,
+    shared_mirror,
+)
+from logmirror import wiring
+
+LOG = {"compaction": "log"}
+BUCKET = {"type": "s3", "bucket": "archive", "prefix": "p", "name": "lake"}
+KAFKA = {"type": "kafka", "bootstrap-servers": "other:9092", "name": "k"}
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "kept"),
+    [({}, None), ({"snapshots": "keep-all"}, None), ({"snapshots": "keep 3"}, 3)],
+)
+def test_a_mirror_may_keep_the_latest_of_each_key(snapshots, kept):
+    for settings in (
+        settings_of(mirror(**LOG, **snapshots)),
+        settings_of(shared_mirror(), destination=shared_destination(**LOG, **snapshots)),
+    ):
+        (found,) = settings.mirrors
+        assert (found.compaction, found.keep_snapshots, found.format) == ("log", kept, "parquet")
+        ((_, spec),) = wiring.mirror_specs(settings)[0].destinations
+        assert (spec.compaction, spec.keep_snapshots) == ("log", kept)
+
+
+def test_without_it_all_records_are_kept():
+    (found,) = settings_of(mirror()).mirrors
+    assert (found.compaction, found.keep_snapshots) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "message"),
+    [
+        (LOG | {"format": "ndjson"}, ".compaction", "is only for format: parquet"),
+        (LOG | {"format": "native"}, ".compaction", "is only for format: parquet"),
+        ({"compaction": "compact"}, ".compaction", "must be log"),
+        ({"snapshots": "keep 3"}, ".snapshots", "is only for compaction: log"),
+        (LOG | {"snapshots": "keep 0"}, ".snapshots", "must be keep-all or, for example, keep 3"),
+        (LOG | {"snapshots": "3"}, ".snapshots", "must be keep-all or, for example, keep 3"),
+        (
+            LOG | {"chain-start": 5},
+            ".chain-start",
+            "has no meaning with compaction: log, which begins where the source begins",
+        ),
+        (
+            LOG | {"destinations": [KAFKA], "flush": None},
+            ".compaction",
+            "is only for destinations of type filesystem or s3",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_found(changes, key, message):
+    assert complaints(mirror(**changes)) == {f"mirrors[0]{key}": message}
+
+
+def test_files_may_be_snapshots_beside_a_copy_in_kafka():
+    assert complaints(mirror(destinations=[folder(name="f"), KAFKA], **LOG)) == {}
+
+
+def test_with_one_destination_for_all_it_belongs_there():
+    found = complaints(shared_mirror(**LOG), destination=shared_destination())
+    assert found == {"mirrors[0].compaction": "the file has one destination for all mirrors"}
+
+
+def test_only_who_prunes_must_be_allowed_to_delete():
+    def deletes(**changes):
+        settings = settings_of(mirror(destinations=[BUCKET], **changes))
+        told = wiring.s3_policies(settings)["archiver"]["Statement"]
+        return [s["Resource"] for s in told if "s3:DeleteObject" in s["Action"]]
+
+    assert deletes() == deletes(**LOG) == []
+    assert deletes(**LOG, snapshots="keep 2") == ["arn:aws:s3:::archive/p/lake/*"]

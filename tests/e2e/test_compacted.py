@@ -1,0 +1,173 @@
+"""Topics that Kafka's own cleaner compacts, mirrored as snapshots and as all that is left there.
+
+R13: the cleaner really ran, before, between and while we read, with and without tombstones; runs
+die by SIGKILL at the worst moments and at any. Snapshots are read by DuckDB and compared with what
+librdkafka reads from the source, reduced to the latest record of each key. Copies of all records
+hold at least what the source still shows, and nothing that was never produced.
+"""
+
+import random
+import signal
+import time
+
+import duckdb
+import pytest
+
+from kit.clients import Message, Row, produce, rows_by_librdkafka
+from kit.commands import logmirror, mirror, write_config
+from kit.holes import Writer, clean, log_bounds, stop_cleaning
+from kit.inline_run import InlineRun, run_now
+from kit.s3 import S3Server
+from kit.truth import archive_rows, object_names
+from logmirror.crashpoints import VARIABLE
+from logmirror.testing import check_tiles
+
+pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
+
+COMPACTED = {"cleanup.policy": "compact", "segment.ms": 100, "min.cleanable.dirty.ratio": 0}
+START_MS = 1_700_000_000_000
+KEYS = 50
+APPEND = ("native", "parquet", "ndjson")
+
+
+def messages(first, count, *, tombstones=0.0, seed=0):
+    """Records over a few keys, each value telling which record it is."""
+    chooser = random.Random(seed)
+    for number in range(first, first + count):
+        value = None if chooser.random() < tombstones else b"value-%d" % number
+        headers = ((b"n", b"%d" % number),) if number % 3 else ()
+        yield Message(b"key-%d" % chooser.randrange(KEYS), value, headers, START_MS + number)
+
+
+def mirrors(topic, broker, root, *others, snapshots="keep-all", max_offsets=100):
+    """A mirror that writes snapshots, also to other places, and one that keeps all per format."""
+    limits = {"max_offsets": max_offsets, "max_time_ms": 200}
+    more = {"name": "snapshots", "compaction": "log", "snapshots": snapshots}
+    places = [{"type": "filesystem", "root": str(root), "name": "snapshots"}, *others]
+    return [
+        mirror(topic, broker.bootstrap, root, destinations=places, **limits, **more),
+        *(mirror(topic, broker.bootstrap, root, form=form, **limits) for form in APPEND),
+    ]
+
+
+def view_of_source(bootstrap, topic):
+    """Key to (offset, value, timestamp), as a consumer that reads the whole topic would have it."""
+    view = {}
+    for row in rows_by_librdkafka(bootstrap, topic):
+        view[row.key] = (row.offset, row.value, row.timestamp_ms)
+    return {key: found for key, found in view.items() if found[1] is not None}
+
+
+def newest_snapshot(destination):
+    """The same, of the newest snapshot of partition 0 alone, which DuckDB reads."""
+    path = destination / "0" / object_names(destination / "0")[-1]
+    rows = duckdb.execute(
+        'SELECT key, "offset", value, epoch_ms("timestamp") FROM read_parquet($file)',
+        {"file": str(path)},
+    ).fetchall()
+    keys = [row[0] for row in rows]
+    assert keys == sorted(set(keys)), "one row for each key, sorted"
+    return {key: tuple(rest) for key, *rest in rows}
+
+
+def check_append(root, broker, topic, produced):
+    """Nothing that the source still shows is missing, nothing was made up, every offset is told."""
+    shown = {Row(*row) for row in rows_by_librdkafka(broker.bootstrap, topic)}
+    end = log_bounds(broker.bootstrap, topic, 0)[1]
+    for form in APPEND:
+        rows = archive_rows(root / form / "0", form, topic=topic, partition=0)
+        assert shown <= {Row(*row) for row in rows}
+        assert {(r.key, r.value) for r in rows if not r.key.startswith(b"last-")} <= produced
+        assert check_tiles(object_names(root / form / "0"), 0, end) == []
+
+
+def die_at(point, config, folder, nth=1):
+    with InlineRun(
+        config, "--until-now", folder=folder, environment={VARIABLE: f"{point}#{nth}"}
+    ) as run:
+        assert run.wait() == -9, run.text
+
+
+def test_r13_a_topic_that_the_cleaner_has_compacted(own_kafka, tmp_path):
+    topic = own_kafka.create_topic("r13", config=COMPACTED)
+    produce(own_kafka.bootstrap, topic, messages(0, 999), config={"batch.num.messages": 20})
+    clean(own_kafka, topic, 1)  # writes one more
+    stop_cleaning(own_kafka, topic)
+    assert log_bounds(own_kafka.bootstrap, topic, 0) == (0, 1000)
+    shown = list(rows_by_librdkafka(own_kafka.bootstrap, topic))
+    assert shown[0].offset > 0
+    assert len(shown) < 999
+
+    config = write_config(tmp_path / "c.json", *mirrors(topic, own_kafka, tmp_path))
+    for point in ("fetch.answered", "stage.written", "claim.created", "publish.linked"):
+        die_at(point, config, tmp_path)
+    done = logmirror("run", "--until-now", "-c", config)  # the same on Spark
+    assert done.returncode == 0, done.stderr
+
+    assert newest_snapshot(tmp_path / "snapshots") == view_of_source(own_kafka.bootstrap, topic)
+    assert object_names(tmp_path / "snapshots" / "0")[0].startswith("00000000000000000000-")
+    check_append(tmp_path, own_kafka, topic, {(row.key, row.value) for row in shown})
+    proven = logmirror("verify", "--deep", "-c", config)
+    assert proven.returncode == 0, proven.stdout
+
+
+def test_r13_what_was_claimed_is_compacted_before_it_is_written(own_kafka, tmp_path):
+    topic = own_kafka.create_topic("r13-claimed", config=COMPACTED)
+    first = list(messages(0, 200, tombstones=0.2, seed=1))
+    more = list(messages(200, 200, tombstones=0.2, seed=2))
+    produce(own_kafka.bootstrap, topic, first, config={"batch.num.messages": 7})
+    all_of_them = mirrors(topic, own_kafka, tmp_path)
+    for one in all_of_them:
+        config = write_config(tmp_path / f"{one['name']}.json", one)
+        die_at("claim.created", config, tmp_path)
+        assert object_names(tmp_path / one["name"] / "0") == []
+    produce(own_kafka.bootstrap, topic, more, config={"batch.num.messages": 7})
+    clean(own_kafka, topic, 1)
+    stop_cleaning(own_kafka, topic)
+
+    config = write_config(tmp_path / "all.json", *all_of_them)
+    done = run_now(config)
+    assert done.returncode == 0, done.stderr
+    assert newest_snapshot(tmp_path / "snapshots") == view_of_source(own_kafka.bootstrap, topic)
+    check_append(tmp_path, own_kafka, topic, {(m.key, m.value) for m in (*first, *more)})
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "s3").mkdir()
+    with S3Server(tmp_path / "s3") as running:
+        yield running
+
+
+def test_r13_a_cleaner_and_kills_while_we_read(own_kafka, server, tmp_path):
+    topic = own_kafka.create_topic("r13-live", config=COMPACTED)
+    bucket = server.new_bucket()
+    in_s3 = server.destination(bucket, name="in-s3")
+    config = write_config(
+        tmp_path / "c.json",
+        *mirrors(topic, own_kafka, tmp_path, in_s3, snapshots="keep 2", max_offsets=37),
+    )
+    chooser, number = random.Random(13), 0
+    produced = set()
+    for _ in range(5):
+        with InlineRun(config, folder=tmp_path) as run:
+            for _ in range(2):
+                batch = list(messages(number, 150, tombstones=0.2, seed=number))
+                produced |= {(m.key, m.value) for m in batch}
+                number += len(batch)
+                writer = Writer(
+                    own_kafka.bootstrap, topic, config={"batch.num.messages": 7, "linger.ms": 5}
+                )
+                writer.send(batch)
+                clean(own_kafka, topic, 1)
+            time.sleep(chooser.random() * 0.5)
+            run.signal(signal.SIGKILL)
+            assert run.wait() == -9, run.text
+    stop_cleaning(own_kafka, topic)
+    done = run_now(config)
+    assert done.returncode == 0, done.stderr
+
+    for folder in (tmp_path / "snapshots", server.files(bucket) / "in-s3"):
+        assert newest_snapshot(folder) == view_of_source(own_kafka.bootstrap, topic)
+        assert len(object_names(folder / "0")) == 2
+    check_append(tmp_path, own_kafka, topic, produced)
