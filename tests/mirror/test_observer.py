@@ -256,7 +256,7 @@ def test_r11_every_event_of_a_mirror_names_it_its_topic_and_where_it_applies_its
 
 
 def test_r11_no_event_of_the_mirror_package_can_leave_its_mirror_out():
-    """Each call that logs passes facts, and each literal of facts begins with the mirror."""
+    """Each call that logs passes facts; which ones, the test before sees."""
     calls = []
     for path in sorted((Path(logmirror.__file__).parent / "mirror").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
