@@ -35,8 +35,9 @@ format: install ## Format the code and fix what Ruff can fix
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
 
-schema: install ## Write the JSON Schema and the reference page of the configuration
+schema: install ## Write the JSON Schema and the reference pages of configuration and metrics
 	@$(RUN) python scripts/write_schema.py
+	@$(RUN) python scripts/write_metrics.py
 
 lock: install ## Resolve requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \

@@ -20,6 +20,8 @@ from typing import Self
 
 import psutil
 
+os.environ["LOGMIRROR_METRICS_PORT"] = "0"  # of what is measured: nobody asks it for metrics
+
 _SAMPLE_S = 0.05
 _SAMPLES_BETWEEN_SCANS = 8
 

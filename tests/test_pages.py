@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from kit.commands import QUIET
 from kit.machine import HOST, free_ports, program
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -40,7 +41,7 @@ def run_section(page: str, folder: Path, config: str) -> subprocess.CompletedPro
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
-        env={**os.environ, "NO_COLOR": "1"},
+        env={**os.environ, **QUIET, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=250,

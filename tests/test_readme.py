@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
+from kit.commands import QUIET
 from kit.machine import HOST, Process, free_ports, program
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Reader:
         """Run a command in the background and wait until its output shows that it is ready."""
         log = self.folder / f"{len(self.running)}.log"
         words = shlex.split(self._here(command.removesuffix("&")))
-        process = Process(words, log=log, folder=self.folder, environment=dict(os.environ))
+        process = Process(words, log=log, folder=self.folder, environment={**os.environ, **QUIET})
         self.running.append(process)
         self.wait(process, until)
         return process

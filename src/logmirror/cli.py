@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
@@ -23,6 +21,8 @@ from rich.table import Table
 from logmirror.cluster.properties import property_problems
 from logmirror.config import ConfigError, Settings, json_schema, load
 from logmirror.errors import LogmirrorError, UsageError
+from logmirror.knobs import read_knobs
+from logmirror.log_lines import log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +59,9 @@ MasterOption = Annotated[
 
 LogLevelOption = Annotated[
     Literal["debug", "info", "warning", "error"], typer.Option(help="What stderr shows.")
+]
+LogFormatOption = Annotated[
+    Literal["text", "json"], typer.Option(help="How stderr shows it: for people, or for programs.")
 ]
 
 
@@ -114,7 +117,7 @@ def validate(
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913  # one parameter for each option
     config: ConfigOption,
     *,
     until_now: Annotated[
@@ -125,17 +128,22 @@ def run(
         Path | None, typer.Option(help="Keep the output of Spark's JVM in this file.")
     ] = None,
     log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Keep the copies up to date until SIGTERM or Ctrl-C.
 
     The first signal flushes what was seen and ends with 0; a second one ends at once and loses
     nothing.
+
+    LOGMIRROR_METRICS_PORT (9090; 0: none) answers /metrics, /livez, /readyz and /status.json.
+    LOGMIRROR_HEARTBEAT_SECS (30; 0: none) is between two heartbeats, which the level debug shows.
     """
     from logmirror import wiring  # noqa: PLC0415  # loads Spark, which `validate` can do without
 
-    _log_to_stderr(log_level)
+    log_to_stderr(log_level, log_format)
+    knobs = read_knobs(os.environ)
     settings = _load(config)
-    wiring.run(settings, until_now=until_now, master=master, spark_log=spark_log)
+    wiring.run(settings, until_now=until_now, master=master, spark_log=spark_log, knobs=knobs)
 
 
 @app.command()
@@ -220,7 +228,7 @@ def broker(  # one parameter for each option
     from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # only this command needs it
     from logmirror.broker.server import serve  # noqa: PLC0415  # only this command needs it
 
-    _log_to_stderr(log_level)
+    log_to_stderr(log_level)
     host, port = _host_and_port(listen)
     options = BrokerOptions(
         log_dir=log_dir,
@@ -414,28 +422,3 @@ def _table(*titles: str) -> Table:
 def _stdout() -> Console:
     """A console that breaks lines only where a person's terminal ends, never for a program."""
     return Console(width=None if sys.stdout.isatty() else _UNBROKEN, highlight=False)
-
-
-class _LogLine(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO flushed mirror=orders path=... from=0 to=99`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        facts: Mapping[str, object] = getattr(record, "facts", {})
-        pairs = "".join(f" {name}={_value(value)}" for name, value in facts.items())
-        line = f"{at.replace('+00:00', 'Z')} {record.levelname} {record.getMessage()}{pairs}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
-
-
-def _value(value: object) -> str:
-    text = str(value)
-    return text if text and text.isprintable() and " " not in text else json.dumps(text)
-
-
-def _log_to_stderr(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LogLine())
-    logging.getLogger("logmirror").addHandler(handler)
-    logging.getLogger("logmirror").setLevel(level.upper())

@@ -101,8 +101,9 @@ def _translation(settings: ConnectionSettings, process: int) -> tuple[Links, Pro
 
 
 @functools.cache
-def _teller(source: ConnectionSettings, process: int, name: str) -> SyncTeller:
-    return SyncTeller(_pipeline(source, process, f"syncs of {name}"), name, SYSTEM_CLOCK)
+def _teller(source: ConnectionSettings, process: int, name: str, mirror: str) -> SyncTeller:
+    pipeline = _pipeline(source, process, f"syncs of {mirror} to {name}")
+    return SyncTeller(pipeline, name, SYSTEM_CLOCK, mirror=mirror)
 
 
 def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Iterator[SliceResult]:
@@ -115,7 +116,7 @@ def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Itera
     for work in works:
         if isinstance(work.destination, KafkaSpec):
             spec = work.destination
-            kind = (spec.offsets, spec.name if spec.offsets == "translate" else "")
+            kind = (spec.offsets, (spec.name, spec.mirror) if spec.offsets == "translate" else ())
             copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
     for unit in units(work for work in works if isinstance(work.destination, ArchiveSpec)):
         memory = Memory.of_share(unit[0].memory_bytes)
@@ -185,7 +186,7 @@ def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
             links=links,
             progress=progress,
             rebatcher=_rebatcher(spec.max_batch_bytes, process),
-            teller=_teller(works[0].source, process, spec.name),
+            teller=_teller(works[0].source, process, spec.name, spec.mirror),
             lease=lease,
         ).run()
     return KafkaTransfer(

@@ -19,10 +19,12 @@ from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.config import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError, UnavailableError, UsageError
+from logmirror.metrics import Recorder
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_copies import KafkaCopies
 from logmirror.mirror.memory import SLOT_BYTES_MIN
+from logmirror.mirror.observer import Observer
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
 from logmirror.mirror.source_views import MirrorSpec, check_partitions
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.config import MirrorSettings, S3Credentials, S3Destination, Settings
+    from logmirror.knobs import Knobs
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.health import OnFatal
     from logmirror.mirror.ports import DestinationSpec, Runner
@@ -82,6 +85,7 @@ def _destination_spec(
             ),
             topic=destination.topic,
             name=destination.name,
+            mirror=mirror.name,
             offsets=destination.offsets,
             holes=destination.holes,
             topic_sync=destination.topic_sync,
@@ -179,13 +183,14 @@ def run(
     until_now: bool,
     master: str | None = None,
     spark_log: Path | None = None,
-    on_started: Callable[[], None] = lambda: None,
+    knobs: Knobs,
 ) -> None:
     """Run the mirrors of a configuration; see `Service.run`.
 
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
+    from logmirror.http_port import serve  # noqa: PLC0415  # other commands do without it
     from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
 
     specs = mirror_specs(settings)
@@ -197,7 +202,10 @@ def run(
     if settings.on_fatal == "exit":
         _look_at_sources(specs)
     budget_bytes = settings.memory_budget_bytes
+    recorder, names = Recorder(), [spec.name for spec in specs]
+    observer = Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=knobs.heartbeat_ms)
     with (
+        serve(knobs.metrics_port, recorder, observer.outlook),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,
@@ -208,9 +216,13 @@ def run(
             log=spark_log,
         ) as runner,
     ):
-        on_started()
         service = build_service(
-            specs, runner, stack, on_fatal=settings.on_fatal, memory_bytes=budget_bytes
+            specs,
+            runner,
+            stack,
+            on_fatal=settings.on_fatal,
+            memory_bytes=budget_bytes,
+            observer=observer,
         )
         with _stop_on_signal(service):
             service.run(until_now=until_now)
@@ -230,13 +242,14 @@ def _look_at_sources(specs: list[MirrorSpec]) -> None:
         clients.close()
 
 
-def build_service(
+def build_service(  # noqa: PLR0913  # what of the configuration the loop itself must know
     specs: list[MirrorSpec],
     runner: Runner,
     stack: contextlib.ExitStack,
     *,
     on_fatal: OnFatal = "exit",
     memory_bytes: int | None = None,
+    observer: Observer | None = None,
 ) -> Service:
     """The loop over these mirrors; what it opens is closed with `stack`."""
     writer_id = new_writer_id()
@@ -250,22 +263,27 @@ def build_service(
     return Service(
         specs,
         client=clients,
-        destination=destinations(clients, open_store, writer_id),
+        destination=destinations(clients, open_store, writer_id, observer),
         runner=runner,
         writer_id=writer_id,
         clock=SYSTEM_CLOCK,
         on_fatal=on_fatal,
         memory_bytes=memory_bytes,
+        observer=observer,
     )
 
 
 def destinations(
-    clients: Clients, open_store: Callable[[StoreLocation], BlobStore], writer_id: str
+    clients: Clients,
+    open_store: Callable[[StoreLocation], BlobStore],
+    writer_id: str,
+    observer: Observer | None = None,
 ) -> Callable[[DestinationSpec], Destination]:
     """The driver's side of each kind of destination."""
-    archives = ArchiveCopies(open_store, Committer(open_store, clock=SYSTEM_CLOCK), SYSTEM_CLOCK)
-    clusters = KafkaCopies(clients, SYSTEM_CLOCK)
-    translated = TranslateCopies(clients, SYSTEM_CLOCK, writer_id)
+    committer = Committer(open_store, clock=SYSTEM_CLOCK, observer=observer)
+    archives = ArchiveCopies(open_store, committer, SYSTEM_CLOCK)
+    clusters = KafkaCopies(clients, SYSTEM_CLOCK, observer)
+    translated = TranslateCopies(clients, SYSTEM_CLOCK, writer_id, observer)
 
     def choose(spec: DestinationSpec) -> Destination:
         if isinstance(spec, ArchiveSpec):

@@ -25,6 +25,7 @@ from kit.disk import without_override
 from kit.inline_server import ForkedProcess
 from kit.kafka import create_topic, delete_topic
 from kit.machine import HOST, Process, free_ports
+from logmirror.knobs import METRICS_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,9 @@ EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjso
 
 _COMMAND: Final = (sys.executable, "-m", "logmirror")
 _MARK: Final = "LOGMIRROR_TEST_MARK"
+QUIET: Final = {METRICS_PORT: "0"}
+"""Many run side by side, and none is asked for metrics unless a test says so."""
+
 _LOOKS: Final = ("status", "validate", "verify")
 """Commands that need nothing but Python: they are forked from a process that has it loaded."""
 
@@ -59,7 +63,7 @@ def logmirror(
     command = [*program, *map(str, arguments)]
     return subprocess.run(
         without_override(command) if as_plain_user else command,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **QUIET, **(environment or {})},
         text=True,
         capture_output=True,
         timeout=timeout_s,
@@ -71,7 +75,8 @@ def run_forked(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess
     """The same for a command without Spark, within milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder) / "stdout", Path(folder) / "stderr"
-        process = ForkedProcess(arguments, stdout=out, stderr=errors, environment=os.environ)
+        environment = {**os.environ, **QUIET}
+        process = ForkedProcess(arguments, stdout=out, stderr=errors, environment=environment)
         wait_until(lambda: not process.alive, what=errors.read_text, timeout_s=timeout_s)
         return subprocess.CompletedProcess(
             arguments, process.end(), out.read_text(), errors.read_text()
@@ -147,7 +152,7 @@ class Run:
         self.spark_log = folder / f"spark-{self._mark}.log"
         self._process = self._start(
             ["run", "-c", str(config), "--spark-log", str(self.spark_log), *arguments],
-            {**os.environ, _MARK: self._mark, **(environment or {})},
+            {**os.environ, **QUIET, _MARK: self._mark, **(environment or {})},
         )
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Process | ForkedProcess:

@@ -216,7 +216,7 @@ class SteppingClock(Clock):
 
 @contextlib.contextmanager
 def service(  # noqa: PLR0913  # each test says only what it cares about
-    client, store, *, spec=None, chain_start=None, clock=None, slots=2
+    client, store, *, spec=None, chain_start=None, clock=None, slots=2, observer=None
 ):
     """A whole driver loop over a scripted source; yields (service, runner)."""
     spec = spec or archive_spec()
@@ -234,7 +234,7 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
     def open_store(_root):
         return store
 
-    copies = ArchiveCopies(open_store, Committer(open_store, clock=clock), clock)
+    copies = ArchiveCopies(open_store, Committer(open_store, clock=clock, observer=observer), clock)
     made = Service(
         [mirror],
         client=lambda _settings: client,
@@ -242,5 +242,6 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
         runner=runner,
         writer_id="w",
         clock=clock,
+        observer=observer,
     )
     yield made, runner

@@ -144,13 +144,13 @@ def test_few_of_many_are_told_with_the_first_and_the_last(count):
 
 def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic_name):
     with ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client:
-        make_topic(client, topic_name)
-        make_topic(client, topic_name)  # it is there
+        make_topic(client, topic_name, mirror="m")
+        make_topic(client, topic_name, mirror="m")  # it is there
         described = client.topic(topic_of(topic_name))
         assert sorted(described.partitions) == [0]
         assert client.describe_topic_configs(described.name)["cleanup.policy"] == "compact"
         with client.pipeline() as pipeline:
-            teller = SyncTeller(pipeline, topic_name, SYSTEM_CLOCK)
+            teller = SyncTeller(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
             teller.tell(TopicPartition("orders", 11), [(1_000_000, 900_000), (1_000_101, 900_101)])
             teller.tell(TopicPartition("topic1", 2), [(3, 4)])
             teller.tell(TopicPartition("topic1", 2), [])
@@ -168,7 +168,7 @@ def test_a_topic_that_is_not_there_stops_the_telling_and_nothing_else(apache_kaf
         ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client,
         client.pipeline() as pipeline,
     ):
-        teller = SyncTeller(pipeline, topic_name, SYSTEM_CLOCK)
+        teller = SyncTeller(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
         for offset in range(3):
             teller.tell(TopicPartition("orders", 0), [(offset, offset)])
             teller.finish()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
+from logmirror.knobs import METRICS_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,7 @@ class Command:
                 stdout=stdout,
                 stderr=errors,
                 cwd=folder,
-                env={**os.environ, "TMPDIR": str(folder)},
+                env={**os.environ, METRICS_PORT: "0", "TMPDIR": str(folder)},
                 start_new_session=True,
             )
 

@@ -7,12 +7,13 @@ again from the position.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from logmirror import crashpoints
 from logmirror.archive.naming import format_name
 from logmirror.errors import InternalError, LogmirrorError
+from logmirror.metrics import Recorder
+from logmirror.mirror.observer import Observer
 from logmirror.mirror.publish import make_claim, publish
 from logmirror.model import OffsetRange
 
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import FlowId, Receipt, SliceResult, Work
+    from logmirror.mirror.ports import Receipt, SliceResult, Work
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
-
-_LOG = logging.getLogger("logmirror.mirror")
 
 
 class Committer:
     """Accepts the results of one tick after the other."""
 
-    def __init__(self, open_store: Callable[[StoreLocation], BlobStore], *, clock: Clock) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[StoreLocation], BlobStore],
+        *,
+        clock: Clock,
+        observer: Observer | None = None,
+    ) -> None:
         self._open_store, self._clock = open_store, clock
+        self._observer = observer or Observer([], Recorder(), clock)
 
     def commit(
         self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
@@ -67,7 +73,8 @@ class Committer:
                 error = refused
                 break
             position = committed.next_offset
-            self._log_flush(state.flow, work, receipt, committed)
+            name = format_name(committed, work.archive.extension)
+            self._observer.flushed(state.flow, receipt, committed, name)
             state.lost |= receipt.peer
         if error is None and result.slice.staged and position < result.slice.end:
             error = InternalError("a staged slice ended early", position=position)
@@ -90,7 +97,9 @@ class Committer:
                 digest=receipt.digest,
                 created_ms=self._clock.now_ms(),
             )
-            publish(work, self._open_store(work.archive.location), receipt.token, claim)
+            store = self._open_store(work.archive.location)
+            if publish(work, store, receipt.token, claim):
+                self._observer.conflict(work.slice.flow)
         elif covered.first != position:
             raise InternalError(
                 "a receipt does not continue the position",
@@ -105,23 +114,3 @@ class Committer:
         for receipt in receipts:
             if receipt.token:
                 store.discard(receipt.token)
-
-    def _log_flush(self, flow: FlowId, work: Work, receipt: Receipt, covered: OffsetRange) -> None:
-        _LOG.info(
-            "flushed",
-            extra={
-                "facts": {
-                    "mirror": flow.mirror,
-                    "destination": flow.destination,
-                    "topic": flow.topic,
-                    "partition": flow.partition,
-                    "path": f"{flow.folder}/{format_name(covered, work.archive.extension)}",
-                    "from": covered.first,
-                    "to": covered.last,
-                    "count": receipt.record_count,
-                    "bytes": receipt.object_bytes,
-                    "elapsed_ms": receipt.elapsed_ms,
-                    "trigger": receipt.trigger.value,
-                }
-            },
-        )

@@ -1,4 +1,4 @@
-"""Driver: which mirrors run, wait or have stopped, and what one's fatal error means for others.
+"""Driver: mirrors that wait to be opened or have stopped, and what one's end means for others.
 
 A fatal error is one that waiting does not mend: corruption, a position that makes no sense, wrong
 usage. It stops its mirror, with all flows of it. What becomes of the others is the configuration's
@@ -7,50 +7,20 @@ to say (`on-fatal`); nothing of theirs is cut short, since mirrors stop between 
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror.clock import jittered_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from logmirror.errors import LogmirrorError
-    from logmirror.mirror.plan import FlowState
-
-_LOG = logging.getLogger("logmirror.mirror")
 
 BACKOFF_MS: Final = (1_000, 60_000)
 """First and longest wait of what failed for now."""
 
 OnFatal = Literal["exit", "isolate"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorHealth:
-    """How one mirror is."""
-
-    state: Literal["running", "waiting", "stopped"]
-    """`waiting`: something of it failed for now and is tried again, or nothing of it was opened so
-    far. `stopped`: for good."""
-
-    error_kind: str = ""
-    """Of the error that it waits or has stopped for, as in `logmirror.errors`; else empty."""
-
-    error_message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How all enabled mirrors of a process are, by name; they never change in number."""
-
-    mirrors: Mapping[str, MirrorHealth] = field(default_factory=dict)
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether a mirror has stopped for good."""
-        return any(mirror.state == "stopped" for mirror in self.mirrors.values())
 
 
 @dataclass(slots=True)
@@ -83,8 +53,6 @@ class StoppedMirrors:
         if mirror in self._errors:
             return
         self._errors[mirror] = error
-        facts = {"mirror": mirror, "kind": error.kind, **error.facts}
-        _LOG.error("mirror stopped: %s", error.message, extra={"facts": facts})
 
     def raise_if_over(self) -> None:
         """Raise the first error if the process must end for what has stopped."""
@@ -96,28 +64,8 @@ class StoppedMirrors:
         for error in self._errors.values():
             raise error
 
-    def health(
-        self, states: Iterable[FlowState], unopened: Mapping[tuple[str, str], Unopened]
-    ) -> Health:
-        """How all mirrors are now."""
-        waits = {mirror: entry.error for (mirror, _), entry in unopened.items()}
-        opened = set()
-        for state in states:
-            opened.add(state.flow.mirror)
-            if state.failure:
-                waits.setdefault(state.flow.mirror, state.failure)
-        found = {name: MirrorHealth(state="waiting") for name in sorted(self._names)}
-        found |= {name: MirrorHealth(state="running") for name in opened}
-        found |= {name: _health("waiting", error) for name, error in waits.items()}
-        found |= {name: _health("stopped", error) for name, error in self._errors.items()}
-        return Health(found)
-
 
 def backoff_ms(failures: int) -> int:
     """How long to wait after so many failures in a row."""
     first_ms, longest_ms = BACKOFF_MS
     return int(jittered_ms(min(first_ms * 2 ** (failures - 1), longest_ms)))
-
-
-def _health(state: Literal["waiting", "stopped"], error: LogmirrorError) -> MirrorHealth:
-    return MirrorHealth(state=state, error_kind=error.kind, error_message=error.message)

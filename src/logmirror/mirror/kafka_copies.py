@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import crashpoints
 from logmirror.errors import InternalError, PositionError, UsageError
+from logmirror.metrics import Recorder
 from logmirror.mirror.kafka_guard import GUARD_AGE_MS, is_guarded, producer_id, settle_ms, target
+from logmirror.mirror.observer import Observer, flow_facts
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.topic_sync import sync_topic
 
@@ -55,8 +57,14 @@ class _Quiet(NamedTuple):
 class KafkaCopies:
     """A `Destination` whose copies are partitions of other clusters."""
 
-    def __init__(self, client: Callable[[ConnectionSettings], ClusterClient], clock: Clock) -> None:
+    def __init__(
+        self,
+        client: Callable[[ConnectionSettings], ClusterClient],
+        clock: Clock,
+        observer: Observer | None = None,
+    ) -> None:
         self._client, self._clock = client, clock
+        self._observer = observer or Observer([], Recorder(), clock)
         self._guard_ages_ms: dict[ConnectionSettings, int] = {}
         self._guarded: dict[FlowId, bool] = {}
         self._quiet_since: dict[FlowId, _Quiet] = {}
@@ -88,7 +96,8 @@ class KafkaCopies:
             self._created.add((kafka.cluster, kafka.topic))
         for finding in report.findings:
             level = logging.INFO if finding.severity == "note" else logging.WARNING
-            _LOG.log(level, "destination: %s", finding, extra={"facts": {"topic": kafka.topic}})
+            facts = {"mirror": kafka.mirror, "topic": topic.name, "target_topic": kafka.topic}
+            _LOG.log(level, "destination: %s", finding, extra={"facts": facts})
         if kafka.cluster not in self._guard_ages_ms:
             self._guard_ages_ms[kafka.cluster] = self._guard_age_ms(kafka.cluster)
         return dataclasses.replace(
@@ -204,6 +213,7 @@ class KafkaCopies:
             position = receipt.covered.next_offset
             told = self._progress.setdefault(state.flow, _Progress(receipt.covered.first))
             told.add(receipt)
+            self._observer.copied(state.flow, receipt)
         self._tell(state)
         state.proven |= result.proven
         state.advance(result, position, self._clock.monotonic_ms())
@@ -222,10 +232,7 @@ class KafkaCopies:
             "copied",
             extra={
                 "facts": {
-                    "mirror": state.flow.mirror,
-                    "destination": state.flow.destination,
-                    "topic": state.flow.topic,
-                    "partition": state.flow.partition,
+                    **flow_facts(state.flow),
                     "from": progress.first,
                     "to": progress.last,
                     "count": progress.record_count,

@@ -159,8 +159,13 @@ def thinned(pairs: Sequence[tuple[int, int]], most: int = SYNCS_MAX) -> list[tup
     return [pairs[at * (len(pairs) - 1) // (most - 1)] for at in range(most)]
 
 
-def make_topic(source: ClusterClient, alias: str) -> None:
+def make_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
     """Make the topic for syncs, as far as that is possible; otherwise say once that there is none.
+
+    Args:
+        source: Where it is made.
+        alias: Of the destination.
+        mirror: Whose log event it would be.
 
     Raises:
         UnavailableError: The source did not answer.
@@ -170,7 +175,7 @@ def make_topic(source: ClusterClient, alias: str) -> None:
     if topic is None:
         _LOG.warning(
             "no offset syncs are written: the destination's name does not fit into a topic's",
-            extra={"facts": {"destination": alias}},
+            extra={"facts": {"mirror": mirror, "destination": alias}},
         )
         return
     try:
@@ -183,7 +188,15 @@ def make_topic(source: ClusterClient, alias: str) -> None:
         except UsageError:
             _LOG.warning(
                 "no offset syncs are written: the source does not let us make their topic",
-                extra={"facts": {**error.facts, "topic": topic, "error": error.message}},
+                extra={
+                    "facts": {
+                        **error.facts,
+                        "mirror": mirror,
+                        "destination": alias,
+                        "topic": topic,
+                        "error": error.message,
+                    }
+                },
             )
 
 
@@ -194,10 +207,12 @@ class SyncTeller:
         pipeline: Of the source; nothing else is under way on it.
         alias: Of the destination.
         clock: For the records' timestamps.
+        mirror: Whose log events these are.
     """
 
-    def __init__(self, pipeline: ProducePipeline, alias: str, clock: Clock) -> None:
+    def __init__(self, pipeline: ProducePipeline, alias: str, clock: Clock, *, mirror: str) -> None:
         self._pipeline, self._clock = pipeline, clock
+        self._about = {"mirror": mirror, "destination": alias}
         topic = topic_of(alias)
         self._where = None if topic is None else TopicPartition(topic, 0)
 
@@ -228,7 +243,7 @@ class SyncTeller:
                 self._give_up_if_final(answer.error)
 
     def _give_up_if_final(self, error: LogmirrorError) -> None:
-        facts = {"facts": {**error.facts, "error": error.message}}
+        facts = {"facts": {**error.facts, **self._about, "error": error.message}}
         if isinstance(error, UsageError):
             self._where = None
             _LOG.warning("no offset syncs are written from here on", extra=facts)

@@ -17,7 +17,6 @@ from logmirror.model import Trigger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logmirror.errors import LogmirrorError
     from logmirror.mirror.ports import SliceResult
 
 SLICE_BYTES: Final = 256 << 20
@@ -67,8 +66,6 @@ class FlowState:
 
     retry_at_ms: int = 0
     failures: int = 0
-    failure: LogmirrorError | None = None
-    """What it waits for; None: nothing."""
 
     lost: bool = False
     """The position must be read from the destination again before the flow goes on."""

@@ -102,6 +102,9 @@ class KafkaSpec:
     name: str = ""
     """The destination's effective name."""
 
+    mirror: str = ""
+    """Whose destination it is."""
+
     offsets: Literal["preserve", "translate"] = "preserve"
     """The source's offsets, or new ones for the visible records alone."""
 

@@ -16,8 +16,10 @@ from logmirror import crashpoints
 from logmirror.archive.claims import ClaimTakenError
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.mirror.health import Health, OnFatal, StoppedMirrors, Unopened, backoff_ms
+from logmirror.metrics import Recorder
+from logmirror.mirror.health import OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
+from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
     SLOT_BYTES,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.destination import Destination
+    from logmirror.mirror.outlook import MirrorHealth
     from logmirror.mirror.ports import DestinationSpec, Runner, SliceResult
     from logmirror.mirror.source_views import MirrorSpec
 
@@ -69,6 +72,7 @@ class Service:
         clock: Time.
         on_fatal: What a fatal error of one mirror means for the others.
         memory_bytes: What all slots together may hold; None: `SLOT_BYTES` each.
+        observer: Is told what is done; None: nobody asks.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
@@ -82,10 +86,12 @@ class Service:
         clock: Clock,
         on_fatal: OnFatal = "exit",
         memory_bytes: int | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._mirrors, self._client = mirrors, client
         self._destination, self._runner = destination, runner
         self._writer_id, self._clock = writer_id, clock
+        self._observer = observer or Observer([m.name for m in mirrors], Recorder(), clock)
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._discovered_ms: int | None = None
@@ -96,11 +102,10 @@ class Service:
         """By mirror and destination; all destinations where the source is the reason: empty."""
 
         self._stopped = StoppedMirrors(on_fatal, [mirror.name for mirror in mirrors])
-        self._health = self._stopped.health((), {})
 
-    def health(self) -> Health:
-        """How the mirrors were when the loop last came round; any thread may ask."""
-        return self._health
+    def health(self) -> list[MirrorHealth]:
+        """How each mirror is; any thread may ask."""
+        return self._observer.outlook.mirrors()
 
     def stop(self) -> None:
         """Ask the loop to flush what has been seen and end; safe from a signal handler."""
@@ -127,16 +132,16 @@ class Service:
             if (self._until_now or stopping) and not targets_set and self._all_seen():
                 self._set_targets()
                 targets_set = True
-            if self._tick(explicit=targets_set):
+            ticked = self._tick(explicit=targets_set)
+            self._observer.turned(self._states.values())
+            if ticked:
                 self._settle()
                 continue
             is_done = targets_set and all(state.reached for state in self._states.values())
             if is_done and not self._unopened:
                 return
             if is_done or (stopping and self._blocked()):
-                _LOG.warning(
-                    "stopped with flows that could not be flushed: they wait at the source"
-                )
+                self._log_unflushed()
                 return
             self._clock.sleep_ms(POLL_MS)
 
@@ -146,7 +151,6 @@ class Service:
             del self._states[flow], self._mirror_of[flow]
         for opening in [opening for opening in self._unopened if opening[0] in self._stopped]:
             del self._unopened[opening]
-        self._health = self._stopped.health(self._states.values(), self._unopened)
         self._stopped.raise_if_over()
 
     # -- what there is to copy -------------------------------------------------------------------
@@ -196,7 +200,7 @@ class Service:
     def _not_opened(self, mirror: MirrorSpec, destination: str, error: LogmirrorError) -> None:
         """A mirror, or one destination of it, could not be looked at or opened."""
         if not isinstance(error, _FOR_NOW) or (self._until_now and self._discovered_ms is None):
-            self._stopped.add(mirror.name, error)
+            self._stop_mirror(mirror.name, error)
             return
         before = self._unopened.get((mirror.name, destination))
         failures = before.failures + 1 if before else 1
@@ -204,9 +208,10 @@ class Service:
         self._unopened[mirror.name, destination] = Unopened(
             error, self._clock.monotonic_ms() + wait_ms, failures
         )
-        facts = {"mirror": mirror.name, "destination": destination, **error.facts}
+        facts: dict[str, object] = {"mirror": mirror.name, "topic": mirror.topic}
+        facts["destination"] = destination
         facts |= {"failures": failures, "retry_in_ms": wait_ms}
-        _LOG.warning("mirror waits: %s", error.message, extra={"facts": facts})
+        self._observer.not_opened(facts, error)
 
     def _discover_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, first: bool) -> None:
         client = self._client(mirror.source)
@@ -237,6 +242,8 @@ class Service:
                     except _FOR_NOW as error:
                         self._not_opened(mirror, name, error)
         opened = [flow for flow in new if flow in self._states]
+        if not any(name == mirror.name for name, _ in self._unopened):
+            self._observer.mirror_opened(mirror.name)
         if first or opened:
             self._log_start(mirror, opened)
 
@@ -269,6 +276,7 @@ class Service:
                 next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
                 proven=isinstance(spec, ArchiveSpec),
             )
+            self._observer.opened(state)
             destination.opened(state)
             self._mirror_of[flow], self._states[flow] = mirror, state
 
@@ -320,7 +328,6 @@ class Service:
             self._failed(state, why)
 
     def _observe(self, state: FlowState, end: int, now_ms: int, wall_ms: int) -> None:
-        was_lost = state.lost
         try:
             # An end below the position is looked into: is it another topic of the same name?
             if state.lost or end < state.position:
@@ -328,10 +335,11 @@ class Service:
         except LogmirrorError as error:
             self._failed(state, error)
             return
-        if not was_lost:
-            state.failure = None  # it was the source that failed, or nothing has failed since
+        before = (state.position, state.source_end)
         if not state.lost:
             state.observe(end, now_ms, wall_ms)
+        if (state.position, state.source_end) != before:
+            self._observer.saw(state)
 
     def _find_position(self, state: FlowState, mirror: MirrorSpec) -> int:
         """Read a flow's position anew; returns the source's end as it was after that."""
@@ -345,6 +353,7 @@ class Service:
         state.probed_bytes, state.probed_end = 0, state.position
         state.lost, state.proven = False, isinstance(spec, ArchiveSpec)
         destination.opened(state)
+        self._observer.saw(state)
         return view.stable_end
 
     def _tick(self, *, explicit: bool) -> bool:
@@ -358,6 +367,7 @@ class Service:
             wall_ms=self._clock.now_ms(),
             explicit=explicit,
         )
+        self._observer.planned(self._states, {p.slice.flow for p in planned})
         if not planned:
             return False
         crashpoints.reach("plan.dispatch")
@@ -375,7 +385,8 @@ class Service:
             for p in planned
         ]
         try:
-            results = self._runner.run(works)
+            with self._observer.ticking():
+                results = self._runner.run(works)
         except EngineLostError:
             raise
         except UnavailableError as error:
@@ -397,10 +408,13 @@ class Service:
             state = self._states[flow]
             destination = self._destination(state.destination)
             error = destination.commit(state, works_of[flow], of_flow)
+            self._observer.saw(state)
             if error is None:
-                state.failures, state.retry_at_ms, state.failure = 0, 0, None
+                state.failures, state.retry_at_ms = 0, 0
+                self._observer.committed(state)
             elif isinstance(error, ClaimTakenError | PositionMovedError):
                 state.lost = True
+                self._observer.conflict(flow)
             else:
                 state.lost = True
                 self._failed(state, error)
@@ -422,30 +436,32 @@ class Service:
     def _failed(self, state: FlowState, error: LogmirrorError) -> None:
         """Something of a flow failed: it waits, or its mirror stops."""
         if not isinstance(error, _FOR_NOW):
-            self._stopped.add(state.flow.mirror, error)
+            self._stop_mirror(state.flow.mirror, error, state.flow)
             return
         state.failures += 1
-        state.failure = error
         wait_ms = backoff_ms(state.failures)
         state.retry_at_ms = self._clock.monotonic_ms() + wait_ms
         if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
-            self._stopped.add(state.flow.mirror, error)
+            self._stop_mirror(state.flow.mirror, error, state.flow)
             return
-        _LOG.warning(
-            "flow waits: %s",
-            error.message,
-            extra={
-                "facts": {
-                    **error.facts,
-                    "mirror": state.flow.mirror,
-                    "destination": state.flow.destination,
-                    "topic": state.flow.topic,
-                    "partition": state.flow.partition,
-                    "failures": state.failures,
-                    "retry_in_ms": wait_ms,
-                }
-            },
-        )
+        self._observer.waits(state, error, wait_ms)
+
+    def _stop_mirror(self, mirror: str, error: LogmirrorError, flow: FlowId | None = None) -> None:
+        """Let a mirror end at the next commit boundary; only its first error counts."""
+        if mirror not in self._stopped:
+            self._stopped.add(mirror, error)
+            topic = next(spec.topic for spec in self._mirrors if spec.name == mirror)
+            self._observer.stopped(mirror, topic, error, flow)
+
+    def _log_unflushed(self) -> None:
+        for mirror in self._mirrors:
+            flows = [s for f, s in self._states.items() if f.mirror == mirror.name and s.pending]
+            if flows or any(name == mirror.name for name, _ in self._unopened):
+                facts = {"mirror": mirror.name, "topic": mirror.topic, "flows": len(flows)}
+                _LOG.warning(
+                    "stopped with flows that could not be flushed: they wait at the source",
+                    extra={"facts": facts},
+                )
 
     def _all_seen(self) -> bool:
         return all(state.source_end >= 0 for state in self._states.values())

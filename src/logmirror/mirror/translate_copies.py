@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
+    from logmirror.mirror.observer import Observer
     from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import ChainStart, DestinationSpec, FlowId, KafkaSpec, SourceView
 
@@ -52,12 +53,17 @@ class TranslateCopies(KafkaCopies):
         client: Opens, or returns the open, client of a cluster.
         clock: Time.
         writer_id: Of this run.
+        observer: Is told what is done; None: nobody asks.
     """
 
     def __init__(
-        self, client: Callable[[ConnectionSettings], ClusterClient], clock: Clock, writer_id: str
+        self,
+        client: Callable[[ConnectionSettings], ClusterClient],
+        clock: Clock,
+        writer_id: str,
+        observer: Observer | None = None,
     ) -> None:
-        super().__init__(client, clock)
+        super().__init__(client, clock, observer)
         self._writer_id = writer_id
         self._readers: dict[ConnectionSettings, ProgressReader] = {}
         self._owned: set[FlowId] = set()
@@ -82,7 +88,7 @@ class TranslateCopies(KafkaCopies):
             _await_progress_topic(cluster, self._clock)
             self._made.add(kafka.cluster)
         if (source, kafka.name) not in self._made:
-            make_topic(source, kafka.name)
+            make_topic(source, kafka.name, mirror=kafka.mirror)
             self._made.add((source, kafka.name))
         return kafka
 

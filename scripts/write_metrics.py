@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Write the tables of `docs/metrics.md` from the catalogue of metrics.
+
+    python scripts/write_metrics.py
+
+A test fails when the page differs from what this would write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from logmirror.metrics import CATALOGUE
+
+PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+BEGIN: Final = "<!-- metrics: written by `make schema` -->"
+END: Final = "<!-- end of metrics -->"
+
+
+def page_text(page: str) -> str:
+    """`page` with its generated part written anew.
+
+    Raises:
+        ValueError: The page lacks one of its marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        message = f"{PAGE.name} lacks the marks {BEGIN!r} and {END!r}"
+        raise ValueError(message)
+    return f"{before}{BEGIN}\n\n{table()}\n{END}{after}"
+
+
+def table() -> str:
+    """One row for each metric."""
+    lines = ["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    for metric in CATALOGUE:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        meaning = metric.meaning
+        if metric.buckets:
+            meaning += f" Buckets: {', '.join(str(bound) for bound in metric.buckets)}."
+        lines.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page_text(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The port that monitoring asks: `/metrics`, `/livez`, `/readyz`, `/status.json`.
+
+Answers come from values that the loop has put down before; a question never makes it wait. A
+connection is one question, and is cut after `DEADLINE_MS` whatever it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.metrics import CATALOGUE
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.metrics_core import Metric as Family
+
+    from logmirror.metrics import Metric, Recorder
+
+_LOG = logging.getLogger("logmirror.http_port")
+
+HOST: Final = "0.0.0.0"  # noqa: S104  # Prometheus and a kubelet ask from other machines
+DEADLINE_MS: Final = 10_000
+"""Of a connection, from its opening to its end."""
+
+CONNECTIONS_MAX: Final = 16
+"""At once; more are hung up on."""
+
+_LOOK_AGAIN_S: Final = 0.25
+_JSON: Final = "application/json"
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+class Views(Protocol):
+    """What can be asked, at any time and from any thread."""
+
+    def not_live(self) -> list[str]:
+        """Why the process should be started anew; empty: it should not."""
+        ...
+
+    def not_ready(self) -> list[str]:
+        """Why not everything works; empty: it does."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """All of it as JSON knows it."""
+        ...
+
+
+@contextlib.contextmanager
+def serve(port: int, recorder: Recorder, views: Views) -> Iterator[int | None]:
+    """Answer on a port until the block ends.
+
+    Args:
+        port: 0: nowhere.
+        recorder: Has the metrics.
+        views: Have the rest.
+
+    Yields:
+        The port; None if nobody answers, also because another process has it.
+    """
+    server = _open(port, _pages(recorder, views)) if port else None
+    if server is None:
+        yield None
+        return
+    _LOG.info("answers monitoring", extra={"facts": {"port": port}})
+    thread = threading.Thread(
+        target=server.serve_forever, args=(_LOOK_AGAIN_S,), name="http-port", daemon=True
+    )
+    thread.start()
+    try:
+        yield port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _open(port: int, pages: dict[str, Callable[[], _Answer]]) -> _Server | None:
+    try:
+        return _Server(port, pages)
+    except OSError as error:
+        facts = {"port": port, "error": error.strerror or str(error)}
+        _LOG.warning("monitoring is not answered: the port is not free", extra={"facts": facts})
+        return None
+
+
+# -- what is answered ------------------------------------------------------------------------------
+
+_Answer = tuple[int, str, bytes]
+"""Status, content type, body."""
+
+
+def _pages(recorder: Recorder, views: Views) -> dict[str, Callable[[], _Answer]]:
+    registry = exposition(recorder)
+    return {
+        "/metrics": lambda: (200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(registry)),
+        "/livez": lambda: _probe(views.not_live()),
+        "/readyz": lambda: _probe(views.not_ready()),
+        "/status.json": lambda: (200, _JSON, json.dumps(views.status(), indent=1).encode()),
+    }
+
+
+def _probe(reasons: list[str]) -> _Answer:
+    text = "".join(f"{reason}\n" for reason in reasons) or "ok\n"
+    return (503 if reasons else 200), _TEXT, text.encode()
+
+
+class _Collected(Collector):
+    """Our values in Prometheus's shape, made when they are asked for."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector.collect`."""
+        for metric in CATALOGUE:
+            yield _family(metric, self._recorder)
+
+
+def exposition(recorder: Recorder) -> CollectorRegistry:
+    """All metrics of this process, for `generate_latest`."""
+    registry = CollectorRegistry()
+    registry.register(_Collected(recorder))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def _family(metric: Metric, recorder: Recorder) -> Family:
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+        bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
+        for labels, found in recorder.distributions(metric):
+            below, sums = 0, []
+            for count in found.counts:
+                below += count
+                sums.append(below)
+            histogram.add_metric(labels, list(zip(bounds, sums, strict=True)), found.total)
+        return histogram
+    kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+    family = kind(metric.name, metric.meaning, labels=metric.labels)
+    for labels, value in recorder.numbers(metric):
+        family.add_metric(labels, value)
+    return family
+
+
+# -- the server ------------------------------------------------------------------------------------
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, a limit to their number, a deadline for each."""
+
+    request_queue_size = CONNECTIONS_MAX
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int, pages: dict[str, Callable[[], _Answer]]) -> None:
+        self.pages = pages
+        self._ends_ms: dict[socket.socket, int] = {}
+        super().__init__((HOST, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without a look-up of our own name, which may take long."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.server_address[1]
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401  # as inherited
+        """Whether there is room for one more connection."""
+        del client_address
+        if len(self._ends_ms) >= CONNECTIONS_MAX:
+            return False
+        self._ends_ms[request] = SYSTEM_CLOCK.monotonic_ms() + DEADLINE_MS
+        return True
+
+    def service_actions(self) -> None:
+        """Cut connections that are too old; called a few times a second."""
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        for connection, end_ms in list(self._ends_ms.items()):
+            if now_ms >= end_ms:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(2)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  # as inherited
+        """Close a connection."""
+        self._ends_ms.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say that a question went wrong; most often somebody hung up."""
+        del request
+        _LOG.debug(
+            "a question was not answered",
+            exc_info=True,
+            extra={"facts": {"client": str(client_address)}},
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One question."""
+
+    server: _Server
+    timeout = DEADLINE_MS / 1000
+    server_version = "logmirror"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        page = self.server.pages.get(self.path.partition("?")[0])
+        status, kind, body = page() if page else (404, _TEXT, self._contents())
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815  # as inherited
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # as inherited
+        """Keep quiet: a probe asks every few seconds."""
+
+    def _contents(self) -> bytes:
+        return "".join(f"{path}\n" for path in self.server.pages).encode()

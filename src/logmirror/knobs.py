@@ -1,0 +1,54 @@
+"""Switches of the process itself, which come from its environment and not from the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+METRICS_PORT: Final = "LOGMIRROR_METRICS_PORT"
+HEARTBEAT_SECS: Final = "LOGMIRROR_HEARTBEAT_SECS"
+
+_PORT_MAX: Final = 65_535
+_HEARTBEAT_MAX_SECS: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What the environment says, or the defaults."""
+
+    metrics_port: int = 9090
+    """Where `/metrics` and its neighbours answer; 0: nowhere."""
+
+    heartbeat_ms: int = 30_000
+    """Between two heartbeats in the log; 0: none."""
+
+
+def read_knobs(environment: Mapping[str, str]) -> Knobs:
+    """Read the switches.
+
+    Raises:
+        UsageError: A value is not what the variable takes.
+    """
+    defaults = Knobs()
+    port = _number(environment, METRICS_PORT, defaults.metrics_port, _PORT_MAX)
+    secs = _number(environment, HEARTBEAT_SECS, defaults.heartbeat_ms // 1000, _HEARTBEAT_MAX_SECS)
+    return Knobs(metrics_port=port, heartbeat_ms=secs * 1000)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = environment.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(most)) or int(text) > most:
+        raise UsageError(
+            "an environment variable is not a number in its range",
+            hint=f"set {name} to a whole number from 0 (off) to {most}, or unset it",
+            variable=name,
+            value=text,
+        )
+    return int(text)

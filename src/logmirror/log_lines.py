@@ -1,0 +1,65 @@
+"""What a log event looks like on stderr: a line of text for people, or of JSON for programs.
+
+Events carry their facts as `extra={"facts": {...}}`; a mirror's events have `mirror` among them,
+and `topic` and `partition` where these apply.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Format = Literal["text", "json"]
+
+
+class TextLine(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO flushed mirror=orders path=... from=0 to=99`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        pairs = "".join(f" {name}={_value(value)}" for name, value in _facts(record).items())
+        line = f"{_at(record)} {record.levelname} {record.getMessage()}{pairs}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonLine(logging.Formatter):
+    """`{"at": "2026-01-31T12:00:00.123Z", "level": "INFO", "event": "flushed", "mirror": ...}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        named = {"at": _at(record), "level": record.levelname, "event": record.getMessage()}
+        if record.exc_info:
+            named["exception"] = self.formatException(record.exc_info)
+        facts = {name: value for name, value in _facts(record).items() if name not in named}
+        return json.dumps({**named, **facts}, default=str)
+
+
+def log_to_stderr(level: str, form: Format = "text") -> None:
+    """Show the events of this process from `level` up on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLine() if form == "json" else TextLine())
+    logging.getLogger("logmirror").addHandler(handler)
+    logging.getLogger("logmirror").setLevel(level.upper())
+
+
+def _facts(record: logging.LogRecord) -> Mapping[str, object]:
+    facts: Mapping[str, object] = getattr(record, "facts", {})
+    return facts
+
+
+def _at(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return at.replace("+00:00", "Z")
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return text if text and text.isprintable() and " " not in text else json.dumps(text)

@@ -1,0 +1,65 @@
+"""Driver: a line for each mirror now and then, which shows that the loop turns and what came of it.
+
+Said by the loop itself, after it has run what was due, so that no flush ever waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logmirror.clock import Clock
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import FlowId
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+
+class Heartbeat:
+    """Counts the time between heartbeats and the progress made in it.
+
+    Args:
+        interval_ms: Between two of them; 0: there are none.
+        clock: Time.
+    """
+
+    def __init__(self, interval_ms: int, clock: Clock) -> None:
+        self._interval_ms, self._clock = interval_ms, clock
+        self._next_ms = clock.monotonic_ms() + interval_ms
+        self._positions: dict[FlowId, int] = {}
+
+    def beat(self, states: Iterable[FlowState]) -> None:
+        """Say a line for each mirror if it is time; positions are sums over its flows."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._interval_ms or now_ms < self._next_ms:
+            return
+        self._next_ms = now_ms + self._interval_ms
+        if not _LOG.isEnabledFor(logging.DEBUG):
+            return
+        by_mirror: dict[tuple[str, str], list[FlowState]] = defaultdict(list)
+        for state in states:
+            by_mirror[state.flow.mirror, state.flow.topic].append(state)
+        for (mirror, topic), of_mirror in by_mirror.items():
+            facts = {
+                "mirror": mirror,
+                "topic": topic,
+                "flows": len(of_mirror),
+                "position": sum(state.position for state in of_mirror),
+                "progress": sum(self._progress(state) for state in of_mirror),
+                "lag": sum(max(state.source_end - state.position, 0) for state in of_mirror),
+                "waiting": sum(state.retry_at_ms > now_ms for state in of_mirror),
+            }
+            _LOG.debug("heartbeat", extra={"facts": facts})
+
+    def opened(self, state: FlowState) -> None:
+        """A flow begins here: what was copied before is no progress."""
+        self._positions.setdefault(state.flow, state.position)
+
+    def _progress(self, state: FlowState) -> int:
+        before = self._positions.get(state.flow, state.position)
+        self._positions[state.flow] = state.position
+        return state.position - before

@@ -1,0 +1,215 @@
+"""Driver: what the loop says of its work: metrics, log events, health, heartbeats.
+
+Called by the loop alone, after what is told has become durable, so that no figure runs ahead of the
+copy (I5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from logmirror import metrics
+from logmirror.mirror.heartbeat import Heartbeat
+from logmirror.mirror.outlook import Outlook
+from logmirror.model import HoleCause
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from logmirror.clock import Clock
+    from logmirror.errors import LogmirrorError
+    from logmirror.metrics import Labels, Recorder
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import FlowId, HoleSummary, Receipt
+    from logmirror.model import OffsetRange
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+
+class Observer:
+    """Takes the loop's word and passes it on.
+
+    Args:
+        mirrors: Names of all mirrors.
+        recorder: Takes the metrics.
+        clock: Time.
+        heartbeat_ms: Between two heartbeats; 0: none.
+    """
+
+    def __init__(
+        self, mirrors: Sequence[str], recorder: Recorder, clock: Clock, *, heartbeat_ms: int = 0
+    ) -> None:
+        self.recorder, self._clock = recorder, clock
+        self.outlook = Outlook(mirrors, clock)
+        self._heartbeat = Heartbeat(heartbeat_ms, clock)
+        self._flushed_ms: dict[FlowId, int] = {}
+        """Monotonic time of the last flush of a flow, or of its opening."""
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def turned(self, states: Iterable[FlowState]) -> None:
+        """The loop has run what was due."""
+        self.outlook.turned()
+        self._heartbeat.beat(states)
+
+    @contextlib.contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Slices run inside of this."""
+        self.outlook.ticking(on=True)
+        try:
+            yield
+        finally:
+            self.outlook.ticking(on=False)
+
+    def planned(self, states: Mapping[FlowId, FlowState], planned: Collection[FlowId]) -> None:
+        """What is due is known: a flow that may go on and has nothing due waits no longer."""
+        now_ms = self._clock.monotonic_ms()
+        for flow in self.outlook.waiting():
+            if flow not in states:  # its mirror has stopped
+                self.outlook.goes_on(flow)
+                continue
+            is_free = states[flow].retry_at_ms <= now_ms and not states[flow].lost
+            if is_free and flow not in planned:
+                self.outlook.goes_on(flow)
+
+    # -- flows -----------------------------------------------------------------------------------
+
+    def opened(self, state: FlowState) -> None:
+        """A flow has its first position."""
+        labels = _labels(state.flow)
+        for counter in (metrics.RECORDS, metrics.BYTES, metrics.RESTARTS, metrics.CONFLICTS):
+            self.recorder.add(counter, labels, 0)
+        self._flushed_ms[state.flow] = self._clock.monotonic_ms()
+        self._heartbeat.opened(state)
+        self.outlook.knows(state)
+        self.saw(state)
+
+    def saw(self, state: FlowState) -> None:
+        """A flow's position, or the end of its source, may be another one."""
+        self.outlook.turned()
+        labels = _labels(state.flow)
+        self.recorder.set(metrics.OFFSET_VERIFIED, labels, state.position)
+        if state.source_end >= 0:
+            lag = max(state.source_end - state.position, 0)
+            self.recorder.set(metrics.SOURCE_END, labels, state.source_end)
+            self.recorder.set(metrics.LAG, labels, lag)
+
+    def flushed(self, flow: FlowId, receipt: Receipt, covered: OffsetRange, name: str) -> None:
+        """An object is published, and everything before it too.
+
+        Args:
+            flow: Whose object.
+            receipt: What it contains.
+            covered: Its offsets.
+            name: Its name in the flow's folder.
+        """
+        now_ms = self._clock.monotonic_ms()
+        interval_ms = now_ms - self._flushed_ms.get(flow, now_ms)
+        self._flushed_ms[flow] = now_ms
+        labels, trigger = _labels(flow), receipt.trigger.value
+        self.recorder.add(metrics.FLUSHES, (*labels, trigger))
+        seconds = receipt.elapsed_ms / 1000
+        self.recorder.observe(metrics.FLUSH_SECONDS, (flow.mirror, flow.destination), seconds)
+        self._count(labels, receipt)
+        if receipt.peer:
+            self.conflict(flow)
+        facts = {
+            **flow_facts(flow),
+            "path": f"{flow.folder}/{name}",
+            "from": covered.first,
+            "to": covered.last,
+            "count": receipt.record_count,
+            "bytes": receipt.object_bytes,
+            "elapsed_ms": receipt.elapsed_ms,
+            "interval_ms": interval_ms,
+            "trigger": trigger,
+        }
+        _LOG.info("flushed", extra={"facts": facts})
+
+    def copied(self, flow: FlowId, receipt: Receipt) -> None:
+        """Another cluster has acknowledged what one slice brought."""
+        self._count(_labels(flow), receipt)
+
+    def conflict(self, flow: FlowId) -> None:
+        """Another writer had claimed or published an object before us."""
+        self.recorder.add(metrics.CONFLICTS, _labels(flow))
+
+    def committed(self, state: FlowState) -> None:
+        """A flow's slices came without an error."""
+        self.outlook.goes_on(state.flow)
+
+    def waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
+        """A flow failed for now."""
+        self.outlook.turned()
+        self.recorder.add(metrics.RESTARTS, _labels(state.flow))
+        self._failed(state.flow, error)
+        self.outlook.waits(state.flow, error)
+        facts = {**error.facts, **flow_facts(state.flow), "failures": state.failures}
+        facts["retry_in_ms"] = wait_ms
+        _LOG.warning("flow waits: %s", error.message, extra={"facts": facts})
+
+    def _count(self, labels: Labels, receipt: Receipt) -> None:
+        self.recorder.add(metrics.RECORDS, labels, receipt.record_count)
+        self.recorder.add(metrics.BYTES, labels, receipt.object_bytes)
+        self.recorder.set(metrics.LAST_FLUSH, labels, self._clock.now_ms() / 1000)
+        for cause, count in _counts(receipt.holes):
+            if count:
+                self.recorder.add(metrics.GAPS, (*labels, cause.value), count)
+
+    def _failed(self, flow: FlowId, error: LogmirrorError) -> None:
+        self.recorder.add(metrics.ERRORS, (*_labels(flow), error.kind))
+
+    # -- whole mirrors ---------------------------------------------------------------------------
+
+    def mirror_opened(self, mirror: str) -> None:
+        """All flows of a mirror that its source tells of have positions."""
+        self.outlook.opened(mirror)
+
+    def not_opened(self, facts: Mapping[str, object], error: LogmirrorError) -> None:
+        """A mirror, or one destination of it, could not be looked at; the other flows may go on.
+
+        Args:
+            facts: `mirror`, `topic`, `destination` (empty: it is the source), and more for the log.
+            error: What happened.
+        """
+        self.outlook.turned()
+        mirror, destination, topic = (str(facts[k]) for k in ("mirror", "destination", "topic"))
+        self.recorder.add(metrics.ERRORS, (mirror, destination, topic, "", error.kind))
+        self.outlook.unreachable(mirror, error)
+        _LOG.warning("mirror waits: %s", error.message, extra={"facts": {**error.facts, **facts}})
+
+    def stopped(self, mirror: str, topic: str, error: LogmirrorError, flow: FlowId | None) -> None:
+        """A mirror must not go on, because of one of its flows or as a whole."""
+        labels = _labels(flow) if flow else (mirror, "", topic, "")
+        self.recorder.add(metrics.ERRORS, (*labels, error.kind))
+        self.outlook.stopped(mirror, error, flow)
+        facts = {
+            **error.facts,
+            **(flow_facts(flow) if flow else {"mirror": mirror, "topic": topic}),
+        }
+        facts["kind"] = error.kind
+        _LOG.error("mirror stopped: %s", error.message, extra={"facts": facts})
+
+
+def flow_facts(flow: FlowId) -> dict[str, object]:
+    """What every log event of a flow carries (R11)."""
+    return {
+        "mirror": flow.mirror,
+        "destination": flow.destination,
+        "topic": flow.topic,
+        "partition": flow.partition,
+    }
+
+
+def _labels(flow: FlowId) -> Labels:
+    return (flow.mirror, flow.destination, flow.topic, str(flow.partition))
+
+
+def _counts(holes: HoleSummary) -> tuple[tuple[HoleCause, int], ...]:
+    return (
+        (HoleCause.CONTROL, holes.control),
+        (HoleCause.ABORTED, holes.aborted),
+        (HoleCause.COMPACTED, holes.compacted),
+    )

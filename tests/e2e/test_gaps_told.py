@@ -1,0 +1,76 @@
+"""Offsets without a record, as operators see them: figures, not lines (R10); who says what (R11).
+
+Method: real transactions at Apache Kafka, copied into files and into clusters by one run without
+Spark in a thread of this process.
+"""
+
+import logging
+
+import pytest
+
+from kit.clients import produce_transactions
+from kit.commands import mirror, wait_until, write_config
+from kit.copies import forget_connections
+from kit.holes import plain_messages
+from kit.inline_run import mirror_to_cluster
+from kit.watched import running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_open():
+    yield
+    forget_connections()
+
+
+def test_r10_and_r11_of_transactions_into_files_and_into_clusters(kafka_431, tmp_path, caplog):
+    """Thousands of offsets without a record: figures, not lines; and each line has its mirror."""
+    caplog.set_level(logging.DEBUG, logger="logmirror")
+    topic = kafka_431.create_topic("seen-gaps")
+    transactions = [
+        (plain_messages(50, seed=1), True),
+        (plain_messages(3000, seed=2), False),
+        (plain_messages(50, seed=1), True),
+    ]
+    produce_transactions(kafka_431.bootstrap, topic, transactions, transactional_id=topic)
+    here = kafka_431.bootstrap
+    names = ("files", "copy", "new-offsets")
+    config = write_config(
+        tmp_path / "config.json",
+        mirror(topic, here, tmp_path, name="files", max_time_ms=100),
+        mirror_to_cluster(topic, here, here, name="copy", topic="seen-gaps-copy"),
+        mirror_to_cluster(
+            topic, here, here, name="new-offsets", topic="seen-gaps-new", offsets="translate"
+        ),
+    )
+
+    def records():
+        found = run.of("destination_records_total")
+        return {labels[0]: count for labels, count in found.items()}
+
+    with running(config, heartbeat_ms=1000) as run:
+        wait_until(
+            lambda: (
+                run.errors
+                or (records() == dict.fromkeys(names, 100) and "heartbeat" in caplog.text)
+            ),
+            what=lambda: f"records: {records()}",
+        )
+
+    assert run.errors == []
+    gaps = run.of("source_offset_gap_records_total")
+    for name in names:
+        flow = (name, name, topic, "0")
+        assert {cause: gaps[(*flow, cause)] for cause in ("control", "aborted")} == {
+            "control": 3,
+            "aborted": 3000,
+        }, name
+    assert len(gaps) == 2 * len(names)
+    mirrored = [r for r in caplog.records if r.name == "logmirror.mirror"]
+    assert len([r for r in mirrored if r.getMessage() != "heartbeat"]) <= 20
+    assert {r.getMessage().partition(":")[0] for r in mirrored} >= {
+        "mirror starts", "flushed", "copied", "heartbeat"
+    }  # fmt: skip
+    for record in mirrored:
+        assert record.facts["mirror"] in names, record
+        assert record.facts["topic"] == topic, record
+        assert ("partition" in record.facts) == (record.getMessage() in ("flushed", "copied"))

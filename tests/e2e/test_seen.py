@@ -1,0 +1,191 @@
+"""What operators see of a run: its port, its log, each flush with its reason (R9, R12).
+
+Method: real runs without Spark against the embedded broker, in processes of their own where the
+environment and exit codes are what is asked for, else in a thread of this one; metrics are read by
+Prometheus's parser, positions by a listing of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kit.clients import Message, produce
+from kit.commands import BrokerCommand, mirror, wait_until, write_config
+from kit.copies import forget_connections
+from kit.inline_run import InlineRun
+from kit.machine import free_ports
+from kit.scrape import ask, scrape, status_of
+from kit.watched import running
+
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+
+
+def some(count):
+    return [Message(b"k%d" % n, b"value %d" % n, (), 1_700_000_000_000 + n) for n in range(count)]
+
+
+def told(caplog, name):
+    return [r.facts for r in caplog.records if r.getMessage() == name]
+
+
+def durable_position(folder):
+    """By the names of objects alone."""
+    names = [path.name.partition(".")[0].split("-") for path in folder.glob("[0-9]*")]
+    return max((int(last) + 1 for _, last in names), default=0)
+
+
+def claimed_reasons(root, name):
+    """By first offset, as the claims of the objects say."""
+    paths = (root / ".logmirror" / "claims" / name / "0").iterdir()
+    contents = [json.loads(path.read_bytes()) for path in paths]
+    return {content["from"]: content["trigger"] for content in contents}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_open():
+    yield
+    forget_connections()
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_logged(caplog):
+    caplog.set_level(logging.DEBUG, logger="logmirror")
+
+
+def test_r9_all_five_reasons_in_one_run(cli_broker, tmp_path, caplog):
+    topic = cli_broker.create_topic("seen-reasons")
+    produce(cli_broker.bootstrap, topic, some(100))
+    soon = (datetime.now(UTC) + timedelta(seconds=5)).strftime("%H:%M:%S")
+    limits = {"max-time-ms": 600_000, "max-bytes": 1 << 30, "max-offsets": 1_000_000}
+    reasons = {
+        "max-offsets": {"max-offsets": 10},
+        "max-bytes": {"max-bytes": 300},
+        "max-time": {"max-time-ms": 500},
+        "daily": {"daily": {"at-utc": soon}},
+        "explicit": {},
+    }
+    mirrors = [
+        mirror(topic, cli_broker.bootstrap, tmp_path, name=name, flush={**limits, **own})
+        for name, own in reasons.items()
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+
+    def seen():
+        return {facts["mirror"] for facts in told(caplog, "flushed")}
+
+    with running(config) as run:
+        wait_until(lambda: run.errors or len(seen()) == 4, what=lambda: f"flushes: {seen()}")
+
+    assert run.errors == []
+    counted = run.of("destination_flushes_total")
+    for name in reasons:
+        flushed = [facts for facts in told(caplog, "flushed") if facts["mirror"] == name]
+        said = {facts["from"]: facts["trigger"] for facts in flushed}
+        flow = (name, name, topic, "0")
+        assert said[0] == name
+        assert set(said.values()) <= {name, "explicit"}  # a stop writes what is left
+        assert claimed_reasons(tmp_path, name) == said
+        for reason in set(said.values()):
+            assert counted[(*flow, reason)] == list(said.values()).count(reason)
+        assert run.of("destination_offset_verified")[flow] == 100
+
+
+@pytest.fixture
+def own_broker(tmp_path):
+    broker = BrokerCommand(tmp_path / "broker")
+    try:
+        yield broker.start()
+    finally:
+        broker.remove()
+
+
+def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
+    topic = own_broker.create_topic("seen-life", 2)
+    root, port = tmp_path / "archive", free_ports(1)[0]
+    limits = {"max-time-ms": 100, "max-bytes": 1 << 30, "max-offsets": 40}
+    mirrors = [mirror(topic, own_broker.bootstrap, root, name=n, flush=limits) for n in "ab"]
+    config = write_config(tmp_path / "config.json", *mirrors)
+    flow = ("a", "a", topic, "0")
+
+    def position_of_a():
+        shown = scrape(port).get(("destination_offset_verified", flow), 0)
+        assert shown <= durable_position(root / "a" / "0")
+        return shown
+
+    def readiness():
+        return ask(port, "/readyz")
+
+    def wait_until_ready():
+        wait_until(lambda: readiness().status == 200, what=lambda: f"ready: {readiness()}")
+
+    with running(config, port=port, patience_ms=500) as run:
+        wait_until_ready()
+        for n in range(1, 6):
+            produce(own_broker.bootstrap, topic, some(100))
+            wait_until(lambda n=n: position_of_a() == 100 * n, what=lambda: "a figure")
+        assert ask(port, "/livez").status == 200
+        flows = {(f["mirror"], f["partition"]): f for f in status_of(port)["flows"]}
+        assert sorted(flows) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        shown = flows["a", 0]
+        assert (shown["position"], shown["source_end"], shown["lag"]) == (500, 500, 0)
+        assert (shown["waiting_since_ms"], shown["last_error"]) == (None, None)
+
+        own_broker.kill()
+        wait_until(
+            lambda: readiness().text.count("state=waiting kind=unavailable") == 2,
+            what=lambda: f"two that wait: {readiness()}",
+        )
+        assert readiness().status == 503
+        assert ask(port, "/livez").status == 200
+        waiting = [f for f in status_of(port)["flows"] if f["waiting_since_ms"] is not None]
+        assert waiting[0]["waiting_since_ms"] > 1_700_000_000_000
+        assert waiting[0]["last_error"]["kind"] == "unavailable"
+        assert run.of("errors_total")[(*flow, "unavailable")] >= 1
+
+        own_broker.start()
+        wait_until_ready()
+    assert run.errors == []
+
+
+def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
+    arguments = ("--log-level", "debug", "--log-format", "json")
+    variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
+    with InlineRun(small_config, *arguments, folder=tmp_path, environment=variables) as run:
+        run.wait_for('"event": "heartbeat"')
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 0
+    events = [json.loads(line) for line in run.text.splitlines()]
+    assert [event["event"] for event in events[:2]] == ["answers monitoring", "mirror starts"]
+    assert {event["mirror"] for event in events[1:]} == {"parquet"}
+    beat = next(event for event in events if event["event"] == "heartbeat")
+    assert (beat["level"], beat["flows"], beat["position"] + beat["lag"]) == ("DEBUG", 1, 10)
+
+
+@pytest.fixture
+def small_config(cli_broker, tmp_path):
+    topic = cli_broker.create_topic(f"seen-{tmp_path.name}")
+    produce(cli_broker.bootstrap, topic, some(10))
+    return write_config(tmp_path / "config.json", mirror(topic, cli_broker.bootstrap, tmp_path))
+
+
+def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tmp_path):
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
+        with InlineRun(small_config, "--until-now", folder=tmp_path, environment=variables) as run:
+            assert run.wait() == 0, run.text
+    assert "WARNING monitoring is not answered" in run.text
+    assert durable_position(tmp_path / "parquet" / "0") == 10
+
+
+@pytest.mark.parametrize("variable", ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS"])
+def test_a_value_that_is_no_number_is_told_at_the_start(small_config, tmp_path, variable):
+    with InlineRun(small_config, folder=tmp_path, environment={variable: "9o"}) as run:
+        assert run.wait() == 2
+    assert f"variable: {variable}" in run.text
+    assert "value: 9o" in run.text

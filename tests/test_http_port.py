@@ -1,0 +1,130 @@
+"""The port that monitoring asks: answers, deadlines, limits, a port that is taken.
+
+Method: real connections to the real server on loopback, over the real health of scripted flows.
+"""
+
+import logging
+import socket
+
+import pytest
+
+from kit.commands import wait_until
+from kit.machine import HOST, free_ports
+from kit.scrape import ask
+from logmirror import http_port, metrics
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import UnavailableError
+from logmirror.http_port import serve
+from logmirror.metrics import Recorder
+from logmirror.mirror.outlook import Outlook
+from logmirror.mirror.ports import FlowId
+
+FLOW = FlowId(mirror="orders", destination="d", topic="t", partition=3)
+
+
+@pytest.fixture
+def health():
+    return Outlook(["orders", "bills"], SYSTEM_CLOCK)
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def port(recorder, health):
+    with serve(free_ports(1)[0], recorder, health) as port:
+        yield port
+
+
+def test_metrics_are_prometheus_text(port, recorder):
+    recorder.set(metrics.LAG, ("orders", "d", "t", "3"), 5)
+    status, kind, text = ask(port, "/metrics")
+    assert (status, kind.split(";")[0]) == (200, "text/plain")
+    wanted = 'logmirror_source_lag_offsets{destination="d",mirror="orders",partition="3",topic="t"}'
+    assert f"{wanted} 5.0" in text
+
+
+def test_it_is_ready_when_each_mirror_is_opened_and_none_waits_or_has_stopped(port, health):
+    assert ask(port, "/readyz")[0] == 503
+    health.opened("orders")
+    assert ask(port, "/readyz")[::2] == (503, "mirror=bills state=starting\n")
+    health.opened("bills")
+    assert ask(port, "/readyz")[::2] == (200, "ok\n")
+    health.waits(FLOW, UnavailableError("no answer"))
+    reason = "mirror=orders state=waiting kind=unavailable: no answer\n"
+    assert ask(port, "/readyz")[::2] == (503, reason)
+    health.goes_on(FLOW)
+    assert ask(port, "/readyz")[0] == 200
+    health.stopped(FLOW.mirror, UnavailableError("no answer"))
+    assert "mirror=orders state=stopped" in ask(port, "/readyz")[2]
+
+
+def test_a_path_that_is_not_there_names_those_that_are(port):
+    status, _, text = ask(port, "/")
+    assert status == 404
+    assert text.split() == ["/metrics", "/livez", "/readyz", "/status.json"]
+
+
+def test_a_query_is_ignored_and_head_has_no_body(port):
+    assert ask(port, "/livez?verbose")[0] == 200
+    assert ask(port, "/livez", method="HEAD")[::2] == (200, "")
+    assert ask(port, "/livez", method="POST")[0] == 501
+
+
+def test_port_0_answers_nowhere(recorder, health):
+    with serve(0, recorder, health) as port:
+        assert port is None
+
+
+def test_a_port_that_is_taken_is_a_warning(recorder, health, caplog):
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        taken = other.getsockname()[1]
+        with serve(taken, recorder, health) as port:
+            assert port is None
+    (record,) = caplog.records
+    assert (record.levelno, record.facts["port"]) == (logging.WARNING, taken)
+
+
+def test_the_port_is_free_again_at_the_end(recorder, health):
+    port = free_ports(1)[0]
+    for _ in range(2):
+        with serve(port, recorder, health):
+            assert ask(port, "/livez")[0] == 200
+
+
+def is_cut(connection):
+    try:
+        connection.sendall(b"G")
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_who_never_finishes_a_question_is_cut(port, monkeypatch):
+    monkeypatch.setattr(http_port, "DEADLINE_MS", 300)
+    with socket.create_connection((HOST, port)) as slow:
+        slow.settimeout(0.02)  # a byte at a time, so that no single wait is long
+        wait_until(lambda: is_cut(slow), what=lambda: "the end of the connection", timeout_s=30)
+    assert ask(port, "/livez")[0] == 200
+
+
+def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
+    held = [socket.create_connection((HOST, port)) for _ in range(http_port.CONNECTIONS_MAX)]
+    try:
+        with socket.create_connection((HOST, port), timeout=30) as one_more:
+            assert one_more.recv(1) == b""
+    finally:
+        for connection in held:
+            connection.close()
+
+    def is_answered():
+        try:
+            return ask(port, "/livez")[0] == 200
+        except OSError:
+            return False
+
+    wait_until(is_answered, what=lambda: "room for a question", timeout_s=30)
