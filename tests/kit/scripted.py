@@ -160,7 +160,10 @@ def run_slice(client, store, slice_: Slice, spec: ArchiveSpec, *, writer_id="w")
 
 
 class InlineRunner:
-    """A Runner in this process: the same executor code without Spark."""
+    """A Runner in this process: the same executor code without Spark.
+
+    Client and store are the one there is, or functions of a source's settings and of a location.
+    """
 
     def __init__(self, client, store, *, slots=2):
         self._client, self._store, self._slots = client, store, slots
@@ -181,7 +184,7 @@ class InlineRunner:
     def _run(self, unit):
         slice_, decoder = unit[0].slice, RecordDecoder()
         source = KafkaSource(
-            self._client,
+            self._client(unit[0].source) if callable(self._client) else self._client,
             slice_.flow.source,
             topic_id=slice_.topic_id,
             buffer=FetchBuffer(64),
