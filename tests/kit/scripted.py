@@ -216,7 +216,7 @@ class SteppingClock(Clock):
 
 @contextlib.contextmanager
 def service(  # noqa: PLR0913  # each test says only what it cares about
-    client, store, *, spec=None, chain_start=None, clock=None, slots=2
+    client, store, *, spec=None, chain_start=None, clock=None, slots=2, **more
 ):
     """A whole driver loop over a scripted source; yields (service, runner)."""
     spec = spec or archive_spec()
@@ -242,5 +242,6 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
         runner=runner,
         writer_id="w",
         clock=clock,
+        **more,
     )
     yield made, runner
