@@ -261,3 +261,45 @@ def test_an_error_survives_a_pickle_and_lists_its_problems_in_order():
         "  1:2: a: is wrong",
         "  10:1: b.c: is odd (remove it)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "size_bytes"),
+    [
+        ("512MiB", 512 << 20),
+        ("2 GiB", 2 << 30),
+        ("33554432", 32 << 20),
+        (1 << 30, 1 << 30),
+        ("65536KiB", 64 << 20),
+    ],
+)
+def test_a_memory_budget_is_bytes_or_a_size(written, size_bytes):
+    settings = load_text(text_of(mirror("m"), **{"memory-budget": written}))
+    assert settings.memory_budget_bytes == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("31MiB", "must be at least 32MiB, which one object needs"),
+        (0, "must be at least 32MiB, which one object needs"),
+        ("512MB", "must be a number of bytes, or a size such as 512MiB or 2GiB"),
+        ("plenty", "must be a number of bytes, or a size such as 512MiB or 2GiB"),
+        (True, "must be a number of bytes, or a size such as 512MiB or 2GiB"),
+        (-1, "must be a number of bytes, or a size such as 512MiB or 2GiB"),
+    ],
+)
+def test_a_memory_budget_that_is_none_or_too_small_is_refused(written, message):
+    with pytest.raises(ConfigError) as caught:
+        load_text(text_of(mirror("m"), **{"memory-budget": written}))
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message) == ("memory-budget", message)
+
+
+def test_a_fatal_error_ends_the_process_unless_the_file_says_isolate():
+    assert load_text(text_of(mirror("m"))).on_fatal == "exit"
+    assert load_text(text_of(mirror("m"), **{"on-fatal": "isolate"})).on_fatal == "isolate"
+    with pytest.raises(ConfigError) as caught:
+        load_text(text_of(mirror("m"), **{"on-fatal": "ignore"}))
+    (problem,) = caught.value.problems
+    assert problem.path == "on-fatal"

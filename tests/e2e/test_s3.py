@@ -57,7 +57,7 @@ def test_spark_fills_a_bucket_in_all_formats_and_verify_proves_it(own_kafka, ser
         to_bucket((server, bucket), topic, source.bootstrap, form, max_bytes=50_000)
         for form in FORMATS
     ]
-    config = write_config(tmp_path / "config.json", *mirrors)
+    config = write_config(tmp_path / "config.json", *mirrors, memory_budget="32MiB")
 
     result = logmirror("run", "--until-now", "-c", config)
 

@@ -120,11 +120,18 @@ def mirror(  # noqa: PLR0913  # each test says only what it cares about
     return base | {key.replace("_", "-"): value for key, value in more.items()}
 
 
-def write_config(path: Path, *mirrors: Mapping[str, object], master: str = "local[2]") -> Path:
-    """Write a configuration of these mirrors; JSON, which YAML contains."""
+def write_config(
+    path: Path, *mirrors: Mapping[str, object], master: str = "local[2]", **more: object
+) -> Path:
+    """Write a configuration of these mirrors; JSON, which YAML contains.
+
+    What else is given stands beside them, with `_` for `-`.
+    """
     java_options = f"-XX:SharedArchiveFile={spark_classes()}"
     spark = {"master": master, "properties": {"spark.driver.extraJavaOptions": java_options}}
-    path.write_text(json.dumps({"spark": spark, "mirrors": mirrors}, indent=1))
+    base = {"spark": spark, "mirrors": mirrors}
+    base |= {key.replace("_", "-"): value for key, value in more.items()}
+    path.write_text(json.dumps(base, indent=1))
     return path
 
 

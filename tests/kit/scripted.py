@@ -161,7 +161,10 @@ def run_slice(client, store, slice_: Slice, spec: ArchiveSpec, *, writer_id="w")
 
 
 class InlineRunner:
-    """A Runner in this process: the same executor code without Spark."""
+    """A Runner in this process: the same executor code without Spark.
+
+    Client and store are the one there is, or functions of a source's settings and of a location.
+    """
 
     def __init__(self, client, store, *, slots=2):
         self._client, self._store, self._slots = client, store, slots
@@ -182,7 +185,7 @@ class InlineRunner:
     def _run(self, unit):
         slice_, decoder = unit[0].slice, RecordDecoder()
         source = KafkaSource(
-            self._client,
+            self._client(unit[0].source) if callable(self._client) else self._client,
             slice_.flow.source,
             topic_id=slice_.topic_id,
             buffer=FetchBuffer(64),
@@ -216,7 +219,7 @@ class SteppingClock(Clock):
 
 @contextlib.contextmanager
 def service(  # noqa: PLR0913  # each test says only what it cares about
-    client, store, *, spec=None, chain_start=None, clock=None, slots=2, observer=None
+    client, store, *, spec=None, chain_start=None, clock=None, slots=2, **more
 ):
     """A whole driver loop over a scripted source; yields (service, runner)."""
     spec = spec or archive_spec()
@@ -234,7 +237,9 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
     def open_store(_root):
         return store
 
-    copies = ArchiveCopies(open_store, Committer(open_store, clock=clock, observer=observer), clock)
+    copies = ArchiveCopies(
+        open_store, Committer(open_store, clock=clock, observer=more.get("observer")), clock
+    )
     made = Service(
         [mirror],
         client=lambda _settings: client,
@@ -242,6 +247,6 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
         runner=runner,
         writer_id="w",
         clock=clock,
-        observer=observer,
+        **more,
     )
     yield made, runner

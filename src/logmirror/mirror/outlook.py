@@ -27,7 +27,8 @@ class MirrorHealth:
 
     mirror: str
     state: Literal["starting", "running", "waiting", "stopped"]
-    """`starting`: not opened yet. `waiting`: a flow of it failed for now. `stopped`: for good."""
+    """`starting`: not opened yet. `waiting`: something of it failed for now. `stopped`: for
+    good."""
 
     kind: str = ""
     """Of the error; see `logmirror.errors`."""
@@ -126,7 +127,8 @@ class Outlook:
         if trouble is not None:
             state = "stopped"
         elif name not in self._opened:
-            state, trouble = "starting", self._unreachable.get(name)
+            trouble = self._unreachable.get(name)
+            state = "waiting" if trouble else "starting"
         else:
             trouble = waiting or self._unreachable.get(name)
             state = "waiting" if trouble else "running"
