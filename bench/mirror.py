@@ -88,7 +88,7 @@ def to_three(kafka: ApacheKafka, folder: Path) -> dict:
 
 
 class Copy(NamedTuple):
-    """A format, a destination of a configuration, and the folder in which its objects can be seen."""
+    """A format, a destination of a configuration, and the folder that shows its objects."""
 
     kind: str
     destination: dict
@@ -106,7 +106,7 @@ def into_bucket(server: S3Server, kind: str) -> Copy:
 
 
 def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
-    """The flow is from the line that a mirror starts to the last flush; Spark starts before."""
+    """The flow is from the line that the last mirror starts to the last flush, after Spark's start."""
     config = folder / "bench.yaml"
     mirrors = [
         {
@@ -124,7 +124,9 @@ def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
     command = [sys.executable, "-m", "logmirror", "run", "--until-now", "-c", str(config)]
     began = datetime.now().astimezone()
     cost = measured.run(command)
-    stamps = [datetime.fromisoformat(stamp) for stamp, _ in _STAMP.findall(cost.stderr)]
+    found = [(datetime.fromisoformat(at), what) for at, what in _STAMP.findall(cost.stderr)]
+    started = max(at for at, what in found if what == "mirror starts")
+    ended = max(at for at, _ in found)
     objects = [
         entry
         for number, copy in enumerate(copies)
@@ -133,12 +135,12 @@ def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
     first = min(entry.stat().st_mtime for entry in objects)
     python = max((b for n, b in cost.rss_bytes.items() if n.startswith("python")), default=0)
     return {
-        "flow_s": (stamps[-1] - stamps[0]).total_seconds(),
-        "start_s": (stamps[0] - began).total_seconds(),
+        "flow_s": (ended - started).total_seconds(),
+        "start_s": (started - began).total_seconds(),
         "first_object_s": first - began.timestamp(),
         "wall_s": cost.wall_s,
         "cpu_s": cost.cpu_s,
-        "flow_cpu_s": cost.cpu_since(stamps[0].timestamp()),
+        "flow_cpu_s": cost.cpu_since(started.timestamp()),
         "peak_python_mib": python / 2**20,
         "objects": len(objects),
         "output_bytes": sum(entry.stat().st_size for entry in objects),
