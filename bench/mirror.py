@@ -21,6 +21,7 @@ import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -45,17 +46,7 @@ CONNECTOR_JARS = (
 )
 """Each by itself: the connector's own description names a repository that not everybody reaches."""
 
-CONFIG = """\
-spark: {{master: "{master}"}}
-mirrors:
-  - name: bench
-    source: {{bootstrap-servers: "{bootstrap}"}}
-    topic: {topic}
-    partitions: all
-    destinations: [{destination}]
-    format: {format}
-    flush: {{max-time-ms: 60000, max-bytes: 67108864, max-offsets: 10000000}}
-"""
+FLUSH = {"max-time-ms": 60000, "max-bytes": 67108864, "max-offsets": 10000000}
 _STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|flushed)", re.MULTILINE)
 
 
@@ -78,46 +69,78 @@ def kcat_to_file(kafka: ApacheKafka, folder: Path) -> dict:
 
 
 def to_files(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
-    root = folder / "root"
-    return logmirror(kafka, folder, {"type": "filesystem", "root": str(root)}, root, kind=kind)
+    return logmirror(kafka, folder, [into_files(folder, kind)])
 
 
 def to_s3(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
     """The server, which stores objects as files and takes its share of the machine, is not ours."""
     (folder / "s3").mkdir()
     with S3Server(folder / "s3") as server:
-        bucket = server.new_bucket()
-        destination, root = server.destination(bucket), server.files(bucket)
-        return logmirror(kafka, folder, destination, root, kind=kind)
+        return logmirror(kafka, folder, [into_bucket(server, kind)])
 
 
-def logmirror(
-    kafka: ApacheKafka, folder: Path, destination: dict, root: Path, *, kind: str
-) -> dict:
-    """The flow is from the line that a mirror starts to the last flush; Spark starts before."""
+def to_three(kafka: ApacheKafka, folder: Path) -> dict:
+    """Two formats in files and one of them in a bucket as well, by one process."""
+    (folder / "s3").mkdir()
+    with S3Server(folder / "s3") as server:
+        copies = [into_files(folder, "native"), into_files(folder, "parquet")]
+        return logmirror(kafka, folder, [*copies, into_bucket(server, "parquet")])
+
+
+class Copy(NamedTuple):
+    """A format, a destination of a configuration, and the folder that shows its objects."""
+
+    kind: str
+    destination: dict
+    root: Path
+
+
+def into_files(folder: Path, kind: str) -> Copy:
+    root = folder / f"root-{kind}"
+    return Copy(kind, {"type": "filesystem", "root": str(root)}, root)
+
+
+def into_bucket(server: S3Server, kind: str) -> Copy:
+    bucket = server.new_bucket()
+    return Copy(kind, server.destination(bucket), server.files(bucket))
+
+
+def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
+    """The flow is from the line that the last mirror starts to the last flush, after Spark's start."""
     config = folder / "bench.yaml"
-    text = CONFIG.format(
-        master=MASTER,
-        bootstrap=kafka.bootstrap,
-        topic=TOPIC,
-        destination=json.dumps(destination),
-        format=kind,
-    )
-    config.write_text(text)
+    mirrors = [
+        {
+            "name": f"bench-{number}",
+            "source": {"bootstrap-servers": kafka.bootstrap},
+            "topic": TOPIC,
+            "partitions": "all",
+            "destinations": [copy.destination],
+            "format": copy.kind,
+            "flush": FLUSH,
+        }
+        for number, copy in enumerate(copies)
+    ]
+    config.write_text(json.dumps({"spark": {"master": MASTER}, "mirrors": mirrors}))
     command = [sys.executable, "-m", "logmirror", "run", "--until-now", "-c", str(config)]
     began = datetime.now().astimezone()
     cost = measured.run(command)
-    stamps = [datetime.fromisoformat(stamp) for stamp, _ in _STAMP.findall(cost.stderr)]
-    objects = list((root / "bench").rglob("0*"))
+    found = [(datetime.fromisoformat(at), what) for at, what in _STAMP.findall(cost.stderr)]
+    started = max(at for at, what in found if what == "mirror starts")
+    ended = max(at for at, _ in found)
+    objects = [
+        entry
+        for number, copy in enumerate(copies)
+        for entry in (copy.root / f"bench-{number}").rglob("0*")
+    ]
     first = min(entry.stat().st_mtime for entry in objects)
     python = max((b for n, b in cost.rss_bytes.items() if n.startswith("python")), default=0)
     return {
-        "flow_s": (stamps[-1] - stamps[0]).total_seconds(),
-        "start_s": (stamps[0] - began).total_seconds(),
+        "flow_s": (ended - started).total_seconds(),
+        "start_s": (started - began).total_seconds(),
         "first_object_s": first - began.timestamp(),
         "wall_s": cost.wall_s,
         "cpu_s": cost.cpu_s,
-        "flow_cpu_s": cost.cpu_since(stamps[0].timestamp()),
+        "flow_cpu_s": cost.cpu_since(started.timestamp()),
         "peak_python_mib": python / 2**20,
         "objects": len(objects),
         "output_bytes": sum(entry.stat().st_size for entry in objects),
@@ -164,6 +187,7 @@ CONTESTANTS = {
     "native to S3": lambda k, f: to_s3(k, f, kind="native"),
     "parquet": lambda k, f: to_files(k, f, kind="parquet"),
     "parquet to S3": lambda k, f: to_s3(k, f, kind="parquet"),
+    "three at once": to_three,
     "spark connector": spark_connector,
     "ndjson": lambda k, f: to_files(k, f, kind="ndjson"),
 }
@@ -173,6 +197,11 @@ RATIOS = {  # ours, theirs, goal
     "parquet vs spark connector": ("parquet", "spark connector", 2.0),
     "native to S3 vs to files": ("native to S3", "native", 0.7),
     "parquet to S3 vs to files": ("parquet to S3", "parquet", 0.7),
+    "native, parquet and parquet to S3 at once vs parquet to S3": (
+        "three at once",
+        "parquet to S3",
+        0.5,
+    ),
 }
 
 

@@ -94,6 +94,10 @@ def spec_of(root):
     return archive_spec(location=FolderLocation(root), max_time_ms=1000, max_offsets=10)
 
 
+def grow(log):
+    log.batches.extend(batches(log.end, log.end + 1))
+
+
 def ended(run, **arguments):
     try:
         run(**arguments)
@@ -139,8 +143,7 @@ def test_isolate_lets_the_others_go_on_and_ends_with_the_first_error(at, name, u
         error, expected = ended(mirrors.service.run, until_now=True), 20
     else:
         log = mirrors.logs[other]
-        grow = lambda: log.batches.extend(batches(log.end, log.end + 1))  # noqa: E731
-        error = mirrors.run_for(9000, each_time=grow)
+        error = mirrors.run_for(9000, each_time=lambda: grow(log))
         expected = log.end - 1
     assert type(error) is KINDS[at]
     assert mirrors.offsets(other) >= expected >= 20
@@ -192,8 +195,8 @@ def test_a_fatal_error_stops_all_flows_of_its_mirror(on_fatal):
             mirrors.stores["/a/e"].objects["e/0/notes.txt"] = b"mine"
             mirrors.stores["/a/e"].before = refuse_once(mirrors.stores["/a/e"])
         if mirrors.clock.ms >= 3000:
-            for growing in mirrors.logs.values():
-                growing.batches.extend(batches(growing.end, growing.end + 1))
+            for each in mirrors.logs.values():
+                grow(each)
 
     error = mirrors.run_for(12_000, each_time=each_time)
     assert isinstance(error, CorruptionError)
@@ -254,7 +257,7 @@ def test_one_request_for_many_topics_blames_only_the_mirror_of_the_one_that_is_g
         if mirrors.clock.ms >= gone_at_ms:
             mirrors.cluster.gone = {"b"}
         for log in mirrors.logs.values():
-            log.batches.extend(batches(log.end, log.end + 1))
+            grow(log)
 
     each_time()
     error = mirrors.run_for(12_000, each_time=each_time)
@@ -370,7 +373,10 @@ def test_a_source_that_answers_again_is_running_before_anything_is_due():
         return answer(partitions, at, **options)
 
     client.list_offsets = list_offsets
-    each_time = lambda: seen.append((mirrors.clock.ms, mirrors.states()["a"]))  # noqa: E731
+
+    def each_time():
+        seen.append((mirrors.clock.ms, mirrors.states()["a"]))
+
     assert mirrors.run_for(20_000, each_time=each_time) is None
     assert {state for ms, state in seen if 3500 < ms < 6000} == {"waiting"}
     assert {state for ms, state in seen if ms > 12_000} == {"running"}
