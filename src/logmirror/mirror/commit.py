@@ -67,6 +67,7 @@ class Committer:
                 error = refused
                 break
             position = committed.next_offset
+            state.newest = format_name(committed, work.archive.extension)
             self._log_flush(state.flow, work, receipt, committed)
             state.lost |= receipt.peer
         if error is None and result.slice.staged and position < result.slice.end:

@@ -62,6 +62,9 @@ class FlowState:
     lost: bool = False
     """The position must be read from the destination again before the flow goes on."""
 
+    newest: str = ""
+    """Name, without folder, of the last object that was committed or found; empty: none."""
+
     proven: bool = True
     """Whether what the destination holds is known to continue the source; archives have claims."""
 

@@ -79,6 +79,9 @@ class ArchiveSpec:
     daily_at_utc_s: int | None = None
     """Seconds past midnight UTC at which everything that waits is written; None: never."""
 
+    drift_check_ms: int = 60_000
+    """How long at most before it is seen that somebody else has added or removed objects."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:

@@ -18,6 +18,7 @@ from logmirror.archive.claims import ClaimTakenError
 from logmirror.clock import Clock, jittered_ms
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.mirror.drift import DriftSchedule
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
 from logmirror.mirror.plan import FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
@@ -99,6 +100,7 @@ class Service:
         self._writer_id, self._clock = writer_id, clock
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
+        self._drift = DriftSchedule(clock)
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
         self._stopping = False
@@ -117,6 +119,7 @@ class Service:
         targets_set = False
         while True:
             self._discover()
+            self._look_for_drift()
             stopping = self._stopping
             self._poll()
             if (until_now or stopping) and not targets_set and self._all_seen():
@@ -239,6 +242,13 @@ class Service:
             for state in asked:
                 self._observe(state, ends[state.flow.source], now_ms)
         crashpoints.reach("plan.positions")
+
+    def _look_for_drift(self) -> None:
+        for state in self._drift.due(self._states):
+            try:
+                state.lost |= self._destination(state.destination).drifted(state)
+            except (UnavailableError, OutcomeUnknownError) as error:
+                self._retry_later(state, error)
 
     def _observe(self, state: FlowState, end: int, now_ms: int) -> None:
         try:

@@ -210,9 +210,9 @@ class FilesystemStore:
                 return iter(())
         return iter(sorted(entry.name for entry in entries if entry.name[0] != "."))
 
-    def tail(self, folder: str) -> Tail:
+    def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`."""
-        return Tail(list(self.names(folder)), is_whole=True)
+        return Tail([name for name in self.names(folder) if name > after], is_whole=not after)
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""

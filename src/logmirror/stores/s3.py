@@ -180,11 +180,11 @@ class S3Store:
             if not token:
                 return
 
-    def tail(self, folder: str) -> Tail:
+    def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`: a listing of each range that halves what is left to look at."""
-        found, is_last = self._page(folder, "")
-        if is_last:
-            return Tail(found, is_whole=True)
+        found, is_last = self._page(folder, after)
+        if is_last or after:
+            return Tail(found, is_whole=not after)
         last = found
         low, step = _number(found[-1]), max(_number(found[-1]) - _number(found[0]), 1)
         high = None
