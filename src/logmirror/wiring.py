@@ -98,6 +98,7 @@ def _destination_spec(
         max_offsets=mirror.flush.max_offsets,
         max_time_ms=mirror.flush.max_time_ms,
         daily_at_utc_s=mirror.flush.daily_at_utc_s,
+        drift_check_ms=destination.drift_check_ms,
     )
 
 
@@ -114,6 +115,7 @@ def _location(destination: FilesystemDestination | S3Destination) -> StoreLocati
         checksums=destination.checksums.replace("-", "_"),
         sse=destination.sse,
         kms_key_id=destination.kms_key_id,
+        require_atomic_create=destination.require_atomic_create,
         write=_identity(destination.write),
         read=_identity(destination.read),
     )

@@ -45,6 +45,8 @@ def test_everything_that_the_file_says_arrives():
         sse="aws:kms",
         kms_key_id="key",
         checksums="when-required",
+        require_atomic_create=False,
+        drift_check_ms=5000,
         encryption="none",
         credentials={
             "write": {"access-key-id": "w", "secret-access-key": CANARY, "session-token": "t"},
@@ -65,6 +67,8 @@ def test_everything_that_the_file_says_arrives():
         sse="aws:kms",
         kms_key_id="key",
         checksums="when-required",
+        require_atomic_create=False,
+        drift_check_ms=5000,
         write=S3Credentials(access_key_id="w", secret_access_key=CANARY, session_token="t"),
         read=S3Credentials(profile="reader", role_arn="arn:aws:iam::1:role/r"),
     )

@@ -65,6 +65,9 @@ class S3Proxy:
         self.count = 0
         """Requests of all kinds."""
 
+        self.refuse_condition = False
+        """Answer what would make a write create-only as a server that does not know it."""
+
         self.forget_condition = False
         """Leave out what makes a write create-only, as if the server did not know it."""
 
@@ -116,6 +119,9 @@ class S3Proxy:
             handler.end_headers()
         body = handler.rfile.read(size)
         self.count += 1
+        if self.refuse_condition and "If-None-Match" in handler.headers:
+            self._refuse(handler, 501, "NotImplemented")
+            return
         if self.forget_condition and "If-None-Match" in handler.headers:
             self._replace(handler, body)
             return

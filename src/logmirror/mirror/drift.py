@@ -34,7 +34,7 @@ class DriftSchedule:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queue: list[tuple[float, int, int, FlowId]] = []
-        """By the time of the next look. A number that keeps equal times apart, then the interval."""
+        """Time of the next look, a number that keeps equal times apart, interval."""
 
         self._known: set[FlowId] = set()
 
@@ -50,15 +50,13 @@ class DriftSchedule:
         while self._queue and self._queue[0][0] <= began_ms:
             _, number, interval_ms, flow = self._queue[0]
             heapq.heapreplace(self._queue, (began_ms + interval_ms, number, interval_ms, flow))
-            state = states[flow]
-            if not (state.lost or state.reached or state.retry_at_ms > began_ms):
+            state = states.get(flow)
+            if state and not (state.lost or state.reached or state.retry_at_ms > began_ms):
                 yield state
             if self._clock.monotonic_ms() - began_ms >= BUDGET_MS:
                 return
 
     def _take_in(self, states: Mapping[FlowId, FlowState], now_ms: int) -> None:
-        if len(self._known) == len(states):
-            return
         for flow in [flow for flow in states if flow not in self._known]:
             number = len(self._known)
             self._known.add(flow)

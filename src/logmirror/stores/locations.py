@@ -42,6 +42,9 @@ class S3Location:
     """`AES256` or `aws:kms`; empty: as the bucket says."""
 
     kms_key_id: str = ""
+    require_atomic_create: bool = True
+    """False: the store may replace what is there; see `s3_settling`."""
+
     write: S3Identity = field(default_factory=S3Identity)
     read: S3Identity = field(default_factory=S3Identity)
 

@@ -65,7 +65,12 @@ _SKEWED: Final = (
     "the store's clock and ours are too far apart",
     "set this machine's clock",
 )
+_UNKNOWN: Final = "NotImplemented"
 _FOR_PEOPLE: Final = {
+    _UNKNOWN: (
+        "the store does not know what it is asked for",
+        "use a store, or a newer version of it, that speaks more of S3",
+    ),
     "NoSuchBucket": (
         "there is no such bucket",
         "make it, or correct `bucket` and `endpoint`",
@@ -125,6 +130,11 @@ class ConflictError(LogmirrorError):
 
 class MissingError(LogmirrorError):
     """No such object or upload."""
+
+
+def is_unknown_to_store(error: LogmirrorError) -> bool:
+    """Whether the store has refused a request because it lacks what that asks for."""
+    return error.facts.get("code") == _UNKNOWN
 
 
 class Calls:
@@ -281,7 +291,7 @@ def _refusal(error: ClientError, facts: dict[str, Any]) -> LogmirrorError:
         return MissingError("there is no such object", **facts)
     if code in _PASSING or status == _TOO_MANY:
         return UnavailableError("the store could not do it now", **facts)
-    if status >= _SERVER_ERROR:
+    if status >= _SERVER_ERROR and code != _UNKNOWN:
         return UnavailableError("the store has failed", is_unsure=True, **facts)
     message, hint = _FOR_PEOPLE.get(code, ("the store refuses the request", ""))
     return UsageError(message, hint=hint, **facts)
