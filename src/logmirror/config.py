@@ -153,6 +153,7 @@ class S3Credentials:
     session_token: str = field(default="", repr=False)
     profile: str = ""
     role_arn: str = ""
+    sts_endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,6 +403,7 @@ def _credentials(identity: IdentityModel) -> S3Credentials:
         session_token=identity.session_token or "",
         profile=identity.profile or "",
         role_arn=identity.role_arn or "",
+        sts_endpoint=identity.sts_endpoint or "",
     )
 
 

@@ -128,6 +128,7 @@ def _identity(credentials: S3Credentials) -> S3Identity:
         session_token=credentials.session_token,
         profile=credentials.profile,
         role_arn=credentials.role_arn,
+        sts_endpoint=credentials.sts_endpoint,
     )
 
 

@@ -163,6 +163,10 @@ class IdentityModel(_Model):
     role_arn: str | None = None
     """A role that is assumed with these credentials, and renewed before it ends."""
 
+    sts_endpoint: Endpoint | None = None
+    """URL of the service that roles are asked of, where it is not Amazon's; by default what the AWS
+    tools would find, for instance in `AWS_ENDPOINT_URL_STS`. `endpoint` is not taken for it."""
+
 
 class CredentialsModel(IdentityModel):
     """Who we are for a store, the same for all we do or different for writing and reading."""

@@ -18,6 +18,9 @@ class S3Identity:
     role_arn: str = ""
     """Assumed with what the other fields say."""
 
+    sts_endpoint: str = ""
+    """URL of the service that roles are asked of; empty: what the AWS tools would find."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Location:
