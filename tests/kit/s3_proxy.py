@@ -52,20 +52,25 @@ SILENCE_S: Final = 2
 """Longer than the patience of the clients of tests that use it."""
 
 
+_OPERATIONS: Final = {
+    ("GET", "uploads"): "ListMultipartUploads",
+    ("GET", "list-type"): "ListObjectsV2",
+    ("GET", ""): "GetObject",
+    ("PUT", "partNumber"): "UploadPart",
+    ("PUT", ""): "PutObject",
+    ("POST", "uploads"): "CreateMultipartUpload",
+    ("POST", "uploadId"): "CompleteMultipartUpload",
+    ("POST", ""): "AssumeRole",  # the only one of STS that is asked here
+    ("DELETE", "uploadId"): "AbortMultipartUpload",
+    ("DELETE", ""): "DeleteObject",
+    ("HEAD", ""): "HeadObject",
+}
+
+
 def operation_of(method: str, path: str) -> str:
-    """The name of a request, as S3's documentation has it."""
-    query = parse_qs(urlsplit(path).query, keep_blank_values=True)
-    if method == "GET":
-        if "uploads" in query:
-            return "ListMultipartUploads"
-        return "ListObjectsV2" if "list-type" in query else "GetObject"
-    if method == "PUT":
-        return "UploadPart" if "partNumber" in query else "PutObject"
-    if method == "POST":
-        return "CreateMultipartUpload" if "uploads" in query else "CompleteMultipartUpload"
-    if method == "DELETE":
-        return "AbortMultipartUpload" if "uploadId" in query else "DeleteObject"
-    return "HeadObject" if method == "HEAD" else method
+    """The name of a request, as Amazon's documentation has it."""
+    query = {"", *parse_qs(urlsplit(path).query, keep_blank_values=True)}
+    return next(name for (of, key), name in _OPERATIONS.items() if of == method and key in query)
 
 
 @dataclass(frozen=True)
@@ -272,7 +277,9 @@ class S3Proxy:
 
     @staticmethod
     def _refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
-        data = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>".encode()
+        told = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>"
+        is_role = operation_of(handler.command, handler.path) == "AssumeRole"
+        data = (f"<ErrorResponse>{told}</ErrorResponse>" if is_role else told).encode()
         handler.send_response_only(status)
         handler.send_header("Date", "Thu, 01 Jan 2026 00:00:00 GMT")
         handler.send_header("Content-Type", "application/xml")

@@ -376,15 +376,13 @@ def _new_client(location: S3Location, identity: S3Identity, clock: Clock) -> Any
     )
     if identity.role_arn:
         session = _assumed(session, location, identity, clock)
+    # Without a checksum only a signature tells a body that was cut from a whole one.
+    signing = {"payload_signing_enabled": True} if location.checksums == "when_required" else {}
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
         retries={"total_max_attempts": 1},
-        s3={
-            "addressing_style": "path" if location.path_style else "auto",
-            # Without a checksum only a signature tells a body that was cut from a whole one.
-            "payload_signing_enabled": location.checksums == "when_required",
-        },
+        s3={"addressing_style": "path" if location.path_style else "auto", **signing},
         request_checksum_calculation=location.checksums,
         response_checksum_validation=location.checksums,
         tcp_keepalive=True,
