@@ -61,7 +61,7 @@ FOREIGN_LEFTOVER_AGE_MS: Final = 7 * 24 * 3600 * 1000
 """Staged files of other hosts are left alone this long: a lock may not be visible across hosts.
 As long as claims are kept, because that is how long a process may sleep and wake."""
 
-_DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _MISPLACED: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL})
 
 
