@@ -70,6 +70,8 @@ class Committer:
             state.newest = format_name(committed, work.archive.extension)
             self._log_flush(state.flow, work, receipt, committed)
             state.lost |= receipt.peer
+            if receipt.claimed_by not in {"", work.writer_id}:
+                self._log_loss(state.flow, work, receipt, committed)
         if error is None and result.slice.staged and position < result.slice.end:
             error = InternalError("a staged slice ended early", position=position)
         state.advance(result, position, self._clock.monotonic_ms())
@@ -106,6 +108,23 @@ class Committer:
         for receipt in receipts:
             if receipt.token:
                 store.discard(receipt.token)
+
+    def _log_loss(self, flow: FlowId, work: Work, receipt: Receipt, covered: OffsetRange) -> None:
+        _LOG.info(
+            "another writer was first",
+            extra={
+                "facts": {
+                    "mirror": flow.mirror,
+                    "destination": flow.destination,
+                    "topic": flow.topic,
+                    "partition": flow.partition,
+                    "from": covered.first,
+                    "to": covered.last,
+                    "claimed_by": receipt.claimed_by,
+                    "writer": work.writer_id,
+                }
+            },
+        )
 
     def _log_flush(self, flow: FlowId, work: Work, receipt: Receipt, covered: OffsetRange) -> None:
         _LOG.info(

@@ -215,6 +215,9 @@ class Receipt:
     peer: bool = False
     """Another writer had claimed or published this object before us; the content is the same."""
 
+    claimed_by: str = ""
+    """The writer id of whoever claimed it before us."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceResult:
