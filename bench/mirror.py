@@ -93,6 +93,8 @@ class Copy(NamedTuple):
     kind: str
     destination: dict
     root: Path
+    more: dict | None = None
+    """Further keys of the mirror."""
 
 
 def into_files(folder: Path, kind: str) -> Copy:
@@ -106,7 +108,7 @@ def into_bucket(server: S3Server, kind: str) -> Copy:
 
 
 def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
-    """The flow is from the line that the last mirror starts to the last flush, after Spark's start."""
+    """The flow is from the line that the last mirror starts, after Spark, to the last flush."""
     config = folder / "bench.yaml"
     mirrors = [
         {
@@ -117,6 +119,7 @@ def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
             "destinations": [copy.destination],
             "format": copy.kind,
             "flush": FLUSH,
+            **(copy.more or {}),
         }
         for number, copy in enumerate(copies)
     ]

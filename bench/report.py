@@ -89,6 +89,27 @@ def ratio_table(ratios: dict[str, dict]) -> str:
     return table(["ratio of MB/s", "median", "each round", "goal", ""], rows)
 
 
+def archive_section(found: dict) -> str:
+    requests, restart = found["requests"], found["restart"]
+    kinds = sorted({*requests["start"], *requests["each"]})
+    counts = [
+        [kind, str(requests["start"].get(kind, 0)), f"{requests['each'].get(kind, 0):.2f}"]
+        for kind in kinds
+    ]
+    restarts = [
+        [title, f"{restart[key]:.2f}", str(goal), "reached" if restart[key] <= goal else "**no**"]
+        for title, key, goal in (("files", "files_s", 5), ("S3", "s3_s", 15))
+    ]
+    return (
+        f"One partition, append mode, {requests['objects']} objects, counted before the S3 "
+        "server:\n\n"
+        + table(["request", "at a start", "for each object"], counts)
+        + f"\n\nA restart with {restart['objects']:,} objects and as many claims, until every "
+        "position is verified; Spark's start comes on top:\n\n"
+        + table(["archive", "s", "goal", ""], restarts)
+    )
+
+
 def kernel_table(lines: list[dict]) -> str:
     rows = [
         [x["shape"], x["what"], f"{x['mb_per_s']:,}", f"{x['million_records_per_s']:.1f}"]
@@ -125,9 +146,8 @@ def snapshot_table(found: dict) -> str:
     return table(["snapshot", "s", "CPU-s", "peak RSS of a Python process, MiB", "MB"], rows)
 
 
-def page(
-    kernels: list[dict], mirror: dict, forward: dict, snapshots: dict, load_before: float
-) -> str:
+def page(found: dict[str, dict], load_before: float) -> str:
+    mirror, snapshots = found["mirror"], found["snapshots"]
     now = datetime.now(UTC).date().isoformat()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     notes = (HERE / "notes.md").read_text()
@@ -152,17 +172,21 @@ comes before it and is told apart. CPU is that of all processes of the contestan
 included, the broker's not; the connector's start could not be told from its flow. The connector
 runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
 
+## Archives: requests and restarts
+
+{archive_section(found["archives"])}
+
 ## Snapshots of a compacted topic
 
 `compaction: log`, one partition, values of {snapshots["value_bytes"]} B; Spark's start apart.
 
 {snapshot_table(snapshots)}
 
-{sections(forward)}
+{sections(found["forward"])}
 
 ## Kernels
 
-{kernel_table(kernels)}
+{kernel_table(found["kernels"]["lines"])}
 
 {notes}"""
 
@@ -174,11 +198,15 @@ def main() -> None:
     parser.add_argument("--rounds", default="3")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
-    kernels = run("kernels.py", "--json")
-    mirror = run("mirror.py", "--records", options.records, "--rounds", options.rounds)
-    forward = run("forward.py", "--records", options.forward_records, "--rounds", options.rounds)
-    snapshots = run("snapshots.py")
-    PAGE.write_text(page(kernels["lines"], mirror, forward, snapshots, load_before))
+    forward_records = options.forward_records
+    found = {
+        "kernels": run("kernels.py", "--json"),
+        "mirror": run("mirror.py", "--records", options.records, "--rounds", options.rounds),
+        "archives": run("archives.py"),
+        "snapshots": run("snapshots.py"),
+        "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
+    }
+    PAGE.write_text(page(found, load_before))
     print(PAGE.read_text())
 
 

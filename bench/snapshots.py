@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from confluent_kafka import Producer  # noqa: E402  # after the path is set
 
 from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
-from mirror import logmirror  # noqa: E402  # after the path is set
+from mirror import into_files, logmirror  # noqa: E402  # after the path is set
 
 VALUE_BYTES = 100
 
@@ -53,17 +53,14 @@ def main() -> None:
         try:
             kafka.start()
             kafka.create_topic("bench", 1)
-            root = base / "root"
-            destination = {"type": "filesystem", "root": str(root)}
+            copy = into_files(base, "parquet")._replace(more={"compaction": "log"})
             for name, changed in (("first", keys), ("next", keys[: options.updates])):
                 write(kafka, "bench", changed, seed=len(changed))
-                figures = logmirror(
-                    kafka, base, destination, root, kind="parquet\n    compaction: log"
-                )
+                figures = logmirror(kafka, base, [copy])
                 found[name] = {
                     key: figures[key] for key in ("flow_s", "flow_cpu_s", "peak_python_mib")
                 }
-                newest = max((root / "bench" / "0").iterdir())
+                newest = max((copy.root / "bench-0" / "0").iterdir())
                 found[name]["snapshot_mb"] = newest.stat().st_size / 1e6
         finally:
             kafka.remove()

@@ -336,6 +336,8 @@ def _status_json(row: StatusRow) -> dict[str, object]:
         "position": row.position,
         "lag": row.lag,
     }
+    if row.is_fencing_degraded:
+        found["fencing"] = "degraded"
     if row.error:
         found["error"] = {"kind": row.error.kind, "message": str(row.error)}
     return found
@@ -353,7 +355,7 @@ def _print_status(rows: list[StatusRow]) -> None:
     table = _table("MIRROR", "DESTINATION", "TOPIC", "PARTITION")
     for title in ("SOURCE END", "POSITION", "LAG"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("ERROR", overflow="fold")
+    table.add_column("REMARK", overflow="fold")
     for row in rows:
         flow = row.flow
         partition = "all" if flow.partition < 0 else str(flow.partition)
@@ -364,7 +366,7 @@ def _print_status(rows: list[StatusRow]) -> None:
             flow.topic,
             partition,
             *numbers,
-            str(row.error) if row.error else "",
+            str(row.error or ("degraded fencing" if row.is_fencing_degraded else "")),
         )
     _stdout().print(table)
 

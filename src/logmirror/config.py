@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from logmirror.config_file.files import read_file
 from logmirror.config_file.model import (
     ConfigModel,
+    FilesystemModel,
     FlushModel,
     IdentityModel,
     KafkaModel,
@@ -112,6 +113,9 @@ class FilesystemDestination:
     root: Path
     """Absolute, without `..`; it need not exist."""
 
+    drift_check_ms: int = 60_000
+    """100..86,400,000."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDestination:
@@ -152,6 +156,7 @@ class S3Credentials:
     session_token: str = field(default="", repr=False)
     profile: str = ""
     role_arn: str = ""
+    sts_endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +177,10 @@ class S3Destination:
     sse: str = ""
     kms_key_id: str = ""
     checksums: Literal["when-supported", "when-required"] = "when-supported"
+    require_atomic_create: bool = True
+    drift_check_ms: int = 60_000
+    """100..86,400,000."""
+
     write: S3Credentials = field(default_factory=S3Credentials)
     read: S3Credentials = field(default_factory=S3Credentials)
 
@@ -346,7 +355,7 @@ def _destinations(
         elif isinstance(shared, SharedS3Model):
             yield _s3(shared, name)
         else:
-            yield _filesystem(name, shared.root)
+            yield _filesystem(name, shared)
         return
     for item in mirror.destinations or ():
         name = item.name or mirror.name
@@ -355,7 +364,7 @@ def _destinations(
         elif isinstance(item, S3Model):
             yield _s3(item, name)
         else:
-            yield _filesystem(name, item.root)
+            yield _filesystem(name, item)
 
 
 def _source(source: SourceModel, mirror_name: str) -> SourceSettings:
@@ -383,9 +392,12 @@ def _kafka(
     )
 
 
-def _filesystem(name: str, root: str) -> FilesystemDestination:
+def _filesystem(
+    name: str, folder: FilesystemModel | SharedFilesystemModel
+) -> FilesystemDestination:
     # Lexical, as a shell does it: `Path.resolve` would freeze a link that may be switched later.
-    return FilesystemDestination(name=name, root=Path(os.path.abspath(root)))  # noqa: PTH100  # resolve() would follow links
+    root = Path(os.path.abspath(folder.root))  # noqa: PTH100  # resolve() would follow links
+    return FilesystemDestination(name=name, root=root, drift_check_ms=folder.drift_check_ms)
 
 
 def _s3(bucket: S3Model | SharedS3Model, name: str) -> S3Destination:
@@ -401,6 +413,8 @@ def _s3(bucket: S3Model | SharedS3Model, name: str) -> S3Destination:
         sse=bucket.sse or "",
         kms_key_id=bucket.kms_key_id or "",
         checksums=bucket.checksums,
+        require_atomic_create=bucket.require_atomic_create,
+        drift_check_ms=bucket.drift_check_ms,
         write=_credentials(own.write or own),
         read=_credentials(own.read or own),
     )
@@ -413,6 +427,7 @@ def _credentials(identity: IdentityModel) -> S3Credentials:
         session_token=identity.session_token or "",
         profile=identity.profile or "",
         role_arn=identity.role_arn or "",
+        sts_endpoint=identity.sts_endpoint or "",
     )
 
 

@@ -6,7 +6,7 @@ They create nothing anywhere. Only a proof loads kernels, which takes a second.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +46,8 @@ class StatusRow:
     source_end: int | None = None
     position: int | None = None
     error: LogmirrorError | None = None
+    is_fencing_degraded: bool = False
+    """The store may replace what is there: two writers are kept apart as well as it goes."""
 
     @property
     def lag(self) -> int | None:
@@ -61,10 +63,22 @@ def status(settings: Settings) -> list[StatusRow]:
     clients = Clients(PATIENCE_MS)
     try:
         for spec in mirror_specs(settings):
-            rows += _status_of(spec, clients)
+            degraded = {name for name, written in spec.destinations if _is_degraded(written)}
+            rows += (
+                replace(row, is_fencing_degraded=row.flow.destination in degraded)
+                for row in _status_of(spec, clients)
+            )
     finally:
         clients.close()
     return rows
+
+
+def _is_degraded(written: DestinationSpec) -> bool:
+    return (
+        isinstance(written, ArchiveSpec)
+        and isinstance(written.location, S3Location)
+        and not written.location.require_atomic_create
+    )
 
 
 def _status_of(spec: MirrorSpec, clients: Clients) -> Iterator[StatusRow]:

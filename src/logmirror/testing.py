@@ -93,9 +93,9 @@ class MemoryStore:
         found = {head for head, _, rest in (name.partition("/") for name in inside) if rest}
         return iter(sorted(name for name in found if name[0] != "."))
 
-    def tail(self, folder: str) -> Tail:
+    def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`."""
-        return Tail(list(self.names(folder)), is_whole=True)
+        return Tail([name for name in self.names(folder) if name > after], is_whole=not after)
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""

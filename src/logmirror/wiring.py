@@ -107,6 +107,7 @@ def _destination_spec(
         daily_at_utc_s=mirror.flush.daily_at_utc_s,
         compaction=mirror.compaction,
         keep_snapshots=mirror.keep_snapshots,
+        drift_check_ms=destination.drift_check_ms,
     )
 
 
@@ -123,6 +124,7 @@ def _location(destination: FilesystemDestination | S3Destination) -> StoreLocati
         checksums=destination.checksums.replace("-", "_"),
         sse=destination.sse,
         kms_key_id=destination.kms_key_id,
+        require_atomic_create=destination.require_atomic_create,
         write=_identity(destination.write),
         read=_identity(destination.read),
     )
@@ -135,6 +137,7 @@ def _identity(credentials: S3Credentials) -> S3Identity:
         session_token=credentials.session_token,
         profile=credentials.profile,
         role_arn=credentials.role_arn,
+        sts_endpoint=credentials.sts_endpoint,
     )
 
 

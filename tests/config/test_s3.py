@@ -45,10 +45,16 @@ def test_everything_that_the_file_says_arrives():
         sse="aws:kms",
         kms_key_id="key",
         checksums="when-required",
+        require_atomic_create=False,
+        drift_check_ms=5000,
         encryption="none",
         credentials={
             "write": {"access-key-id": "w", "secret-access-key": CANARY, "session-token": "t"},
-            "read": {"profile": "reader", "role-arn": "arn:aws:iam::1:role/r"},
+            "read": {
+                "profile": "reader",
+                "role-arn": "arn:aws:iam::1:role/r",
+                "sts-endpoint": "https://sts.example/",
+            },
         },
     )
 
@@ -65,8 +71,12 @@ def test_everything_that_the_file_says_arrives():
         sse="aws:kms",
         kms_key_id="key",
         checksums="when-required",
+        require_atomic_create=False,
+        drift_check_ms=5000,
         write=S3Credentials(access_key_id="w", secret_access_key=CANARY, session_token="t"),
-        read=S3Credentials(profile="reader", role_arn="arn:aws:iam::1:role/r"),
+        read=S3Credentials(
+            profile="reader", role_arn="arn:aws:iam::1:role/r", sts_endpoint="https://sts.example"
+        ),
     )
     assert CANARY not in repr(found)
     assert pickle.loads(pickle.dumps(found)) == found

@@ -12,8 +12,10 @@ checksums, and its conditional writes are atomic.
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -24,6 +26,7 @@ from kit.machine import HOST, Process, free_ports
 from logmirror.stores.locations import S3Identity, S3Location
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 VERSION: Final = "1.8.0"
@@ -32,15 +35,20 @@ _START_TIMEOUT_S: Final = 30
 REGION: Final = "us-east-1"
 
 
+def _program() -> Path:
+    return go_program(f"versitygw-{VERSION}", _PACKAGE)
+
+
 class S3Server:
     """The server; use it in a `with`.
 
     Args:
         folder: Its own: objects go to `objects` there.
+        certificate: Private key and certificate, one PEM file: it speaks TLS only.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, certificate: Path | None = None) -> None:
+        self._folder, self._certificate = folder, certificate
         self._port = free_ports(1)[0]
         self._process: Process | None = None
         self.access_key, self.secret_key = "logmirror-tests", secrets.token_hex(16)
@@ -48,15 +56,19 @@ class S3Server:
     @property
     def endpoint(self) -> str:
         """Its URL."""
-        return f"http://{HOST}:{self._port}"
+        return f"{'https' if self._certificate else 'http'}://{HOST}:{self._port}"
 
     def start(self) -> Self:
         """Start it and wait until it takes connections; a restart keeps port and objects."""
         objects = self._folder / "objects"
         objects.mkdir(parents=True, exist_ok=True)
-        program = go_program(f"versitygw-{VERSION}", _PACKAGE)
+        users = self._folder / "users"
+        users.mkdir(exist_ok=True)
+        options = ["--port", f"{HOST}:{self._port}", "--quiet", "--iam-dir", str(users)]
+        if self._certificate:
+            options += ["--cert", str(self._certificate), "--key", str(self._certificate)]
         self._process = Process(
-            [str(program), "--port", f"{HOST}:{self._port}", "--quiet", "posix", str(objects)],
+            [str(_program()), *options, "posix", str(objects)],
             log=self._folder / "server.log",
             environment={
                 "ROOT_ACCESS_KEY_ID": self.access_key,
@@ -103,6 +115,29 @@ class S3Server:
         name = f"bucket-{secrets.token_hex(4)}"
         self.client().create_bucket(Bucket=name)
         return name
+
+    def new_user(self) -> S3Identity:
+        """Make somebody who may do nothing before `allow` says what."""
+        found = S3Identity(
+            access_key_id=f"user-{secrets.token_hex(4)}", secret_access_key=secrets.token_hex(16)
+        )
+        keys = ["--access", self.access_key, "--secret", self.secret_key]
+        new = ["--access", found.access_key_id, "--secret", found.secret_access_key]
+        command = [_program(), "admin", *keys, "--endpoint-url", self.endpoint]
+        subprocess.run(
+            [*command, "create-user", *new, "--role", "user"], check=True, capture_output=True
+        )
+        return found
+
+    def allow(self, bucket: str, *allowed: tuple[S3Identity, Sequence[Mapping[str, Any]]]) -> None:
+        """Let users do what statements of policies allow them, and nothing else."""
+        statements = [
+            {**statement, "Principal": {"AWS": [user.access_key_id]}}
+            for user, statements in allowed
+            for statement in statements
+        ]
+        policy = {"Version": "2012-10-17", "Statement": statements}
+        self.client().put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
 
     def location(self, bucket: str, prefix: str = "", *, endpoint: str = "") -> S3Location:
         """Where a store in this bucket is; through another address where one is given."""

@@ -1,4 +1,4 @@
-"""A real S3 server for the tests of stores."""
+"""Servers for the tests of stores: a real S3 server, a proxy that spoils its answers, a fake."""
 
 from __future__ import annotations
 
@@ -7,13 +7,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.s3 import S3Server
+from kit.s3_proxy import S3Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kit.fake_s3 import FakeS3
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running server; tests make buckets of their own."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
+    """What stands before the server and spoils requests when it is told to."""
+
+    def delete(path: str) -> None:
+        bucket, _, key = path.partition("/")
+        s3_server.client().delete_object(Bucket=bucket, Key=key)
+
+    with S3Proxy(s3_server.endpoint, delete) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def fake_s3() -> Iterator[FakeS3]:
+    """A running fake; tests make buckets of their own."""
+    from kit.fake_s3 import FakeS3  # noqa: PLC0415  # takes a second to load
+
+    with FakeS3() as server:
         yield server

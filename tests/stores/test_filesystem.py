@@ -65,7 +65,7 @@ KINDS = {
     errno.ESTALE: UnavailableError,
     errno.EACCES: UsageError,
     errno.EPERM: UsageError,
-    errno.EROFS: UsageError,
+    errno.EROFS: UnavailableError,  # as a disk becomes that has failed: it may be well again
 }
 
 

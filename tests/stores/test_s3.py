@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.s3_proxy import Fault, S3Proxy
+from kit.s3_proxy import Fault
 from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.stores import s3, s3_calls
 from logmirror.stores.base import AlreadyExistsError, Tail
@@ -25,16 +25,6 @@ pytestmark = pytest.mark.xdist_group("s3")
 @pytest.fixture
 def bucket(s3_server):
     return s3_server.new_bucket()
-
-
-@pytest.fixture
-def proxy(s3_server):
-    def delete(path):
-        bucket, _, key = path.partition("/")
-        s3_server.client().delete_object(Bucket=bucket, Key=key)
-
-    with S3Proxy(s3_server.endpoint, delete) as proxy:
-        yield proxy
 
 
 @pytest.fixture

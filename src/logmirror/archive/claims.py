@@ -176,6 +176,9 @@ class Published:
     peer: bool
     """The claim or the object was there before us, with the same content."""
 
+    claimed_by: str = ""
+    """The writer id in a claim that was there before us."""
+
 
 def claims_folder(destination: str, partition: int) -> str:
     """Return the folder of a partition's claims."""
@@ -210,7 +213,8 @@ def publish_object(
         UnavailableError: The store cannot be reached, or the staged object was swept away.
         OutcomeUnknownError: The object may be published; list, then decide.
     """
-    was_claimed = _claim(store, f".logmirror/claims/{folder}", claim)
+    winner = _claim(store, f".logmirror/claims/{folder}", claim)
+    claimed_by = winner.writer if winner else ""
     crashpoints.reach("claim.created")
     name = f"{folder}/{format_name(claim.covered, extension)}"
     try:
@@ -229,12 +233,12 @@ def publish_object(
                 found=found,
             ) from None
         store.discard(token)
-        return Published(name=name, peer=True)
-    return Published(name=name, peer=was_claimed)
+        return Published(name=name, peer=True, claimed_by=claimed_by)
+    return Published(name=name, peer=winner is not None, claimed_by=claimed_by)
 
 
-def _claim(store: BlobStore, folder: str, claim: Claim) -> bool:
-    """Create the claim or find it made; returns whether it was there already."""
+def _claim(store: BlobStore, folder: str, claim: Claim) -> Claim | None:
+    """Create the claim or find it made; returns the one that was there already."""
     name = f"{folder}/{claim.covered.first:0{_NAME_DIGITS}d}"
     try:
         store.create(name, claim.to_bytes())
@@ -246,7 +250,7 @@ def _claim(store: BlobStore, folder: str, claim: Claim) -> bool:
                 "the claim was removed just now; plan again", name=name
             ) from None
     else:
-        return False
+        return None
     winner = Claim.from_bytes(data, name=name)
     if winner.covered != claim.covered:
         raise ClaimTakenError(
@@ -267,7 +271,7 @@ def _claim(store: BlobStore, folder: str, claim: Claim) -> bool:
             found=winner.digest,
             claimed_by=winner.writer,
         )
-    return True
+    return winner
 
 
 def read_claim(store: BlobStore, destination: str, partition: int, first: int) -> Claim | None:

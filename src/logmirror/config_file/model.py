@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from logmirror.config_file.scalars import (
     MAX_BATCH_BYTES,
+    MAX_DRIFT_CHECK_MS,
     MAX_REPLICATION_FACTOR,
     Bucket,
     ChainStart,
@@ -115,7 +116,15 @@ class SourceModel(_Model):
     as they are written; no message, log line or report shows them."""
 
 
-class FilesystemModel(_Model):
+class _ArchiveModel(_Model):
+    """What archives in folders and in buckets have in common."""
+
+    drift_check_ms: Annotated[int, Field(ge=100, le=MAX_DRIFT_CHECK_MS)] = 60_000
+    """How often each partition's newest objects are listed, also when nothing new comes, to see
+    whether somebody else has added or removed some. One listing per partition each time."""
+
+
+class FilesystemModel(_ArchiveModel):
     """A folder on this machine, or on a file system that it mounts."""
 
     name: Name | None = None
@@ -158,6 +167,10 @@ class IdentityModel(_Model):
     role_arn: str | None = None
     """A role that is assumed with these credentials, and renewed before it ends."""
 
+    sts_endpoint: Endpoint | None = None
+    """URL of the service that roles are asked of, where it is not Amazon's; by default what the AWS
+    tools would find, for instance in `AWS_ENDPOINT_URL_STS`. `endpoint` is not taken for it."""
+
 
 class CredentialsModel(IdentityModel):
     """Who we are for a store, the same for all we do or different for writing and reading."""
@@ -169,7 +182,7 @@ class CredentialsModel(IdentityModel):
     """Who lists and reads objects, instead of the keys beside it."""
 
 
-class _BucketModel(_Model):
+class _BucketModel(_ArchiveModel):
     """A bucket of any S3 API, wherever the destination stands."""
 
     type: Literal["s3"]
@@ -207,6 +220,11 @@ class _BucketModel(_Model):
     checksums: Literal["when-supported", "when-required"] = "when-supported"
     """Whether bodies carry a checksum that the store verifies. `when-required` is for stores that
     know none."""
+
+    require_atomic_create: bool = True
+    """Whether a store is refused that replaces objects though it was told not to. `false` goes on
+    with such a store: claims are read back after a while, which another writer that sleeps for
+    longer can slip through, and `status` says "degraded fencing"."""
 
     encryption: Literal["none"] | None = None
     """Encryption of the objects by us, which this version does not offer; `none` says so."""
@@ -272,7 +290,7 @@ class KafkaModel(_KafkaCopyModel):
     """Name of the topic in the other cluster; by default the same."""
 
 
-class SharedFilesystemModel(_Model):
+class SharedFilesystemModel(_ArchiveModel):
     """One folder for all mirrors, instead of `destinations` in each of them."""
 
     type: Literal["filesystem"]

@@ -46,6 +46,8 @@ def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> Non
     if identity.get("session-token") is not None and not given:
         message = "is only for an access-key-id"
         source.complain(f"{where}.session-token", message, "remove it")
+    if identity.get("sts-endpoint") is not None and identity.get("role-arn") is None:
+        source.complain(f"{where}.sts-endpoint", "is only for a role-arn", "remove it")
 
 
 def _put_in_variables(

@@ -27,6 +27,8 @@ U64_MAX: Final = 2**64 - 1
 MAX_REPLICATION_FACTOR: Final = 2**15 - 1
 """Kafka counts replicas with a signed 16-bit integer."""
 
+MAX_DRIFT_CHECK_MS: Final = 86_400_000
+
 MAX_BATCH_BYTES: Final = 2**31 - 1
 """A record batch says its length with a signed 32-bit integer."""
 

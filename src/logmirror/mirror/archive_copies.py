@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import sweep_claims
-from logmirror.errors import InternalError, LogmirrorError
+from logmirror.errors import CorruptionError, InternalError, LogmirrorError
 from logmirror.mirror.ports import ArchiveSpec
-from logmirror.mirror.positions import chain_position, checked_position
+from logmirror.mirror.positions import check_drift, checked_position, read_chain
 from logmirror.mirror.snapshots import begin_snapshots, prune
 from logmirror.stores.locations import S3Location
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
 
+_LOG = logging.getLogger("logmirror.mirror")
+
 
 class ArchiveCopies:
     """A `Destination` whose copies are chains of objects in stores."""
@@ -38,6 +41,11 @@ class ArchiveCopies:
         self, open_store: Callable[[StoreLocation], BlobStore], committer: Committer, clock: Clock
     ) -> None:
         self._open_store, self._committer, self._clock = open_store, committer, clock
+        self._newest: dict[FlowId, str] = {}
+        """Name of the last object of each flow as this process has seen it."""
+
+        self._looked: dict[FlowId, str] = {}
+        """What was the newest at the last look for drift."""
 
     def prepare(
         self,
@@ -59,10 +67,20 @@ class ArchiveCopies:
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
             try:
-                found[flow] = chain_position(store, flow, archive, chain_start=chain_start)
+                found[flow] = self._position(store, flow, archive, chain_start)
             except LogmirrorError as error:
                 found[flow] = error
         return found
+
+    def _position(
+        self, store: BlobStore, flow: FlowId, archive: ArchiveSpec, chain_start: ChainStart
+    ) -> int | None:
+        read = read_chain(store, flow, archive, chain_start=chain_start)
+        known, newest = self._newest.get(flow, ""), read.links[-1].name if read.links else ""
+        if known:
+            check_drift(flow, known=known, newest=newest)
+        self._newest[flow] = newest
+        return read.next_offset
 
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
@@ -77,6 +95,7 @@ class ArchiveCopies:
         In a bucket they stay: an archiver need not be allowed to delete there, and looking for old
         ones would be a listing of all of them (decision 0006).
         """
+        state.newest = self._newest.get(state.flow, "")
         archive = _archive(state.destination)
         if archive.compaction:
             begin_snapshots(state, self._open_store(archive.location))
@@ -91,11 +110,48 @@ class ArchiveCopies:
             now_ms=self._clock.now_ms(),
         )
 
+    def drifted(self, state: FlowState) -> bool:
+        """See `Destination.drifted`: one listing, from the object on that was the newest last time.
+
+        Raises:
+            CorruptionError: What was written since is no unbroken chain any more.
+        """
+        archive, flow = _archive(state.destination), state.flow
+        since = self._looked.get(flow, "") or state.newest
+        if archive.compaction:  # older snapshots may go at any time
+            since = state.newest
+        self._looked[flow] = state.newest
+        store = self._open_store(archive.location)
+        try:
+            links = read_chain(store, flow, archive, since=since).links
+        except CorruptionError:
+            # What others change while it is listed may be seen by halves. Once.
+            links = read_chain(store, flow, archive, since=since).links
+        ends = [links[0].name, links[-1].name] if links else ["", ""]
+        if ends == [since, state.newest]:
+            return False
+        self._looked[flow] = ""
+        _LOG.info(
+            "the copy does not end where it was left",
+            extra={
+                "facts": {
+                    "mirror": flow.mirror,
+                    "destination": flow.destination,
+                    "topic": flow.topic,
+                    "partition": flow.partition,
+                    "expected": state.newest or "nothing",
+                    "found": ends[1] or "nothing",
+                }
+            },
+        )
+        return True
+
     def commit(
         self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
     ) -> LogmirrorError | None:
         """See `Committer.commit`."""
         error = self._committer.commit(state, works, results)
+        self._newest[state.flow] = state.newest
         archive = _archive(state.destination)
         if archive.compaction and any(result.receipts for result in results):
             state.rebuild = False

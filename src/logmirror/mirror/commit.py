@@ -73,9 +73,11 @@ class Committer:
                 error = refused
                 break
             position = committed.next_offset
-            name = format_name(committed, work.archive.extension)
-            self._observer.flushed(state.flow, receipt, committed, name)
+            state.newest = format_name(committed, work.archive.extension)
+            self._observer.flushed(state.flow, receipt, committed, state.newest)
             state.lost |= receipt.peer
+            if receipt.claimed_by not in {"", work.writer_id}:
+                self._observer.overtaken(state.flow, receipt, committed, work.writer_id)
         if error is None and result.slice.staged and position < result.slice.end:
             error = InternalError("a staged slice ended early", position=position)
         state.advance(result, position, self._clock.monotonic_ms())

@@ -53,7 +53,11 @@ class Destination(Protocol):
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> Mapping[FlowId, int | LogmirrorError | None]:
-        """Where each flow stands, from what is durable (I1); None if nothing fixes it yet."""
+        """Where each flow stands, from what is durable (I1); None if nothing fixes it yet.
+
+        A `PositionError` whose `reason` is `DestinationDrift` where that contradicts what the same
+        process has seen there before.
+        """
         ...
 
     def check(
@@ -71,6 +75,13 @@ class Destination(Protocol):
         """A flow begins at its position, for the first time or anew: see to its predecessors.
 
         May make the flow wait and look again (`state.retry_at_ms`, `state.lost`).
+        """
+        ...
+
+    def drifted(self, state: FlowState) -> bool:
+        """Whether a copy no longer ends where we left it, so that its position is to be read anew.
+
+        One cheap question at most. A cluster's copy is guarded at each write and asked nothing.
         """
         ...
 

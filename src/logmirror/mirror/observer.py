@@ -128,6 +128,19 @@ class Observer:
         }
         _LOG.info("flushed", extra={"facts": facts})
 
+    def overtaken(
+        self, flow: FlowId, receipt: Receipt, covered: OffsetRange, writer_id: str
+    ) -> None:
+        """What we publish had been claimed by another writer, which is named."""
+        facts = {
+            **flow_facts(flow),
+            "from": covered.first,
+            "to": covered.last,
+            "claimed_by": receipt.claimed_by,
+            "writer": writer_id,
+        }
+        _LOG.info("another writer was first", extra={"facts": facts})
+
     def copied(self, flow: FlowId, receipt: Receipt) -> None:
         """Another cluster has acknowledged what one slice brought."""
         self._count(_labels(flow), receipt)

@@ -82,6 +82,9 @@ class FlowState:
     rebuild: bool = False
     """`compaction: log`: the next snapshot is built from all that the source has."""
 
+    newest: str = ""
+    """Name, without folder, of the last object that was committed or found; empty: none."""
+
     proven: bool = True
     """Whether what the destination holds is known to continue the source; archives have claims."""
 

@@ -90,6 +90,9 @@ class ArchiveSpec:
     keep_snapshots: int | None = None
     """How many of the newest snapshots are kept; None: all."""
 
+    drift_check_ms: int = 60_000
+    """How long at most before it is seen that somebody else has added or removed objects."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
@@ -234,6 +237,9 @@ class Receipt:
 
     peer: bool = False
     """Another writer had claimed or published this object before us; the content is the same."""
+
+    claimed_by: str = ""
+    """The writer id of whoever claimed it before us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

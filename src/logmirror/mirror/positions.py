@@ -10,30 +10,68 @@ from typing import TYPE_CHECKING
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
+from logmirror.archive.naming import split_name
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
+    from logmirror.archive.chain import Chain
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
     from logmirror.stores.base import BlobStore
 
 
-def chain_position(
-    store: BlobStore, flow: FlowId, archive: ArchiveSpec, *, chain_start: ChainStart
-) -> int | None:
-    """The offset at which the destination must be continued; None if nothing fixes it yet.
+def read_chain(
+    store: BlobStore,
+    flow: FlowId,
+    archive: ArchiveSpec,
+    *,
+    chain_start: ChainStart = None,
+    since: str = "",
+) -> Chain:
+    """The end of a flow's chain; its `next_offset` is where the destination must be continued.
 
-    Snapshots begin wherever the source begins.
+    Args:
+        store: The destination's store.
+        flow: Whose chain it is.
+        archive: How its objects are written. Snapshots begin wherever the source begins.
+        chain_start: Where it must begin.
+        since: Name of an object: only those from there on.
 
     Raises:
         CorruptionError: The names are not one unbroken chain, as far as the store shows them: where
             there are very many, the last of them.
     """
-    tail = store.tail(flow.folder)
-    if archive.compaction:
-        names, extension = tail.names, archive.extension
-        return chain(names, extension=extension, start=None, snapshots=True).next_offset
+    tail = store.tail(flow.folder, since.partition("-")[0])
     start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
-    return chain(tail.names, extension=archive.extension, start=start).next_offset
+    snapshots = archive.compaction is not None
+    return chain(
+        tail.names,
+        extension=archive.extension,
+        start=None if snapshots else start,
+        snapshots=snapshots,
+    )
+
+
+def check_drift(flow: FlowId, *, known: str, newest: str) -> None:
+    """Raise PositionError if a chain ends before an object that this process has seen in it.
+
+    Args:
+        flow: Whose chain it is.
+        known: Name of the last object that was committed or found.
+        newest: Name of the last object now; empty: there is none.
+    """
+    before, now = split_name(known), split_name(newest)
+    if before is not None and (now is None or now[1] < before[1]):
+        raise PositionError(
+            "objects that were there are gone",
+            hint="put them back, if somebody moved them. Started again, the mirror continues at "
+            "what is there now and writes the missing objects once more, as far as the source "
+            "still has their records.",
+            reason="DestinationDrift",
+            topic=flow.topic,
+            partition=flow.partition,
+            expected=known,
+            found=newest or "nothing",
+        )
 
 
 def checked_position(
@@ -46,7 +84,7 @@ def checked_position(
         archive: How its objects are written. Snapshots may go on where the source has lost
             records: what they need is read anew from its start (R7, R8).
         flow: Whose position it is.
-        found: What `chain_position` found before `source` was asked. In this order, because both
+        found: What `read_chain` found before `source` was asked. In this order, because both
             move on while another writer is at work: an older answer of the source may end below
             what has been copied since.
         source: What the source says now.

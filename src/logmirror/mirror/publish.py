@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from logmirror.archive.claims import Claim, publish_object
 
 if TYPE_CHECKING:
+    from logmirror.archive.claims import Published
     from logmirror.mirror.ports import HoleSummary, Work
     from logmirror.model import OffsetRange, Trigger
     from logmirror.stores.base import BlobStore
@@ -43,12 +44,12 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
     )
 
 
-def publish(work: Work, store: BlobStore, token: str, claim: Claim) -> bool:
-    """Claim and publish one staged object of this work; whether another writer was first."""
+def publish(work: Work, store: BlobStore, token: str, claim: Claim) -> Published:
+    """Claim and publish one staged object of this work."""
     return publish_object(
         store,
         token=token,
         folder=work.slice.flow.folder,
         extension=work.archive.extension,
         claim=claim,
-    ).peer
+    )

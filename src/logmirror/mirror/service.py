@@ -17,6 +17,7 @@ from logmirror.archive.claims import ClaimTakenError
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.metrics import Recorder
+from logmirror.mirror.drift import DriftSchedule
 from logmirror.mirror.health import OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
 from logmirror.mirror.observer import Observer
@@ -94,6 +95,7 @@ class Service:
         self._observer = observer or Observer([m.name for m in mirrors], Recorder(), clock)
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
+        self._drift = DriftSchedule(clock)
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
         self._memory_bytes = memory_bytes
@@ -126,6 +128,7 @@ class Service:
         targets_set = False
         while True:
             self._discover()
+            self._look_for_drift()
             stopping = self._stopping
             self._poll()
             self._settle()
@@ -313,6 +316,13 @@ class Service:
             for state in asked:
                 self._observe(state, ends[state.flow.source], now_ms, wall_ms)
         crashpoints.reach("plan.positions")
+
+    def _look_for_drift(self) -> None:
+        for state in self._drift.due(self._states):
+            try:
+                state.lost |= self._destination(state.destination).drifted(state)
+            except LogmirrorError as error:
+                self._failed(state, error)
 
     def _not_polled(self, asked: Sequence[FlowState], error: LogmirrorError) -> None:
         """The ends of some flows could not be had: one by one, whose business is it?"""

@@ -137,7 +137,7 @@ class SnapshotTransfer:
             created_ms=self._slice.seen_ms or self._clock.now_ms(),
         )
         try:
-            peer = publish(self._work, self._store, token, claim)
+            published = publish(self._work, self._store, token, claim)
         except BaseException:
             self._store.discard(token)
             raise
@@ -150,7 +150,8 @@ class SnapshotTransfer:
             trigger=trigger,
             holes=holes,
             elapsed_ms=self._clock.monotonic_ms() - started_ms,
-            peer=peer,
+            peer=published.peer,
+            claimed_by=published.claimed_by,
         )
 
     def _read_source(self, view: LatestByKey, covered: OffsetRange) -> HoleSummary:

@@ -288,10 +288,11 @@ class Transfer:
             digest=digest,
             created_ms=self._clock.now_ms(),
         )
-        peer = False
+        peer, claimed_by = False, ""
         if not self._slice.staged:
             try:
-                peer = publish(self._work, self._store, token, claim)
+                published = publish(self._work, self._store, token, claim)
+                peer, claimed_by = published.peer, published.claimed_by
             except BaseException:
                 self._store.discard(token)
                 raise
@@ -308,6 +309,7 @@ class Transfer:
                 elapsed_ms=now_ms - self._object_started_ms,
                 token=token if self._slice.staged else None,
                 peer=peer,
+                claimed_by=claimed_by,
             )
         )
         self._object_started_ms = now_ms

@@ -107,10 +107,11 @@ class BlobStore(Protocol):
         """Yield the names of all folders directly in `folder`, sorted, without those of dots."""
         ...
 
-    def tail(self, folder: str) -> Tail:
+    def tail(self, folder: str, after: str = "") -> Tail:
         """Return the names that sort last, for folders whose names begin with 20 digits.
 
-        As `names`, but a store with many names may look at the last of them only.
+        As `names`, but a store with many names may look at the last of them only. With `after`,
+        those that sort behind it, of very many only the first: one cheap question.
         """
         ...
 

@@ -61,7 +61,7 @@ FOREIGN_LEFTOVER_AGE_MS: Final = 7 * 24 * 3600 * 1000
 """Staged files of other hosts are left alone this long: a lock may not be visible across hosts.
 As long as claims are kept, because that is how long a process may sleep and wake."""
 
-_DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _MISPLACED: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL})
 
 
@@ -210,9 +210,9 @@ class FilesystemStore:
                 return iter(())
         return iter(sorted(entry.name for entry in entries if entry.name[0] != "."))
 
-    def tail(self, folder: str) -> Tail:
+    def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`."""
-        return Tail(list(self.names(folder)), is_whole=True)
+        return Tail([name for name in self.names(folder) if name > after], is_whole=not after)
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""

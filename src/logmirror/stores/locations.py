@@ -18,6 +18,9 @@ class S3Identity:
     role_arn: str = ""
     """Assumed with what the other fields say."""
 
+    sts_endpoint: str = ""
+    """URL of the service that roles are asked of; empty: what the AWS tools would find."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Location:
@@ -42,6 +45,9 @@ class S3Location:
     """`AES256` or `aws:kms`; empty: as the bucket says."""
 
     kms_key_id: str = ""
+    require_atomic_create: bool = True
+    """False: the store may replace what is there; see `s3_settling`."""
+
     write: S3Identity = field(default_factory=S3Identity)
     read: S3Identity = field(default_factory=S3Identity)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.stores.filesystem import FilesystemStore
 from logmirror.stores.locations import S3Location
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
     from logmirror.stores.s3 import S3Store
+
+_LOG = logging.getLogger("logmirror.stores")
 
 
 def open_store(
@@ -29,6 +33,10 @@ def open_store(
     """
     if isinstance(location, S3Location):
         # boto3 takes a third of a second and 30 MB, which only its users should pay.
+        if not location.require_atomic_create:
+            from logmirror.stores.s3_settling import SettlingStore  # noqa: PLC0415  # see above
+
+            return SettlingStore(location, clock=SYSTEM_CLOCK)
         from logmirror.stores.s3 import S3Store  # noqa: PLC0415  # see above
 
         return S3Store(location, held_bytes=held_bytes)
@@ -49,6 +57,30 @@ def begin_writing(
     if isinstance(store, FilesystemStore):
         stack.enter_context(store.hold_writer_lock())
     else:
-        store.prove_create_only()
+        _look_at_fencing(store)
     store.sweep()
     return store
+
+
+def _look_at_fencing(store: S3Store) -> None:
+    """Raise for a store that replaces what is there, or say that its user has accepted it."""
+    from logmirror.stores.s3_probe import ReplacesError  # noqa: PLC0415  # loads boto3
+
+    location = store.location
+    try:
+        store.prove_create_only()
+    except ReplacesError as error:
+        if location.require_atomic_create:
+            raise
+        _LOG.warning(
+            "degraded fencing: %s",
+            error.message,
+            extra={"facts": {**error.facts, "require_atomic_create": False}},
+        )
+    else:
+        if not location.require_atomic_create:
+            _LOG.warning(
+                "degraded fencing without need: the store creates and does not replace, so "
+                "`require-atomic-create: false` can go",
+                extra={"facts": {"location": str(location)}},
+            )

@@ -22,7 +22,7 @@ import hashlib
 import io
 import json
 import tempfile
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
@@ -33,7 +33,7 @@ from logmirror.stores.s3_probe import prove_create_only
 from logmirror.stores.s3_reader import ObjectReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from logmirror.stores.base import BlobStore, Buffer, StagedObject
     from logmirror.stores.locations import S3Location
@@ -84,7 +84,7 @@ class S3Store:
         clock: Clock = SYSTEM_CLOCK,
         held_bytes: int | None = None,
     ) -> None:
-        self._location = location
+        self.location = location
         self._calls = calls or Calls(location, clock)
         self.held_bytes = held_bytes or MEMORY_BYTES
         self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
@@ -94,7 +94,7 @@ class S3Store:
     def create(self, name: str, data: bytes) -> None:
         """See `BlobStore.create`."""
         try:
-            self._calls.write("put_object", Key=self._key(name), Body=data, IfNoneMatch="*")
+            self._write_new("put_object", Key=self._key(name), Body=data)
         except ConflictError as error:
             if not (error.is_unsure and self._holds(name, _etag(data), len(data))):
                 raise AlreadyExistsError("object exists", name=name) from error
@@ -125,12 +125,11 @@ class S3Store:
             )
         parts = [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(upload.etags, 1)]
         try:
-            self._calls.write(
+            self._write_new(
                 "complete_multipart_upload",
                 Key=upload.key,
                 UploadId=upload.upload_id,
                 MultipartUpload={"Parts": parts},
-                IfNoneMatch="*",
             )
         except MissingError as error:
             if not self._holds(name, upload.etag, upload.size):
@@ -147,10 +146,14 @@ class S3Store:
     def _put(self, token: str, name: str) -> None:
         data = self._held[token]
         try:
-            self._calls.write("put_object", Key=self._key(name), Body=data, IfNoneMatch="*")
+            self._write_new("put_object", Key=self._key(name), Body=data)
         except ConflictError as error:
             if not (error.is_unsure and self._holds(name, _etag(data), len(data))):
                 raise AlreadyExistsError("object exists", name=name) from error
+
+    def _write_new(self, operation: str, **arguments: object) -> Mapping[str, Any]:
+        """Write what must not be there yet."""
+        return self._calls.write(operation, IfNoneMatch="*", **arguments)
 
     def discard(self, token: str) -> None:
         """See `BlobStore.discard`."""
@@ -192,11 +195,11 @@ class S3Store:
             if not token:
                 return
 
-    def tail(self, folder: str) -> Tail:
+    def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`: a listing of each range that halves what is left to look at."""
-        found, is_last = self._page(folder, "")
-        if is_last:
-            return Tail(found, is_whole=True)
+        found, is_last = self._page(folder, after)
+        if is_last or after:
+            return Tail(found, is_whole=not after)
         last = found
         low, step = _number(found[-1]), max(_number(found[-1]) - _number(found[0]), 1)
         high = None
@@ -255,16 +258,16 @@ class S3Store:
         self._calls.write("delete_object", Key=self._key(name))
 
     def prove_create_only(self) -> None:
-        """Raise UsageError for a store that replaces what is there; see `s3_probe`."""
+        """Raise ReplacesError for a store that replaces what is there; see `s3_probe`."""
 
         def put(name: str, body: BinaryIO) -> None:
-            calls = Calls(self._location, SYSTEM_CLOCK)
+            calls = Calls(self.location, SYSTEM_CLOCK)
             try:
                 calls.write("put_object", Key=self._key(name), Body=body, IfNoneMatch="*")
             except ConflictError as error:
                 raise AlreadyExistsError("object exists", name=name) from error
 
-        prove_create_only(self._location, self, put)
+        prove_create_only(self.location, S3Store(self.location, calls=self._calls), put)
 
     def sweep(self) -> int:
         """Abort the uploads that nobody has completed; returns how many.
@@ -319,15 +322,20 @@ class S3Store:
         False where the server's tags are no digests of the bytes, with SSE-KMS for instance: then
         the caller compares contents.
         """
+        entry = self._entry(name)
+        return bool(entry) and (entry["ETag"], entry["Size"]) == (etag, size)
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._entry(name))
+
+    def _entry(self, name: str) -> Mapping[str, Any]:
+        """What a listing says of an object; empty: it is not there."""
         key = self._key(name)
         answer = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=1)
-        return any(
-            (entry["Key"], entry["ETag"], entry["Size"]) == (key, etag, size)
-            for entry in answer.get("Contents", ())
-        )
+        return next((e for e in answer.get("Contents", ()) if e["Key"] == key), {})
 
     def _key(self, name: str) -> str:
-        return f"{self._location.prefix}/{name}" if self._location.prefix else name
+        return f"{self.location.prefix}/{name}" if self.location.prefix else name
 
 
 class StagedUpload:

@@ -9,6 +9,8 @@ until its time is over. What a refusal after a lost answer means is for the call
 from __future__ import annotations
 
 import contextlib
+import functools
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import boto3  # type: ignore[import-untyped]  # ships no py.typed
@@ -52,11 +54,42 @@ So a store that is down costs its first flow ten seconds, and a thousand others 
 
 _CONNECT_TIMEOUT_S: Final = 3
 _READ_TIMEOUT_S: Final = 10
+_DEADLINES: Final = Config(
+    connect_timeout=_CONNECT_TIMEOUT_S,
+    read_timeout=_READ_TIMEOUT_S,
+    retries={"total_max_attempts": 1},
+)
+"""Of roles; `Calls` repeats."""
+
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 2_000
 
 _CONFLICT: Final = frozenset({"PreconditionFailed", "412"})
-_MISSING: Final = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound"})
+_MISSING: Final = frozenset(
+    {
+        "InvalidPart",  # of an upload: it was lost, or we were told another tag than it has
+        "NoSuchKey",
+        "NoSuchUpload",
+        "404",
+        "NotFound",
+    }
+)
+_PERMISSIONS: Final = {
+    "AssumeRole": "sts:AssumeRole",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "DeleteObject": "s3:DeleteObject",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+}
+"""What a request needs, as policies of Amazon's say it."""
+
+_FORBIDDEN: Final = frozenset({"AccessDenied", "AllAccessDisabled", "403"})
 _DENIED: Final = (
     "the store refuses us",
     "check the credentials and what they may do; `logmirror policy print` lists what is needed",
@@ -65,7 +98,12 @@ _SKEWED: Final = (
     "the store's clock and ours are too far apart",
     "set this machine's clock",
 )
+_UNKNOWN: Final = "NotImplemented"
 _FOR_PEOPLE: Final = {
+    _UNKNOWN: (
+        "the store does not know what it is asked for",
+        "use a store, or a newer version of it, that speaks more of S3",
+    ),
     "NoSuchBucket": (
         "there is no such bucket",
         "make it, or correct `bucket` and `endpoint`",
@@ -91,6 +129,7 @@ _FOR_PEOPLE: Final = {
 
 _PASSING: Final = frozenset(
     {
+        "409",  # where an answer has no body: to HEAD
         "BadDigest",  # the body was changed on its way
         "ConditionalRequestConflict",  # another writer is at the same name right now
         "OperationAborted",
@@ -125,6 +164,11 @@ class ConflictError(LogmirrorError):
 
 class MissingError(LogmirrorError):
     """No such object or upload."""
+
+
+def is_unknown_to_store(error: LogmirrorError) -> bool:
+    """Whether the store has refused a request because it lacks what that asks for."""
+    return error.facts.get("code") == _UNKNOWN
 
 
 class Calls:
@@ -198,7 +242,7 @@ class Calls:
     def _client(self, identity: S3Identity) -> Any:  # noqa: ANN401  # boto3 makes its classes at run time
         if identity not in self._clients:
             with self._translated("connect"):
-                self._clients[identity] = _new_client(self._location, identity)
+                self._clients[identity] = _new_client(self._location, identity, self._clock)
         return self._clients[identity]
 
     def _run(self, attempt: Callable[[], _T], operation: str, *, writes: bool = False) -> _T:
@@ -281,28 +325,48 @@ def _refusal(error: ClientError, facts: dict[str, Any]) -> LogmirrorError:
         return MissingError("there is no such object", **facts)
     if code in _PASSING or status == _TOO_MANY:
         return UnavailableError("the store could not do it now", **facts)
-    if status >= _SERVER_ERROR:
+    if status >= _SERVER_ERROR and code != _UNKNOWN:
         return UnavailableError("the store has failed", is_unsure=True, **facts)
     message, hint = _FOR_PEOPLE.get(code, ("the store refuses the request", ""))
+    if code in _FORBIDDEN:
+        permission = _PERMISSIONS[str(error.operation_name)]
+        facts["permission"] = permission
+        message, hint = f"the store refuses us, for want of {permission}", _DENIED[1]
+    elif (message, hint) == _SKEWED:
+        headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        facts["store_says"] = headers.get("date", "")
     return UsageError(message, hint=hint, **facts)
 
 
-def _assumed(session: boto3.session.Session, role_arn: str) -> boto3.session.Session:
-    """A session in a role, which is renewed before it ends."""
+def _assumed(
+    session: boto3.session.Session, location: S3Location, identity: S3Identity, clock: Clock
+) -> boto3.session.Session:
+    """A session in a role, which is assumed with the first request and renewed before it ends."""
+    create = functools.partial(
+        session._session.create_client,  # noqa: SLF001  # there is no other way
+        endpoint_url=identity.sts_endpoint or None,
+        verify=location.ca_file or None if identity.sts_endpoint else None,
+    )
+
+    def create_with_deadline(service: str, config: Config | None = None, **more: object) -> Any:  # noqa: ANN401  # boto3 makes its classes at run time
+        return create(service, config=_DEADLINES.merge(config) if config else _DEADLINES, **more)
+
     fetcher = AssumeRoleCredentialFetcher(
-        client_creator=session._session.create_client,  # noqa: SLF001  # there is no other way
+        client_creator=create_with_deadline,
         source_credentials=session.get_credentials(),
-        role_arn=role_arn,
+        role_arn=identity.role_arn,
         extra_args={"RoleSessionName": "logmirror"},
     )
     inner = botocore.session.get_session()
     inner._credentials = DeferredRefreshableCredentials(  # noqa: SLF001  # the same
-        refresh_using=fetcher.fetch_credentials, method="assume-role"
+        refresh_using=fetcher.fetch_credentials,
+        method="assume-role",
+        time_fetcher=lambda: datetime.fromtimestamp(clock.now_ms() / 1000, UTC),
     )
     return boto3.session.Session(botocore_session=inner, region_name=session.region_name)
 
 
-def _new_client(location: S3Location, identity: S3Identity) -> Any:  # noqa: ANN401  # see `_client`
+def _new_client(location: S3Location, identity: S3Identity, clock: Clock) -> Any:  # noqa: ANN401  # see `_client`
     session = boto3.session.Session(
         aws_access_key_id=identity.access_key_id or None,
         aws_secret_access_key=identity.secret_access_key or None,
@@ -311,12 +375,14 @@ def _new_client(location: S3Location, identity: S3Identity) -> Any:  # noqa: ANN
         region_name=location.region or None,
     )
     if identity.role_arn:
-        session = _assumed(session, identity.role_arn)
+        session = _assumed(session, location, identity, clock)
+    # Without a checksum only a signature tells a body that was cut from a whole one.
+    signing = {"payload_signing_enabled": True} if location.checksums == "when_required" else {}
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
         retries={"total_max_attempts": 1},
-        s3={"addressing_style": "path" if location.path_style else "auto"},
+        s3={"addressing_style": "path" if location.path_style else "auto", **signing},
         request_checksum_calculation=location.checksums,
         response_checksum_validation=location.checksums,
         tcp_keepalive=True,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.s3_calls import is_unknown_to_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,10 @@ _SLOW_PIECE: Final = 16 << 10
 _SLOW_PAUSE_MS: Final = 20
 
 
+class ReplacesError(UsageError):
+    """The store replaces objects though it was told not to. Facts: `location`, `reason`."""
+
+
 def prove_create_only(
     location: S3Location, store: BlobStore, put: Callable[[str, SlowBody], None]
 ) -> None:
@@ -43,16 +48,20 @@ def prove_create_only(
         put: Creates an object from a body that comes slowly; may be called by two threads.
 
     Raises:
-        UsageError: It replaces.
+        ReplacesError: It replaces.
     """
     is_known = MARKER in store.names(FOLDER)
-    if not is_known:
-        _try_in_turn(location, store)
-        _try_at_once(location, store, put)
     try:
+        if not is_known:
+            _try_in_turn(location, store)
+            _try_at_once(location, store, put)
         store.create(f"{FOLDER}/{MARKER}", b"this store creates and does not replace\n")
     except AlreadyExistsError:
         return
+    except UsageError as error:
+        if is_unknown_to_store(error):
+            raise _replaces(location, "it does not know `If-None-Match: *`") from error
+        raise
     if is_known:
         raise _replaces(location, "a name that was taken was written again")
 
@@ -107,11 +116,12 @@ class SlowBody(io.BytesIO):
         return super().read(wanted)
 
 
-def _replaces(location: S3Location, reason: str) -> UsageError:
-    return UsageError(
+def _replaces(location: S3Location, reason: str) -> ReplacesError:
+    return ReplacesError(
         "the store replaces objects that are there, though it was told not to",
         hint="with it, two writers could destroy each other's records unseen: use a store that "
-        "honours `If-None-Match: *`, or a newer version of this one",
+        "honours `If-None-Match: *`, or a newer version of this one. Where only one mirror ever "
+        "writes there, `require-atomic-create: false` goes on.",
         location=str(location),
         reason=reason,
     )

@@ -1,0 +1,143 @@
+"""What archives cost apart from their bytes: requests for each object, and restarts.
+
+    python bench/archives.py [--objects N] [--names N]
+
+Requests are counted by a proxy before the S3 server, by kind, while one partition is copied in
+append mode; what a start asks is told apart. A restart is timed from the composition of the driver
+to the end of a run that finds everything copied, so with every position verified and without
+Spark, with N names (and as many claims) of one partition in a folder and in a bucket. Prints one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from kit.clients import odd_messages, produce  # noqa: E402  # after the path is set
+from kit.commands import BrokerCommand, mirror  # noqa: E402  # after the path is set
+from kit.copies import copy  # noqa: E402  # after the path is set
+from kit.s3 import S3Server  # noqa: E402  # after the path is set
+from kit.s3_proxy import S3Proxy  # noqa: E402  # after the path is set
+from logmirror.archive.claims import Claim, claim_name  # noqa: E402  # after the path is set
+from logmirror.archive.naming import format_name  # noqa: E402  # after the path is set
+from logmirror.model import OffsetRange, Trigger  # noqa: E402  # after the path is set
+
+NAME = "bench"
+ROUNDS = 3
+RECORDS_EACH = 20
+"""Of one object, where requests are counted."""
+
+
+def requests(broker: BrokerCommand, folder: Path, objects: int) -> dict:
+    """How many requests of each kind a start and each object take."""
+    topic = broker.create_topic("bench-requests")
+    with (
+        S3Server(folder / "requests") as server,
+        S3Proxy(server.endpoint, lambda _path: None) as proxy,
+    ):
+        bucket = server.new_bucket()
+        destination = server.destination(bucket, name=NAME, endpoint=proxy.endpoint)
+        limits = {"form": "native", "max_offsets": RECORDS_EACH, "destinations": [destination]}
+        told = mirror(topic, broker.bootstrap, "", **limits)
+        copy(told)
+        proxy.asked.clear()
+        copy(told)
+        start = dict(proxy.asked)
+        proxy.asked.clear()
+        small_batches = {"batch.num.messages": RECORDS_EACH, "linger.ms": 5}
+        messages = odd_messages(objects * RECORDS_EACH, seed=1)
+        produce(broker.bootstrap, topic, messages, config=small_batches)
+        copy(told)
+        made = len(list((server.files(bucket) / NAME / "0").iterdir()))
+        kinds = sorted({*start, *proxy.asked})
+        return {
+            "objects": made,
+            "start": start,
+            "each": {kind: (proxy.asked[kind] - start.get(kind, 0)) / made for kind in kinds},
+        }
+
+
+def restart(broker: BrokerCommand, folder: Path, names: int) -> dict:
+    """Seconds until every position is verified, where there are so many objects."""
+    topic = broker.create_topic("bench-restart")
+    produce(broker.bootstrap, topic, odd_messages(names, seed=1))
+    files = folder / "files"
+    fill(files, topic, names)
+    found = {"objects": names}
+    here = {"type": "filesystem", "root": str(files), "name": NAME}
+    found["files_s"] = restart_s(mirror(topic, broker.bootstrap, "", destinations=[here]))
+    with S3Server(folder / "restart") as server:
+        bucket = server.new_bucket()
+        fill(server.files(bucket), topic, names)
+        there = server.destination(bucket, name=NAME)
+        found["s3_s"] = restart_s(mirror(topic, broker.bootstrap, "", destinations=[there]))
+    return found
+
+
+def fill(root: Path, topic: str, names: int) -> None:
+    """Make names alone, which is what a position is read from, and their claims."""
+    for offset in range(names):
+        covered = OffsetRange(first=offset, last=offset)
+        claim = Claim(
+            covered=covered,
+            digest=f"xxh3:{'0' * 32}",
+            writer="bench",
+            topic=topic,
+            topic_id="",
+            partition=0,
+            created_ms=int(time.time() * 1000),
+            record_count=1,
+            trigger=Trigger.EXPLICIT,
+        )
+        for name, content in (
+            (f"{NAME}/0/{format_name(covered, 'parquet')}", b""),
+            (claim_name(NAME, 0, offset), claim.to_bytes()),
+        ):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def restart_s(told: dict[str, object]) -> list[float]:
+    """Each of several restarts; the first at a bucket also tries whether its store creates."""
+    copy(told)
+    seconds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        copy(told)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--objects", type=int, default=100)
+    parser.add_argument("--names", type=int, default=10_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="logmirror-bench-") as temporary:
+        folder = Path(temporary)
+        broker = BrokerCommand(folder / "broker")
+        try:
+            broker.start()
+            found = {
+                "requests": requests(broker, folder, options.objects),
+                "restart": restart(broker, folder, options.names),
+            }
+        finally:
+            broker.remove()
+    for where in ("files_s", "s3_s"):
+        found["restart"][where] = statistics.median(found["restart"][where])
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""A disk that fails for a while holds its flows up and costs nothing: they go on when it is well.
+
+Method: the whole service in this process, over a topic that grows, with the system calls of its
+stores failing as a disk does, one kind after the other. What lies there at the end is judged by
+independent readers.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+
+import pytest
+
+from kit.commands import FORMATS, mirror, wait_until, write_config
+from kit.copies import forget_connections
+from kit.inline_run import InlineRunner
+from kit.truth import Source
+from kit.writer import writing
+from logmirror import wiring
+from logmirror.config import load
+from logmirror.stores.filesystem import Syscalls
+
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
+
+FAULTS = [
+    ("write", errno.ENOSPC),
+    ("write", errno.EIO),
+    ("open_new", errno.EROFS),
+    ("sync_data", errno.EIO),
+    ("link", errno.EIO),
+    ("sync_directory", errno.EIO),
+]
+
+
+class Disk:
+    """Fails the calls of a name while it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.call, self.code, self.is_short = "", 0, False
+        for name in sorted({name for name, _ in FAULTS}):
+            monkeypatch.setattr(Syscalls, name, self._failing(name, getattr(Syscalls, name)))
+
+    def _failing(self, name, call):
+        def maybe(syscalls, *arguments):
+            if name == self.call:
+                raise OSError(self.code, os.strerror(self.code))
+            if name == "write" and self.is_short:
+                descriptor, data = arguments
+                return call(syscalls, descriptor, data[: max(len(data) // 3, 1)])
+            return call(syscalls, *arguments)
+
+        return maybe
+
+
+@contextlib.contextmanager
+def serving(config):
+    """The service, until the block ends; then it flushes and stops."""
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(InlineRunner())
+        service = wiring.build_service(wiring.mirror_specs(load(config)), runner, stack)
+        errors = []
+
+        def run():
+            try:
+                service.run()
+            except BaseException as error:  # noqa: BLE001  # told below
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            service.stop()
+            thread.join(60)
+            forget_connections()
+        assert errors == []
+        assert not thread.is_alive()
+
+
+def test_each_way_in_which_a_disk_fails_is_waited_out(cli_broker, tmp_path, monkeypatch, caplog):
+    topic = cli_broker.create_topic("disk-faults")
+    limits = {"max_time_ms": 100, "max_bytes": 15_000}
+    mirrors = (mirror(topic, cli_broker.bootstrap, tmp_path, form=f, **limits) for f in FORMATS)
+    config = write_config(tmp_path / "config.json", *mirrors)
+    disk = Disk(monkeypatch)
+
+    def wait_for(message):
+        """Until each flow has said this once more."""
+        before = len(caplog.records)
+
+        def said():
+            new = [r for r in caplog.records[before:] if r.getMessage().startswith(message)]
+            return {r.facts["mirror"] for r in new} == set(FORMATS)
+
+        wait_until(said, what=lambda: f"{message} {disk.call} {disk.code}", timeout_s=60)
+
+    with (
+        caplog.at_level(logging.INFO, logger="logmirror"),
+        serving(config),
+        writing(cli_broker.bootstrap, topic, partitions=1, seed=1),
+    ):
+        wait_for("flushed")
+        for call, code in FAULTS:
+            disk.call, disk.code = call, code
+            wait_for("flow waits")
+            disk.call = ""
+            wait_for("flushed")
+        disk.is_short = True
+        wait_for("flushed")
+        wait_for("flushed")
+
+    source = Source(cli_broker.bootstrap, topic)
+    for form in FORMATS:
+        assert source.anomalies(tmp_path, form) == [], form
+    assert [p for p in (tmp_path / ".logmirror" / "staged").rglob("*") if p.is_file()] == []

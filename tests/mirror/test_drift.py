@@ -1,0 +1,163 @@
+"""Goal: what somebody else does to an archive is seen while a mirror runs, not at its next start.
+
+Method: the real loop over a scripted source and a store in memory whose listings are counted; at a
+moment of its own, a test adds objects to the store or takes some away.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
+from logmirror.archive.naming import format_name
+from logmirror.errors import CorruptionError, PositionError, UnavailableError
+from logmirror.mirror import drift
+from logmirror.mirror.drift import DriftSchedule
+from logmirror.mirror.ports import FlowId
+from logmirror.model import OffsetRange
+from logmirror.testing import MemoryStore
+
+SPEC = archive_spec(max_offsets=50, drift_check_ms=10_000)
+
+
+def name(first, last):
+    return f"d/0/{format_name(OffsetRange(first=first, last=last), 'parquet')}"
+
+
+def objects(store):
+    return sorted(n for n in store.objects if not n.startswith("."))
+
+
+def run_until(ms, client, store, at, spec=SPEC):
+    """Run for so many milliseconds; `at` are moments and what happens then."""
+    clock, left = SteppingClock(), sorted(at.items(), reverse=True)
+    with service(client, store, spec=spec, clock=clock) as (made, _):
+
+        def on_sleep():
+            while left and clock.ms >= left[-1][0]:
+                left.pop()[1]()
+            if clock.ms >= ms:
+                made.stop()
+
+        clock.on_sleep = on_sleep
+        made.run()
+
+
+def test_objects_of_another_writer_are_continued_though_nothing_new_comes():
+    store, log, found = MemoryStore(), Log(batches(0, 20)), []
+
+    def other():
+        log.batches += batches(20, 35)
+        store.create(name(20, 29), store.read(name(0, 19)))
+
+    spec = archive_spec(max_offsets=50, drift_check_ms=2_000, max_time_ms=60_000)
+    first = archive_spec(max_offsets=50)
+    with service(ScriptedClient([log]), store, spec=first, clock=SteppingClock()) as (made, _):
+        made.run(until_now=True)
+
+    def look():
+        found.append(objects(store))
+
+    run_until(15_000, ScriptedClient([log]), store, {5000: other, 14_000: look}, spec)
+
+    assert found == [[name(0, 19), name(20, 29)]]
+    assert objects(store) == [name(0, 19), name(20, 29), name(30, 34)]
+
+
+@pytest.mark.parametrize("left", ["nothing", "older objects"])
+def test_objects_that_vanish_stop_the_flow_with_both_names(left):
+    store, log = MemoryStore(), Log(batches(0, 20))
+
+    def vanish():
+        store.delete(name(20, 29))
+        if left == "nothing":
+            store.delete(name(0, 19))
+
+    grow = {5000: lambda: log.batches.extend(batches(20, 30)), 9000: vanish}
+    with pytest.raises(PositionError) as caught:
+        run_until(60_000, ScriptedClient([log]), store, grow)
+
+    facts = caught.value.facts
+    assert facts["reason"] == "DestinationDrift"
+    assert f"d/0/{facts['expected']}" == name(20, 29)
+    assert facts["found"] == ("nothing" if left == "nothing" else name(0, 19)[4:])
+
+
+def test_a_drift_is_seen_while_objects_are_written_all_the_time():
+    store, log = MemoryStore(), Log(batches(0, 50))
+
+    def grow():
+        log.batches += batches(log.end, log.end + 50)
+
+    at = dict.fromkeys(range(500, 60000, 500), grow) | {
+        20_001: lambda: store.delete(objects(store)[-1])
+    }
+    with pytest.raises(CorruptionError, match="gap in the chain"):
+        run_until(60_000, ScriptedClient([log]), store, at)
+
+    assert log.end < 4000, "it was seen within its interval"
+
+
+def test_a_listing_that_shows_halves_once_is_no_drift():
+    store, log = MemoryStore(), Log(batches(0, 20))
+    asked = []
+
+    def hide(operation, folder):
+        if operation == "names":
+            asked.append(folder)
+            if len(asked) == 1:
+                store.objects["d/0/half"] = b""
+            else:
+                store.objects.pop("d/0/half", None)
+
+    run_until(30_000, ScriptedClient([log]), store, {3000: lambda: setattr(store, "before", hide)})
+    assert len(asked) >= 2
+    assert objects(store) == [name(0, 19)]
+
+
+def test_an_idle_flow_asks_for_one_listing_in_each_interval():
+    store, asked = MemoryStore(), []
+    begin = {3000: lambda: setattr(store, "before", lambda op, n: asked.append((op, n)))}
+
+    run_until(3000 + 60_000, ScriptedClient([Log(batches(0, 20))]), store, begin)
+
+    assert set(asked) == {("names", "d/0")}
+    assert 5 <= len(asked) <= 7
+
+
+def test_a_store_that_does_not_answer_a_look_makes_the_flow_wait_and_go_on():
+    store, log = MemoryStore(), Log(batches(0, 20))
+
+    def fail(operation, _name):
+        if operation == "names":
+            raise UnavailableError("down")
+
+    at = {
+        3000: lambda: setattr(store, "before", fail),
+        20_000: lambda: setattr(store, "before", lambda *_: None),
+        21_000: lambda: log.batches.extend(batches(20, 30)),
+    }
+    run_until(90_000, ScriptedClient([log]), store, at)
+
+    assert objects(store) == [name(0, 19), name(20, 29)]
+
+
+def test_looks_are_spread_and_take_a_small_part_of_the_time(monkeypatch):
+    """With a thousand flows, each look of which takes 30 ms."""
+    monkeypatch.setattr(drift, "BUDGET_MS", 100)
+    clock = SteppingClock()
+    flows = [FlowId(mirror="m", destination="d", topic="t", partition=n) for n in range(1000)]
+    state = SimpleNamespace(destination=SPEC, lost=False, reached=False, retry_at_ms=0)
+    states = {flow: SimpleNamespace(flow=flow, **vars(state)) for flow in flows}
+    schedule, looked, longest = DriftSchedule(clock), [], 0
+    while len(looked) < 3000:
+        began = clock.ms
+        for found in schedule.due(states):
+            clock.ms += 30
+            looked.append(found.flow.partition)
+        longest = max(longest, clock.ms - began)
+        clock.sleep_ms(250)
+
+    assert longest <= 130
+    assert sorted(looked[:1000]) == list(range(1000))
+    assert sorted(looked[1000:2000]) == list(range(1000))
