@@ -108,6 +108,7 @@ def test_the_page_lists_the_fields_of_a_claim():
         trigger=Trigger.DAILY,
         leader_epoch=0,
         holes=(Hole(first=0, last=0, cause=HoleCause.ABORTED),),
+        hole_counts={HoleCause.ABORTED: 1},
     )
     text = page("claim")
     assert first_cells(text, "[a-z_]+") == sorted(

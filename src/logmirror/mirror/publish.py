@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import Claim, publish_object
+from logmirror.model import HoleCause
 
 if TYPE_CHECKING:
     from logmirror.mirror.ports import HoleSummary, Work
@@ -28,6 +29,8 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
 ) -> Claim:
     """The claim of one object of this work."""
     topic_id = work.slice.topic_id
+    # What neither record nor batch accounts for was compacted away: elsewhere a slice stops there.
+    compacted = covered.offset_count - record_count - holes.control - holes.aborted
     return Claim(
         covered=covered,
         digest=digest,
@@ -39,6 +42,11 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
         record_count=record_count,
         trigger=trigger,
         holes=holes.runs,
+        hole_counts={
+            HoleCause.CONTROL: holes.control,
+            HoleCause.ABORTED: holes.aborted,
+            HoleCause.COMPACTED: compacted,
+        },
     )
 
 
