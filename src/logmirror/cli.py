@@ -378,6 +378,7 @@ def _report_json(report: FlowReport) -> dict[str, object]:
         "holes": {cause.value: n for cause, n in sorted(report.hole_counts.items()) if n},
         "hole_runs": [[run.first, run.last, run.cause.value] for run in report.hole_runs],
         "bytes": report.object_bytes,
+        "unwitnessed": report.unwitnessed,
         "compared_with_source": report.compared,
         "gone_at_source": report.gone,
         "compacted_since": report.compacted_since,
@@ -427,6 +428,11 @@ def _notes(report: FlowReport) -> Iterator[str]:
         more = f", and {left} more runs (--format json has them)" if left else ""
         if shown:
             yield f"  at {', '.join(shown)}{more}"
+    if report.unwitnessed:
+        yield (
+            f"{report.unwitnessed} objects have no claim that tells their digest: a changed byte "
+            "that still makes sense is seen only with --against-source"
+        )
     if report.claimed:
         yield (
             f"{report.claimed.first}-{report.claimed.last} is claimed and has no object yet: a "

@@ -3,6 +3,8 @@
 Method: drawn records and known holes; the answer is compared with one made offset by offset.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,7 +46,7 @@ def test_each_missing_offset_has_its_cause_or_none(kinds, first, cuts):
     covered = OffsetRange(first=first, last=first + len(kinds) - 1)
     walk, known = HoleWalk(covered), by_cause(holes_of(kinds, first))
     edges = sorted({0, len(kinds), *(cut for cut in cuts if cut <= len(kinds))})
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         offsets = [first + at for at in range(start, stop) if kinds[at] == "record"]
         walk.step(np.array(offsets, np.int64), known, reached=first + stop)
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from kit.objects import unsealed
 from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record, run_slice
 from logmirror.archive.claims import claim_name
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
@@ -333,7 +334,9 @@ def test_an_object_of_another_incarnation_in_the_chain_is_found():
         del store.objects[name]
     first = next(n for n in sorted(store.objects) if not n.startswith("."))
     assert TOPIC_ID.hex().encode() in store.objects[first]
-    other = store.objects[first].replace(TOPIC_ID.hex().encode(), bytes(16).hex().encode())
+    other = unsealed(store.objects[first]).replace(
+        TOPIC_ID.hex().encode(), bytes(16).hex().encode()
+    )
     store.objects[first] = other
 
     assert "another topic" in only_problem(proof(store, spec))["message"]

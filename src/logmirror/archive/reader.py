@@ -29,7 +29,7 @@ from logmirror.archive.hole_facts import (
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.archive.parquet import open_parquet, read_parquet
+from logmirror.archive.parquet import checked_file, open_parquet, read_parquet
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError, UsageError
 from logmirror.model import HoleCause
 from logmirror.wire.columns import ContentDigest
@@ -75,6 +75,9 @@ class ObjectReport:
 
     topic_id: str = ""
     """Of the source's topic, if footer or claim say it: 32 hexadecimal digits."""
+
+    is_witnessed: bool = False
+    """Footer or claim say what digest the content must have."""
 
 
 class _Walk:
@@ -231,6 +234,7 @@ class _Check:
             metadata=metadata,
             holes=holes,
             topic_id=told.topic_id if told else "",
+            is_witnessed=told is not None,
         )
 
     def _explained(self, found: HoleFacts, metadata: ObjectMetadata | None) -> HoleFacts:
@@ -280,8 +284,16 @@ class _Check:
         )
 
     def parquet(self, file: BinaryIO, *, deep: bool) -> ObjectReport:
+        if deep:
+            file = checked_file(file, self._size_bytes, self._name)
         parquet = open_parquet(file, self._name)
         metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=self._name)
+        if metadata is None and self._claim is not None:
+            raise CorruptionError(
+                "the object's footer lacks its account of itself",
+                hint="it has a claim, so we wrote it; the footer was changed",
+                name=self._name,
+            )
         count = parquet.metadata.num_rows
         if metadata is not None:
             self._expect("range", self._covered, metadata.covered)

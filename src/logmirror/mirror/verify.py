@@ -61,6 +61,10 @@ class FlowReport:
     compacted_since: int = 0
     """Records that the copy has and the source has compacted away since."""
 
+    unwitnessed: int = 0
+    """Objects without a claim or a footer of ours: nothing says what digest they must have, so a
+    changed byte that still makes sense is seen only beside the source."""
+
     claimed: OffsetRange | None = None
     """A range behind the end that is claimed and not published: a writer is at it or has died, or
     else the newest object is lost. The next run writes it."""
@@ -178,6 +182,7 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
         else:
             report.record_count += found.record_count or 0
             report.object_bytes += found.size_bytes
+            report.unwitnessed += not found.is_witnessed
             report.add_holes(holes)
             yield Checked(link, found, holes)
         on_object()
