@@ -104,8 +104,9 @@ def rows_by_others(data, tmp_path):
     table = pq.read_table(io.BytesIO(data))
     low, high = (table["offset"][at].as_py() for at in (0, -1)) if len(table) else (0, 0)
     middle = (low + high) // 2
+    select = "SELECT * REPLACE (epoch_ms(timestamp) AS timestamp) FROM read_parquet"
     queries = [
-        f"SELECT * REPLACE (epoch_ms(timestamp) AS timestamp) FROM read_parquet('{path}') {where}"  # our own file
+        f"{select}('{path}') {where}"
         for where in ("", f'WHERE "offset" >= {middle}', f'WHERE "offset" = {high}')
     ]
     footer = {

@@ -282,15 +282,24 @@ def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
 
 def stop_cleaning(broker: ApacheKafka, topic: str) -> None:
     """Keep the cleaner from a topic from now on: what is there must not change under its judge."""
+    _set_compaction_lag(broker, topic, 10**12)
+    time.sleep(1.5)  # the cleaner may be about to begin; it looks every second
+
+
+def start_cleaning(broker: ApacheKafka, topic: str) -> None:
+    """Let the cleaner come back after `stop_cleaning`."""
+    _set_compaction_lag(broker, topic, 0)
+
+
+def _set_compaction_lag(broker: ApacheKafka, topic: str, lag_ms: int) -> None:
     entry = ConfigEntry(
         "min.compaction.lag.ms",
-        str(10**12),
+        str(lag_ms),
         incremental_operation=AlterConfigOpType.SET,
     )
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(_TIMEOUT_S)
-    time.sleep(1.5)  # the cleaner may be about to begin; it looks every second
 
 
 def cleaned_up_to(broker: ApacheKafka, topic: str, partition: int) -> int:
