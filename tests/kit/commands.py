@@ -24,7 +24,7 @@ from kit.class_archives import spark_classes
 from kit.disk import without_override
 from kit.inline_server import ForkedProcess
 from kit.kafka import create_topic, delete_topic
-from kit.machine import HOST, Process, free_ports
+from kit.machine import HOST, Process, free_ports, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ def logmirror(
     command = [*program, *map(str, arguments)]
     return subprocess.run(
         without_override(command) if as_plain_user else command,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "TMPDIR": str(temporary_folder()), **(environment or {})},
         text=True,
         capture_output=True,
         timeout=timeout_s,
@@ -115,10 +115,16 @@ def mirror(  # noqa: PLR0913  # each test says only what it cares about
     return base | {key.replace("_", "-"): value for key, value in more.items()}
 
 
-def write_config(path: Path, *mirrors: Mapping[str, object], master: str = "local[2]") -> Path:
+def write_config(
+    path: Path,
+    *mirrors: Mapping[str, object],
+    master: str = "local[2]",
+    properties: Mapping[str, str] | None = None,
+) -> Path:
     """Write a configuration of these mirrors; JSON, which YAML contains."""
     java_options = f"-XX:SharedArchiveFile={spark_classes()}"
-    spark = {"master": master, "properties": {"spark.driver.extraJavaOptions": java_options}}
+    used = {"spark.driver.extraJavaOptions": java_options, **(properties or {})}
+    spark = {"master": master, "properties": used}
     path.write_text(json.dumps({"spark": spark, "mirrors": mirrors}, indent=1))
     return path
 
@@ -147,7 +153,12 @@ class Run:
         self.spark_log = folder / f"spark-{self._mark}.log"
         self._process = self._start(
             ["run", "-c", str(config), "--spark-log", str(self.spark_log), *arguments],
-            {**os.environ, _MARK: self._mark, **(environment or {})},
+            {
+                **os.environ,
+                "TMPDIR": str(temporary_folder()),
+                _MARK: self._mark,
+                **(environment or {}),
+            },
         )
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Process | ForkedProcess:
