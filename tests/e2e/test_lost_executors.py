@@ -32,7 +32,7 @@ SPARK = {
     # An executor that is silent for so long is lost: its task runs again while it may wake up.
     "spark.executor.heartbeatInterval": "1s",
     "spark.network.timeout": "8s",
-    "spark.storage.blockManagerTimeoutIntervalMs": "1s",
+    "spark.network.timeoutInterval": "1s",
 }
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from kit.cleaning import clean, start_cleaning, stop_cleaning
 from kit.clients import rows_by_librdkafka
 from kit.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
 from kit.copies import copy, forget_connections
 from kit.holes import (
     COMPACTED,
-    clean,
     log_bounds,
-    start_cleaning,
-    stop_cleaning,
     write_duplicated_keys,
     write_transactions,
 )
