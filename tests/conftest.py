@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from kit.apache import RELEASES, VERSIONS, ApacheTools
 from kit.kafka import ApacheKafka
+from kit.machine import remove_temporary_folder
 from kit.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             brokers |= {_fixture_of(parameters["apache_kafka"])}
         if brokers:
             item.add_marker(pytest.mark.xdist_group("+".join(sorted(brokers))))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Delete what killed programs have left; fixtures have ended all of them."""
+    remove_temporary_folder()
 
 
 def _fixture_of(version: str) -> str:

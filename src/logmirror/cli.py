@@ -25,10 +25,13 @@ from logmirror.knobs import read_knobs
 from logmirror.log_lines import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from logmirror.inspection import CheckRow, StatusRow
     from logmirror.mirror.verify import FlowReport
+
+_RUNS_SHOWN: Final = 8
+"""Holes of one flow in a table of `verify`."""
 
 _UNBROKEN: Final = 1000
 """Columns of a table that goes to a file or a pipe: no cell is cut."""
@@ -176,7 +179,7 @@ def verify(
     output: FormatOption = "table",
 ) -> None:
     """Prove the copies. Exit code 65 if anything is wrong with one."""
-    from logmirror import inspection  # noqa: PLC0415  # only such commands need it
+    from logmirror import proof  # noqa: PLC0415  # it loads kernels, which takes a second
 
     settings = _load(config, mirror)
     progress = Progress(
@@ -190,7 +193,7 @@ def verify(
     )
     with progress:
         task = progress.add_task("objects", total=None)
-        reports = inspection.verify(
+        reports = proof.verify(
             settings,
             deep=deep,
             against_source=against_source,
@@ -382,9 +385,14 @@ def _report_json(report: FlowReport) -> dict[str, object]:
         "next_offset": report.next_offset,
         "records": report.record_count,
         "hole_offsets": report.hole_offsets,
+        "holes": {cause.value: n for cause, n in sorted(report.hole_counts.items()) if n},
+        "hole_runs": [[run.first, run.last, run.cause.value] for run in report.hole_runs],
         "bytes": report.object_bytes,
+        "unwitnessed": report.unwitnessed,
         "compared_with_source": report.compared,
         "gone_at_source": report.gone,
+        "compacted_since": report.compacted_since,
+        "claimed": [report.claimed.first, report.claimed.last] if report.claimed else None,
         "problems": report.problems,
     }
 
@@ -393,25 +401,53 @@ def _print_reports(reports: list[FlowReport], *, deep: bool, against_source: boo
     table = _table("MIRROR", "DESTINATION", "PARTITION")
     titles = ["OBJECTS", "FROM", "NEXT"]
     titles += ["RECORDS", "HOLES", "BYTES"] if deep else []
-    titles += ["= SOURCE", "GONE"] if against_source else []
+    titles += ["= SOURCE", "GONE", "COMPACTED SINCE"] if against_source else []
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("VERDICT", no_wrap=True)
     for r in reports:
         numbers: list[object] = [r.objects, r.first, r.next_offset]
         numbers += [r.record_count, r.hole_offsets, r.object_bytes] if deep else []
-        numbers += [r.compared, r.gone] if against_source else []
+        numbers += [r.compared, r.gone, r.compacted_since] if against_source else []
         verdict = f"{len(r.problems)} PROBLEM(S)" if r.problems else "ok"
         cells = ["-" if n is None else str(n) for n in numbers]
         table.add_row(r.flow.mirror, r.flow.destination, str(r.flow.partition), *cells, verdict)
     out = _stdout()
     out.print(table)
     for report in reports:
+        for line in _notes(report):
+            out.print(f"{report.flow}: {line}", markup=False)
         for problem in report.problems:
             out.print(f"{report.flow}: {problem['kind']}: {problem['message']}", markup=False)
             out.print(f"  {problem['facts']}", markup=False)
             if problem["hint"]:
                 out.print(f"  hint: {problem['hint']}", markup=False)
+
+
+def _notes(report: FlowReport) -> Iterator[str]:
+    """What a proof found that is no problem: holes, and a claim that waits for its object."""
+    counts = [f"{count} {cause}" for cause, count in sorted(report.hole_counts.items()) if count]
+    if counts:
+        yield f"offsets without a record: {', '.join(counts)}"
+        runs = report.hole_runs
+        shown = [
+            f"{run.first}{f'-{run.last}' if run.last > run.first else ''} {run.cause}"
+            for run in runs[:_RUNS_SHOWN]
+        ]
+        left = len(runs) - len(shown)
+        more = f", and {left} more runs (--format json has them)" if left else ""
+        if shown:
+            yield f"  at {', '.join(shown)}{more}"
+    if report.unwitnessed:
+        yield (
+            f"{report.unwitnessed} objects have no claim that tells their digest: a changed byte "
+            "that still makes sense is seen only with --against-source"
+        )
+    if report.claimed:
+        yield (
+            f"{report.claimed.first}-{report.claimed.last} is claimed and has no object yet: a "
+            "writer is at it, or the next run writes it"
+        )
 
 
 def _table(*titles: str) -> Table:

@@ -1,6 +1,6 @@
-"""The composition root of the commands that only look: status, verify, validate --check.
+"""The composition root of the commands that only look: status, validate --check.
 
-They create nothing anywhere. Only a proof loads kernels, which takes a second.
+They create nothing anywhere, and load no kernels, which takes a second.
 """
 
 from __future__ import annotations
@@ -8,34 +8,24 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.cluster.retry import NotFoundError
-from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.mirror.kafka_guard import target
+from logmirror.errors import LogmirrorError
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.positions import check_incarnation
 from logmirror.mirror.source_views import MirrorSpec, position, source_views
 from logmirror.mirror.topic_sync import check_topic
-from logmirror.mirror.translate_progress import ProgressReader, current
 from logmirror.stores.locations import S3Location
 from logmirror.stores.opening import open_store
 from logmirror.wiring import PATIENCE_MS, Clients, destinations, mirror_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
-    from logmirror.cluster.client import ClusterClient
     from logmirror.config import Settings
-    from logmirror.mirror.kafka_source import KafkaSource
     from logmirror.mirror.ports import DestinationSpec, SourceView
-    from logmirror.mirror.verify import FlowReport
     from logmirror.model import TopicPartition
-    from logmirror.stores.base import BlobStore
-
-_LOOKS: Final = 20
-"""How often a copy is looked at that goes on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +74,12 @@ def _is_degraded(written: DestinationSpec) -> bool:
 def _status_of(spec: MirrorSpec, clients: Clients) -> Iterator[StatusRow]:
     destination = destinations(clients, lambda location: open_store(location, "-"), "-")
     try:
-        numbers, topic_id = _look_at_topic(spec, clients)
+        numbers, topic_id = look_at_topic(spec, clients)
     except LogmirrorError as error:
-        for flow, _ in _flows(spec, spec.partitions or (-1,)):
+        for flow, _ in flows_of(spec, spec.partitions or (-1,)):
             yield StatusRow(flow=flow, error=error)
         return
-    flows = dict(_flows(spec, numbers))
+    flows = dict(flows_of(spec, numbers))
     found: dict[FlowId, int | LogmirrorError | None] = {}
     for _, archive in spec.destinations:
         of_destination = [flow for flow, written in flows.items() if written is archive]
@@ -122,13 +112,14 @@ def _status_row(
     return StatusRow(flow=flow, source_end=view.stable_end, position=position)
 
 
-def _look_at_topic(spec: MirrorSpec, clients: Clients) -> tuple[tuple[int, ...], bytes | None]:
+def look_at_topic(spec: MirrorSpec, clients: Clients) -> tuple[tuple[int, ...], bytes | None]:
     """The mirror's partitions and the topic's id."""
     topic = clients(spec.source).topic(spec.topic)
     return spec.partitions or tuple(sorted(topic.partitions)), topic.topic_id
 
 
-def _flows(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, DestinationSpec]]:
+def flows_of(spec: MirrorSpec, numbers: tuple[int, ...]) -> list[tuple[FlowId, DestinationSpec]]:
+    """Each destination's flow of each partition."""
     return [
         (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), written)
         for name, written in spec.destinations
@@ -168,7 +159,7 @@ def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckRow]:
     try:
         topic = clients(spec.source).topic(spec.topic)
         numbers = spec.partitions or tuple(topic.partitions)
-        flows = _flows(spec, tuple(n for n in numbers if n in topic.partitions))
+        flows = flows_of(spec, tuple(n for n in numbers if n in topic.partitions))
         views = source_views(
             clients(spec.source), {flow.source for flow, _ in flows}, topic.topic_id
         )
@@ -298,208 +289,3 @@ def _failed(mirror: str, destination: str, what: str, error: LogmirrorError) -> 
         found=str(error),
         advice=error.hint,
     )
-
-
-def verify(
-    settings: Settings,
-    *,
-    deep: bool = False,
-    against_source: bool = False,
-    on_object: Callable[[], None] = lambda: None,
-) -> list[FlowReport]:
-    """Prove the copies of every enabled mirror, as far as asked; see `mirror.verify`.
-
-    Partitions are those of the configuration, or with `partitions: all` those that the destination
-    holds; only `against_source` asks the source.
-    """
-    reports: list[FlowReport] = []
-    clients = Clients()
-    try:
-        for spec in mirror_specs(settings):
-            reports += _verify_mirror(
-                spec, clients, deep=deep, against_source=against_source, on_object=on_object
-            )
-    finally:
-        clients.close()
-    return reports
-
-
-@dataclass(frozen=True, slots=True)
-class _Proof:
-    """What `verify` was asked, and what it has learnt of a mirror's source."""
-
-    spec: MirrorSpec
-    clients: Clients
-    deep: bool
-    against_source: bool
-    on_object: Callable[[], None]
-    topic_id: bytes | None = None
-    compacted: bool = False
-
-    def source(self, partition: TopicPartition) -> KafkaSource:
-        """The source's side of a comparison."""
-        from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
-
-        return KafkaSource(self.clients(self.spec.source), partition, topic_id=self.topic_id)
-
-    def views(self, partitions: set[TopicPartition]) -> dict[TopicPartition, SourceView]:
-        """What the source says, asked after the copies' ends: a service may run meanwhile."""
-        if not self.against_source:
-            return {}
-        return source_views(self.clients(self.spec.source), partitions, self.topic_id)
-
-
-def _verify_mirror(
-    spec: MirrorSpec,
-    clients: Clients,
-    *,
-    deep: bool,
-    against_source: bool,
-    on_object: Callable[[], None],
-) -> Iterator[FlowReport]:
-    topic_id, compacted, numbers = None, False, spec.partitions
-    if against_source:
-        numbers, topic_id = _look_at_topic(spec, clients)
-        configs = clients(spec.source).describe_topic_configs(spec.topic)
-        compacted = "compact" in (configs.get("cleanup.policy") or "")
-    proof = _Proof(
-        spec, clients, deep or against_source, against_source, on_object, topic_id, compacted
-    )
-    for name, written in spec.destinations:
-        if isinstance(written, KafkaSpec):
-            held = numbers or tuple(clients(written.cluster).topic(written.topic).partitions)
-            flows = [flow for flow, of in _flows(spec, held) if of is written]
-            yield from _verify_cluster(proof, written, flows)
-        else:
-            held = numbers or tuple(_held_partitions(open_store(written.location, "verify"), name))
-            flows = [flow for flow, of in _flows(spec, held) if of is written]
-            yield from _verify_archive(proof, written, flows)
-
-
-def _verify_archive(
-    proof: _Proof, archive: ArchiveSpec, flows: list[FlowId]
-) -> Iterator[FlowReport]:
-    # A proof decodes; nothing else here does, and the kernels take a second to load.
-    from logmirror.mirror import verify as archives  # noqa: PLC0415  # see above
-    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # see above
-
-    store = open_store(archive.location, "verify")
-    named = [
-        archives.verify_names(store, flow, archive.extension, chain_start=proof.spec.chain_start)
-        for flow in flows
-    ]
-    views = proof.views({flow.source for flow in flows})
-    for report, links in named:
-        if proof.deep:
-            decoder, partition = RecordDecoder(), report.flow.source
-            found = archives.verify_content(
-                report, links, store, archive, proof.on_object, compacted=proof.compacted
-            )
-            for link, digest in found:
-                if proof.against_source:
-                    archives.compare_with_source(
-                        report,
-                        link,
-                        digest,
-                        archive=archive,
-                        view=views[partition],
-                        source=proof.source(partition),
-                        decoder=decoder,
-                    )
-        yield report
-
-
-def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> Iterator[FlowReport]:
-    from logmirror.mirror import verify_copy as copies  # noqa: PLC0415  # loads kernels
-    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
-    from logmirror.mirror.verify import FlowReport  # noqa: PLC0415  # loads kernels
-    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # loads kernels
-
-    client = proof.clients(written.cluster)
-    of = {flow: target(written, flow) for flow in flows}
-    if written.offsets == "translate":
-        yield from _verify_translated(proof, written, of)
-        return
-    starts = client.list_offsets(of.values(), EARLIEST)
-    ends = client.log_ends(of.values())
-    views, decoder = proof.views({flow.source for flow in flows}), RecordDecoder()
-    for flow, where in of.items():
-        first, end = starts[where], ends[where].end_offset
-        report = FlowReport(flow=flow, first=first, next_offset=end)
-        log = KafkaSource(client, where, topic_id=None)
-        if proof.deep:
-            copies.verify_deep(report, log, decoder, first, end)
-        if proof.against_source:
-            copies.verify_against_source(
-                report,
-                spec=written,
-                log=log,
-                first=first,
-                source=proof.source(flow.source),
-                view=views[flow.source],
-                decoder=decoder,
-                compacted=proof.compacted,
-            )
-        proof.on_object()
-        yield report
-
-
-def _verify_translated(
-    proof: _Proof, written: KafkaSpec, of: Mapping[FlowId, TopicPartition]
-) -> Iterator[FlowReport]:
-    from logmirror.mirror import verify_copy as copies  # noqa: PLC0415  # loads kernels
-    from logmirror.mirror.kafka_source import KafkaSource  # noqa: PLC0415  # loads kernels
-    from logmirror.mirror.verify import FlowReport  # noqa: PLC0415  # loads kernels
-    from logmirror.wire.decode import RecordDecoder  # noqa: PLC0415  # loads kernels
-
-    client, decoder = proof.clients(written.cluster), RecordDecoder()
-    reader = ProgressReader(client)
-    for flow, where in of.items():
-        report = FlowReport(flow=flow)
-        try:
-            report.next_offset, start, end = _stand(client, reader, written, flow)
-        except LogmirrorError as error:
-            report.add_problem(error)
-            yield report
-            continue
-        log = KafkaSource(client, where, topic_id=None)
-        if proof.deep:
-            copies.verify_deep(report, log, decoder, start, end)
-        if proof.against_source and report.next_offset is not None:
-            copies.verify_translated(
-                report,
-                spec=written,
-                log=log,
-                bounds=(start, end),
-                source=proof.source(flow.source),
-                view=proof.views({flow.source})[flow.source],
-                decoder=decoder,
-                compacted=proof.compacted,
-            )
-        proof.on_object()
-        yield report
-
-
-def _stand(
-    client: ClusterClient, reader: ProgressReader, written: KafkaSpec, flow: FlowId
-) -> tuple[int | None, int, int]:
-    """How far a copy at new offsets is, and what its log then holds: log start, stable end."""
-    where = target(written, flow)
-    target_id = client.topic(written.topic).topic_id
-
-    def position() -> int | None:
-        found = current(reader.refresh(may_be_missing=True), written, flow, target_id)
-        return None if found is None else found.next_offset
-
-    for _ in range(_LOOKS):
-        before = position()
-        start, end = (client.list_offsets([where], at)[where] for at in (EARLIEST, LATEST))
-        if position() == before:  # no transaction ended between the looks
-            return before, start, end
-    raise UnavailableError(
-        "the copy moves too fast to be looked at", hint="stop its mirror for the time of the proof"
-    )
-
-
-def _held_partitions(store: BlobStore, destination: str) -> list[int]:
-    return sorted(int(name) for name in store.folders(destination) if name.isdecimal())

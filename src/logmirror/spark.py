@@ -77,6 +77,9 @@ _JAVA_HOMES: Final = (
     "Library/Java/JavaVirtualMachines/*/Contents/Home",
 )
 _FOLDER: Final = "logmirror-spark-"
+_SOCKET_FOLDER_MAX: Final = 60
+"""A socket's whole name has 103 bytes at most on macOS; Spark's takes 43 behind its folder's."""
+
 _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
 
@@ -288,10 +291,15 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings = {**SETTINGS}
     master, is_local = _with_retries(master)
-    jvm_options = [f"-Dlog4j2.configurationFile=file:{_log4j_file(folder)}"]
+    # What a JVM puts down goes with the folder, also after `kill -9`: sockets, native libraries.
+    temporary = f"-Djava.io.tmpdir={folder}"
+    jvm_options = [f"-Dlog4j2.configurationFile=file:{_log4j_file(folder)}", temporary]
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= _LOCAL
+        settings["spark.executor.extraJavaOptions"] = temporary
+        if len(str(folder)) > _SOCKET_FOLDER_MAX:
+            settings["spark.python.unix.domain.socket.dir"] = "/tmp"  # noqa: S108  # the shortest
         jvm_options.append(_LOCAL_JVM)
     settings["spark.local.dir"] = str(folder)
     settings |= properties

@@ -5,6 +5,7 @@ exactly one of them take its next step at a time. All schedules are walked. Afte
 object begins at the position, and both writers know its range.
 """
 
+import contextlib
 import itertools
 import json
 import pickle
@@ -271,20 +272,37 @@ def test_the_bytes_of_a_claim_are_pinned():
         9,
         leader_epoch=2,
         holes=(Hole(first=6, last=7, cause=HoleCause.CONTROL),),
+        hole_counts={HoleCause.CONTROL: 2, HoleCause.ABORTED: 0},
         topic="größe",
     )
     assert claim.to_bytes().decode() == (
         '{"version":1,"from":5,"to":9,"digest":"xxh3:99aa06d3014798d86001c324468d497f",'
         '"writer":"h.1.a","topic":"größe","topic_id":"abababababababababababababababab",'
         '"partition":3,"created_ms":1000,"record_count":3,"trigger":"max-bytes",'
-        '"leader_epoch":2,"holes":[[6,7,"control"]]}\n'
+        '"leader_epoch":2,"holes":[[6,7,"control"]],"hole_counts":{"control":2},'
+        '"check":"xxh3:a23dfe7b4f66569f684297190ff0de5e"}\n'
     )
 
 
+def test_any_flipped_bit_of_a_claim_is_found_or_changes_nothing_it_says():
+    claim = claim_of(5, 9, holes=(Hole(first=6, last=7, cause=HoleCause.CONTROL),))
+    name, data = claim_name("orders", 3, 5), claim.to_bytes()
+    unnoticed = 0
+    for at, bit in itertools.product(range(len(data)), range(8)):
+        damaged = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+        with contextlib.suppress(CorruptionError, UsageError):
+            assert Claim.from_bytes(damaged, name=name) == claim
+            unnoticed += 1
+    assert unnoticed <= 8 * len("check")  # without it, a claim is one of those that never had it
+
+
 GOOD = json.loads(claim_of(5, 9).to_bytes())
+del GOOD["check"]  # what is wrong is to be found without it too
 
 BAD = {
     "empty": b"",
+    "its checksum": json.dumps(GOOD | {"check": "xxh3:" + "0" * 32}).encode(),
+    "a number for its checksum": json.dumps(GOOD | {"check": 1}).encode(),
     "cut": claim_of(5, 9).to_bytes()[:40],
     "not UTF-8": b'{"version":"\xff"}',
     "a list": b"[]",

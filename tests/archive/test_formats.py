@@ -110,6 +110,7 @@ def test_the_page_lists_the_fields_of_a_claim():
         leader_epoch=0,
         holes=(Hole(first=0, last=0, cause=HoleCause.ABORTED),),
         rewritable=True,
+        hole_counts={HoleCause.ABORTED: 1},
     )
     text = page("claim")
     assert first_cells(text, "[a-z_]+") == sorted(

@@ -21,7 +21,8 @@ def configure(broker, root, topic, **limits):
 
 
 def objects(root):
-    return {form: object_names(root / form / "0") for form in FORMATS}
+    folders = {form: root / form / "0" for form in FORMATS}
+    return {form: object_names(path) if path.exists() else [] for form, path in folders.items()}
 
 
 def test_a_topic_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
@@ -118,27 +119,33 @@ def test_records_that_are_gone_before_they_were_copied_stop_the_copy(own_kafka, 
         assert (report["gone_at_source"], report["problems"]) == (report["objects"], [])
 
 
-def test_a_topic_that_was_trimmed_before_the_first_copy_begins_at_its_log_start(
-    own_kafka, tmp_path
+@pytest.mark.parametrize("chain_start", ["earliest", 8])
+def test_r8_append_mode_refuses_a_log_without_its_head_unless_the_chain_declares_its_start(
+    own_kafka, tmp_path, chain_start
 ):
-    topic = own_kafka.create_topic("trimmed-early")
+    topic = own_kafka.create_topic(f"trimmed-early-{chain_start}")
     produce(own_kafka.bootstrap, topic, odd_messages(50, seed=1))
-    trim(own_kafka, topic, 20)
+    trim(own_kafka, topic, 8)
     strict = configure(own_kafka, tmp_path, topic)
 
     refused = run_now(strict)
+    left = objects(tmp_path)
     earliest = [
-        mirror(topic, own_kafka.bootstrap, tmp_path, form=f, chain_start="earliest")
+        mirror(topic, own_kafka.bootstrap, tmp_path, form=f, chain_start=chain_start)
         for f in FORMATS
     ]
     config = write_config(tmp_path / "earliest.json", *earliest)
     copied = run_now(config)
 
     assert refused.returncode == 69, refused.stderr
+    assert "reason: SourceTrimmed" in refused.stderr
     assert "position: 0" in refused.stderr
+    assert "log_start: 8" in refused.stderr
+    assert "chain-start" in refused.stderr
+    assert not any(left.values())
     assert copied.returncode == 0, copied.stderr
     source = Source(own_kafka.bootstrap, topic)
-    assert source.bounds(0) == (20, 50)
+    assert source.bounds(0) == (8, 50)
     for form in FORMATS:
         assert source.anomalies(tmp_path, form) == [], form
 

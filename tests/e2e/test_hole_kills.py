@@ -19,6 +19,7 @@ from itertools import pairwise, product
 
 import pytest
 
+from kit.cleaning import clean, stop_cleaning
 from kit.cluster import KafkaCluster
 from kit.copies import copy, copying, forget_connections, wait_for_end
 from kit.holes import (
@@ -26,13 +27,11 @@ from kit.holes import (
     CREDENTIALS,
     Writer,
     allow_copies,
-    clean,
     guarded_kafka,
     log_bounds,
     look,
     look_at_all,
     plain_messages,
-    stop_cleaning,
     trim,
     writing_transactions,
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.apache import VERSIONS, ApacheTools
+from kit.cleaning import clean, stop_cleaning
 from kit.clients import rows_by_librdkafka
 from kit.commands import BrokerCommand
 from kit.copies import copy, forget_connections
@@ -25,13 +26,11 @@ from kit.holes import (
     Writer,
     allow_copies,
     allowed_on_cluster,
-    clean,
     guarded_kafka,
     log_bounds,
     look,
     look_at_all,
     plain_messages,
-    stop_cleaning,
     stored_batches,
     take_head,
     trim,

@@ -21,12 +21,12 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kit.apache import RELEASES
+from kit.cleaning import clean
 from kit.clients import Message, odd_messages, produce, produce_transactions
 from kit.commands import Run, logmirror_json, wait_until, write_config
 from kit.copies import copy, copying
 from kit.holes import (
     COMPACTED,
-    clean,
     log_bounds,
     plain_messages,
     trim,

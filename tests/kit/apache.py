@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from kit.class_archives import archive_of
-from kit.machine import Process, cache_folder, java, program
+from kit.machine import Process, cache_folder, java, program, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -142,6 +142,7 @@ class ApacheTools:
         if self.class_archive.exists():
             jvm = (f"-XX:SharedArchiveFile={self.class_archive}", *jvm)
         options = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *jvm, log_option]
+        options.append(f"-Djava.io.tmpdir={temporary_folder()}")  # native libraries are put there
         return [java(), *options, "-cp", f"{self.jars}/*", main_class, *arguments]
 
     def command(self, name: str, *arguments: str) -> list[str]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
 import pyspark
 
-from kit.machine import cache_folder, java
+from kit.machine import cache_folder, java, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,12 @@ def spark_classes() -> Path:
     """Return the archive for this Java and this Spark; the first use on a machine makes it."""
 
     def make(path: Path) -> None:
-        subprocess.run([sys.executable, "-c", _SPARK, str(path)], check=True, timeout=240)
+        subprocess.run(
+            [sys.executable, "-c", _SPARK, str(path)],
+            env={**os.environ, "TMPDIR": str(temporary_folder())},
+            check=True,
+            timeout=240,
+        )
 
     path = archive_of("spark", f"{pyspark.__file__} {pyspark.__version__}")
     make_once(path, make)

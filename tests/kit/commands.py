@@ -24,7 +24,7 @@ from kit.class_archives import spark_classes
 from kit.disk import without_override
 from kit.inline_server import ForkedProcess
 from kit.kafka import create_topic, delete_topic
-from kit.machine import HOST, Process, free_ports
+from kit.machine import HOST, Process, free_ports, temporary_folder
 from logmirror.knobs import METRICS_PORT
 
 if TYPE_CHECKING:
@@ -63,7 +63,12 @@ def logmirror(
     command = [*program, *map(str, arguments)]
     return subprocess.run(
         without_override(command) if as_plain_user else command,
-        env={**os.environ, **QUIET, **(environment or {})},
+        env={
+            **os.environ,
+            "TMPDIR": str(temporary_folder()),
+            **QUIET,
+            **(environment or {}),
+        },
         text=True,
         capture_output=True,
         timeout=timeout_s,
@@ -121,15 +126,19 @@ def mirror(  # noqa: PLR0913  # each test says only what it cares about
 
 
 def write_config(
-    path: Path, *mirrors: Mapping[str, object], master: str = "local[2]", **more: object
+    path: Path,
+    *mirrors: Mapping[str, object],
+    master: str = "local[2]",
+    properties: Mapping[str, str] | None = None,
+    **more: object,
 ) -> Path:
     """Write a configuration of these mirrors; JSON, which YAML contains.
 
     What else is given stands beside them, with `_` for `-`.
     """
     java_options = f"-XX:SharedArchiveFile={spark_classes()}"
-    spark = {"master": master, "properties": {"spark.driver.extraJavaOptions": java_options}}
-    base = {"spark": spark, "mirrors": mirrors}
+    used = {"spark.driver.extraJavaOptions": java_options, **(properties or {})}
+    base = {"spark": {"master": master, "properties": used}, "mirrors": mirrors}
     base |= {key.replace("_", "-"): value for key, value in more.items()}
     path.write_text(json.dumps(base, indent=1))
     return path
@@ -159,7 +168,13 @@ class Run:
         self.spark_log = folder / f"spark-{self._mark}.log"
         self._process = self._start(
             ["run", "-c", str(config), "--spark-log", str(self.spark_log), *arguments],
-            {**os.environ, **QUIET, _MARK: self._mark, **(environment or {})},
+            {
+                **os.environ,
+                "TMPDIR": str(temporary_folder()),
+                **QUIET,
+                _MARK: self._mark,
+                **(environment or {}),
+            },
         )
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Process | ForkedProcess:

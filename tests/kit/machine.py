@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,22 @@ def cache_folder() -> Path:
         return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "logmirror-tests"
+
+
+@functools.cache
+def temporary_folder() -> Path:
+    """Return a folder for what programs leave behind that are killed, Java machines above all.
+
+    Its name is short: Unix sockets lie in it, whose names have about a hundred characters.
+    """
+    return Path(tempfile.mkdtemp(prefix="lm-"))
+
+
+def remove_temporary_folder() -> None:
+    """Delete it, at the end of all tests."""
+    if temporary_folder.cache_info().currsize:
+        shutil.rmtree(temporary_folder(), ignore_errors=True)
+        temporary_folder.cache_clear()
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Goal: claims that have served go from folders and stay in buckets, where nobody may delete.
+"""Goal: claims go where footers say the same; they stay in buckets, and where they alone prove.
 
 Method: two old claims and one young one in a store in memory that notes what it is asked.
 """
@@ -40,20 +40,24 @@ def claim_from(first, created_ms):
 
 
 @pytest.mark.parametrize(
-    ("location", "left"),
-    [(FolderLocation("/root"), [20]), (S3Location(bucket="archive"), [0, 10, 20])],
-    ids=["folder", "bucket"],
+    ("location", "form", "left"),
+    [
+        (FolderLocation("/root"), "parquet", [20]),
+        (FolderLocation("/root"), "native", [0, 10, 20]),
+        (FolderLocation("/root"), "ndjson", [0, 10, 20]),
+        (S3Location(bucket="archive"), "parquet", [0, 10, 20]),
+    ],
 )
-def test_old_claims_go_from_a_folder_and_stay_in_a_bucket(location, left):
+def test_old_claims_go_only_where_nothing_depends_on_them(location, form, left):
     asked = []
     store = MemoryStore()
     for first, created_ms in ((0, 0), (10, 0), (20, NOW_MS)):
         store.create(claim_name("d", 0, first), claim_from(first, created_ms).to_bytes())
     store.before = lambda operation, _name: asked.append(operation)
     copies = ArchiveCopies(lambda _: store, committer=None, clock=Fixed())
-    spec = archive_spec(location=location)
+    spec = archive_spec(location=location, format=form)
 
     copies.opened(SimpleNamespace(destination=spec, flow=FLOW, position=30))
 
-    assert (asked == []) == isinstance(location, S3Location)
+    assert (asked == []) == (len(left) == 3)
     assert [int(name) for name in store.names(claims_folder("d", 0))] == left

@@ -135,7 +135,7 @@ def test_retention_that_passed_the_position_is_told_with_both_offsets():
     assert ranges(store) == [(0, 19)]
 
 
-def test_a_log_that_starts_late_needs_chain_start():
+def test_r8_a_log_that_starts_late_needs_chain_start():
     """R8: append mode refuses a head that is gone, unless the chain declares its start."""
     log = Log(batches(8, 20), log_start=8)
     store = MemoryStore()

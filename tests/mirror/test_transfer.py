@@ -310,7 +310,7 @@ def test_a_flipped_bit_at_the_source_stops_with_the_place():
 def test_a_source_that_ends_early_is_told():
     _, result = copy(Log(batches(0, 10)), slice_of(0, 20))
     assert isinstance(result.error, PositionError)
-    assert (result.error.facts["expected"], result.error.facts["found"]) == (20, 10)
+    assert (result.error.facts["expected"], result.error.facts["got"]) == (20, 10)
 
 
 def test_a_store_without_space_reports_and_leaves_nothing():

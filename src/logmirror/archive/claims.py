@@ -8,15 +8,20 @@
 2. A claim whose object is missing is a promise that the next writer keeps: it writes exactly that
    range. A claim never outranks an object: the listing of objects alone is the position.
 3. Claims are kept longer than a process can sleep, and the newest one of a partition always.
+   Native and NDJSON objects cannot say of themselves what digest they must have and why offsets
+   are missing, so their claims are kept as long as they are.
 
 The content is one JSON object in UTF-8, described in `docs/formats/claim.md`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
 
 from logmirror import crashpoints
 from logmirror.archive.naming import format_name
@@ -36,6 +41,7 @@ KEEP_MS: Final = 7 * 24 * 3600 * 1000
 """How long claims are kept: longer than any process that could still publish can sleep."""
 
 _NAME_DIGITS: Final = 20
+_CHECK: Final = b',"check":"'
 _HINT_STUCK: Final = (
     "if no other logmirror writes to this destination, compare the claim with the source, "
     "then remove the claim file and start again"
@@ -75,6 +81,24 @@ class Claim:
     """The source compacts its log: who reads the range later may find fewer records in it. The
     range binds, the digest does not."""
 
+    hole_counts: Mapping[HoleCause, int] = field(default_factory=dict)
+    """How many offsets carry no record, by cause; complete, also where `holes` is not."""
+
+    def all_holes(self) -> Mapping[HoleCause, int]:
+        """Return `hole_counts`, or what follows from a claim that has none.
+
+        It lists all holes but what was compacted away inside batches.
+        """
+        if self.hole_counts:
+            return self.hole_counts
+        counts = dict.fromkeys(HoleCause, 0)
+        for hole in self.holes:
+            counts[hole.cause] += hole.last - hole.first + 1
+        counts[HoleCause.COMPACTED] += (
+            self.covered.offset_count - self.record_count - sum(counts.values())
+        )
+        return counts
+
     def to_bytes(self) -> bytes:
         """Return the claim file's content."""
         content: dict[str, object] = {
@@ -94,9 +118,12 @@ class Claim:
             content["leader_epoch"] = self.leader_epoch
         if self.holes:
             content["holes"] = [[h.first, h.last, h.cause.value] for h in self.holes]
+        if counts := {cause.value: count for cause, count in self.hole_counts.items() if count}:
+            content["hole_counts"] = counts
         if self.rewritable:
             content["rewritable"] = True
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        return text[:-1] + _CHECK + _checksum(text[:-1]) + b'"}\n'
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str) -> Claim:
@@ -111,6 +138,9 @@ class Claim:
             UsageError: A newer version of the program wrote it.
         """
         content = _load(data, name)
+        body, _, _ = data.rpartition(_CHECK)
+        if "check" in content and str(content["check"]).encode() != _checksum(body):
+            raise _unreadable(name, "it does not match its own checksum")
         version = content.get("version")
         if type(version) is int and version > VERSION:
             raise UsageError(
@@ -149,6 +179,10 @@ class Claim:
                 for first, last, cause in content.get("holes", ())
             ),
             rewritable=content.get("rewritable", False) is True,
+            hole_counts={
+                HoleCause(cause): _int(count)
+                for cause, count in content.get("hole_counts", {}).items()
+            },
         )
 
 
@@ -262,7 +296,11 @@ def _claim(store: BlobStore, folder: str, claim: Claim) -> Claim | None:
             claimed_by=winner.writer,
             claim=data.decode(),
         )
-    if winner.digest != claim.digest and not winner.rewritable:
+    if winner.digest != claim.digest and winner.rewritable:
+        # Said before the object appears, so that it has a witness of its own.
+        with contextlib.suppress(AlreadyExistsError):
+            store.create(f"{_rewrites(folder)}/{_rewrite_name(claim)}", claim.to_bytes())
+    elif winner.digest != claim.digest:
         raise PositionError(
             "the range is claimed with other content",
             hint=_HINT_STUCK,
@@ -286,6 +324,27 @@ def read_claim(store: BlobStore, destination: str, partition: int, first: int) -
     except KeyError:
         return None
     return Claim.from_bytes(data, name=name)
+
+
+def read_rewrites(store: BlobStore, destination: str, partition: int, first: int) -> list[Claim]:
+    """Return what writers said who finished the rewritable claim at `first` with other content."""
+    name = claim_name(destination, partition, first)
+    folder = _rewrites(claims_folder(destination, partition))
+    digits = name.rpartition("/")[2]
+    found = []
+    for rewrite in store.names(folder):
+        if rewrite.startswith(f"{digits}-"):
+            with contextlib.suppress(KeyError):
+                found.append(Claim.from_bytes(store.read(f"{folder}/{rewrite}"), name=name))
+    return found
+
+
+def _rewrites(folder: str) -> str:
+    return folder.replace(".logmirror/claims/", ".logmirror/rewrites/", 1)
+
+
+def _rewrite_name(claim: Claim) -> str:
+    return f"{claim.covered.first:0{_NAME_DIGITS}d}-{claim.digest.rpartition(':')[2]}"
 
 
 def latest_claim(store: BlobStore, destination: str, partition: int) -> Claim | None:
@@ -334,6 +393,10 @@ def _offsets(folder: str, names: Iterable[str]) -> list[int]:
             raise _unreadable(f"{folder}/{name}", "not the name of a claim")
         firsts.append(int(name))
     return firsts
+
+
+def _checksum(text: bytes) -> bytes:
+    return f"xxh3:{xxhash.xxh3_128(text).hexdigest()}".encode()
 
 
 def _load(data: bytes, name: str) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
+from logmirror.archive.metadata import FILE_CHECK_KEY, NO_FILE_CHECK
 from logmirror.wire.columns import SCHEMA, payload_bytes
 from logmirror.wire.ndjson import encode_ndjson
 
@@ -200,12 +202,19 @@ class ParquetEncoder:
             start = end
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Write what waits, and the footer with `metadata` as key-value pairs."""
+        """Write what waits, and the footer with `metadata` as key-value pairs.
+
+        One pair more is the file's own checksum: a footer and the headers of pages have no other,
+        and a bit of theirs decides how a reader understands all the rest.
+        """
         if self._waiting:
             self._write_group()
-        self._writer.add_key_value_metadata(dict(metadata))
+        self._stream.flush()
+        self._sink.hold()
+        self._writer.add_key_value_metadata({**metadata, FILE_CHECK_KEY: NO_FILE_CHECK})
         self._writer.close()
         self._stream.flush()
+        self._sink.write_checked()
         self._sink.detach()
 
     def _write_group(self, *last: Any) -> None:  # noqa: ANN401  # pyarrow has no types
@@ -230,6 +239,8 @@ class _Sink(io.RawIOBase):
         super().__init__()
         self._target: Target | None = target
         self._position = 0
+        self._checksum = xxhash.xxh3_128()
+        self._held: bytearray | None = None
 
     def writable(self) -> bool:
         return True
@@ -238,10 +249,25 @@ class _Sink(io.RawIOBase):
         return self._position
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # RawIOBase: any buffer
-        if self._target is not None:
+        if self._held is not None:
+            self._held += data
+        elif self._target is not None:
             self._target.write(data)
+        self._checksum.update(data)
         self._position += len(data)
         return len(data)
+
+    def hold(self) -> None:
+        """Keep what comes from here on: the footer."""
+        self._held = bytearray()
+
+    def write_checked(self) -> None:
+        """Write what was held, with the checksum of all in the place that was left for it."""
+        held, self._held = self._held or bytearray(), None
+        at = held.index(NO_FILE_CHECK.encode(), held.rindex(FILE_CHECK_KEY.encode()))
+        held[at : at + len(NO_FILE_CHECK)] = f"xxh3:{self._checksum.hexdigest()}".encode()
+        if self._target is not None:
+            self._target.write(held)
 
     def detach(self) -> None:
         """Take no more bytes."""

@@ -24,6 +24,11 @@ PREFIX: Final = "logmirror."
 DIGEST_KEY: Final = f"{PREFIX}digest"
 """Holds the content digest of the records."""
 
+FILE_CHECK_KEY: Final = f"{PREFIX}file-check"
+"""Holds the checksum of the whole file, in which `NO_FILE_CHECK` stands in place of itself."""
+
+NO_FILE_CHECK: Final = f"xxh3:{'0' * 32}"
+
 _VERSION_KEY: Final = f"{PREFIX}format-version"
 _COMPACTION_KEY: Final = f"{PREFIX}compaction"
 

@@ -93,7 +93,15 @@ def _header(header: Any) -> tuple[str, bytes | None]:  # noqa: ANN401  # any JSO
 
 
 def _base64(value: object) -> bytes | None:
-    return None if value is None else binascii.a2b_base64(_string(value), strict_mode=True)
+    if value is None:
+        return None
+    text = _string(value)
+    found = binascii.a2b_base64(text, strict_mode=True)
+    # The last character before padding has bits that mean nothing; an encoder leaves them 0.
+    rest = found[len(found) // 3 * 3 :]
+    if rest and binascii.b2a_base64(rest, newline=False) != text[-4:].encode():
+        raise ValueError("base64 with bits behind the end")
+    return found
 
 
 def _utf8(value: object) -> bytes | None:

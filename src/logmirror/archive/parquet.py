@@ -7,11 +7,15 @@ there, texts must be texts, and the statistics that readers skip row groups by m
 from __future__ import annotations
 
 import contextlib
+import io
+import struct
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
+from logmirror.archive.metadata import FILE_CHECK_KEY, NO_FILE_CHECK
 from logmirror.errors import CorruptionError
 from logmirror.wire.columns import SCHEMA
 
@@ -19,6 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROWS: Final = 16_384
+_IN_MEMORY_BYTES: Final = 64 << 20
+_READ_BYTES: Final = 1 << 20
+_TAIL: Final = struct.Struct("<I4s")
+_CHECK_BYTES: Final = len(FILE_CHECK_KEY) + 2 + len(NO_FILE_CHECK)
+"""Key, two bytes of Thrift (type and length of the value), value."""
+
 _NEVER_NULL: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -40,6 +50,50 @@ def open_parquet(file: BinaryIO, name: str) -> Any:  # noqa: ANN401  # pyarrow h
             found=", ".join(f"{field.name} {field.type}" for field in schema),
         )
     return parquet
+
+
+def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
+    """Compare a file with the checksum in its footer, if one is there.
+
+    It is looked up in the bytes, without a parser: readers of Parquet trust their input.
+
+    Returns:
+        What is to be read: the file, or its content in memory where it is small, so that a bucket
+        is asked for it once.
+
+    Raises:
+        CorruptionError: The file is not as it was written.
+    """
+    if size_bytes <= _IN_MEMORY_BYTES:
+        file = io.BytesIO(file.read())
+    file.seek(max(size_bytes - _TAIL.size, 0))
+    tail = file.read(_TAIL.size)
+    footer_bytes = _TAIL.unpack(tail)[0] if len(tail) == _TAIL.size else 0
+    begin = max(size_bytes - _TAIL.size - footer_bytes, 0)
+    file.seek(begin)
+    footer = file.read()
+    at = footer.rfind(FILE_CHECK_KEY.encode())
+    told = footer[at:][:_CHECK_BYTES].removeprefix(FILE_CHECK_KEY.encode())[2:]
+    if at >= 0:
+        checksum, left = xxhash.xxh3_128(), begin
+        file.seek(0)
+        while left:
+            piece = file.read(min(left, _READ_BYTES))
+            checksum.update(piece)
+            left -= len(piece)
+        at += len(FILE_CHECK_KEY) + 2
+        checksum.update(footer[:at] + NO_FILE_CHECK.encode() + footer[at + len(told) :])
+        found = f"xxh3:{checksum.hexdigest()}"
+        if found.encode() != told:
+            raise CorruptionError(
+                "the file does not match its own checksum",
+                hint="bytes of it were changed after it was written",
+                name=name,
+                expected=told.decode(errors="replace"),
+                found=found,
+            )
+    file.seek(0)
+    return file
 
 
 def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # pyarrow has no types

@@ -4,26 +4,40 @@
 2. A finding is a CorruptionError that names the object; nothing is repaired.
 3. Native objects show what the log held: records of aborted transactions are there, followed by
    their marker, as a consumer with read_uncommitted sees them.
+4. Offsets without a record are accounted for: by markers in native objects, by the footer of
+   Parquet ones, by the claim. What nothing explains is reported, for the caller to judge.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import xxhash
 
-from logmirror.archive.claims import read_claim
+from logmirror.archive.claims import read_claim, read_rewrites
+from logmirror.archive.hole_facts import (
+    Causes,
+    HoleFacts,
+    HoleWalk,
+    Runs,
+    Witness,
+    by_cause,
+    check_listed,
+    explained,
+)
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.archive.parquet import open_parquet, read_parquet
+from logmirror.archive.parquet import checked_file, open_parquet, read_parquet
 from logmirror.archive.snapshots import check_sorted
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError, UsageError
+from logmirror.model import HoleCause
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.scan import BatchScanner
+from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, BatchScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +48,7 @@ if TYPE_CHECKING:
     from logmirror.wire.scan import Batches
 
 _READ_BYTES: Final = 4 << 20
+_NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +72,15 @@ class ObjectReport:
     metadata: ObjectMetadata | None
     """Parquet: the object's own account of itself."""
 
+    holes: HoleFacts | None = None
+    """Offsets that carry no record, if the object was read."""
+
+    topic_id: str = ""
+    """Of the source's topic, if footer or claim say it: 32 hexadecimal digits."""
+
+    is_witnessed: bool = False
+    """Footer or claim say what digest the content must have."""
+
 
 class _Walk:
     """Follows the offsets of an object from row to row, or batch to batch."""
@@ -66,10 +90,10 @@ class _Walk:
         self._covered = covered
         self._previous = -1
         self.record_count = 0
+        self.holes = HoleWalk(covered)
 
-    def step(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        """Check the offsets of the next records."""
-        offsets = batch.column("offset").to_numpy()
+    def step(self, offsets: Any, known: Causes) -> None:  # noqa: ANN401  # an int64 array
+        """Check the offsets of the next records; `known` are holes that may lie beside them."""
         if not len(offsets):
             return
         first, last = int(offsets[0]), int(offsets[-1])
@@ -91,27 +115,7 @@ class _Walk:
             )
         self._previous = last
         self.record_count += len(offsets)
-
-
-class _SnapshotWalk:
-    """Follows the keys of a snapshot from row to row."""
-
-    def __init__(self, name: str, covered: OffsetRange) -> None:
-        self._name, self._covered = name, covered
-        self._previous: bytes | None = None
-        self.record_count = 0
-
-    def step(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        """Check the keys of the next rows, and that none is newer than the snapshot."""
-        self._previous = check_sorted(batch, self._previous, name=self._name)
-        highest = int(batch.column("offset").to_numpy().max(initial=-1))
-        if highest > self._covered.last:
-            raise CorruptionError(
-                "the object holds offsets outside the range of its name",
-                name=self._name,
-                last=highest,
-            )
-        self.record_count += len(batch)
+        self.holes.step(offsets, known)
 
 
 def iterate(
@@ -147,6 +151,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     *,
     deep: bool,
     utf8: bool = False,
+    topic: str = "",
     compacted: bool = False,
 ) -> ObjectReport:
     """Check one object against its format, its name, and its claim if that is still kept.
@@ -158,6 +163,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         deep: Read all of it: checksums, records, order, counts, digest. Else only that it is there
             and, for Parquet, that its footer agrees with its name.
         utf8: NDJSON keys and values are text.
+        topic: Whose records they must be; empty: of one topic, whichever it is.
         compacted: The topic's log may lack offsets at the end of the object without a trace in it.
 
     Raises:
@@ -166,20 +172,47 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         UnavailableError: It could not be read.
         KeyError: There is no such object.
     """
+    covered, _ = _parsed(name)
+    where = folder.rpartition("/")[0], _partition_of(folder), covered.first
+    claim = read_claim(store, *where)
+    options = _Options(deep=deep, utf8=utf8, topic=topic, compacted=compacted)
+    try:
+        return _check_with(store, folder, name, claim, options)
+    except CorruptionError:
+        if claim is None or not claim.rewritable:
+            raise
+        for rewrite in read_rewrites(store, *where):  # whoever finished the range said so
+            with contextlib.suppress(CorruptionError):
+                return _check_with(store, folder, name, rewrite, options)
+        raise
+
+
+class _Options(NamedTuple):
+    """Those of `check_object`."""
+
+    deep: bool
+    utf8: bool
+    topic: str
+    compacted: bool
+
+
+def _check_with(
+    store: BlobStore, folder: str, name: str, claim: Claim | None, options: _Options
+) -> ObjectReport:
     covered, extension = _parsed(name)
-    destination = folder.rpartition("/")[0]
-    claim = read_claim(store, destination, _partition_of(folder), covered.first)
     try:
         with store.open(f"{folder}/{name}") as file:
             size_bytes = file.seek(0, 2)
             file.seek(0)
-            report = _Check(name, covered, _partition_of(folder), size_bytes)
+            check = _Check(name, covered, _partition_of(folder), size_bytes, claim, options.topic)
             if extension == NATIVE:
-                found = report.native(file, deep=deep, compacted=compacted or claim is not None)
+                found = check.native(file, deep=options.deep, compacted=options.compacted)
             elif extension == PARQUET:
-                found = report.parquet(file, deep=deep)
+                found = check.parquet(file, deep=options.deep)
             else:
-                found = report.ndjson(file, deep=deep, utf8=utf8)
+                found = check.ndjson(file, deep=options.deep, utf8=options.utf8)
+            if claim is not None:
+                check.compare_with_claim(found, claim)
     except LogmirrorError as error:
         raise error.add_facts(name=name) from None
     except OSError as error:
@@ -189,24 +222,36 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
             name=name,
             reason=error.strerror,
         ) from error
-    if claim is not None:
-        _compare_with_claim(found, claim)
     return found
 
 
 class _Check:
     """The checks of one object, by format."""
 
-    def __init__(self, name: str, covered: OffsetRange, partition: int, size_bytes: int) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917  # private, one caller
+        self,
+        name: str,
+        covered: OffsetRange,
+        partition: int,
+        size_bytes: int,
+        claim: Claim | None,
+        topic: str,
+    ) -> None:
         self._name = name
         self._covered = covered
         self._partition = partition
         self._size_bytes = size_bytes
-        self._topic: str | None = None
+        self._claim = claim
+        self._topic = topic or None
 
     def _report(
-        self, count: int | None, digest: str | None, metadata: ObjectMetadata | None = None
+        self,
+        count: int | None,
+        digest: str | None,
+        metadata: ObjectMetadata | None = None,
+        holes: HoleFacts | None = None,
     ) -> ObjectReport:
+        told = metadata or self._claim
         return ObjectReport(
             name=self._name,
             covered=self._covered,
@@ -214,13 +259,27 @@ class _Check:
             record_count=count,
             digest=digest,
             metadata=metadata,
+            holes=holes,
+            topic_id=told.topic_id if told else "",
+            is_witnessed=told is not None,
         )
+
+    def _explained(self, found: HoleFacts, metadata: ObjectMetadata | None) -> HoleFacts:
+        """The holes with the causes that footer or claim tell, if one of them is there."""
+        if metadata is not None:
+            witness = Witness(runs=metadata.holes, counts=metadata.hole_counts)
+        elif self._claim is not None:
+            witness = Witness(runs=self._claim.holes, counts=self._claim.all_holes())
+        else:
+            return found
+        return explained(found, witness, name=self._name)
 
     def native(self, file: BinaryIO, *, deep: bool, compacted: bool) -> ObjectReport:
         if not deep:
             return self._report(None, None)
         digest, decoder = xxhash.xxh3_128(), RecordDecoder()
-        count, reached, lowest = 0, self._covered.first - 1, None
+        walk = _Walk(self._name, self._covered)
+        reached, lowest = self._covered.first - 1, None
         for view, batches in _native_batches(file, self._name):
             digest.update(view[: batches.consumed_bytes])
             base, last = int(batches.base_offsets[0]), int(batches.last_offsets[0])
@@ -233,9 +292,13 @@ class _Check:
                     expected=reached + 1,
                 )
             lowest, reached = base, int(batches.last_offsets[-1])
-            rows = decoder.decode(view, batches, first=self._covered.first, end=reached + 1)
-            count += sum(columns.rows for columns in rows)
-        if reached > self._covered.last or (reached < self._covered.last and not compacted):
+            known = seen_holes(batches, self._covered.first)
+            for rows in decoder.decode(view, batches, first=self._covered.first, end=reached + 1):
+                walk.step(rows.offsets, known)
+            walk.holes.step(_NO_OFFSETS, known, reached=reached + 1)
+        holes = walk.holes.finish()
+        may_be_short = compacted or self._claim is not None
+        if reached > self._covered.last or (reached < self._covered.last and not may_be_short):
             raise CorruptionError(
                 "the object does not end where its name says",
                 hint="bytes are missing at its end, or it was renamed",
@@ -243,46 +306,107 @@ class _Check:
                 expected=self._covered.last,
                 found=reached,
             )
-        return self._report(count, f"xxh3:{digest.hexdigest()}")
+        return self._report(
+            walk.record_count, f"xxh3:{digest.hexdigest()}", holes=self._explained(holes, None)
+        )
 
     def parquet(self, file: BinaryIO, *, deep: bool) -> ObjectReport:
+        if deep:
+            file = checked_file(file, self._size_bytes, self._name)
         parquet = open_parquet(file, self._name)
         metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=self._name)
+        if metadata is None and self._claim is not None:
+            raise CorruptionError(
+                "the object's footer lacks its account of itself",
+                hint="it has a claim, so we wrote it; the footer was changed",
+                name=self._name,
+            )
         count = parquet.metadata.num_rows
         if metadata is not None:
             self._expect("range", self._covered, metadata.covered)
             self._expect("partition", self._partition, metadata.partition)
             self._expect("record count", metadata.record_count, count)
+            self._expect("topic", self._topic or metadata.topic, metadata.topic)
             self._topic = metadata.topic
         if not deep:
             return self._report(count, metadata.digest if metadata else None, metadata)
-        is_snapshot = metadata is not None and metadata.is_snapshot
-        found, digest = self._rows(
-            read_parquet(parquet, self._name),
-            (_SnapshotWalk if is_snapshot else _Walk)(self._name, self._covered),
-        )
+        if metadata is not None and metadata.is_snapshot:
+            return self._snapshot(parquet, metadata)
+        found, digest, holes = self._rows(read_parquet(parquet, self._name), metadata)
         self._expect("record count", count, found)
         if metadata is not None:
             self._expect("digest", metadata.digest, digest)
-        return self._report(found, digest, metadata)
+        return self._report(found, digest, metadata, self._explained(holes, metadata))
+
+    def _snapshot(self, parquet: Any, metadata: ObjectMetadata) -> ObjectReport:  # noqa: ANN401  # pyarrow has no types
+        """Check that keys ascend and nothing is newer than the snapshot."""
+        count, last_key, digest = 0, None, ContentDigest()
+        for batch in read_parquet(parquet, self._name):
+            last_key = check_sorted(batch, last_key, name=self._name)
+            highest = int(batch.column("offset").to_numpy().max(initial=-1))
+            if highest > self._covered.last:
+                raise CorruptionError(
+                    "the object holds offsets outside the range of its name",
+                    name=self._name,
+                    last=highest,
+                )
+            for column, expected in (("partition", self._partition), ("topic", self._topic)):
+                self._expect_everywhere(batch, column, expected)
+            digest.update_arrow(batch)
+            count += len(batch)
+        self._expect("record count", metadata.record_count, count)
+        self._expect("digest", metadata.digest, digest.hexdigest())
+        holes = HoleFacts(runs=metadata.holes, counts=metadata.hole_counts)
+        return self._report(count, digest.hexdigest(), metadata, holes)
 
     def ndjson(self, file: BinaryIO, *, deep: bool, utf8: bool) -> ObjectReport:
         if not deep:
             return self._report(None, None)
-        walk = _Walk(self._name, self._covered)
-        return self._report(*self._rows(read_ndjson(file, name=self._name, utf8=utf8), walk))
+        rows = read_ndjson(file, name=self._name, utf8=utf8)
+        count, digest, holes = self._rows(rows, self._claim)
+        if self._claim is not None:  # first, because it says most of what is wrong
+            self._expect("digest", self._claim.digest, digest)
+        return self._report(count, digest, holes=self._explained(holes, None))
 
-    def _rows(self, batches: Iterator[Any], walk: _Walk | _SnapshotWalk) -> tuple[int, str]:
-        """Check every row; returns how many there are, and their digest."""
-        digest = ContentDigest()
+    def _rows(
+        self, batches: Iterator[Any], told: ObjectMetadata | Claim | None
+    ) -> tuple[int, str, HoleFacts]:
+        """Check every row; returns how many there are, their digest, and what is missing."""
+        walk, digest = _Walk(self._name, self._covered), ContentDigest()
+        listed = by_cause(told.holes) if told else {}
         for batch in batches:
-            walk.step(batch)
+            walk.step(batch.column("offset").to_numpy(), listed)
             self._expect_everywhere(batch, "partition", self._partition)
             if self._topic is None and len(batch):
                 self._topic = batch.column("topic")[0].as_py()
             self._expect_everywhere(batch, "topic", self._topic)
             digest.update_arrow(batch)
-        return walk.record_count, digest.hexdigest()
+        holes = walk.holes.finish(listed)
+        check_listed(listed, holes, name=self._name)
+        return walk.record_count, digest.hexdigest(), holes
+
+    def compare_with_claim(self, found: ObjectReport, claim: Claim) -> None:
+        """Raise CorruptionError where the object is not what was claimed."""
+        differences = {
+            "range": (claim.covered, found.covered),
+            "digest": (claim.digest, found.digest or claim.digest),
+            "record count": (
+                claim.record_count,
+                claim.record_count if found.record_count is None else found.record_count,
+            ),
+            "topic": (claim.topic, self._topic or claim.topic),
+            "topic id": (claim.topic_id or found.topic_id, found.topic_id or claim.topic_id),
+        }
+        for what, (expected, present) in differences.items():
+            if expected != present:
+                raise CorruptionError(
+                    f"the object's {what} is not the one that was claimed for it",
+                    hint="the object was changed after it was written",
+                    name=self._name,
+                    expected=expected,
+                    found=present,
+                    claimed_by=claim.writer,
+                )
 
     def _expect_everywhere(self, batch: Any, column: str, expected: object) -> None:  # noqa: ANN401  # pyarrow has no types
         for found in batch.column(column).unique().to_pylist():
@@ -298,32 +422,25 @@ class _Check:
             )
 
 
-def _compare_with_claim(report: ObjectReport, claim: Claim) -> None:
-    differences = {
-        "range": (claim.covered, report.covered),
-        "digest": (claim.digest, report.digest or claim.digest),
-    }
-    if claim.rewritable and not report.name.endswith(f".{NDJSON}"):
-        # Whoever finished the range may have found less of it than who claimed it. Checksums in
-        # the object itself guard the content.
-        del differences["digest"]
-    for what, (expected, found) in differences.items():
-        if expected != found:
-            raise CorruptionError(
-                f"the object's {what} is not the one that was claimed for it",
-                hint="the object was changed after it was written",
-                name=report.name,
-                expected=expected,
-                found=found,
-                claimed_by=claim.writer,
-            )
-
-
 def _parsed(name: str) -> tuple[OffsetRange, str]:
     parsed = parse_name(name)
     if parsed is None or parsed[1] not in {NATIVE, PARQUET, NDJSON}:
         raise CorruptionError("not the name of an object", name=name)
     return parsed
+
+
+def seen_holes(batches: Batches, first: int, *, aborted: bool = False) -> Causes:
+    """The holes that batches show from offset `first` on: markers, aborted ones if asked."""
+    kinds = {HoleCause.CONTROL: KIND_CONTROL}
+    if aborted:
+        kinds[HoleCause.ABORTED] = KIND_ABORTED
+    found = {}
+    for cause, kind in kinds.items():
+        is_kind = (batches.kinds == kind) & (batches.last_offsets >= first)
+        if is_kind.any():
+            firsts = np.maximum(batches.base_offsets[is_kind], first)
+            found[cause] = Runs(firsts, batches.last_offsets[is_kind].copy())
+    return found
 
 
 def _partition_of(folder: str) -> int:

@@ -92,15 +92,17 @@ class ArchiveCopies:
     def opened(self, state: FlowState) -> None:
         """See `Destination.opened`: claims that nothing can need any more are removed.
 
-        In a bucket they stay: an archiver need not be allowed to delete there, and looking for old
-        ones would be a listing of all of them (decision 0006).
+        That is those of Parquet objects, whose footers say the same. Without its claim nobody could
+        tell whether a value in NDJSON was changed, or a batch taken out of a native object. In a
+        bucket all stay: an archiver need not be allowed to delete there, and looking for old ones
+        would be a listing of all of them (decision 0006).
         """
         state.newest = self._newest.get(state.flow, "")
         archive = _archive(state.destination)
         if archive.compaction:
             begin_snapshots(state, self._open_store(archive.location))
         location = archive.location
-        if isinstance(location, S3Location):
+        if archive.format != "parquet" or isinstance(location, S3Location):
             return
         sweep_claims(
             self._open_store(location),

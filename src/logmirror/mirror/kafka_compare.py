@@ -91,12 +91,12 @@ def difference(
     ours, theirs = found.select(columns), expected.select(columns)
     if ours.equals(theirs):
         return None
-    at = _first_difference(ours, theirs)
+    at = first_difference(ours, theirs)
     offsets = [t["offset"][at].as_py() for t in (ours, theirs) if at < t.num_rows]
     return {
         "offset": min(offsets),
-        "expected": _shown(theirs, at),
-        "found": _shown(ours, at),
+        "expected": shown(theirs, at),
+        "found": shown(ours, at),
     }
 
 
@@ -124,16 +124,19 @@ def sequence_difference(
         count, ours, theirs = count + both, ours.slice(both), theirs.slice(both)
     if ours.num_rows == theirs.num_rows == 0:
         return count, None
-    at = _first_difference(one, other)
+    at = first_difference(one, other)
     return count + at, {
         "record": count + at,
-        "expected": _shown(theirs, at),
-        "found": _shown(ours, at),
+        "expected": shown(theirs, at),
+        "found": shown(ours, at),
     }
 
 
-def _first_difference(ours: pa.Table, theirs: pa.Table) -> int:
-    """By halves, so that nothing is looked at row by row."""
+def first_difference(ours: pa.Table, theirs: pa.Table) -> int:
+    """The first row that differs; the number of rows that both have, if none does.
+
+    By halves, so that nothing is looked at row by row.
+    """
     low, high = 0, min(ours.num_rows, theirs.num_rows)
     while low < high:
         middle = (low + high) // 2
@@ -144,7 +147,7 @@ def _first_difference(ours: pa.Table, theirs: pa.Table) -> int:
     return low
 
 
-def _shown(table: pa.Table, at: int) -> object:
+def shown(table: pa.Table, at: int) -> object:
     """One record as a fact: sizes and beginnings, not whole values."""
     if at >= table.num_rows:
         return f"no record after the first {table.num_rows}"

@@ -163,6 +163,8 @@ class KafkaCopies:
                 hint="the source was cut or created again, or someone else wrote to the "
                 "destination's topic. Nothing was written; compare the two.",
                 reason="SourceWentBackwards",
+                expected=position,
+                got=view.stable_end,
                 stable_end=view.stable_end,
                 **facts,
             )

@@ -88,17 +88,18 @@ class KafkaSource:
 
         Raises:
             PositionError: The source no longer has `offset`, is another incarnation of the topic,
-                or ends below `end`.
+                ends below `end`, or serves an offset below the expected one (R1).
             CorruptionError: A batch does not match its checksum or its own header.
             UsageError: A batch is of message format 0 or 1.
             UnavailableError: The source did not answer in time.
         """
         give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
+        begun = offset
         while offset < end:
             answer = self._fetch(offset)
             crashpoints.reach("fetch.answered")
             batches = self._scan(answer)
-            start = int(np.searchsorted(batches.last_offsets, offset))
+            start = self._first_wanted(batches, offset, inside=offset == begun)
             if start == batches.count:
                 if answer.high_watermark < end:
                     raise self._log_ends_early(end, answer.high_watermark)
@@ -124,7 +125,7 @@ class KafkaSource:
         answer = self._fetch(offset, max_wait_ms)
         crashpoints.reach("fetch.answered")
         batches = self._scan(answer)
-        start = int(np.searchsorted(batches.last_offsets, offset))
+        start = self._first_wanted(batches, offset, inside=True)
         stable_end = answer.last_stable_offset
         if stable_end < 0:
             stable_end = answer.high_watermark
@@ -134,6 +135,28 @@ class KafkaSource:
         if next_offset < min(limit, stable_end):
             self._ask_ahead(next_offset)
         return Polled(Fetched(self._buffer.view, batches, start), stable_end)
+
+    def _first_wanted(self, batches: Batches, offset: int, *, inside: bool) -> int:
+        """The first batch that reaches `offset`; earlier ones were only delivered.
+
+        `inside`: it may begin before `offset`. Where a batch has just ended, none may: batches keep
+        their bounds for life, the cleaner's work included.
+        """
+        start = int(np.searchsorted(batches.last_offsets, offset))
+        if start < batches.count and (inside or int(batches.base_offsets[start]) >= offset):
+            return start
+        if batches.count == 0:
+            return 0
+        raise PositionError(
+            "the source served an offset below the expected one",
+            hint="the source's log was cut and written again (unclean leader election, or a "
+            "restored disk). What is copied is kept; compare it with the source.",
+            reason="SourceWentBackwards",
+            topic=self._partition.topic,
+            partition=self._partition.partition,
+            expected=offset,
+            got=int(batches.base_offsets[min(start, batches.count - 1)]),
+        )
 
     def _ask_ahead(self, offset: int) -> None:
         size = len(self._buffer.view)
@@ -167,6 +190,7 @@ class KafkaSource:
             "copied is kept; compare it with the source before anything else.",
             topic=self._partition.topic,
             partition=self._partition.partition,
+            reason="SourceWentBackwards",
             expected=end,
-            found=found,
+            got=found,
         )

@@ -143,4 +143,6 @@ def check_source(flow: FlowId, source: SourceView, position: int) -> None:
             partition=flow.partition,
             position=position,
             stable_end=source.stable_end,
+            expected=position,
+            got=source.stable_end,
         )

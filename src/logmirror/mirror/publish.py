@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import Claim, publish_object
+from logmirror.model import HoleCause
 
 if TYPE_CHECKING:
     from logmirror.archive.claims import Published
@@ -29,6 +30,10 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
 ) -> Claim:
     """The claim of one object of this work."""
     topic_id = work.slice.topic_id
+    # What neither record nor batch accounts for was compacted away: elsewhere a slice stops there.
+    compacted = covered.offset_count - record_count - holes.control - holes.aborted
+    if work.archive.compaction:  # records of a snapshot are keys
+        compacted = holes.compacted
     return Claim(
         covered=covered,
         digest=digest,
@@ -40,6 +45,11 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
         record_count=record_count,
         trigger=trigger,
         holes=holes.runs,
+        hole_counts={
+            HoleCause.CONTROL: holes.control,
+            HoleCause.ABORTED: holes.aborted,
+            HoleCause.COMPACTED: compacted,
+        },
         rewritable=work.slice.compacted or work.archive.compaction == "log",
     )
 

@@ -143,6 +143,8 @@ class TranslateCopies(KafkaCopies):
                 hint="it was cut (unclean leader election, or a restored disk). What is copied is "
                 "kept; compare it with the source before anything else.",
                 reason="SourceWentBackwards",
+                expected=found,
+                got=view.stable_end,
                 stable_end=view.stable_end,
                 **facts,
             )

@@ -1,31 +1,34 @@
-"""Prove a copy: its names, its content, and what the source still shows.
+"""Prove a copy in an archive: its names, its content, and what the source still shows.
 
-Three depths, each including the one before. `names`: the chain. `deep`: every object is read whole
-(`archive.reader`). `against_source`: the digest of each object's content is computed anew from what
-the source serves now, by the same code that wrote it, over the same range.
+Three depths, each including the one before. `names`: the chain, and that no claim lies behind its
+end. `deep`: every object is read whole (`archive.reader`), and each offset without a record has a
+cause. `against_source`: see `verify_source`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import xxhash
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.archive.chain import chain
+from logmirror.archive.claims import claims_folder, latest_claim
+from logmirror.archive.hole_facts import HoleFacts
 from logmirror.archive.reader import check_object
 from logmirror.errors import CorruptionError, LogmirrorError
-from logmirror.wire.columns import ContentDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.archive.chain import Link
-    from logmirror.mirror.kafka_source import KafkaSource
-    from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
-    from logmirror.model import OffsetRange
+    from logmirror.archive.reader import ObjectReport
+    from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId
+    from logmirror.model import Hole, HoleCause, OffsetRange
     from logmirror.stores.base import BlobStore
-    from logmirror.wire.decode import RecordDecoder
+
+RUNS_REPORTED: Final = 100_000
+"""Holes remembered of one flow; the counts are complete beyond them."""
+
+_SHOWN: Final = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,12 +43,31 @@ class FlowReport:
     """Records read; None unless the objects were read."""
 
     hole_offsets: int | None = None
+    """Offsets without a record, whatever the cause."""
+
+    hole_counts: dict[HoleCause, int] = field(default_factory=dict)
+    """The same by cause, in archives."""
+
+    hole_runs: list[Hole] = field(default_factory=list)
+    """Where they are, ascending; of very many the first."""
+
     object_bytes: int = 0
     compared: int = 0
-    """Objects whose content equals what the source serves now."""
+    """Objects that hold what the source serves now."""
 
     gone: int = 0
     """Objects that cannot be compared: the source no longer has all of their records."""
+
+    compacted_since: int = 0
+    """Records that the copy has and the source has compacted away since."""
+
+    unwitnessed: int = 0
+    """Objects without a claim or a footer of ours: nothing says what digest they must have, so a
+    changed byte that still makes sense is seen only beside the source."""
+
+    claimed: OffsetRange | None = None
+    """A range behind the end that is claimed and not published: a writer is at it or has died, or
+    else the newest object is lost. The next run writes it."""
 
     problems: list[dict[str, object]] = field(default_factory=list)
     """Kind, message, hint and facts of each; empty means proven as far as was asked."""
@@ -61,6 +83,21 @@ class FlowReport:
             }
         )
 
+    def add_holes(self, holes: HoleFacts) -> None:
+        """Add those of the next object."""
+        self.hole_offsets = (self.hole_offsets or 0) + holes.offset_count
+        for cause, count in holes.counts.items():
+            self.hole_counts[cause] = self.hole_counts.get(cause, 0) + count
+        self.hole_runs += holes.runs[: RUNS_REPORTED - len(self.hole_runs)]
+
+
+class Checked(NamedTuple):
+    """One sound object."""
+
+    link: Link
+    found: ObjectReport
+    holes: HoleFacts
+
 
 def verify_names(
     store: BlobStore, flow: FlowId, extension: str, *, chain_start: ChainStart
@@ -69,13 +106,33 @@ def verify_names(
     report = FlowReport(flow=flow)
     start = None if chain_start == "earliest" else chain_start or 0
     try:
+        # In this order: whoever claims a range has seen everything before it published.
+        newest = latest_claim(store, flow.destination, flow.partition)
         found = chain(store.names(flow.folder), extension=extension, start=start)
-    except CorruptionError as error:
+    except LogmirrorError as error:
         report.add_problem(error)
         return report, ()
     report.objects = len(found.links)
     report.first = found.links[0].first if found.links else None
     report.next_offset = found.next_offset
+    if newest is None:
+        return report, found.links
+    end = found.next_offset
+    if end is None:  # an empty chain begins where the first claim does
+        end = int(next(iter(store.names(claims_folder(flow.destination, flow.partition)))))
+    if newest.covered.first > end:
+        report.add_problem(
+            CorruptionError(
+                "objects are missing at the end of the chain",
+                hint="a later range was claimed, which nobody does before everything below it is "
+                "published. The next run copies them again if the source still has them.",
+                folder=flow.folder,
+                expected=newest.covered.first,
+                found=end,
+            )
+        )
+    elif newest.covered.first == end:
+        report.claimed = newest.covered
     return report, found.links
 
 
@@ -86,14 +143,23 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     archive: ArchiveSpec,
     on_object: Callable[[], None] = lambda: None,
     *,
+    ask_source: bool = False,
     compacted: bool = False,
-) -> Iterator[tuple[Link, str]]:
-    """Read every object; yields each sound one with the digest of its content.
+) -> Iterator[Checked]:
+    """Read every object; yields each sound one.
 
-    `compacted` lets a native object end before its name says, as one does whose last offsets were
-    compacted away at the source.
+    Args:
+        report: What is found is added to it.
+        links: The objects.
+        store: Where they lie.
+        archive: How they were written.
+        on_object: Called after each.
+        ask_source: Offsets that are missing without a cause are no finding yet.
+        compacted: Native objects may end before their names say, as one does whose last offsets
+            were compacted away at the source.
     """
-    records = holes = 0
+    report.record_count, report.hole_offsets = 0, 0
+    topic_id = ""
     for link in links:
         try:
             found = check_object(
@@ -102,77 +168,51 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
                 link.name,
                 deep=True,
                 utf8=archive.encoding == "utf8",
+                topic=report.flow.topic,
                 compacted=compacted,
             )
+            topic_id = _same_topic(topic_id, found)
+            holes = found.holes or HoleFacts()
+            if holes.unexplained_count and not ask_source:
+                raise unexplained(link, holes)
+        except KeyError:
+            report.add_problem(CorruptionError("an object has disappeared", name=link.name))
         except LogmirrorError as error:
             report.add_problem(error)
         else:
-            count = found.record_count or 0
-            records += count
-            holes += link.covered.offset_count - count
+            report.record_count += found.record_count or 0
             report.object_bytes += found.size_bytes
-            yield link, found.digest or ""
+            report.unwitnessed += not found.is_witnessed
+            report.add_holes(holes)
+            yield Checked(link, found, holes)
         on_object()
-    report.record_count, report.hole_offsets = records, holes
 
 
-def compare_with_source(  # noqa: PLR0913  # what to compare, and the two sides of it
-    report: FlowReport,
-    link: Link,
-    digest: str,
-    *,
-    archive: ArchiveSpec,
-    view: SourceView,
-    source: KafkaSource,
-    decoder: RecordDecoder,
-) -> None:
-    """Compare one object with what the source serves for the same offsets."""
-    if link.first < view.log_start:
-        report.gone += 1
-        return
-    try:
-        if link.last >= view.stable_end:
-            raise CorruptionError(
-                "the object reaches beyond the end of the source",
-                hint="the source was cut or created again, or this is another cluster",
-                name=link.name,
-                stable_end=view.stable_end,
-            )
-        found = source_digest(source, decoder, archive, link.covered)
-        if found != digest:
-            raise CorruptionError(
-                "the object differs from what the source serves for its offsets",
-                hint="on a compacted topic the source may have dropped records since; elsewhere "
-                "read both and compare: `kcat -C -o <from> -c <count>` shows the source",
-                name=link.name,
-                expected=found,
-                found=digest,
-            )
-    except LogmirrorError as error:
-        report.add_problem(error)
-    else:
-        report.compared += 1
+def unexplained(link: Link, holes: HoleFacts) -> CorruptionError:
+    """The finding that offsets are missing and nothing says why."""
+    return CorruptionError(
+        "offsets are missing and nothing tells why",
+        hint="the claim that told it is gone, or records were taken out. `logmirror verify "
+        "--against-source` asks the source, as long as it has them.",
+        name=link.name,
+        missing=holes.unexplained_count,
+        offsets=shown_runs(holes.unexplained),
+    )
 
 
-def source_digest(
-    source: KafkaSource, decoder: RecordDecoder, archive: ArchiveSpec, covered: OffsetRange
-) -> str:
-    """The content digest that an object over these offsets must have, from the source alone."""
-    end = covered.next_offset
-    if archive.format == "native":
-        raw = xxhash.xxh3_128()
-        for fetched in source.read(covered.first, end):
-            batches = fetched.batches
-            stop = int(batches.base_offsets.searchsorted(end))
-            if stop > fetched.start:
-                begin = int(batches.positions[fetched.start])
-                last = int(batches.positions[stop - 1] + batches.sizes[stop - 1])
-                raw.update(fetched.buffer[begin:last])
-        return f"xxh3:{raw.hexdigest()}"
-    rows = ContentDigest()
-    for fetched in source.read(covered.first, end):
-        for columns in decoder.decode(
-            fetched.buffer, fetched.batches, first=covered.first, end=end
-        ):
-            rows.update(columns, 0, columns.rows)
-    return str(rows.hexdigest())
+def shown_runs(runs: tuple[OffsetRange, ...]) -> str:
+    """The first runs of many, as text."""
+    more = ["..."] if len(runs) > _SHOWN else []
+    return ", ".join([f"{run.first}-{run.last}" for run in runs[:_SHOWN]] + more)
+
+
+def _same_topic(topic_id: str, found: ObjectReport) -> str:
+    if topic_id and found.topic_id and topic_id != found.topic_id:
+        raise CorruptionError(
+            "the object is of another topic than those before it",
+            hint="the topic was deleted and created again, or the object comes from elsewhere",
+            name=found.name,
+            expected_topic_id=topic_id,
+            found_topic_id=found.topic_id,
+        )
+    return topic_id or found.topic_id

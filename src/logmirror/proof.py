@@ -1,0 +1,247 @@
+"""The composition root of `verify`: what is read, from which stores and clusters, in what order.
+
+It creates nothing anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.errors import LogmirrorError, UnavailableError
+from logmirror.inspection import flows_of, look_at_topic
+from logmirror.mirror import verify as archives
+from logmirror.mirror import verify_copy as copies
+from logmirror.mirror.kafka_guard import target
+from logmirror.mirror.kafka_source import KafkaSource
+from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
+from logmirror.mirror.source_views import MirrorSpec, source_views
+from logmirror.mirror.translate_progress import ProgressReader, current
+from logmirror.mirror.verify import FlowReport
+from logmirror.mirror.verify_source import SourceSide, compare_with_source
+from logmirror.stores.opening import open_store
+from logmirror.wire.decode import RecordDecoder
+from logmirror.wiring import Clients, mirror_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.config import Settings
+    from logmirror.mirror.ports import SourceView
+    from logmirror.model import TopicPartition
+    from logmirror.stores.base import BlobStore
+
+_LOOKS: Final = 20
+"""How often a copy is looked at that goes on meanwhile."""
+
+
+def verify(
+    settings: Settings,
+    *,
+    deep: bool = False,
+    against_source: bool = False,
+    on_object: Callable[[], None] = lambda: None,
+) -> list[FlowReport]:
+    """Prove the copies of every enabled mirror, as far as asked; see `mirror.verify`.
+
+    Partitions are those of the configuration, or with `partitions: all` those that the destination
+    holds; only `against_source` asks the source.
+    """
+    reports: list[FlowReport] = []
+    clients = Clients()
+    try:
+        for spec in mirror_specs(settings):
+            reports += _verify_mirror(
+                spec, clients, deep=deep, against_source=against_source, on_object=on_object
+            )
+    finally:
+        clients.close()
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What `verify` was asked, and what it has learnt of a mirror's source."""
+
+    spec: MirrorSpec
+    clients: Clients
+    deep: bool
+    against_source: bool
+    on_object: Callable[[], None]
+    topic_id: bytes | None = None
+    compacted: bool = False
+
+    def source(self, partition: TopicPartition) -> KafkaSource:
+        """The source's side of a comparison."""
+        return KafkaSource(self.clients(self.spec.source), partition, topic_id=self.topic_id)
+
+    def side(
+        self,
+        archive: ArchiveSpec,
+        store: BlobStore,
+        flow: FlowId,
+        views: Mapping[TopicPartition, SourceView],
+    ) -> SourceSide | None:
+        """What an archive is compared with, if it is."""
+        if not self.against_source:
+            return None
+        return SourceSide(
+            archive=archive,
+            store=store,
+            folder=flow.folder,
+            source=self.source(flow.source),
+            decoder=RecordDecoder(),
+            view=views[flow.source],
+            compacted=self.compacted,
+        )
+
+    def views(self, partitions: set[TopicPartition]) -> dict[TopicPartition, SourceView]:
+        """What the source says, asked after the copies' ends: a service may run meanwhile."""
+        if not self.against_source:
+            return {}
+        return source_views(self.clients(self.spec.source), partitions, self.topic_id)
+
+
+def _verify_mirror(
+    spec: MirrorSpec,
+    clients: Clients,
+    *,
+    deep: bool,
+    against_source: bool,
+    on_object: Callable[[], None],
+) -> Iterator[FlowReport]:
+    topic_id, compacted, numbers = None, False, spec.partitions
+    if against_source:
+        numbers, topic_id = look_at_topic(spec, clients)
+        configs = clients(spec.source).describe_topic_configs(spec.topic)
+        compacted = "compact" in (configs.get("cleanup.policy") or "")
+    proof = _Proof(
+        spec, clients, deep or against_source, against_source, on_object, topic_id, compacted
+    )
+    for name, written in spec.destinations:
+        if isinstance(written, KafkaSpec):
+            held = numbers or tuple(clients(written.cluster).topic(written.topic).partitions)
+            flows = [flow for flow, of in flows_of(spec, held) if of is written]
+            yield from _verify_cluster(proof, written, flows)
+        else:
+            held = numbers or tuple(_held_partitions(open_store(written.location, "verify"), name))
+            flows = [flow for flow, of in flows_of(spec, held) if of is written]
+            yield from _verify_archive(proof, written, flows)
+
+
+def _verify_archive(
+    proof: _Proof, archive: ArchiveSpec, flows: list[FlowId]
+) -> Iterator[FlowReport]:
+
+    store = open_store(archive.location, "verify")
+    named = [
+        archives.verify_names(store, flow, archive.extension, chain_start=proof.spec.chain_start)
+        for flow in flows
+    ]
+    views = proof.views({flow.source for flow in flows})
+    for report, links in named:
+        if proof.deep:
+            found = archives.verify_content(
+                report,
+                links,
+                store,
+                archive,
+                proof.on_object,
+                ask_source=proof.against_source,
+                compacted=proof.compacted,
+            )
+            side = proof.side(archive, store, report.flow, views)
+            for checked in found:
+                if side is not None:
+                    compare_with_source(report, checked, side)
+        yield report
+
+
+def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> Iterator[FlowReport]:
+
+    client = proof.clients(written.cluster)
+    of = {flow: target(written, flow) for flow in flows}
+    if written.offsets == "translate":
+        yield from _verify_translated(proof, written, of)
+        return
+    starts = client.list_offsets(of.values(), EARLIEST)
+    ends = client.log_ends(of.values())
+    views, decoder = proof.views({flow.source for flow in flows}), RecordDecoder()
+    for flow, where in of.items():
+        first, end = starts[where], ends[where].end_offset
+        report = FlowReport(flow=flow, first=first, next_offset=end)
+        log = KafkaSource(client, where, topic_id=None)
+        if proof.deep:
+            copies.verify_deep(report, log, decoder, first, end)
+        if proof.against_source:
+            copies.verify_against_source(
+                report,
+                spec=written,
+                log=log,
+                first=first,
+                source=proof.source(flow.source),
+                view=views[flow.source],
+                decoder=decoder,
+                compacted=proof.compacted,
+            )
+        proof.on_object()
+        yield report
+
+
+def _verify_translated(
+    proof: _Proof, written: KafkaSpec, of: Mapping[FlowId, TopicPartition]
+) -> Iterator[FlowReport]:
+
+    client, decoder = proof.clients(written.cluster), RecordDecoder()
+    reader = ProgressReader(client)
+    for flow, where in of.items():
+        report = FlowReport(flow=flow)
+        try:
+            report.next_offset, start, end = _stand(client, reader, written, flow)
+        except LogmirrorError as error:
+            report.add_problem(error)
+            yield report
+            continue
+        log = KafkaSource(client, where, topic_id=None)
+        if proof.deep:
+            copies.verify_deep(report, log, decoder, start, end)
+        if proof.against_source and report.next_offset is not None:
+            copies.verify_translated(
+                report,
+                spec=written,
+                log=log,
+                bounds=(start, end),
+                source=proof.source(flow.source),
+                view=proof.views({flow.source})[flow.source],
+                decoder=decoder,
+                compacted=proof.compacted,
+            )
+        proof.on_object()
+        yield report
+
+
+def _stand(
+    client: ClusterClient, reader: ProgressReader, written: KafkaSpec, flow: FlowId
+) -> tuple[int | None, int, int]:
+    """How far a copy at new offsets is, and what its log then holds: log start, stable end."""
+    where = target(written, flow)
+    target_id = client.topic(written.topic).topic_id
+
+    def position() -> int | None:
+        found = current(reader.refresh(may_be_missing=True), written, flow, target_id)
+        return None if found is None else found.next_offset
+
+    for _ in range(_LOOKS):
+        before = position()
+        start, end = (client.list_offsets([where], at)[where] for at in (EARLIEST, LATEST))
+        if position() == before:  # no transaction ended between the looks
+            return before, start, end
+    raise UnavailableError(
+        "the copy moves too fast to be looked at", hint="stop its mirror for the time of the proof"
+    )
+
+
+def _held_partitions(store: BlobStore, destination: str) -> list[int]:
+    return sorted(int(name) for name in store.folders(destination) if name.isdecimal())
