@@ -115,7 +115,7 @@ def test_who_never_finishes_a_question_is_cut(port, monkeypatch):
 def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
     held = [socket.create_connection((HOST, port)) for _ in range(http_port.CONNECTIONS_MAX)]
     try:
-        with socket.create_connection((HOST, port), timeout=30) as one_more:
+        with socket.create_connection((HOST, port), timeout=5) as one_more:
             assert one_more.recv(1) == b""
     finally:
         for connection in held:

@@ -7,6 +7,7 @@ loop sleeps; metrics are read as a scrape reads them, log events as they are emi
 import ast
 import json
 import logging
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -120,10 +121,9 @@ def test_the_interval_is_since_the_flush_before_or_the_opening(caplog):
     world = World(log, max_offsets=10)
 
     def grow():
-        if world.clock.ms == 1000:
-            log.batches += batches(10, 20)
-        if world.clock.ms >= 2000:
-            raise _LeftError
+        if world.clock.ms in (1000, 3000):
+            log.batches += batches(log.end, log.end + 10)
+        world.leave(4000)
 
     with service(
         world.client, world.store, spec=world.spec, clock=world.clock, observer=world.observer
@@ -131,7 +131,7 @@ def test_the_interval_is_since_the_flush_before_or_the_opening(caplog):
         world.clock.on_sleep = grow
         with pytest.raises(_LeftError):
             made.run()
-    assert [facts["interval_ms"] for facts in events(caplog, "flushed")] == [0, 1000]
+    assert [facts["interval_ms"] for facts in events(caplog, "flushed")] == [0, 1000, 2000]
 
 
 # -- the figures -----------------------------------------------------------------------------------
@@ -179,23 +179,27 @@ def test_a_figure_never_runs_ahead_of_what_a_fresh_look_at_the_store_shows(monke
     assert world.samples["destination_records_total", FLOW] == 400
 
 
-def test_an_object_that_another_writer_had_first_is_a_conflict():
-    """Our claim is refused, or what we would publish is there already."""
-    one, other = World(Log(batches(0, 20)), max_offsets=10), World(Log(batches(0, 20)))
-    other.store = one.store
-    raced = []
+@pytest.mark.parametrize(("nth", "conflicts"), [(1, 1), (2, 2)])
+def test_a_position_that_another_writer_had_first_is_a_conflict(monkeypatch, nth, conflicts):
+    """An executor finds a claim taken; in the second case the driver another one, behind it."""
+    monkeypatch.setattr("logmirror.mirror.plan.SLICE_BYTES", 400)
+    one, other = (
+        World(Log(batches(0, 100)), max_offsets=limit, format="native") for limit in (10, 15)
+    )
+    other.store, claims = one.store, []
 
     def race(operation, name):
-        if operation == "create" and "claims" in name and not raced:
-            raced.append(name)
-            other.run()
+        if operation == "create" and "claims" in name:
+            claims.append(name)
+            if len(claims) == nth:
+                other.run()
 
     one.store.before = race
     one.run()
-    assert raced
-    assert one.samples["create_conflicts_total", FLOW] == 1
+    assert len(claims) > nth
+    assert one.samples["create_conflicts_total", FLOW] == conflicts
     assert other.samples["create_conflicts_total", FLOW] == 0
-    assert one.samples["destination_offset_verified", FLOW] == 20
+    assert one.samples["destination_offset_verified", FLOW] == 100
 
 
 # -- R10 -------------------------------------------------------------------------------------------
@@ -297,13 +301,19 @@ def test_r12_an_interval_of_0_is_no_heartbeat(caplog):
     assert events(caplog, "heartbeat") == []
 
 
-def test_r12_a_heartbeat_never_delays_a_flush(caplog):
+def test_r12_a_heartbeat_never_delays_a_flush(caplog, monkeypatch):
     """Due in one turn, the flush comes first; flushes come when they come without heartbeats."""
 
+    said = []
+    """Time and event; time moves only between two turns of the loop."""
+
     def flushes(heartbeat_ms):
-        caplog.clear()
         at, log = [], Log()
         world = World(log, max_time_ms=1000, heartbeat_ms=heartbeat_ms)
+        said.clear()
+        monkeypatch.setattr(
+            caplog.handler, "emit", lambda r: said.append((world.clock.ms, r.getMessage()))
+        )
 
         def grow():
             log.batches += batches(log.end, log.end + 1)
@@ -325,11 +335,13 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog):
     without = flushes(0)
     assert len(without) > 10
     assert flushes(1000) == without
-    names = [r.getMessage() for r in caplog.records]
-    assert names.count("heartbeat") > 10
-    at = [(r.getMessage(), i) for i, r in enumerate(caplog.records)]
-    both = [i for (name, i) in at if name == "heartbeat" and names[i - 1] == "flushed"]
-    assert both, "no turn had both"
+    assert [name for _, name in said].count("heartbeat") > 10
+    of_turn = defaultdict(list)
+    for ms, name in said:
+        of_turn[ms].append(name)
+    both = [names for names in of_turn.values() if {"heartbeat", "flushed"} <= set(names)]
+    assert both
+    assert all(names == ["flushed", "heartbeat"] for names in both)
 
 
 # -- health ----------------------------------------------------------------------------------------
