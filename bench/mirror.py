@@ -108,7 +108,7 @@ def into_bucket(server: S3Server, kind: str) -> Copy:
 
 
 def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
-    """The flow is from the line that the last mirror starts, after Spark, to the last flush."""
+    """The flow is from the line that the last mirror starts to the last flush, without Spark."""
     config = folder / "bench.yaml"
     mirrors = [
         {

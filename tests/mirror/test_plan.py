@@ -191,3 +191,20 @@ def test_slices_of_a_flow_are_contiguous_from_its_position_and_end_within_the_lo
     if len(slices) > 1:
         width = slices[0].end - slices[0].first
         assert width * weight <= SLICE_BYTES + weight
+
+
+def test_flows_that_stand_at_the_same_place_count_as_one_and_get_the_same_parts():
+    """So that what is read for one of them is read for all."""
+    far = 8 * SLICE_BYTES
+    native, rows = (
+        flow_state(
+            end=far, spec=limits(max_offsets=far, location=location), bytes_per_offset=weight
+        )
+        for location, weight in (("a", 1.0), ("b", 0.5))
+    )
+    slices = tick(native, rows, slots=4)
+    assert len(slices) == 8, "each has four parts, in four slots"
+    assert sorted((s.first, s.end) for s in slices[:4]) == [(s.first, s.end) for s in slices[4:]]
+    behind = flow_state(end=far, position=5, spec=limits(max_offsets=far), bytes_per_offset=1.0)
+    slices = tick(native, behind, slots=4)
+    assert len({s.first for s in slices}) == len(slices) == 4, "what reads elsewhere shares nothing"
