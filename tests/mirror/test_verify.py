@@ -239,6 +239,16 @@ def test_a_record_that_the_copy_lacks_is_a_finding_on_compacted_topics_too(form)
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_records_that_the_copy_lacks_at_its_end_are_a_finding_too(form):
+    short = encode_reference([record(o) for o in range(12)], base_offset=0, last_offset=14)
+    store, spec = archive_of(Log([short]), form, compacted=True)
+
+    problem = only_problem(proof(store, spec, Log(batches(0, 15, size=15)), compacted=True))
+
+    assert problem["facts"]["offsets"] == "12-14"
+
+
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_record_that_differs_is_named(form, compacted):
     store, spec = archive_of(Log(batches(0, 15)), form, compacted=compacted)
