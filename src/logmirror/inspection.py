@@ -6,7 +6,7 @@ They create nothing anywhere, and load no kernels, which takes a second.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,22 +53,10 @@ def status(settings: Settings) -> list[StatusRow]:
     clients = Clients(PATIENCE_MS)
     try:
         for spec in mirror_specs(settings):
-            degraded = {name for name, written in spec.destinations if _is_degraded(written)}
-            rows += (
-                replace(row, is_fencing_degraded=row.flow.destination in degraded)
-                for row in _status_of(spec, clients)
-            )
+            rows += _status_of(spec, clients)
     finally:
         clients.close()
     return rows
-
-
-def _is_degraded(written: DestinationSpec) -> bool:
-    return (
-        isinstance(written, ArchiveSpec)
-        and isinstance(written.location, S3Location)
-        and not written.location.require_atomic_create
-    )
 
 
 def _status_of(spec: MirrorSpec, clients: Clients) -> Iterator[StatusRow]:
@@ -109,7 +97,13 @@ def _status_row(
             check_incarnation(store, flow, view.topic_id, position)
         except LogmirrorError as error:
             return StatusRow(flow=flow, source_end=view.stable_end, error=error)
-    return StatusRow(flow=flow, source_end=view.stable_end, position=position)
+    is_degraded = isinstance(spec, ArchiveSpec) and spec.location.is_fencing_degraded
+    return StatusRow(
+        flow=flow,
+        source_end=view.stable_end,
+        position=position,
+        is_fencing_degraded=is_degraded,
+    )
 
 
 def look_at_topic(spec: MirrorSpec, clients: Clients) -> tuple[tuple[int, ...], bytes | None]:

@@ -55,6 +55,11 @@ class S3Location:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     @property
+    def is_fencing_degraded(self) -> bool:
+        """Whether two writers are kept apart only as well as a store that replaces allows."""
+        return not self.require_atomic_create
+
+    @property
     def encryption(self) -> dict[str, str]:
         """What is said of encryption when an object is made."""
         said = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key_id}
@@ -67,6 +72,9 @@ class FolderLocation:
 
     root: str
     """Absolute."""
+
+    is_fencing_degraded = False
+    """Folders create and never replace."""
 
     def __str__(self) -> str:
         return self.root
