@@ -19,6 +19,7 @@ from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec, source_views
 from logmirror.mirror.translate_progress import ProgressReader, current
 from logmirror.mirror.verify import FlowReport
+from logmirror.mirror.verify_snapshot import compare_snapshot
 from logmirror.mirror.verify_source import SourceSide, compare_with_source
 from logmirror.stores.opening import open_store
 from logmirror.wire.decode import RecordDecoder
@@ -136,8 +137,15 @@ def _verify_archive(
 ) -> Iterator[FlowReport]:
 
     store = open_store(archive.location, "verify")
+    is_log = archive.compaction is not None
     named = [
-        archives.verify_names(store, flow, archive.extension, chain_start=proof.spec.chain_start)
+        archives.verify_names(
+            store,
+            flow,
+            archive.extension,
+            chain_start=proof.spec.chain_start,
+            snapshots=is_log,
+        )
         for flow in flows
     ]
     views = proof.views({flow.source for flow in flows})
@@ -154,8 +162,14 @@ def _verify_archive(
             )
             side = proof.side(archive, store, report.flow, views)
             for checked in found:
-                if side is not None:
+                if side is None:
+                    continue
+                if not is_log:
                     compare_with_source(report, checked, side)
+                elif checked.link == links[-1]:
+                    compare_snapshot(report, checked, side)
+                else:  # what they lack has been superseded, and the source need not show it
+                    report.gone += 1
         yield report
 
 

@@ -38,6 +38,7 @@ their records and keeps the merge's memory to a chunk for each of them."""
 CHUNK_BYTES: Final = 1 << 20
 """A run is read back in chunks of about this size."""
 
+_EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 _SPILL: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -91,18 +92,20 @@ class LatestByKey:
                 for run in runs:
                     run.close()
 
-    def merged(self, before: Iterator[Any]) -> Iterator[Any]:
+    def merged(self, before: Iterator[Any], *, tombstones: bool = False) -> Iterator[Any]:
         """Yield the rows of the new snapshot as record batches, sorted by key. Call once.
 
         Args:
             before: The rows of the snapshot that this one continues, sorted by key.
+            tombstones: Yield them too.
         """
         streams = [before, *(_read(run) for run in self._runs)]
         if self._waiting:
             streams.append(iter([self._collected()]))
         for batch in merge(streams):
             values = batch.column("value")
-            kept = batch.filter(values.is_valid()) if values.null_count else batch
+            is_mixed = values.null_count and not tombstones
+            kept = batch.filter(values.is_valid()) if is_mixed else batch
             if len(kept):
                 yield kept
 
@@ -145,6 +148,20 @@ def merge(streams: Iterable[Iterator[Any]]) -> Iterator[Any]:
         heads = [head for head in heads if head.fill()]
     for head in heads:
         yield from head.rest()
+
+
+def align(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    """Cut two streams, each sorted by key without repetition, into pairs of the same keys' range.
+
+    Yields:
+        Record batches, of which one may be empty; a key that both have is in both of a pair.
+    """
+    heads = (_Head(left), _Head(right))
+    while any(filled := [head.fill() for head in heads]):
+        both = list(zip(heads, filled, strict=True))
+        bound = min(head.last_key for head, has_rows in both if has_rows)
+        one, other = (head.take(bound) if has_rows else _EMPTY for head, has_rows in both)
+        yield one, other
 
 
 def check_sorted(batch: Any, after: bytes | None, *, name: str) -> bytes | None:  # noqa: ANN401  # pyarrow has no types

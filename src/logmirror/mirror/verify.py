@@ -100,15 +100,21 @@ class Checked(NamedTuple):
 
 
 def verify_names(
-    store: BlobStore, flow: FlowId, extension: str, *, chain_start: ChainStart
+    store: BlobStore,
+    flow: FlowId,
+    extension: str,
+    *,
+    chain_start: ChainStart,
+    snapshots: bool = False,
 ) -> tuple[FlowReport, tuple[Link, ...]]:
     """Check the chain of names; the links are empty if there is no valid chain."""
     report = FlowReport(flow=flow)
-    start = None if chain_start == "earliest" else chain_start or 0
+    start = None if chain_start == "earliest" or snapshots else chain_start or 0
     try:
         # In this order: whoever claims a range has seen everything before it published.
         newest = latest_claim(store, flow.destination, flow.partition)
-        found = chain(store.names(flow.folder), extension=extension, start=start)
+        names = store.names(flow.folder)
+        found = chain(names, extension=extension, start=start, snapshots=snapshots)
     except LogmirrorError as error:
         report.add_problem(error)
         return report, ()

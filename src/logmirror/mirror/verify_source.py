@@ -71,21 +71,7 @@ def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) 
     """Compare one object with what the source serves for the same offsets."""
     link, view = checked.link, side.view
     try:
-        if link.last >= view.stable_end:
-            raise CorruptionError(
-                "the object reaches beyond the end of the source",
-                hint="the source was cut or created again, or this is another cluster",
-                name=link.name,
-                stable_end=view.stable_end,
-            )
-        if view.topic_id and checked.found.topic_id not in {"", view.topic_id.hex()}:
-            raise CorruptionError(
-                "the object is of another topic than the source's",
-                hint="the topic was deleted and created again since",
-                name=link.name,
-                expected_topic_id=view.topic_id.hex(),
-                found_topic_id=checked.found.topic_id,
-            )
+        check_place(checked, view)
         if link.first < view.log_start:
             report.gone += 1
             if checked.holes.unexplained_count:
@@ -102,6 +88,26 @@ def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) 
         report.add_problem(error.add_facts(name=link.name))
     else:
         report.compared += 1
+
+
+def check_place(checked: Checked, view: SourceView) -> None:
+    """Raise CorruptionError if the source cannot be where an object comes from."""
+    link = checked.link
+    if link.last >= view.stable_end:
+        raise CorruptionError(
+            "the object reaches beyond the end of the source",
+            hint="the source was cut or created again, or this is another cluster",
+            name=link.name,
+            stable_end=view.stable_end,
+        )
+    if view.topic_id and checked.found.topic_id not in {"", view.topic_id.hex()}:
+        raise CorruptionError(
+            "the object is of another topic than the source's",
+            hint="the topic was deleted and created again since",
+            name=link.name,
+            expected_topic_id=view.topic_id.hex(),
+            found_topic_id=checked.found.topic_id,
+        )
 
 
 def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
