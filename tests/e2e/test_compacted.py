@@ -13,9 +13,10 @@ import time
 import duckdb
 import pytest
 
+from kit.cleaning import clean, stop_cleaning
 from kit.clients import Message, Row, produce, rows_by_librdkafka
 from kit.commands import logmirror, mirror, write_config
-from kit.holes import Writer, clean, log_bounds, stop_cleaning
+from kit.holes import Writer, log_bounds
 from kit.inline_run import InlineRun, run_now
 from kit.s3 import S3Server
 from kit.truth import archive_rows, object_names

@@ -57,7 +57,7 @@ def running(
     with contextlib.ExitStack() as stack:
         stack.enter_context(serve(port, watched.recorder, observer.outlook))
         runner = stack.enter_context(InlineRunner())
-        service = wiring.build_service(specs, runner, stack, observer)
+        service = wiring.build_service(specs, runner, stack, observer=observer)
 
         def run() -> None:
             try:
