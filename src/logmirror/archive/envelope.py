@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.ndjson import encode_ndjson
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
 
     from logmirror.stores.base import Buffer
     from logmirror.wire.columns import Columns
@@ -156,13 +159,32 @@ class ParquetEncoder:
             UsageError: A header key is not UTF-8. Facts: `offset`.
         """
         stop = columns.rows if stop is None else stop
-        payload_bytes = columns.payload_bytes
+        self._append(
+            columns.payload_bytes,
+            start,
+            stop,
+            lambda first, end: columns.to_arrow(self._topic, self._partition, first, end),
+        )
+
+    def append_arrow(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """Append the rows of a batch of `wire.columns.SCHEMA`, as they stand in another object."""
+        self._append(
+            _row_bytes(batch), 0, len(batch), lambda first, end: batch.slice(first, end - first)
+        )
+
+    def _append(
+        self,
+        row_bytes: npt.NDArray[np.int64],
+        start: int,
+        stop: int,
+        rows: Callable[[int, int], Any],
+    ) -> None:
         while start < stop:
             room = min(stop, start + ROW_GROUP_ROWS - self._waiting_rows)
-            filled = np.cumsum(payload_bytes[start:room])
+            filled = np.cumsum(row_bytes[start:room])
             reached = int(np.searchsorted(filled, ROW_GROUP_BYTES - self._waiting_bytes))
             end = min(start + reached + 1, room)
-            batch = columns.to_arrow(self._topic, self._partition, start, end)
+            batch = rows(start, end)
             self._waiting_rows += end - start
             self._waiting_bytes += int(filled[end - start - 1])
             if self._waiting_bytes >= ROW_GROUP_BYTES or self._waiting_rows >= ROW_GROUP_ROWS:
@@ -193,6 +215,25 @@ class ParquetEncoder:
         # copies each row log(n) times.
         while len(waiting) > 1 and waiting[-2].nbytes <= min(waiting[-1].nbytes * 2, _MERGE_BYTES):
             waiting[-2:] = [pa.concat_batches(waiting[-2:])]
+
+
+def _row_bytes(batch: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  # pyarrow has no types
+    """Bytes of key, value and headers of each row, as `Columns.payload_bytes` counts them."""
+    total = _lengths(batch["key"]) + _lengths(batch["value"])
+    headers = batch["headers"]
+    pairs = headers.flatten()
+    if len(pairs):
+        sums = np.zeros(len(pairs) + 1, np.int64)
+        np.cumsum(_lengths(pairs.field(0)) + _lengths(pairs.field(1)), out=sums[1:])
+        counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(counts)
+        total += sums[ends] - sums[ends - counts]
+    return total
+
+
+def _lengths(column: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  # pyarrow has no types
+    lengths = pc.binary_length(column).fill_null(0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
 class _Sink(io.RawIOBase):

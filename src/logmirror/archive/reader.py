@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
 import xxhash
 
-from logmirror.archive.claims import read_claim
+from logmirror.archive.compactions import read_promise
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.ndjson import read_ndjson
@@ -25,7 +26,9 @@ from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from _typeshed import WriteableBuffer
 
     from logmirror.archive.claims import Claim
     from logmirror.model import OffsetRange
@@ -55,6 +58,18 @@ class ObjectReport:
 
     metadata: ObjectMetadata | None
     """Parquet: the object's own account of itself."""
+
+
+class Copy(Protocol):
+    """Takes what a check reads, as it is read; sound only if the check ends without an error."""
+
+    def take_bytes(self, data: memoryview) -> None:
+        """The object's bytes, in order, all of them; not those of Parquet. Valid in the call."""
+        ...
+
+    def take_rows(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """The object's rows, in order, of `wire.columns.SCHEMA`; not those of native objects."""
+        ...
 
 
 class _Walk:
@@ -125,8 +140,11 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     deep: bool,
     utf8: bool = False,
     compacted: bool = False,
+    copy: Copy | None = None,
 ) -> ObjectReport:
-    """Check one object against its format, its name, and its claim if that is still kept.
+    """Check one object against its format, its name, and what was promised for it, if that is kept.
+
+    That is its claim, or the record of the compaction that made it.
 
     Args:
         store: Where it lies.
@@ -136,6 +154,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
             and, for Parquet, that its footer agrees with its name.
         utf8: NDJSON keys and values are text.
         compacted: The topic's log may lack offsets at the end of the object without a trace in it.
+        copy: Gets what is read; only with `deep`.
 
     Raises:
         CorruptionError: The object is not what it should be. Facts: `name` and what was found.
@@ -144,19 +163,21 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         KeyError: There is no such object.
     """
     covered, extension = _parsed(name)
-    destination = folder.rpartition("/")[0]
-    claim = read_claim(store, destination, _partition_of(folder), covered.first)
+    claim = read_promise(store, folder, covered)
     try:
         with store.open(f"{folder}/{name}") as file:
             size_bytes = file.seek(0, 2)
             file.seek(0)
-            report = _Check(name, covered, _partition_of(folder), size_bytes)
-            if extension == NATIVE:
-                found = report.native(file, deep=deep, compacted=compacted or claim is not None)
-            elif extension == PARQUET:
+            report = _Check(name, covered, _partition_of(folder), size_bytes, copy)
+            if extension == PARQUET:
                 found = report.parquet(file, deep=deep)
             else:
-                found = report.ndjson(file, deep=deep, utf8=utf8)
+                whole = _tee(file, copy.take_bytes) if copy else file
+                if extension == NATIVE:
+                    may_be_short = compacted or claim is not None
+                    found = report.native(whole, deep=deep, compacted=may_be_short)
+                else:
+                    found = report.ndjson(whole, deep=deep, utf8=utf8)
     except LogmirrorError as error:
         raise error.add_facts(name=name) from None
     except OSError as error:
@@ -174,11 +195,19 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
 class _Check:
     """The checks of one object, by format."""
 
-    def __init__(self, name: str, covered: OffsetRange, partition: int, size_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        covered: OffsetRange,
+        partition: int,
+        size_bytes: int,
+        copy: Copy | None,
+    ) -> None:
         self._name = name
         self._covered = covered
         self._partition = partition
         self._size_bytes = size_bytes
+        self._copy = copy
         self._topic: str | None = None
 
     def _report(
@@ -254,6 +283,8 @@ class _Check:
                 self._topic = batch.column("topic")[0].as_py()
             self._expect_everywhere(batch, "topic", self._topic)
             digest.update_arrow(batch)
+            if self._copy:
+                self._copy.take_rows(batch)
         return walk.record_count, digest.hexdigest()
 
     def _expect_everywhere(self, batch: Any, column: str, expected: object) -> None:  # noqa: ANN401  # pyarrow has no types
@@ -285,6 +316,26 @@ def _compare_with_claim(report: ObjectReport, claim: Claim) -> None:
                 found=found,
                 claimed_by=claim.writer,
             )
+
+
+class _Tee(io.RawIOBase):
+    """A file whose bytes also go elsewhere as they are read."""
+
+    def __init__(self, file: BinaryIO, take: Callable[[memoryview], None]) -> None:
+        self._file, self._take = file, take
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        with memoryview(buffer).cast("B") as view:
+            got: int = self._file.readinto(view)  # type: ignore[attr-defined]  # typeshed lacks it
+            self._take(view[:got])
+        return got
+
+
+def _tee(file: BinaryIO, take: Callable[[memoryview], None]) -> BinaryIO:
+    return io.BufferedReader(_Tee(file, take), _READ_BYTES)
 
 
 def _parsed(name: str) -> tuple[OffsetRange, str]:

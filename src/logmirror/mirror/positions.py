@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
+from logmirror.archive.compactions import resolve, settled
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
+    from logmirror.archive.cover import Cover
     from logmirror.mirror.ports import ChainStart, FlowId, SourceView
-    from logmirror.stores.base import BlobStore
+    from logmirror.stores.base import BlobStore, Tail
 
 
 def chain_position(
@@ -26,9 +27,12 @@ def chain_position(
         CorruptionError: The names are not one unbroken chain, as far as the store shows them: where
             there are very many, the last of them.
     """
-    tail = store.tail(flow.folder)
-    start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
-    return chain(tail.names, extension=extension, start=start).next_offset
+
+    def judge(tail: Tail) -> Cover:
+        start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
+        return resolve(store, flow.folder, tail.names, extension=extension, start=start)
+
+    return settled(lambda: store.tail(flow.folder), judge).next_offset
 
 
 def checked_position(store: BlobStore, flow: FlowId, found: int | None, source: SourceView) -> int:

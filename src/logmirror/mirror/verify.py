@@ -7,12 +7,13 @@ the source serves now, by the same code that wrote it, over the same range.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from logmirror.archive.chain import chain
+from logmirror.archive.compactions import links_from, read_cover
 from logmirror.archive.reader import check_object
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.wire.columns import ContentDigest
@@ -47,6 +48,9 @@ class FlowReport:
     gone: int = 0
     """Objects that cannot be compared: the source no longer has all of their records."""
 
+    unfinished: tuple[OffsetRange, ...] = ()
+    """Merged objects beside which some that they replace still lie; `compact` deletes those."""
+
     problems: list[dict[str, object]] = field(default_factory=list)
     """Kind, message, hint and facts of each; empty means proven as far as was asked."""
 
@@ -69,13 +73,14 @@ def verify_names(
     report = FlowReport(flow=flow)
     start = None if chain_start == "earliest" else chain_start or 0
     try:
-        found = chain(store.names(flow.folder), extension=extension, start=start)
+        found = read_cover(store, flow.folder, extension=extension, start=start)
     except CorruptionError as error:
         report.add_problem(error)
         return report, ()
     report.objects = len(found.links)
     report.first = found.links[0].first if found.links else None
     report.next_offset = found.next_offset
+    report.unfinished = tuple(around.covered for around in found.replaced)
     return report, found.links
 
 
@@ -93,8 +98,10 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     `compacted` lets a native object end before its name says, as one does whose last offsets were
     compacted away at the source.
     """
-    records = holes = 0
-    for link in links:
+    counts: dict[Link, tuple[int, int]] = {}
+    waiting = deque(links)
+    while waiting:
+        link = waiting.popleft()
         try:
             found = check_object(
                 store,
@@ -104,16 +111,26 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
                 utf8=archive.encoding == "utf8",
                 compacted=compacted,
             )
+        except KeyError:
+            # A compaction has replaced it, and perhaps others that were read before it.
+            try:
+                waiting = deque(
+                    links_from(store, report.flow.folder, link.first, archive.extension)
+                )
+            except CorruptionError as error:
+                report.add_problem(error)
+            else:
+                counts = {done: n for done, n in counts.items() if done.last < waiting[0].first}
+            continue
         except LogmirrorError as error:
             report.add_problem(error)
         else:
-            count = found.record_count or 0
-            records += count
-            holes += link.covered.offset_count - count
-            report.object_bytes += found.size_bytes
+            counts[link] = found.record_count or 0, found.size_bytes
             yield link, found.digest or ""
         on_object()
-    report.record_count, report.hole_offsets = records, holes
+    report.record_count = sum(count for count, _ in counts.values())
+    report.hole_offsets = sum(link.covered.offset_count for link in counts) - report.record_count
+    report.object_bytes = sum(size_bytes for _, size_bytes in counts.values())
 
 
 def compare_with_source(  # noqa: PLR0913  # what to compare, and the two sides of it
