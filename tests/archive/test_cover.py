@@ -68,7 +68,7 @@ def test_a_lost_object_that_nothing_replaces_is_an_error(links, data):
     lost = data.draw(st.integers(0, len(links) - 2))
     listed = [one.name for one in links if one is not links[lost]]
 
-    with pytest.raises(CorruptionError, match="gap in the chain|does not begin where"):
+    with pytest.raises(CorruptionError, match=r"gap in the chain|does not begin where"):
         cover(listed, extension=EXT, start=links[0].first)
 
 
