@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from logmirror.cluster.properties import property_problems
+from logmirror.compaction_text import parse_bytes, row_json, rows_table
 from logmirror.config import ConfigError, Settings, json_schema, load
 from logmirror.errors import LogmirrorError, UsageError
 
@@ -197,6 +198,44 @@ def verify(
 
 
 @app.command()
+def compact(  # noqa: PLR0913  # one parameter for each option
+    config: ConfigOption,
+    *,
+    target_bytes: Annotated[
+        int, typer.Option(parser=parse_bytes, metavar="SIZE", help="Of a merged object, at most.")
+    ] = "256MiB",  # type: ignore[assignment]  # the text that the parser reads
+    min_objects: Annotated[
+        int, typer.Option(min=2, help="Fewer small objects beside each other are left alone.")
+    ] = 8,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; show what would be merged now.")
+    ] = False,
+    mirror: MirrorOption = None,
+    output: FormatOption = "table",
+) -> None:
+    """Merge small objects of archives into large ones, while mirrors and readers go on.
+
+    Finishes what an earlier one that was interrupted has begun. Exit code 65, and nothing deleted,
+    if an object is damaged.
+    """
+    from logmirror import compaction  # noqa: PLC0415  # only this command needs it
+
+    rows = compaction.compact_archives(
+        _load(config, mirror),
+        target_bytes=target_bytes,
+        min_objects=min_objects,
+        dry_run=dry_run,
+    )
+    if output == "json":
+        typer.echo(json.dumps([row_json(row) for row in rows], indent=2))
+    else:
+        _stdout().print(rows_table(rows))
+    for row in rows:
+        if row.error:
+            raise typer.Exit(row.error.exit_code)
+
+
+@app.command()
 def broker(  # one parameter for each option
     *,
     log_dir: Annotated[
@@ -274,11 +313,17 @@ app.add_typer(policy, name="policy")
 
 
 @policy.command("print")
-def policy_print(config: ConfigOption) -> None:
+def policy_print(
+    config: ConfigOption,
+    *,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="For `logmirror compact`, which deletes objects.")
+    ] = False,
+) -> None:
     """Print the least IAM policies for the buckets of a configuration."""
     from logmirror import wiring  # noqa: PLC0415  # only such commands need it
 
-    found = wiring.s3_policies(_load(config))
+    found = wiring.s3_policies(_load(config), compacts=compact)
     if not found:
         raise UsageError("the configuration has no destination of type s3")
     typer.echo(json.dumps(found, indent=2))
@@ -375,6 +420,7 @@ def _report_json(report: FlowReport) -> dict[str, object]:
         "bytes": report.object_bytes,
         "compared_with_source": report.compared,
         "gone_at_source": report.gone,
+        "unfinished_compactions": [[covered.first, covered.last] for covered in report.unfinished],
         "problems": report.problems,
     }
 
@@ -397,6 +443,9 @@ def _print_reports(reports: list[FlowReport], *, deep: bool, against_source: boo
     out = _stdout()
     out.print(table)
     for report in reports:
+        for covered in report.unfinished:
+            what = f"compaction of {covered.first}..{covered.last} unfinished"
+            out.print(f"{report.flow}: {what}: run `logmirror compact`", markup=False)
         for problem in report.problems:
             out.print(f"{report.flow}: {problem['kind']}: {problem['message']}", markup=False)
             out.print(f"  {problem['facts']}", markup=False)

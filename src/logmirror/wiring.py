@@ -129,14 +129,15 @@ def _identity(credentials: S3Credentials) -> S3Identity:
     )
 
 
-def s3_policies(settings: Settings) -> dict[str, dict[str, object]]:
+def s3_policies(settings: Settings, *, compacts: bool = False) -> dict[str, dict[str, object]]:
     """The least that each identity of the configuration must be allowed; see `s3_policy`."""
-    return policies(
+    locations = [
         written.location
         for spec in mirror_specs(settings)
         for _, written in spec.destinations
         if isinstance(written, ArchiveSpec) and isinstance(written.location, S3Location)
-    )
+    ]
+    return policies(locations, compacts=compacts)
 
 
 class Clients:

@@ -34,7 +34,7 @@ EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjso
 
 _COMMAND: Final = (sys.executable, "-m", "logmirror")
 _MARK: Final = "LOGMIRROR_TEST_MARK"
-_LOOKS: Final = ("status", "validate", "verify")
+_LOOKS: Final = ("compact", "status", "validate", "verify")
 """Commands that need nothing but Python: they are forked from a process that has it loaded."""
 
 

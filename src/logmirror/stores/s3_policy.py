@@ -1,6 +1,7 @@
 """The least that an archiver may be allowed: IAM policies of the identities that S3 locations name.
 
-Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Nobody deletes.
+Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Nobody deletes, but
+for `logmirror compact`.
 """
 
 from __future__ import annotations
@@ -16,24 +17,28 @@ VERSION: Final = "2012-10-17"
 """Of the policy language."""
 
 
-def policies(locations: Iterable[S3Location]) -> dict[str, dict[str, object]]:
+def policies(
+    locations: Iterable[S3Location], *, compacts: bool = False
+) -> dict[str, dict[str, object]]:
     """A policy for each identity, by what it does: `archiver`, or `writer` and `reader`.
 
-    Identities of the same kind share one policy, for all their locations.
+    Identities of the same kind share one policy, for all their locations. `compacts`: whoever
+    writes may also delete, as `logmirror compact` does.
     """
     found: dict[str, list[dict[str, object]]] = {}
     for location in dict.fromkeys(locations):
         if location.write == location.read:
             statements = found.setdefault("archiver", [])
-            statements += [*_writing(location), *_reading(location)]
+            statements += [*_writing(location, compacts=compacts), *_reading(location)]
         else:
-            found.setdefault("writer", []).extend(_writing(location))
+            found.setdefault("writer", []).extend(_writing(location, compacts=compacts))
             found.setdefault("reader", []).extend(_reading(location))
     return {role: {"Version": VERSION, "Statement": told} for role, told in found.items()}
 
 
-def _writing(location: S3Location) -> list[dict[str, object]]:
+def _writing(location: S3Location, *, compacts: bool) -> list[dict[str, object]]:
     actions = ["s3:PutObject", "s3:AbortMultipartUpload"]
+    actions += ["s3:DeleteObject"] if compacts else []
     return [_allow(actions, _objects(location)), *_key(location, "kms:GenerateDataKey")]
 
 
