@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -382,7 +383,7 @@ def _print_checks(rows: list[CheckRow]) -> None:
     table = _table("MIRROR", "DESTINATION", "", "WHAT", "FOUND", "TO DO")
     for row in rows:
         cells = (row.mirror, row.destination or "(source)", row.severity, row.what)
-        table.add_row(*cells, row.found, row.advice)
+        table.add_row(*cells, escape(row.found), escape(row.advice))
     _stdout().print(table)
 
 
@@ -401,7 +402,7 @@ def _print_status(rows: list[StatusRow]) -> None:
             flow.topic,
             partition,
             *numbers,
-            str(row.error) if row.error else "",
+            escape(str(row.error)) if row.error else "",
         )
     _stdout().print(table)
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -53,6 +54,6 @@ def rows_table(rows: Iterable[CompactRow]) -> Table:
         cells = [str(n) for n in (*numbers, done.bytes_before, done.bytes_after)]
         if row.error:
             cells = ["-"] * len(cells)
-        error = f"{row.error} {row.error.hint}" if row.error else ""
+        error = escape(f"{row.error}: {row.error.hint}") if row.error else ""
         table.add_row(flow.mirror, flow.destination, str(flow.partition), *cells, error)
     return table
