@@ -479,13 +479,13 @@ def test_a_reader_whose_object_is_gone_finds_what_replaces_it():
     old = read_cover(store, FOLDER, extension="batches", start=0).links
     run(store, "batches")
 
-    rest = links_from(store, FOLDER, old[1].first, "batches")
+    rest = links_from(store, FOLDER, old[1], "batches")
 
     assert rest[0].first <= old[1].first <= rest[0].last
     assert rest[-1] == old[-1]
     del store.objects[f"{FOLDER}/{rest[0].name}"]
     with pytest.raises(CorruptionError, match="nothing replaces it"):
-        links_from(store, FOLDER, old[1].first, "batches")
+        links_from(store, FOLDER, old[1], "batches")
 
 
 def test_a_plan_changes_nothing():

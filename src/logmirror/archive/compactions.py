@@ -307,22 +307,19 @@ class _Records:
         return own.digest
 
 
-def links_from(store: BlobStore, folder: str, offset: int, extension: str) -> tuple[Link, ...]:
-    """The chain as it is now, from the object on that holds an offset.
-
-    For a reader that finds an object of an older listing gone.
+def links_from(store: BlobStore, folder: str, gone: Link, extension: str) -> tuple[Link, ...]:
+    """The chain as it is now, from the object on that replaces one of an older listing.
 
     Raises:
-        CorruptionError: Nothing holds the offset, or there is no valid cover.
+        CorruptionError: Nothing replaces it, or there is no valid cover.
     """
     links = read_cover(store, folder, extension=extension, start=None).links
-    rest = tuple(link for link in links if link.last >= offset)
-    if not rest or rest[0].first > offset:
+    rest = tuple(link for link in links if link.last >= gone.first)
+    if not rest or rest[0].first > gone.first or rest[0] == gone:
         raise CorruptionError(
             "the object is gone since it was listed, and nothing replaces it",
             hint="delete nothing; run `logmirror verify` and compare with the source",
-            folder=folder,
-            offset=offset,
+            name=gone.name,
         )
     return rest
 

@@ -114,13 +114,12 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
         except KeyError:
             # A compaction has replaced it, and perhaps others that were read before it.
             try:
-                waiting = deque(
-                    links_from(store, report.flow.folder, link.first, archive.extension)
-                )
+                now = links_from(store, report.flow.folder, link, archive.extension)
             except CorruptionError as error:
                 report.add_problem(error)
             else:
-                counts = {done: n for done, n in counts.items() if done.last < waiting[0].first}
+                waiting = deque(now)
+                counts = {done: n for done, n in counts.items() if done.last < now[0].first}
             continue
         except LogmirrorError as error:
             report.add_problem(error)
