@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from logmirror.cluster.properties import property_problems
+from logmirror.compaction_text import parse_bytes, row_json, rows_table
 from logmirror.config import ConfigError, Settings, json_schema, load
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.knobs import read_knobs
 from logmirror.log_lines import log_to_stderr
+from logmirror.proof_text import print_reports, report_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from logmirror.inspection import CheckRow, StatusRow
-    from logmirror.mirror.verify import FlowReport
-
-_RUNS_SHOWN: Final = 8
-"""Holes of one flow in a table of `verify`."""
 
 _UNBROKEN: Final = 1000
 """Columns of a table that goes to a file or a pipe: no cell is cut."""
@@ -200,11 +199,51 @@ def verify(
             on_object=lambda: progress.advance(task),
         )
     if output == "json":
-        typer.echo(json.dumps([_report_json(report) for report in reports], indent=2))
+        typer.echo(json.dumps([report_json(report) for report in reports], indent=2))
     else:
-        _print_reports(reports, deep=deep or against_source, against_source=against_source)
+        print_reports(
+            _stdout(), reports, deep=deep or against_source, against_source=against_source
+        )
     if any(report.problems for report in reports):
         raise typer.Exit(65)
+
+
+@app.command()
+def compact(  # noqa: PLR0913  # one parameter for each option
+    config: ConfigOption,
+    *,
+    target_bytes: Annotated[
+        int, typer.Option(parser=parse_bytes, metavar="SIZE", help="Of a merged object, at most.")
+    ] = "256MiB",  # type: ignore[assignment]  # the text that the parser reads
+    min_objects: Annotated[
+        int, typer.Option(min=2, help="Fewer small objects beside each other are left alone.")
+    ] = 8,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; show what would be merged now.")
+    ] = False,
+    mirror: MirrorOption = None,
+    output: FormatOption = "table",
+) -> None:
+    """Merge small objects of archives into large ones, while mirrors and readers go on.
+
+    Finishes what an earlier one that was interrupted has begun. Exit code 65, and nothing deleted,
+    if an object is damaged.
+    """
+    from logmirror import compaction  # noqa: PLC0415  # only this command needs it
+
+    rows = compaction.compact_archives(
+        _load(config, mirror),
+        target_bytes=target_bytes,
+        min_objects=min_objects,
+        dry_run=dry_run,
+    )
+    if output == "json":
+        typer.echo(json.dumps([row_json(row) for row in rows], indent=2))
+    else:
+        _stdout().print(rows_table(rows))
+    for row in rows:
+        if row.error:
+            raise typer.Exit(row.error.exit_code)
 
 
 @app.command()
@@ -285,11 +324,17 @@ app.add_typer(policy, name="policy")
 
 
 @policy.command("print")
-def policy_print(config: ConfigOption) -> None:
+def policy_print(
+    config: ConfigOption,
+    *,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="For `logmirror compact`, which deletes objects.")
+    ] = False,
+) -> None:
     """Print the least IAM policies for the buckets of a configuration."""
     from logmirror import wiring  # noqa: PLC0415  # only such commands need it
 
-    found = wiring.s3_policies(_load(config))
+    found = wiring.s3_policies(_load(config), compacts=compact)
     if not found:
         raise UsageError("the configuration has no destination of type s3")
     typer.echo(json.dumps(found, indent=2))
@@ -350,7 +395,7 @@ def _print_checks(rows: list[CheckRow]) -> None:
     table = _table("MIRROR", "DESTINATION", "", "WHAT", "FOUND", "TO DO")
     for row in rows:
         cells = (row.mirror, row.destination or "(source)", row.severity, row.what)
-        table.add_row(*cells, row.found, row.advice)
+        table.add_row(*cells, escape(row.found), escape(row.advice))
     _stdout().print(table)
 
 
@@ -369,85 +414,13 @@ def _print_status(rows: list[StatusRow]) -> None:
             flow.topic,
             partition,
             *numbers,
-            str(row.error or ("degraded fencing" if row.is_fencing_degraded else "")),
+            escape(str(row.error)) if row.error else _fencing(row),
         )
     _stdout().print(table)
 
 
-def _report_json(report: FlowReport) -> dict[str, object]:
-    return {
-        "mirror": report.flow.mirror,
-        "destination": report.flow.destination,
-        "topic": report.flow.topic,
-        "partition": report.flow.partition,
-        "objects": report.objects,
-        "first": report.first,
-        "next_offset": report.next_offset,
-        "records": report.record_count,
-        "hole_offsets": report.hole_offsets,
-        "holes": {cause.value: n for cause, n in sorted(report.hole_counts.items()) if n},
-        "hole_runs": [[run.first, run.last, run.cause.value] for run in report.hole_runs],
-        "bytes": report.object_bytes,
-        "unwitnessed": report.unwitnessed,
-        "compared_with_source": report.compared,
-        "gone_at_source": report.gone,
-        "compacted_since": report.compacted_since,
-        "claimed": [report.claimed.first, report.claimed.last] if report.claimed else None,
-        "problems": report.problems,
-    }
-
-
-def _print_reports(reports: list[FlowReport], *, deep: bool, against_source: bool) -> None:
-    table = _table("MIRROR", "DESTINATION", "PARTITION")
-    titles = ["OBJECTS", "FROM", "NEXT"]
-    titles += ["RECORDS", "HOLES", "BYTES"] if deep else []
-    titles += ["= SOURCE", "GONE", "COMPACTED SINCE"] if against_source else []
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("VERDICT", no_wrap=True)
-    for r in reports:
-        numbers: list[object] = [r.objects, r.first, r.next_offset]
-        numbers += [r.record_count, r.hole_offsets, r.object_bytes] if deep else []
-        numbers += [r.compared, r.gone, r.compacted_since] if against_source else []
-        verdict = f"{len(r.problems)} PROBLEM(S)" if r.problems else "ok"
-        cells = ["-" if n is None else str(n) for n in numbers]
-        table.add_row(r.flow.mirror, r.flow.destination, str(r.flow.partition), *cells, verdict)
-    out = _stdout()
-    out.print(table)
-    for report in reports:
-        for line in _notes(report):
-            out.print(f"{report.flow}: {line}", markup=False)
-        for problem in report.problems:
-            out.print(f"{report.flow}: {problem['kind']}: {problem['message']}", markup=False)
-            out.print(f"  {problem['facts']}", markup=False)
-            if problem["hint"]:
-                out.print(f"  hint: {problem['hint']}", markup=False)
-
-
-def _notes(report: FlowReport) -> Iterator[str]:
-    """What a proof found that is no problem: holes, and a claim that waits for its object."""
-    counts = [f"{count} {cause}" for cause, count in sorted(report.hole_counts.items()) if count]
-    if counts:
-        yield f"offsets without a record: {', '.join(counts)}"
-        runs = report.hole_runs
-        shown = [
-            f"{run.first}{f'-{run.last}' if run.last > run.first else ''} {run.cause}"
-            for run in runs[:_RUNS_SHOWN]
-        ]
-        left = len(runs) - len(shown)
-        more = f", and {left} more runs (--format json has them)" if left else ""
-        if shown:
-            yield f"  at {', '.join(shown)}{more}"
-    if report.unwitnessed:
-        yield (
-            f"{report.unwitnessed} objects have no claim that tells their digest: a changed byte "
-            "that still makes sense is seen only with --against-source"
-        )
-    if report.claimed:
-        yield (
-            f"{report.claimed.first}-{report.claimed.last} is claimed and has no object yet: a "
-            "writer is at it, or the next run writes it"
-        )
+def _fencing(row: StatusRow) -> str:
+    return "degraded fencing" if row.is_fencing_degraded else ""
 
 
 def _table(*titles: str) -> Table:

@@ -40,6 +40,11 @@ POINTS: Final = (
     "translate.sent",  # executor: its records are on their way
     "translate.noted",  # executor: progress is written beside them, nothing is decided
     "translate.committed",  # executor: the transaction is committed, nobody told
+    "compact.staged",  # compact: merged object durable, nothing says so
+    "compact.recorded",  # compact: its record is there, it is not
+    "compact.published",  # compact: it stands beside its parts
+    "compact.proven",  # compact: it was read back, nothing is deleted
+    "compact.deleted",  # compact: one more of its parts is deleted
     "commit.received",  # driver: receipts here, not checked
     "commit.done",  # driver: verified position advanced
 )

@@ -86,6 +86,10 @@ class MemoryStore:
             sorted(name for parent, _, name in found if parent == folder and name[0] != ".")
         )
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """See `BlobStore.sizes`."""
+        return {name: len(self.objects[f"{folder}/{name}"]) for name in self.names(folder)}
+
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
         self.before("folders", folder)

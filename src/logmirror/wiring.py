@@ -141,7 +141,7 @@ def _identity(credentials: S3Credentials) -> S3Identity:
     )
 
 
-def s3_policies(settings: Settings) -> dict[str, dict[str, object]]:
+def s3_policies(settings: Settings, *, compacts: bool = False) -> dict[str, dict[str, object]]:
     """The least that each identity of the configuration must be allowed; see `s3_policy`."""
     written = [
         (archive.location, name, archive.keep_snapshots is not None)
@@ -150,7 +150,8 @@ def s3_policies(settings: Settings) -> dict[str, dict[str, object]]:
         if isinstance(archive, ArchiveSpec) and isinstance(archive.location, S3Location)
     ]
     pruned = [(location, name) for location, name, prunes in written if prunes]
-    return policies((location for location, _, _ in written), pruned)
+    locations = [location for location, _, _ in written]
+    return policies(locations, pruned, compacts=compacts)
 
 
 class Clients:

@@ -248,3 +248,17 @@ def test_native_is_the_bytes_that_came():
 @pytest.mark.parametrize("extension", ["batches", "parquet", "ndjson"])
 def test_the_same_records_make_the_same_object(extension):
     assert make_object(extension, RECORDS) == make_object(extension, RECORDS)
+
+
+def test_rows_copied_from_another_object_make_the_same_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(envelope, "ROW_GROUP_BYTES", 3000)
+    path = tmp_path / "x.parquet"
+    whole = encode_parquet(RECORDS, path).data
+    for size in (1, 7, 1000):
+        target = Target()
+        encoder = ParquetEncoder(target, topic="", partition=0)
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=size):
+            encoder.append_arrow(batch)
+        encoder.finish({"a": "b"})
+
+        assert target.data == whole

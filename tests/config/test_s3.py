@@ -195,3 +195,18 @@ def test_the_least_policies_never_let_anybody_delete():
     assert actions["archiver"] == actions["writer"] | actions["reader"]
     resources = {s["Resource"] for s in found["archiver"]["Statement"]}
     assert resources == {"arn:aws:s3:::archive", "arn:aws:s3:::archive/p/*"}
+
+
+def test_who_compacts_may_delete_objects_and_who_reads_may_not():
+    keys, other = ({"access-key-id": k, "secret-access-key": "s"} for k in "ko")
+    settings = settings_of(
+        mirror("a", destinations=[bucket(prefix="p", credentials={"write": keys, "read": other})])
+    )
+
+    found = s3_policies(settings, compacts=True)
+
+    actions = {role: {a for s in p["Statement"] for a in s["Action"]} for role, p in found.items()}
+    assert actions["writer"] == {"s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"}
+    assert "Delete" not in str(found["reader"])
+    (deleting,) = [s for s in found["writer"]["Statement"] if "s3:DeleteObject" in s["Action"]]
+    assert deleting["Resource"] == "arn:aws:s3:::archive/p/*"

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(900)]
 
-POINTS = [p for p in ALL_POINTS if p.split(".")[0] not in {"head", "hole", "produce", "translate"}]
+POINTS = [
+    p
+    for p in ALL_POINTS
+    if p.split(".")[0] not in {"head", "hole", "produce", "translate", "compact"}
+]
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 4
 """For each format."""

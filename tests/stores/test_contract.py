@@ -148,6 +148,26 @@ def test_names_are_those_directly_in_the_folder(store):
     assert list(store.names(".private/claims")) == ["x"]
 
 
+def test_sizes_are_those_of_the_names(store):
+    for name in ["f/b", "f/a", "f.b/c", "f/.hidden"]:
+        store.create(name, name.encode() * 3)
+    assert store.sizes("f") == {"a": 9, "b": 9}
+    assert list(store.sizes("f")) == ["a", "b"]
+    assert store.sizes("nowhere") == {}
+
+
+def test_an_object_deleted_while_it_is_open_is_whole_or_a_key_error(store):
+    data = bytes(range(256)) * 50_000
+    store.create("f/a", data)
+    with store.open("f/a") as file:
+        store.delete("f/a")
+        try:
+            found = file.read()
+        except KeyError:
+            found = data
+        assert found == data
+
+
 def test_dot_names_are_not_listed(store):
     store.create("f/.hidden", b"")
     assert list(store.names("f")) == []

@@ -53,7 +53,8 @@ class _Listed:
         prefix, after = arguments["Prefix"], arguments.get("StartAfter", "")
         found = [f"{prefix}{name}" for name in self.names if f"{prefix}{name}" > after]
         page = found[: arguments["MaxKeys"]]
-        return {"Contents": [{"Key": key} for key in page], "IsTruncated": len(found) > len(page)}
+        contents = [{"Key": key, "Size": 1} for key in page]
+        return {"Contents": contents, "IsTruncated": len(found) > len(page)}
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(0, 2**40))

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 
-from logmirror.archive.claims import read_claim, read_rewrites
+from logmirror.archive.claims import read_rewrites
+from logmirror.archive.compactions import read_promise
 from logmirror.archive.hole_facts import (
     Causes,
     HoleFacts,
     HoleWalk,
-    Runs,
     Witness,
     by_cause,
     check_listed,
@@ -30,14 +30,13 @@ from logmirror.archive.hole_facts import (
 )
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
+from logmirror.archive.native import native_batches, native_rows, seen_holes, tee
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.archive.parquet import checked_file, open_parquet, read_parquet
 from logmirror.archive.snapshots import check_sorted
-from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError, UsageError
-from logmirror.model import HoleCause
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, BatchScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from logmirror.archive.claims import Claim
     from logmirror.model import OffsetRange
     from logmirror.stores.base import BlobStore
-    from logmirror.wire.scan import Batches
 
 _READ_BYTES: Final = 4 << 20
 _NO_OFFSETS: Final = np.empty(0, np.int64)
@@ -80,6 +78,18 @@ class ObjectReport:
 
     is_witnessed: bool = False
     """Footer or claim say what digest the content must have."""
+
+
+class Copy(Protocol):
+    """Takes what a check reads, as it is read; sound only if the check ends without an error."""
+
+    def take_bytes(self, data: memoryview) -> None:
+        """The object's bytes, in order, all of them; not those of Parquet. Valid in the call."""
+        ...
+
+    def take_rows(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """The object's rows, in order, of `wire.columns.SCHEMA`; not those of native objects."""
+        ...
 
 
 class _Walk:
@@ -137,7 +147,7 @@ def iterate(
     covered, extension = _parsed(name)
     with store.open(f"{folder}/{name}") as file:
         if extension == NATIVE:
-            yield from _native_rows(file, name, covered, topic, _partition_of(folder))
+            yield from native_rows(file, name, covered, topic, _partition_of(folder))
         elif extension == PARQUET:
             yield from read_parquet(open_parquet(file, name), name)
         else:
@@ -153,8 +163,11 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     utf8: bool = False,
     topic: str = "",
     compacted: bool = False,
+    copy: Copy | None = None,
 ) -> ObjectReport:
-    """Check one object against its format, its name, and its claim if that is still kept.
+    """Check one object against its format, its name, and what was promised for it, if that is kept.
+
+    That is its claim, or the record of the compaction that made it.
 
     Args:
         store: Where it lies.
@@ -165,6 +178,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         utf8: NDJSON keys and values are text.
         topic: Whose records they must be; empty: of one topic, whichever it is.
         compacted: The topic's log may lack offsets at the end of the object without a trace in it.
+        copy: Gets what is read; only with `deep`.
 
     Raises:
         CorruptionError: The object is not what it should be. Facts: `name` and what was found.
@@ -173,17 +187,25 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         KeyError: There is no such object.
     """
     covered, _ = _parsed(name)
-    where = folder.rpartition("/")[0], _partition_of(folder), covered.first
-    claim = read_claim(store, *where)
-    options = _Options(deep=deep, utf8=utf8, topic=topic, compacted=compacted)
-    try:
+    claim = read_promise(store, folder, covered)
+    options = _Options(deep=deep, utf8=utf8, topic=topic, compacted=compacted, copy=copy)
+    if claim is None or not claim.rewritable:
         return _check_with(store, folder, name, claim, options)
+    witness, found = _rewritten(store, folder, name, claim, options._replace(copy=None))
+    return _check_with(store, folder, name, witness, options) if copy else found
+
+
+def _rewritten(
+    store: BlobStore, folder: str, name: str, claim: Claim, options: _Options
+) -> tuple[Claim, ObjectReport]:
+    """Check an object whose range was claimed; whoever finished the range may have said more."""
+    try:
+        return claim, _check_with(store, folder, name, claim, options)
     except CorruptionError:
-        if claim is None or not claim.rewritable:
-            raise
-        for rewrite in read_rewrites(store, *where):  # whoever finished the range said so
+        destination, first = folder.rpartition("/")[0], claim.covered.first
+        for rewrite in read_rewrites(store, destination, claim.partition, first):
             with contextlib.suppress(CorruptionError):
-                return _check_with(store, folder, name, rewrite, options)
+                return rewrite, _check_with(store, folder, name, rewrite, options)
         raise
 
 
@@ -194,6 +216,7 @@ class _Options(NamedTuple):
     utf8: bool
     topic: str
     compacted: bool
+    copy: Copy | None
 
 
 def _check_with(
@@ -204,13 +227,14 @@ def _check_with(
         with store.open(f"{folder}/{name}") as file:
             size_bytes = file.seek(0, 2)
             file.seek(0)
-            check = _Check(name, covered, _partition_of(folder), size_bytes, claim, options.topic)
+            check = _Check(name, covered, _partition_of(folder), size_bytes, claim, options)
+            whole = tee(file, options.copy.take_bytes) if options.copy else file
             if extension == NATIVE:
-                found = check.native(file, deep=options.deep, compacted=options.compacted)
+                found = check.native(whole, deep=options.deep, compacted=options.compacted)
             elif extension == PARQUET:
                 found = check.parquet(file, deep=options.deep)
             else:
-                found = check.ndjson(file, deep=options.deep, utf8=options.utf8)
+                found = check.ndjson(whole, deep=options.deep, utf8=options.utf8)
             if claim is not None:
                 check.compare_with_claim(found, claim)
     except LogmirrorError as error:
@@ -235,14 +259,15 @@ class _Check:
         partition: int,
         size_bytes: int,
         claim: Claim | None,
-        topic: str,
+        options: _Options,
     ) -> None:
         self._name = name
         self._covered = covered
         self._partition = partition
         self._size_bytes = size_bytes
         self._claim = claim
-        self._topic = topic or None
+        self._copy = options.copy
+        self._topic = options.topic or None
 
     def _report(
         self,
@@ -280,7 +305,7 @@ class _Check:
         digest, decoder = xxhash.xxh3_128(), RecordDecoder()
         walk = _Walk(self._name, self._covered)
         reached, lowest = self._covered.first - 1, None
-        for view, batches in _native_batches(file, self._name):
+        for view, batches in native_batches(file, self._name):
             digest.update(view[: batches.consumed_bytes])
             base, last = int(batches.base_offsets[0]), int(batches.last_offsets[0])
             # The first batch may begin before the range: then the copy began in the middle of it.
@@ -381,6 +406,8 @@ class _Check:
                 self._topic = batch.column("topic")[0].as_py()
             self._expect_everywhere(batch, "topic", self._topic)
             digest.update_arrow(batch)
+            if self._copy:
+                self._copy.take_rows(batch)
         holes = walk.holes.finish(listed)
         check_listed(listed, holes, name=self._name)
         return walk.record_count, digest.hexdigest(), holes
@@ -429,72 +456,5 @@ def _parsed(name: str) -> tuple[OffsetRange, str]:
     return parsed
 
 
-def seen_holes(batches: Batches, first: int, *, aborted: bool = False) -> Causes:
-    """The holes that batches show from offset `first` on: markers, aborted ones if asked."""
-    kinds = {HoleCause.CONTROL: KIND_CONTROL}
-    if aborted:
-        kinds[HoleCause.ABORTED] = KIND_ABORTED
-    found = {}
-    for cause, kind in kinds.items():
-        is_kind = (batches.kinds == kind) & (batches.last_offsets >= first)
-        if is_kind.any():
-            firsts = np.maximum(batches.base_offsets[is_kind], first)
-            found[cause] = Runs(firsts, batches.last_offsets[is_kind].copy())
-    return found
-
-
 def _partition_of(folder: str) -> int:
     return int(folder.rpartition("/")[2])
-
-
-def _native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Batches]]:
-    """Yield runs of whole batches, each with the bytes it was scanned from."""
-    scanner, buffer = BatchScanner(), np.empty(_READ_BYTES, np.uint8).data
-    filled = position = 0
-    while True:
-        got = _fill(file, buffer, filled)
-        if got == 0 and filled == 0:
-            return
-        try:
-            batches = scanner.scan(buffer, filled + got)
-        except UsageError as error:  # what is advice for a source is damage in an object
-            raise CorruptionError(
-                "not record batches of format 2", name=name, found=error.facts.get("magic")
-            ) from error
-        if batches.count:
-            yield buffer, batches
-        elif got == 0:
-            raise CorruptionError(
-                "the object ends inside a batch",
-                name=name,
-                position=position,
-                expected=batches.needed_bytes,
-                found=filled,
-            )
-        position += batches.consumed_bytes
-        rest = filled + got - batches.consumed_bytes
-        needed = batches.needed_bytes
-        old, filled = buffer[batches.consumed_bytes :][:rest], rest
-        if needed > len(buffer):
-            buffer = np.empty(needed, np.uint8).data
-        buffer[:rest] = bytes(old)
-
-
-def _fill(file: BinaryIO, buffer: memoryview, filled: int) -> int:
-    """Read until the buffer is full or the file ends; returns how many bytes came."""
-    began = filled
-    while filled < len(buffer):
-        got = file.readinto(buffer[filled:])  # type: ignore[attr-defined]  # typeshed lacks it
-        if not got:
-            break
-        filled += got
-    return filled - began
-
-
-def _native_rows(
-    file: BinaryIO, name: str, covered: OffsetRange, topic: str, partition: int
-) -> Iterator[Any]:
-    decoder = RecordDecoder()
-    for view, batches in _native_batches(file, name):
-        for columns in decoder.decode(view, batches, first=covered.first, end=covered.next_offset):
-            yield columns.to_arrow(topic, partition)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import sweep_claims
-from logmirror.errors import CorruptionError, InternalError, LogmirrorError
+from logmirror.errors import InternalError, LogmirrorError
 from logmirror.mirror.ports import ArchiveSpec
 from logmirror.mirror.positions import check_drift, checked_position, read_chain
 from logmirror.mirror.snapshots import begin_snapshots, prune
@@ -124,11 +124,7 @@ class ArchiveCopies:
             since = state.newest
         self._looked[flow] = state.newest
         store = self._open_store(archive.location)
-        try:
-            links = read_chain(store, flow, archive, since=since).links
-        except CorruptionError:
-            # What others change while it is listed may be seen by halves. Once.
-            links = read_chain(store, flow, archive, since=since).links
+        links = read_chain(store, flow, archive, since=since).links
         ends = [links[0].name, links[-1].name] if links else ["", ""]
         if ends == [since, state.newest]:
             return False

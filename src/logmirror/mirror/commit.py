@@ -7,6 +7,7 @@ again from the position.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logmirror import crashpoints
@@ -100,8 +101,12 @@ class Committer:
                 created_ms=self._clock.now_ms(),
             )
             store = self._open_store(work.archive.location)
-            if publish(work, store, receipt.token, claim):
+            published = publish(work, store, receipt.token, claim)
+            if published.peer:
                 self._observer.conflict(work.slice.flow)
+            if published.claimed_by not in {"", work.writer_id}:
+                told = replace(receipt, claimed_by=published.claimed_by)
+                self._observer.overtaken(work.slice.flow, told, covered, work.writer_id)
         elif covered.first != position:
             raise InternalError(
                 "a receipt does not continue the position",

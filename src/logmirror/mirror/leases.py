@@ -159,7 +159,8 @@ class LeaseDesk:
         self._thread.join()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it has enough reasons to wake up
+        # It has enough reasons to wake up, or has seen that we close and is gone.
+        with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
     def _serve(self) -> None:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
+from logmirror.archive.compactions import resolve, settled
 from logmirror.archive.naming import split_name
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
     from logmirror.archive.chain import Chain
+    from logmirror.archive.cover import Cover
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
-    from logmirror.stores.base import BlobStore
+    from logmirror.stores.base import BlobStore, Tail
 
 
 def read_chain(
@@ -26,7 +28,7 @@ def read_chain(
     *,
     chain_start: ChainStart = None,
     since: str = "",
-) -> Chain:
+) -> Chain | Cover:
     """The end of a flow's chain; its `next_offset` is where the destination must be continued.
 
     Args:
@@ -40,15 +42,18 @@ def read_chain(
         CorruptionError: The names are not one unbroken chain, as far as the store shows them: where
             there are very many, the last of them.
     """
-    tail = store.tail(flow.folder, since.partition("-")[0])
-    start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
-    snapshots = archive.compaction is not None
-    return chain(
-        tail.names,
-        extension=archive.extension,
-        start=None if snapshots else start,
-        snapshots=snapshots,
-    )
+    extension = archive.extension
+
+    def look() -> Tail:
+        return store.tail(flow.folder, since.partition("-")[0])
+
+    def judge(tail: Tail) -> Cover:
+        start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
+        return resolve(store, flow.folder, tail.names, extension=extension, start=start)
+
+    if archive.compaction:
+        return chain(look().names, extension=extension, start=None, snapshots=True)
+    return settled(look, judge)
 
 
 def check_drift(flow: FlowId, *, known: str, newest: str) -> None:

@@ -7,11 +7,13 @@ cause. `against_source`: see `verify_source`.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import claims_folder, latest_claim
+from logmirror.archive.compactions import links_from, read_cover
 from logmirror.archive.hole_facts import HoleFacts
 from logmirror.archive.reader import check_object
 from logmirror.errors import CorruptionError, LogmirrorError
@@ -19,7 +21,8 @@ from logmirror.errors import CorruptionError, LogmirrorError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logmirror.archive.chain import Link
+    from logmirror.archive.chain import Chain, Link
+    from logmirror.archive.cover import Cover
     from logmirror.archive.reader import ObjectReport
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId
     from logmirror.model import Hole, HoleCause, OffsetRange
@@ -69,6 +72,9 @@ class FlowReport:
     """A range behind the end that is claimed and not published: a writer is at it or has died, or
     else the newest object is lost. The next run writes it."""
 
+    unfinished: tuple[OffsetRange, ...] = ()
+    """Merged objects beside which some that they replace still lie; `compact` deletes those."""
+
     problems: list[dict[str, object]] = field(default_factory=list)
     """Kind, message, hint and facts of each; empty means proven as far as was asked."""
 
@@ -89,6 +95,41 @@ class FlowReport:
         for cause, count in holes.counts.items():
             self.hole_counts[cause] = self.hole_counts.get(cause, 0) + count
         self.hole_runs += holes.runs[: RUNS_REPORTED - len(self.hole_runs)]
+
+
+class _Totals(NamedTuple):
+    """What a report said of records before an object was added to it."""
+
+    record_count: int | None
+    hole_offsets: int | None
+    hole_counts: dict[HoleCause, int]
+    run_count: int
+    object_bytes: int
+    compared: int
+    gone: int
+    compacted_since: int
+    unwitnessed: int
+
+    @classmethod
+    def of(cls, report: FlowReport) -> _Totals:
+        return cls(
+            report.record_count,
+            report.hole_offsets,
+            dict(report.hole_counts),
+            len(report.hole_runs),
+            report.object_bytes,
+            report.compared,
+            report.gone,
+            report.compacted_since,
+            report.unwitnessed,
+        )
+
+    def restore(self, report: FlowReport) -> None:
+        for name, value in self._asdict().items():
+            if name == "run_count":
+                del report.hole_runs[value:]
+            else:
+                setattr(report, name, value)
 
 
 class Checked(NamedTuple):
@@ -113,8 +154,13 @@ def verify_names(
     try:
         # In this order: whoever claims a range has seen everything before it published.
         newest = latest_claim(store, flow.destination, flow.partition)
-        names = store.names(flow.folder)
-        found = chain(names, extension=extension, start=start, snapshots=snapshots)
+        found: Chain | Cover
+        if snapshots:
+            names = store.names(flow.folder)
+            found = chain(names, extension=extension, start=None, snapshots=True)
+        else:
+            found = read_cover(store, flow.folder, extension=extension, start=start)
+            report.unfinished = tuple(around.covered for around in found.replaced)
     except LogmirrorError as error:
         report.add_problem(error)
         return report, ()
@@ -166,7 +212,10 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     """
     report.record_count, report.hole_offsets = 0, 0
     topic_id = ""
-    for link in links:
+    before: list[tuple[Link, _Totals]] = []
+    waiting = deque(links)
+    while waiting:
+        link = waiting.popleft()
         try:
             found = check_object(
                 store,
@@ -182,10 +231,18 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
             if holes.unexplained_count and not ask_source:
                 raise unexplained(link, holes)
         except KeyError:
-            report.add_problem(CorruptionError("an object has disappeared", name=link.name))
+            # A compaction has replaced it, and perhaps others that were read before it.
+            try:
+                waiting = deque(links_from(store, report.flow.folder, link, archive.extension))
+            except CorruptionError as error:
+                report.add_problem(error)
+            while before and waiting and before[-1][0].last >= waiting[0].first:
+                before.pop()[1].restore(report)
+            continue
         except LogmirrorError as error:
             report.add_problem(error)
         else:
+            before.append((link, _Totals.of(report)))
             report.record_count += found.record_count or 0
             report.object_bytes += found.size_bytes
             report.unwitnessed += not found.is_witnessed

@@ -19,7 +19,8 @@ import numpy as np
 import xxhash
 
 from logmirror.archive.hole_facts import HoleFacts, HoleWalk, by_cause
-from logmirror.archive.reader import iterate, seen_holes
+from logmirror.archive.native import seen_holes
+from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.mirror.kafka_compare import first_difference, shown
 from logmirror.mirror.verify import shown_runs

@@ -103,6 +103,10 @@ class BlobStore(Protocol):
         """
         ...
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """As `names`, each with its bytes; what is deleted meanwhile may be missing."""
+        ...
+
     def folders(self, folder: str) -> Iterator[str]:
         """Yield the names of all folders directly in `folder`, sorted, without those of dots."""
         ...
@@ -124,5 +128,8 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless if there is none. For claims and snapshots that served."""
+        """Remove an object; harmless if there is none.
+
+        Only for claims and snapshots that have served, and for objects that a merged one replaces.
+        """
         ...

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
@@ -38,6 +37,7 @@ from logmirror.errors import (
 )
 from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.blocks import BlockWriter
+from logmirror.stores.locks import open_lock, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,22 +183,35 @@ class FilesystemStore:
         Raises:
             CorruptionError: Something that is no regular file lies among the objects.
         """
+        return iter(sorted(entry.name for entry in self._entries(folder)))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """See `BlobStore.sizes`; raises as `names` does."""
+        found: dict[str, int] = {}
+        for entry in sorted(self._entries(folder), key=lambda entry: entry.name):
+            with (
+                _translated("look at an object", self._path(folder)),
+                contextlib.suppress(FileNotFoundError),
+            ):
+                found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         path = self._path(folder)
-        found: list[str] = []
+        found: list[os.DirEntry[str]] = []
         with _translated("list a folder", path):
             try:
                 entries = os.scandir(path)
             except FileNotFoundError:
-                return iter(())
+                return found
             with entries:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
                     if not entry.is_file(follow_symlinks=False):
                         raise _not_a_file(f"{folder}/{entry.name}")
-                    found.append(entry.name)
-        found.sort()
-        return iter(found)
+                    found.append(entry)
+        return found
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
@@ -252,8 +265,8 @@ class FilesystemStore:
         """
         path = self._root / PRIVATE_FOLDER / "writers" / self._writer_id
         with _translated("lock a writer's name", path):
-            descriptor = self._in_folder(path.parent, lambda: _open_lock(path))
-            if not _try_lock(descriptor):
+            descriptor = self._in_folder(path.parent, lambda: open_lock(path))
+            if not try_lock(descriptor):
                 os.close(descriptor)
                 raise UsageError("this writer is already running", writer=self._writer_id)
         try:
@@ -292,10 +305,10 @@ class FilesystemStore:
 
     def _sweep_writer(self, folder: Path) -> int:
         lock = self._root / PRIVATE_FOLDER / "writers" / folder.name
-        descriptor = self._in_folder(lock.parent, lambda: _open_lock(lock))
+        descriptor = self._in_folder(lock.parent, lambda: open_lock(lock))
         count = 0
         try:
-            if not _try_lock(descriptor):
+            if not try_lock(descriptor):
                 return 0
             # Another sweeper may be at work on the same folder: what is gone is gone.
             with contextlib.suppress(FileNotFoundError):
@@ -448,18 +461,6 @@ class Syscalls:
 
 def _silent(_point: str) -> None:
     """Stand in for `crashpoints.reach` where a claim is made: the points are those of objects."""
-
-
-def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _checked_part(part: str) -> str:

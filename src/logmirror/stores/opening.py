@@ -44,7 +44,11 @@ def open_store(
 
 
 def begin_writing(
-    location: StoreLocation, writer_id: str, stack: contextlib.ExitStack
+    location: StoreLocation,
+    writer_id: str,
+    stack: contextlib.ExitStack,
+    *,
+    beside_others: bool = False,
 ) -> BlobStore:
     """The store of a run that writes: it can be relied on, and earlier runs' leftovers are gone.
 
@@ -52,12 +56,15 @@ def begin_writing(
         location: A folder or a bucket's prefix.
         writer_id: Of the run.
         stack: Ends what marks the writer as alive.
+        beside_others: Leave uncompleted uploads alone: they may be those of a mirror that runs.
     """
     store = open_store(location, writer_id)
     if isinstance(store, FilesystemStore):
         stack.enter_context(store.hold_writer_lock())
     else:
         _look_at_fencing(store)
+        if beside_others:
+            return store
     store.sweep()
     return store
 

@@ -177,6 +177,15 @@ class S3Store:
                 return
             after = found[-1]
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """See `BlobStore.sizes`."""
+        found: dict[str, int] = {}
+        while True:
+            page, is_last = self._sized_page(folder, max(found, default=""))
+            found |= page
+            if is_last:
+                return found
+
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
         start, token = self._key(f"{folder}/"), ""
@@ -219,6 +228,11 @@ class S3Store:
 
     def _page(self, folder: str, after: str) -> tuple[list[str], bool]:
         """Up to 1,000 names behind one, and whether there are no more."""
+        found, is_last = self._sized_page(folder, after)
+        return list(found), is_last
+
+    def _sized_page(self, folder: str, after: str) -> tuple[dict[str, int], bool]:
+        """The same, each with its bytes."""
         start = self._key(f"{folder}/")
         answer = self._calls.read(
             "list_objects_v2",
@@ -235,9 +249,12 @@ class S3Store:
                     hint="move it out of the destination's folder; nothing else may lie there",
                     name=f"{folder}/{name}",
                 )
-        keys = [str(entry["Key"]).removeprefix(start) for entry in answer.get("Contents", ())]
+        found = {
+            str(entry["Key"]).removeprefix(start): int(entry["Size"])
+            for entry in answer.get("Contents", ())
+        }
         is_last = not answer.get("IsTruncated", False)
-        return [name for name in keys if name and not name.startswith(".")], is_last
+        return {n: size for n, size in found.items() if n and not n.startswith(".")}, is_last
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""

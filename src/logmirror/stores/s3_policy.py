@@ -1,7 +1,7 @@
 """The least that an archiver may be allowed: IAM policies of the identities that S3 locations name.
 
-Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Only where old
-snapshots are pruned does the writer delete.
+Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Nobody deletes, but
+for `logmirror compact` and where old snapshots are pruned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ VERSION: Final = "2012-10-17"
 
 
 def policies(
-    locations: Iterable[S3Location], pruned: Iterable[tuple[S3Location, str]] = ()
+    locations: Iterable[S3Location],
+    pruned: Iterable[tuple[S3Location, str]] = (),
+    *,
+    compacts: bool = False,
 ) -> dict[str, dict[str, object]]:
     """A policy for each identity, by what it does: `archiver`, or `writer` and `reader`.
 
@@ -27,11 +30,12 @@ def policies(
     Args:
         locations: What is written.
         pruned: Where old snapshots are deleted: location and destination.
+        compacts: Whoever writes may also delete, as `logmirror compact` does.
     """
     found: dict[str, list[dict[str, object]]] = {}
     folders = set(pruned)
     for location in dict.fromkeys(locations):
-        writing = _writing(location)
+        writing = _writing(location, compacts=compacts)
         own = sorted(folder for where, folder in folders if where == location)
         writing += [_allow(["s3:DeleteObject"], f"{_below(location)}{f}/*") for f in own]
         if location.write == location.read:
@@ -43,8 +47,9 @@ def policies(
     return {role: {"Version": VERSION, "Statement": told} for role, told in found.items()}
 
 
-def _writing(location: S3Location) -> list[dict[str, object]]:
+def _writing(location: S3Location, *, compacts: bool) -> list[dict[str, object]]:
     actions = ["s3:PutObject", "s3:AbortMultipartUpload"]
+    actions += ["s3:DeleteObject"] if compacts else []
     return [_allow(actions, _objects(location)), *_key(location, "kms:GenerateDataKey")]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from logmirror.stores.s3_calls import MissingError
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -62,7 +64,10 @@ class ObjectReader(io.RawIOBase):
                 if self._position >= self._size or not len(view):
                     return 0
                 last = min(self._size, self._position + max(AHEAD_BYTES, len(view))) - 1
-                self._window = self._calls.body(self._key, self._position, last)
+                try:
+                    self._window = self._calls.body(self._key, self._position, last)
+                except MissingError:  # deleted since it was opened
+                    raise KeyError(self._key) from None
                 self._window_start, begin = self._position, 0
             count = min(len(view), len(self._window) - begin)
             view[:count] = self._window[begin : begin + count]

@@ -1,0 +1,338 @@
+"""Merge objects of a chain into one: stage, record, publish, prove, delete; see decision 0007.
+
+Each step is create-only or may be done twice, so a dead or slow compact needs no undoing: whoever
+comes next does the same again. Memory is bounded by what a check and an encoder hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
+
+from logmirror import crashpoints
+from logmirror.archive.compactions import (
+    Compaction,
+    Part,
+    compaction_name,
+    read_compaction,
+)
+from logmirror.archive.digest import object_digest
+from logmirror.archive.envelope import ParquetEncoder
+from logmirror.archive.hole_facts import HoleFacts
+from logmirror.archive.metadata import ObjectMetadata
+from logmirror.archive.naming import NATIVE, PARQUET, format_name
+from logmirror.archive.reader import check_object
+from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
+from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.stores.base import AlreadyExistsError
+from logmirror.wire.columns import ContentDigest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from logmirror.archive.chain import Link
+    from logmirror.archive.reader import ObjectReport
+    from logmirror.clock import Clock
+    from logmirror.stores.base import BlobStore, StagedObject
+
+_HOLE_RUNS_MAX: Final = 1000
+"""As many as a mirror lists of one object; the counts are complete."""
+
+_HINT: Final = "delete nothing; run `logmirror verify --deep --against-source`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A partition's chain, and how its objects are written."""
+
+    store: BlobStore
+    folder: str
+    """`<destination>/<partition>`."""
+
+    topic: str
+    extension: str
+    compression: str
+    """Of Parquet: one of `envelope.COMPRESSIONS`."""
+
+    utf8: bool
+    """NDJSON keys and values are text."""
+
+    @property
+    def partition(self) -> int:
+        """The source partition."""
+        return int(self.folder.rpartition("/")[2])
+
+    def check(self, covered: OffsetRange, copy: _Merging | None = None) -> ObjectReport:
+        """Read an object whole; see `check_object`.
+
+        Raises:
+            GoneError: It is not there.
+        """
+        name = format_name(covered, self.extension)
+        try:
+            return check_object(self.store, self.folder, name, deep=True, utf8=self.utf8, copy=copy)
+        except KeyError:
+            raise GoneError("an object was replaced meanwhile", name=name) from None
+
+
+class GoneError(PositionError):
+    """An object is not there any more: another compact was faster. List again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """A merged object that is proven and stands alone."""
+
+    covered: OffsetRange
+    parts: int
+    part_bytes: int
+    object_bytes: int
+    record_count: int
+
+
+def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clock) -> Merged:
+    """Replace objects that follow each other by one.
+
+    Args:
+        archive: Where they are.
+        links: Which; all that begin in one cell, at least two (see `cover.cells`).
+        writer_id: Who we are, for people.
+        clock: Dates the record.
+
+    Raises:
+        GoneError: Another compact is at it; nothing of ours is left, and nothing is lost.
+        CorruptionError: An object is not what it should be; nothing is deleted.
+    """
+    covered = OffsetRange(first=links[0].first, last=links[-1].last)
+    store, name = archive.store, f"{archive.folder}/{format_name(covered, archive.extension)}"
+    merging = _Merging(archive, store.stage(f"compact-{archive.topic}-{covered.first}"))
+    try:
+        for link in links:
+            merging.add(link.covered)
+        record = merging.record(covered, writer_id, clock.now_ms())
+        token = merging.finish(record, name)
+    except BaseException:
+        merging.abort()
+        raise
+    try:
+        crashpoints.reach("compact.staged")
+        _write_record(archive, record)
+        crashpoints.reach("compact.recorded")
+        _publish(archive, token, name, record)
+    except LogmirrorError:
+        store.discard(token)
+        raise
+    crashpoints.reach("compact.published")
+    proof = _prove(archive, record)
+    crashpoints.reach("compact.proven")
+    for link in links:
+        _delete(archive, link)
+    return Merged(
+        covered=covered,
+        parts=len(links),
+        part_bytes=merging.part_bytes,
+        object_bytes=proof.size_bytes,
+        record_count=record.record_count,
+    )
+
+
+def finish(archive: Archive, around: Link, inside: Mapping[Link, str]) -> int:
+    """Delete what a merged object replaces and nobody has deleted; returns how many.
+
+    Args:
+        archive: Where they are.
+        around: The merged object.
+        inside: What lies inside it, ascending, with the digests that records give
+            (`compactions.explain`).
+
+    Raises:
+        GoneError: Another compact is at it.
+        CorruptionError: The merged object or a replaced one is not what it should be; neither is
+            deleted.
+    """
+    record = read_compaction(archive.store, archive.folder, around.covered)
+    if record is None:
+        raise GoneError("the record was removed meanwhile", name=around.name)
+    _prove(archive, record)
+    count = 0
+    for link, digest in inside.items():
+        try:
+            found = archive.check(link.covered)
+        except GoneError:
+            continue
+        if found.digest != digest:
+            raise CorruptionError(
+                "an object inside a merged one has other content than what was merged",
+                hint=_HINT,
+                name=link.name,
+                inside=around.name,
+                expected=digest,
+                found=found.digest,
+            )
+        _delete(archive, link)
+        count += 1
+    return count
+
+
+class _Merging:
+    """One merged object under construction; a `Copy` of the parts while they are checked."""
+
+    def __init__(self, archive: Archive, staged: StagedObject) -> None:
+        self._archive, self._staged = archive, staged
+        self._rows, self._bytes = ContentDigest(), xxhash.xxh3_128()
+        self._encoder = None
+        if archive.extension == PARQUET:
+            self._encoder = ParquetEncoder(
+                staged,
+                topic=archive.topic,
+                partition=archive.partition,
+                compression=archive.compression,
+            )
+        self._parts: list[Part] = []
+        self._topic_ids: set[str] = set()
+        self._record_count = 0
+        self._holes: list[Hole] = []
+        self._hole_counts = dict.fromkeys(HoleCause, 0)
+        self.part_bytes = 0
+
+    def take_bytes(self, data: memoryview) -> None:
+        """See `reader.Copy.take_bytes`."""
+        self._staged.write(data)
+        self._bytes.update(data)
+
+    def take_rows(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        """See `reader.Copy.take_rows`."""
+        topic = batch.column("topic")[0].as_py()
+        if topic != self._archive.topic:
+            raise CorruptionError(
+                "the object holds another topic", expected=self._archive.topic, found=topic
+            )
+        self._rows.update_arrow(batch)
+        if self._encoder:
+            self._encoder.append_arrow(batch)
+
+    def add(self, covered: OffsetRange) -> None:
+        """Check the next part and take it over."""
+        found = self._archive.check(covered, copy=self)
+        if found.topic_id:
+            self._topic_ids.add(found.topic_id)
+        self._parts.append(Part(covered=covered, digest=found.digest or ""))
+        self._record_count += found.record_count or 0
+        self.part_bytes += found.size_bytes
+        holes = found.holes or HoleFacts()
+        if holes.unexplained_count:
+            raise UsageError(
+                "objects that lack offsets and do not say why cannot be merged",
+                hint="another program wrote them, or their claims are lost; `logmirror verify "
+                "--deep --against-source` asks the source",
+                name=format_name(covered, self._archive.extension),
+                missing=holes.unexplained_count,
+            )
+        self._holes += holes.runs[: _HOLE_RUNS_MAX - len(self._holes)]
+        for cause, count in holes.counts.items():
+            self._hole_counts[cause] += count
+
+    def record(self, covered: OffsetRange, writer_id: str, now_ms: int) -> Compaction:
+        """What is to be said of the merged object."""
+        if len(self._topic_ids) > 1:
+            raise CorruptionError(
+                "the objects come from different topics of one name",
+                hint="records of two topics must not share a chain; keep the archive as it is",
+                topic=self._archive.topic,
+                topic_ids=", ".join(sorted(self._topic_ids)),
+            )
+        if self._archive.extension == NATIVE:
+            digest = f"xxh3:{self._bytes.hexdigest()}"
+        else:
+            digest = self._rows.hexdigest()
+        return Compaction(
+            covered=covered,
+            digest=digest,
+            record_count=self._record_count,
+            parts=tuple(self._parts),
+            writer=writer_id,
+            topic=self._archive.topic,
+            topic_id="".join(self._topic_ids),
+            partition=self._archive.partition,
+            created_ms=now_ms,
+            holes=tuple(self._holes),
+            hole_counts=self._hole_counts,
+        )
+
+    def finish(self, record: Compaction, name: str) -> str:
+        """Make the object ready; returns the store's token."""
+        if self._encoder:
+            metadata = ObjectMetadata(
+                topic=record.topic,
+                topic_id=record.topic_id,
+                partition=record.partition,
+                covered=record.covered,
+                record_count=record.record_count,
+                digest=record.digest,
+                holes=record.holes,
+                hole_counts=self._hole_counts,
+            )
+            self._encoder.finish(metadata.to_key_values())
+        return self._staged.finish(name, travels=False)
+
+    def abort(self) -> None:
+        """Throw the object away. Never raises."""
+        self._staged.abort()
+
+
+def _write_record(archive: Archive, record: Compaction) -> None:
+    name = compaction_name(archive.folder, record.covered)
+    try:
+        archive.store.create(name, record.to_bytes())
+    except AlreadyExistsError:
+        found = read_compaction(archive.store, archive.folder, record.covered)
+        if found is None:
+            raise GoneError("the record was removed meanwhile", name=name) from None
+        if found.digest != record.digest:
+            raise _differs(name, record.digest, found.digest) from None
+
+
+def _publish(archive: Archive, token: str, name: str, record: Compaction) -> None:
+    store = archive.store
+    try:
+        store.publish(token, name)
+    except AlreadyExistsError:
+        try:
+            found = object_digest(store, name, expected=record.digest)
+        except KeyError:
+            raise GoneError("an object was replaced meanwhile", name=name) from None
+        if found != record.digest:
+            raise _differs(name, record.digest, found) from None
+        store.discard(token)
+
+
+def _differs(name: str, expected: str, found: str | None) -> CorruptionError:
+    return CorruptionError(
+        "the objects are not those that were merged here before",
+        hint=_HINT,
+        name=name,
+        expected=expected,
+        found=found,
+    )
+
+
+def _prove(archive: Archive, record: Compaction) -> ObjectReport:
+    """Read the merged object from the store, as anybody would who has nothing else."""
+    found = archive.check(record.covered)
+    expected = record.digest, record.record_count
+    if (found.digest, found.record_count) != expected:
+        raise CorruptionError(
+            "the merged object is not what it was made of",
+            hint="what it was made of is still there: remove the merged object",
+            name=found.name,
+            expected=expected,
+            found=(found.digest, found.record_count),
+        )
+    return found
+
+
+def _delete(archive: Archive, link: Link) -> None:
+    archive.store.delete(f"{archive.folder}/{link.name}")
+    crashpoints.reach("compact.deleted")

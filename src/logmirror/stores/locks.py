@@ -1,0 +1,24 @@
+"""Locks on files, which the system lets go of when their holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def open_lock(path: Path) -> int:
+    """Open a file that may be locked, made where it is missing; returns its descriptor."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed; False if another process holds the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""Names alone: what counts while objects are merged, and which objects may be merged at all.
+
+Method: a chain and a tree of merged objects over its cells are drawn. Any mixture that merging can
+leave behind must resolve to a cover of the same offsets; what it cannot leave behind is an error.
+Any two groups that anybody may ever choose are disjoint or nested.
+"""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from logmirror.archive.chain import Link, chain
+from logmirror.archive.cover import cells, cover
+from logmirror.archive.naming import format_name
+from logmirror.errors import CorruptionError
+from logmirror.model import OffsetRange
+
+EXT = "parquet"
+
+
+def link(first, last):
+    return Link(format_name(OffsetRange(first=first, last=last), EXT), first, last)
+
+
+@st.composite
+def chains(draw, *, min_links=2):
+    """The links of a chain."""
+    first = draw(st.integers(0, 300))
+    links = []
+    for size in draw(st.lists(st.integers(1, 40), min_size=min_links, max_size=40)):
+        links.append(link(first, first + size - 1))
+        first += size
+    return links
+
+
+def merged(group):
+    return link(group[0].first, group[-1].last)
+
+
+@given(chains(), st.data())
+def test_whatever_merging_leaves_covers_the_same_offsets(links, data):
+    now, listed = list(links), {one.name for one in links}
+    for _ in range(data.draw(st.integers(1, 4))):
+        sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(now), max_size=len(now)))
+        groups = cells(now, sizes, target_bytes=data.draw(st.integers(2, 300)), min_objects=2)
+        assume(groups)
+        group = data.draw(st.sampled_from(groups))
+        listed.add(merged(group).name)
+        # Parts go from left to right, or some come back.
+        for gone in data.draw(st.sets(st.sampled_from(group))):
+            listed.discard(gone.name)
+        now = [one for one in now if one not in group]
+        now = sorted([*now, merged(group)], key=lambda one: one.first)
+    shuffled = data.draw(st.permutations(sorted(listed)))
+
+    found = cover(shuffled, extension=EXT, start=links[0].first)
+
+    assert list(found.links) == now
+    assert found.next_offset == links[-1].last + 1
+    inside = {one.name for group in found.replaced.values() for one in group}
+    assert inside == listed - {one.name for one in now}
+    for around, group in found.replaced.items():
+        assert all(around.first <= one.first <= one.last <= around.last for one in group)
+
+
+@given(chains(min_links=3), st.data())
+def test_a_lost_object_that_nothing_replaces_is_an_error(links, data):
+    lost = data.draw(st.integers(0, len(links) - 2))
+    listed = [one.name for one in links if one is not links[lost]]
+
+    with pytest.raises(CorruptionError, match=r"gap in the chain|does not begin where"):
+        cover(listed, extension=EXT, start=links[0].first)
+
+
+@given(chains(min_links=3), st.data())
+def test_half_an_overlap_is_an_error(links, data):
+    at = data.draw(st.integers(0, len(links) - 2))
+    left, right = links[at], links[at + 1]
+    first = data.draw(st.integers(left.first, left.last))
+    last = data.draw(st.integers(right.first, right.last))
+    assume(first != left.first and last != right.last)
+    names = [one.name for one in (*links, link(first, last))]
+
+    with pytest.raises(CorruptionError, match="overlap in the chain"):
+        cover(names, extension=EXT, start=links[0].first)
+
+
+@given(chains())
+def test_without_merged_objects_a_cover_is_the_chain(links):
+    names = [one.name for one in links]
+    found = cover(names, extension=EXT, start=links[0].first)
+    verified = chain(names, extension=EXT, start=links[0].first)
+
+    assert (found.links, found.next_offset) == (verified.links, verified.next_offset)
+    assert not found.replaced
+
+
+@pytest.mark.parametrize("name", ["README.md", f"{0:020d}-{9:020d}.ndjson"])
+def test_strangers_and_other_formats_are_refused_as_in_a_chain(name):
+    with pytest.raises(CorruptionError, match=r"unknown object|mixed formats") as caught:
+        cover([link(0, 9).name, name], extension=EXT, start=0)
+    assert caught.value.facts["name"] == name
+
+
+@given(chains(), st.data())
+def test_groups_of_any_two_looks_are_disjoint_or_nested(links, data):
+    def look():
+        """What somebody may see of the chain and want of it."""
+        seen = links[: data.draw(st.integers(2, len(links)))]
+        sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(seen), max_size=len(seen)))
+        return cells(seen, sizes, target_bytes=data.draw(st.integers(2, 300)), min_objects=2)
+
+    for one in look():
+        for other in look():
+            common = set(one) & set(other)
+            assert common in (set(), set(one), set(other))
+
+
+@given(chains(min_links=1), st.integers(2, 300), st.integers(2, 9), st.data())
+def test_groups_are_small_objects_up_to_the_target_and_never_the_last(links, target, least, data):
+    sizes = data.draw(st.lists(st.integers(1, 200), min_size=len(links), max_size=len(links)))
+    size_of = dict(zip(links, sizes, strict=True))
+
+    groups = cells(links, sizes, target_bytes=target, min_objects=least)
+
+    for group in groups:
+        assert len(group) >= least
+        assert sum(size_of[one] for one in group) <= target
+        assert max(size_of[one] for one in group) * 2 < target
+        assert links[-1] not in group
+        at = links.index(group[0])
+        assert tuple(links[at : at + len(group)]) == group
+
+
+def test_a_long_chain_of_small_objects_becomes_few():
+    links = [link(n * 10, n * 10 + 9) for n in range(10_000)]
+
+    groups = cells(links, [1000] * 10_000, target_bytes=1_000_000, min_objects=8)
+
+    left = 10_000 - sum(map(len, groups)) + len(groups)
+    assert left < 40
