@@ -4,8 +4,8 @@ One mirror service after the other copies a topic that grows all the time, in al
 limits so small that objects appear several times a second; each is killed, and the next begins at
 once, so that it meets what the dead one was in the middle of. In the end a clean run finishes and
 an independent checker compares. Half of the kills are against Apache Kafka as source, half against
-the embedded broker. `LOGMIRROR_TEST_KILLS` says how often (`make nightly`: 50),
-`LOGMIRROR_TEST_SEED` repeats a run's choices.
+the embedded broker. `LOGMIRROR_TEST_KILLS` says how often (`make nightly`: 50, all of them on
+Spark), `LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ import pytest
 
 from kit.clients import odd_messages, produce
 from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import run_now
+from kit.inline_run import InlineRun, run_now
 from kit.truth import Source
 from kit.writer import writing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "4")) // 2
-"""Against each of the two sources; each start of Spark costs as much as many other tests."""
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10")) // 2
+"""Against each of the two sources."""
+
+ON_SPARK = 1 if KILLS <= 5 else KILLS
+"""The first of them; each start of Spark costs as much as many other tests."""
 
 PARTITIONS = 2
 
@@ -74,7 +77,8 @@ def kill_again_and_again(bootstrap: str, topic: str, folder: Path) -> None:
         contextlib.ExitStack() as stack,
     ):
         for number in range(KILLS):
-            run = stack.enter_context(Run(config, folder=folder))
+            kind = Run if number < ON_SPARK else InlineRun
+            run = stack.enter_context(kind(config, folder=folder))
             moment = kill_at_a_random_moment(run, chooser, is_starting=number % 5 == 3)
             reported = published(run.text)
             productive += bool(reported)

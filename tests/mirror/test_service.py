@@ -75,6 +75,25 @@ def test_new_partitions_are_found_while_running():
     assert ranges(store, 1) == [(0, 8)]
 
 
+def test_until_now_does_not_wait_for_partitions_that_appear_meanwhile():
+    client, clock = ScriptedClient([Log(batches(0, 5))]), SteppingClock()
+
+    def down(operation, _name):
+        if operation == "publish" and clock.ms < 5_500:
+            raise UnavailableError("no space left")
+
+    def on_sleep():
+        if clock.ms > 2000 and len(client.logs) == 1:
+            second = ScriptedClient([Log(), Log(batches(0, 9))]).logs
+            client.logs |= {tp: log for tp, log in second.items() if tp.partition == 1}
+        assert clock.ms < 600_000, "it never ends"
+
+    store, clock.on_sleep = MemoryStore(before=down), on_sleep
+    until_now(client, store, clock=clock)
+    assert clock.ms > 5_000, "long enough to see the new one"
+    assert (ranges(store), ranges(store, 1)) == ([(0, 4)], [])
+
+
 def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest():
     store, log, clock = MemoryStore(), Log(batches(0, 5)), SteppingClock()
     with service(ScriptedClient([log]), store, spec=SPEC, clock=clock) as (made, runner):

@@ -132,7 +132,7 @@ class Service:
             stopping = self._stopping
             self._poll()
             self._settle()
-            if (self._until_now or stopping) and not targets_set and self._all_seen():
+            if targets_set or ((self._until_now or stopping) and self._all_seen()):
                 self._set_targets()
                 targets_set = True
             ticked = self._tick(explicit=targets_set)
@@ -477,8 +477,10 @@ class Service:
         return all(state.source_end >= 0 for state in self._states.values())
 
     def _set_targets(self) -> None:
+        """What was there is to be copied; what appears later is not."""
         for state in self._states.values():
-            state.target = max(state.source_end, state.position)
+            if state.target is None:
+                state.target = max(state.source_end, state.position)
 
     def _blocked(self) -> bool:
         now_ms = self._clock.monotonic_ms()
