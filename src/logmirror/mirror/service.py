@@ -477,7 +477,7 @@ class Service:
         return all(state.source_end >= 0 for state in self._states.values())
 
     def _set_targets(self) -> None:
-        """What was there is to be copied; what appears later is not."""
+        """Each flow ends where its source ended when it was first seen."""
         for state in self._states.values():
             if state.target is None:
                 state.target = max(state.source_end, state.position)
