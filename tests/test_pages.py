@@ -13,7 +13,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from kit.apache import NIGHTLY
 from kit.commands import QUIET
+from kit.inline_run import python_path
 from kit.machine import HOST, free_ports, program
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,12 +38,15 @@ def run_section(page: str, folder: Path, config: str) -> subprocess.CompletedPro
     script = "set -e\ntrap 'kill $(jobs -p)' EXIT\n" + "".join(steps)
     for port in ports:
         script = script.replace(f"127.0.0.1:{port}", f"{HOST}:{free_ports(1)[0]}")
-    script = re.sub(r"\blogmirror ", f"{shlex.quote(sys.executable)} -m logmirror ", script)
+    python = shlex.quote(sys.executable)
+    if not NIGHTLY:  # a start of Spark costs as much as many other tests
+        script = re.sub(r"\blogmirror run ", f"{python} -m kit.inline_run run ", script)
+    script = re.sub(r"\blogmirror ", f"{python} -m logmirror ", script)
     script = re.sub(r"\bkcat ", f"{shlex.quote(program('kcat'))} ", script)
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
-        env={**os.environ, **QUIET, "NO_COLOR": "1"},
+        env={**os.environ, **QUIET, "NO_COLOR": "1", "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=250,

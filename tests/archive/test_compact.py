@@ -485,9 +485,7 @@ def test_a_reader_whose_object_is_gone_finds_what_replaces_it():
     store, _ = new_chain("batches")
     old = read_cover(store, FOLDER, extension="batches", start=0).links
     run(store, "batches")
-
     rest = links_from(store, FOLDER, old[1], "batches")
-
     assert rest[0].first <= old[1].first <= rest[0].last
     assert rest[-1] == old[-1]
     del store.objects[f"{FOLDER}/{rest[0].name}"]
@@ -498,7 +496,5 @@ def test_a_reader_whose_object_is_gone_finds_what_replaces_it():
 def test_a_plan_changes_nothing():
     store, _ = new_chain("ndjson")
     before = dict(store.objects)
-    planned = plan(archive(store, "ndjson"), LIMITS, start=0)
-
-    assert planned.groups
+    assert plan(archive(store, "ndjson"), LIMITS, start=0).groups
     assert store.objects == before

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.apache import VERSIONS
+from kit.apache import NIGHTLY, VERSIONS
 from kit.commands import BrokerCommand
 from kit.kafka import ApacheKafka
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _HERE = Path(__file__).parent
+
+collect_ignore = [] if NIGHTLY else ["test_lost_executors.py"]
+"""Minutes, most of them Spark's own: it is long in seeing that an executor is gone."""
 
 
 @pytest.hookimpl(tryfirst=True)

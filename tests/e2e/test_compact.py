@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(900)]
 
 POINTS = [p for p in ALL_POINTS if p.startswith("compact.")]
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "4"))
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "2"))
 SMALL = ("--min-objects", "2")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "compact.md").read_text()
 (RULE,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

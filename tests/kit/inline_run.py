@@ -110,14 +110,15 @@ def run_now(
     if environment or as_plain_user:  # which only a new program takes over
         return logmirror(
             *arguments,
-            environment={"PYTHONPATH": _python_path(), **(environment or {})},
+            environment={"PYTHONPATH": python_path(), **(environment or {})},
             as_plain_user=as_plain_user,
             program=_PROGRAM,
         )
     return run_forked(*arguments, timeout_s=240)
 
 
-def _python_path() -> str:
+def python_path() -> str:
+    """PYTHONPATH of programs that load the kit."""
     return os.pathsep.join(filter(None, (_KIT_PARENT, os.environ.get("PYTHONPATH"))))
 
 
@@ -133,7 +134,7 @@ class InlineRun(Run):
         folder: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        environment = {"PYTHONPATH": _python_path(), **(environment or {})}
+        environment = {"PYTHONPATH": python_path(), **(environment or {})}
         super().__init__(config, *arguments, folder=folder, environment=environment)
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Process | ForkedProcess:

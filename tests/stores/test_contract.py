@@ -35,7 +35,8 @@ def store(request, tmp_path, monkeypatch):
     if request.param == "s3 that replaces":
         proxy = request.getfixturevalue("proxy")
         proxy.forget_condition = True
-        monkeypatch.setattr(s3_settling, "SETTLE_MS", 500)
+        monkeypatch.setattr(s3_settling, "SETTLE_MS", 300)
+        monkeypatch.setattr(s3_settling, "PROMPT_MS", 60_000)  # the machine may be busy
         clock = SteppingClock()
         return SettlingStore(
             server.location(server.new_bucket(), endpoint=proxy.endpoint), clock=clock

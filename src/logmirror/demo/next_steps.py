@@ -32,7 +32,7 @@ printf x >> {object}
 
 {logmirror} broker --log-dir {folder}/broker --listen {address} & a=$!
 {logmirror} broker --log-dir {folder}/standby --listen {standby} & b=$!
-sleep 5; {logmirror} status -c {config}; kill $a $b
+sleep 5; until {logmirror} status -c {config}; do sleep 1; done; kill $a $b
 
 Everything is in {folder}; to delete it: rm -r {folder}"""
 

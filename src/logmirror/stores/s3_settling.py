@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SETTLE_MS: Final = 1_000
 """From writing to reading back. Every object waits for it once, with its claim."""
 
+PROMPT_MS: Final = SETTLE_MS // 2
+"""A write that ends later after its look may have replaced what another writer has read back."""
+
 
 class SettlingStore(S3Store):
     """An `S3Store` that finds out itself who was first, as well as it goes.
@@ -49,7 +52,7 @@ class SettlingStore(S3Store):
         began_ms = self._clock.monotonic_ms()
         self._look(name)
         super().create(name, data)
-        if self._clock.monotonic_ms() - began_ms > SETTLE_MS // 2:
+        if self._clock.monotonic_ms() - began_ms > PROMPT_MS:
             raise OutcomeUnknownError(
                 "writing took so long that another writer may have been first",
                 hint="the position is read again",
