@@ -78,27 +78,29 @@ def test_what_is_accepted_without_need_is_said(s3_server, caplog):
 
 def test_of_many_who_create_a_claim_at_once_one_wins_and_its_bytes_stay(location):
     """The plain store tells more than one that it was the first; that is what is settled."""
-    location = replace(location, endpoint=location.endpoint)
-    results, together = [], threading.Barrier(6)
+    together = threading.Barrier(6)
 
-    def create(number):
+    def create(name, number, results):
         store = open_store(location, "w")
         list(store.names("f"))  # connected
         together.wait()
-        try:
-            store.create("f/a", b"%d" % number * 100)
+        # On a busy machine one may be too late to be sure; it does not count itself the winner.
+        with contextlib.suppress(AlreadyExistsError, OutcomeUnknownError):
+            store.create(name, b"%d" % number * 100)
             results.append(number)
-        except AlreadyExistsError:
-            pass
 
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    (winner,) = results
-    assert S3Store(location).read("f/a") == b"%d" % winner * 100
+    for attempt in range(10):
+        name, results = f"f/{attempt}", []
+        threads = [threading.Thread(target=create, args=(name, n, results)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) <= 1
+        if results:
+            assert S3Store(location).read(name) == b"%d" % results[0] * 100
+            return
+    pytest.fail("nobody was ever sure to be the first")
 
 
 def test_a_writer_that_was_held_up_before_its_write_does_not_count_itself_the_winner(location):
