@@ -185,12 +185,12 @@ def test_kills_while_a_mirror_writes_and_a_reader_reads(cli_broker, server, tmp_
                 assert code in (0, -signal.SIGKILL), (tmp_path / "err").read_text()
             whole = logmirror("compact", "-c", config, *SMALL)
             assert whole.returncode == 0, whole.stdout + whole.stderr
+            wait_until(lambda: reader.looks > 3, what=lambda: "a reader that goes on")
         run.signal(signal.SIGTERM)
         assert run.wait() == 0, run.text
     result = run_now(config)
 
     assert result.returncode == 0, result.stderr
-    assert reader.looks > 3
     whole = logmirror("compact", "-c", config, *SMALL)
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert source.anomalies(root, "parquet") == []
