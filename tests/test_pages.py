@@ -1,4 +1,8 @@
-"""Pages of docs/ that promise to work by copy and paste: their commands run as they stand."""
+"""Pages of docs/ that promise to work by copy and paste: their commands run as they stand.
+
+But for `logmirror run`, which does without Spark except at night (`make nightly`): the README's
+commands, which `tests/test_readme.py` runs, are where a push starts it as a user does.
+"""
 
 from __future__ import annotations
 

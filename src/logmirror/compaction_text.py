@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+
+from logmirror.config import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from logmirror.compaction import CompactRow
 
-_SIZE: Final = re.compile(r"([0-9]+) *(|[KMG]iB)", re.ASCII)
-_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
 
 def parse_bytes(text: str) -> int:
     """Read a size: a number of bytes, or 256MiB."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise typer.BadParameter("write a number of bytes, or 64KiB, 256MiB, 1GiB")
-    return int(found[1]) * _UNITS[found[2]]
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; for instance 256MiB") from error
 
 
 def row_json(row: CompactRow) -> dict[str, object]:

@@ -45,6 +45,7 @@ from logmirror.config_file.scalars import (
     TimestampMode,
     TopicSync,
     parse_partitions,
+    parse_size,
     parse_snapshots,
     parse_time_of_day,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "json_schema",
     "load",
     "load_text",
+    "parse_size",
 ]
 
 _LIMIT_MAX: Final = 2**63 - 1

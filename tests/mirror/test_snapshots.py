@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kit.scripted import TOPIC_ID, Log, ScriptedClient, SteppingClock, archive_spec, record, service
 from logmirror.archive.claims import latest_claim, read_claim
 from logmirror.archive.reader import check_object
-from logmirror.errors import CorruptionError, PositionError, UsageError
+from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
 from logmirror.mirror.plan import MARGIN_MS
 from logmirror.mirror.ports import FlowId, Slice
 from logmirror.mirror.ports import Work as WorkOf
@@ -182,6 +182,23 @@ def test_old_snapshots_are_pruned_as_many_as_configured():
         found = snapshots(store)
         assert list(found) == [(n, n) for n in range(4 - left, 4)]
         assert len(found[3, 3]) == 4
+
+
+def test_a_store_that_fails_while_old_snapshots_are_pruned_is_asked_again():
+    refused = []
+
+    def fail_twice(operation, name):
+        if operation == "delete" and name.startswith("d/") and len(refused) < 2:
+            refused.append(name)
+            raise UnavailableError("no answer")
+
+    store, log = MemoryStore(before=fail_twice), Log()
+    spec = archive_spec(compaction="log", keep_snapshots=1)
+    for offset in range(4):
+        log.batches.append(one(offset, b"k%d" % offset, b"v"))
+        until_now(log, store, spec=spec)
+    assert len(refused) == 2
+    assert list(snapshots(store)) == [(3, 3)]
 
 
 def test_pruned_and_lost_old_snapshots_do_not_disturb_the_next_one():

@@ -222,17 +222,26 @@ def _check_snapshots(text: str) -> str:
     return text
 
 
-def parse_memory_size(value: object) -> int:
+def parse_size(value: object) -> int:
     """Bytes of a number of bytes, or of a text such as 512MiB.
 
     Raises:
-        ValueError: Neither, or too little; the message says what is needed.
+        ValueError: Neither; the message says what is needed.
     """
     match = _MEMORY.fullmatch(str(value)) if type(value) in (int, str) else None
     if not match:
         message = "must be a number of bytes, or a size such as 512MiB or 2GiB"
         raise ValueError(message)
-    size_bytes = int(match[1]) * _MEMORY_UNITS[match[2] or "B"]
+    return int(match[1]) * _MEMORY_UNITS[match[2] or "B"]
+
+
+def parse_memory_size(value: object) -> int:
+    """A size as `parse_size` reads it, that is enough to work with.
+
+    Raises:
+        ValueError: It is none, or too little; the message says what is needed.
+    """
+    size_bytes = parse_size(value)
     if size_bytes < MEMORY_BYTES_MIN:
         message = f"must be at least {MEMORY_BYTES_MIN >> 20}MiB, which one object needs"
         raise ValueError(message)

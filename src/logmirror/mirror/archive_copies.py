@@ -154,7 +154,10 @@ class ArchiveCopies:
         if archive.compaction and any(result.receipts for result in results):
             state.rebuild = False
             state.current_ms = works[0].slice.seen_ms
-            prune(self._open_store(archive.location), state.flow, archive)
+            try:
+                prune(self._open_store(archive.location), state.flow, archive)
+            except LogmirrorError as failed:  # the next snapshot prunes again
+                error = error or failed
         return error
 
 
