@@ -236,6 +236,25 @@ def test_a_snapshot_that_rots_is_not_continued():
     assert [n for n in store.objects if n.startswith("d/")] == [name]
 
 
+def test_a_snapshot_that_another_writer_prunes_while_it_is_read_is_looked_for_again():
+    class Pruned(io.BytesIO):
+        def read(self, size=-1):
+            reads.append(size)
+            if len(reads) == 2:
+                raise KeyError("gone")  # as a bucket's object between two ranges
+            return super().read(size)
+
+    store, log, reads = MemoryStore(), log_of((0, b"a", b"1")), []
+    until_now(log, store)
+    log.batches.append(one(1, b"b", b"1"))
+    whole = store.open
+    store.open = lambda name: Pruned(whole(name).read())
+    until_now(log, store)
+    store.open = whole
+    assert len(reads) > 2
+    assert snapshots(store)[1, 1] == [(b"a", 0, b"1"), (b"b", 1, b"1")]
+
+
 def test_an_archive_of_all_records_is_not_continued_with_snapshots():
     log, store = log_of((0, b"k", b"v"), (1, b"k", b"w")), MemoryStore()
     until_now(log, store, spec=archive_spec())

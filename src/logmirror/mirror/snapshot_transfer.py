@@ -8,7 +8,7 @@ content: the source may be compacted between two attempts at one range, and both
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -192,30 +192,34 @@ class SnapshotTransfer:
             )
         name = links[-1].name
         try:
-            file = self._store.open(f"{folder}/{name}")
-        except KeyError:
+            with self._store.open(f"{folder}/{name}") as file:
+                yield from _proven_rows(file, name)
+        except KeyError:  # at once, or between two ranges of a bucket's object
             raise PositionMovedError("the snapshot was pruned just now", name=name) from None
-        digest, last_key, rows = ContentDigest(), None, 0
-        with file:
-            parquet = open_parquet(file, name)
-            metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=name)
-            if metadata is None or not metadata.is_snapshot:
-                raise CorruptionError(
-                    "the newest object is not a snapshot",
-                    hint="`compaction: log` cannot continue an archive of all records; give the "
-                    "destination another name",
-                    name=name,
-                )
-            for batch in read_parquet(parquet, name):
-                last_key = check_sorted(batch, last_key, name=name)
-                digest.update_arrow(batch)
-                rows += len(batch)
-                yield batch
-        if (rows, digest.hexdigest()) != (metadata.record_count, metadata.digest):
-            raise CorruptionError(
-                "the newest snapshot is not what it was when it was written",
-                hint="delete nothing; `logmirror verify --deep` shows which snapshots are sound",
-                name=name,
-                expected=metadata.digest,
-                found=digest.hexdigest(),
-            )
+
+
+def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
+    """Yield a snapshot's rows; CorruptionError at their end if they are not what was written."""
+    digest, last_key, rows = ContentDigest(), None, 0
+    parquet = open_parquet(file, name)
+    metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=name)
+    if metadata is None or not metadata.is_snapshot:
+        raise CorruptionError(
+            "the newest object is not a snapshot",
+            hint="`compaction: log` cannot continue an archive of all records; give the "
+            "destination another name",
+            name=name,
+        )
+    for batch in read_parquet(parquet, name):
+        last_key = check_sorted(batch, last_key, name=name)
+        digest.update_arrow(batch)
+        rows += len(batch)
+        yield batch
+    if (rows, digest.hexdigest()) != (metadata.record_count, metadata.digest):
+        raise CorruptionError(
+            "the newest snapshot is not what it was when it was written",
+            hint="delete nothing; `logmirror verify --deep` shows which snapshots are sound",
+            name=name,
+            expected=metadata.digest,
+            found=digest.hexdigest(),
+        )
