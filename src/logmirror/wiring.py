@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from logmirror.stores.locations import StoreLocation
 
 PATIENCE_MS: Final = 10_000
-"""How long commands that somebody waits for try a cluster that does not answer."""
+"""How long a cluster that does not answer is tried while somebody waits: people, other mirrors."""
 
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
 
@@ -203,6 +203,8 @@ def run(
             f"all {len(settings.mirrors)} mirror(s) are disabled",
             hint="set `enabled: true` on one of them",
         )
+    if not until_now:
+        specs = considerate(specs)
     if settings.on_fatal == "exit":
         _look_at_sources(specs)
     budget_bytes = settings.memory_budget_bytes
@@ -230,6 +232,29 @@ def run(
         )
         with _stop_on_signal(service):
             service.run(until_now=until_now)
+
+
+def considerate(specs: list[MirrorSpec]) -> list[MirrorSpec]:
+    """Mirrors of several clusters, with less patience for each of them.
+
+    While the loop asks a cluster that does not answer, no flow of another moves; and the loop tries
+    again by itself, less and less often. A single cluster is waited for as long as it may take.
+    """
+    clusters = {spec.source for spec in specs}
+    written = [written for spec in specs for _, written in spec.destinations]
+    clusters |= {to.cluster for to in written if isinstance(to, KafkaSpec)}
+    return specs if len(clusters) == 1 else [_considerate(spec) for spec in specs]
+
+
+def _considerate(spec: MirrorSpec) -> MirrorSpec:
+    def brief(cluster: ConnectionSettings) -> ConnectionSettings:
+        return replace(cluster, retry_budget_ms=min(cluster.retry_budget_ms, PATIENCE_MS))
+
+    destinations = tuple(
+        (name, replace(to, cluster=brief(to.cluster)) if isinstance(to, KafkaSpec) else to)
+        for name, to in spec.destinations
+    )
+    return replace(spec, source=brief(spec.source), destinations=destinations)
 
 
 def _look_at_sources(specs: list[MirrorSpec]) -> None:
