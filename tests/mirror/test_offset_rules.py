@@ -9,6 +9,7 @@ import pytest
 
 from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record, run_slice
 from kit.scripted import service as scripted_service
+from kit.scripted_copies import World, value
 from logmirror.errors import PositionError
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import FlowId, Slice
@@ -96,6 +97,17 @@ def test_r1_objects_that_were_finished_before_it_stay(form):
 
     assert refused(result, "SourceWentBackwards") == (15, 5)
     assert [name.rpartition("/")[2][:41] for name in published(store)] == [f"{0:020}-{9:020}"]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_r1_a_batch_that_reaches_back_is_not_sent_to_a_cluster(compacted):
+    world = World(Log(batches(0, 10)))
+    world.source = Script(batches(0, 5), [encode_reference([record(o) for o in range(3, 8)])], end=8)
+
+    (result,) = world.run(compacted=compacted)
+
+    assert refused(result, "SourceWentBackwards") == (5, 3)
+    assert world.destination.values() == [(n, value(n)) for n in range(5)]
 
 
 @pytest.mark.parametrize("chain_start", [None, "earliest"])

@@ -78,6 +78,7 @@ class KafkaSource:
         self._topic_id = topic_id
         self._buffer = buffer or FetchBuffer()
         self._scanner = scanner or BatchScanner()
+        self._polled_to = -1  # where the last batch of the last `poll` ended
 
     def read(self, offset: int, end: int) -> Iterator[Fetched]:
         """Yield responses until one reaches `end`; each is valid until the next is asked for.
@@ -125,13 +126,13 @@ class KafkaSource:
         answer = self._fetch(offset, max_wait_ms)
         crashpoints.reach("fetch.answered")
         batches = self._scan(answer)
-        start = self._first_wanted(batches, offset, inside=True)
+        start = self._first_wanted(batches, offset, inside=offset != self._polled_to)
         stable_end = answer.last_stable_offset
         if stable_end < 0:
             stable_end = answer.high_watermark
         if start == batches.count:
             return Polled(None, stable_end)
-        next_offset = int(batches.last_offsets[batches.count - 1]) + 1
+        next_offset = self._polled_to = int(batches.last_offsets[batches.count - 1]) + 1
         if next_offset < min(limit, stable_end):
             self._ask_ahead(next_offset)
         return Polled(Fetched(self._buffer.view, batches, start), stable_end)
