@@ -21,7 +21,7 @@ from kit.machine import remove_temporary_folder
 from kit.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,11 +31,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    items: list[pytest.Item],
+) -> Generator[None, object, object]:
     """Keep the tests that share a broker in one process, so that each broker starts only once.
 
-    Holds for `pytest --dist loadgroup`; the other processes run other tests meanwhile.
+    Holds for `pytest --dist loadgroup`; the other processes run other tests meanwhile. With
+    `--no-loadscope-reorder` groups of minutes come first, and the many tests that belong to no
+    group fill the gaps at the end.
     """
     for item in items:
         brokers = _SHARED_BROKERS.intersection(getattr(item, "fixturenames", ()))
@@ -44,6 +48,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             brokers |= {_fixture_of(parameters["apache_kafka"])}
         if brokers:
             item.add_marker(pytest.mark.xdist_group("+".join(sorted(brokers))))
+    result = yield
+    items.sort(key=_place)
+    return result
+
+
+def _place(item: pytest.Item) -> int:
+    """Before all others: what starts Spark, whole clusters, or one process after the other."""
+    if {"e2e", "demo"}.intersection(item.path.parts) or item.path.name == "test_readme.py":
+        return 0
+    return 1 if item.get_closest_marker("xdist_group") else 2
 
 
 @pytest.hookimpl(trylast=True)
