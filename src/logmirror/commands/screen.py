@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -9,12 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 from logmirror.config import ConfigError
+from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
     from logmirror.errors import LogmirrorError
 
 _UNBROKEN: Final = 1000
 """Columns of a table that goes to a file or a pipe: no cell is cut."""
+
+_NAME: Final = re.compile(r"([A-Z][a-z]+){2,}")
+"""Of a reason that has a section of its own, such as SourceTrimmed; others are text."""
 
 
 def stdout() -> Console:
@@ -43,3 +48,14 @@ def print_error(error: LogmirrorError) -> None:
         console.print(f"  {name}: {value}", markup=False)
     if error.hint:
         console.print(f"  hint: {error.hint}", markup=False)
+    console.print(f"  see {place_in_docs(error)}", markup=False)
+
+
+def place_in_docs(error: LogmirrorError) -> str:
+    """The section of docs/errors.md that says what an error means and what to do."""
+    of_kind = "kind" in vars(type(error)) or error.kind == "internal"
+    name = error.kind if of_kind else type(error).__name__
+    reason = error.facts.get("reason")
+    if isinstance(error, PositionError) and isinstance(reason, str) and _NAME.fullmatch(reason):
+        name = reason
+    return f"docs/errors.md#{name.lower()}"
