@@ -1,8 +1,8 @@
-"""deploy/: what it says of the program is true, and what it installs runs where nothing may be written.
+"""deploy/: what it says of the program is true, and what it installs runs where nothing is written.
 
-Method: Dockerfile, manifests and unit are read and compared with the program's own constants and with
-each other; manifests are checked against the schemas of Kubernetes, the unit by systemd where it is.
-The wheel is built as deploy/install.sh builds it, and run from a folder that nobody may write to. At
+Method: Dockerfile, manifests and unit are read and compared with the program's own constants and
+with each other; manifests are checked against the schemas of Kubernetes, the unit by systemd. The
+wheel is built as deploy/install.sh builds it, and run from a folder that nobody may write to. At
 night `tests/e2e/test_installed.py` runs what the script itself installs.
 """
 
@@ -27,8 +27,14 @@ from kit.commands import logmirror, mirror, write_config
 from kit.machine import program
 from logmirror import http_port
 from logmirror.cli import VERSION
-from logmirror.errors import FencedError, UnavailableError, UsageError
-from logmirror.errors import CorruptionError, InternalError, PositionError
+from logmirror.errors import (
+    CorruptionError,
+    FencedError,
+    InternalError,
+    PositionError,
+    UnavailableError,
+    UsageError,
+)
 from logmirror.knobs import Knobs
 from logmirror.metrics import Recorder
 
@@ -43,7 +49,7 @@ KUBERNETES: Final = ("1.28", "1.34")
 USER: Final = 10001
 CONFIG: Final = "/etc/logmirror/mirror.yaml"
 SECRETS: Final = "/run/secrets/logmirror"
-PAGES: Final = set(http_port._pages(Recorder(), None))
+PAGES: Final = set(http_port._pages(Recorder(), None))  # noqa: SLF001  # the paths it answers
 
 
 # -- the image -------------------------------------------------------------------------------------
@@ -73,7 +79,12 @@ def test_the_image_runs_as_a_user_without_rights():
 def test_the_image_holds_nothing_that_builds():
     packages = final_stage()["RUN"].partition("--no-install-recommends")[2].partition("&&")[0]
 
-    assert sorted(packages.split()) == ["ca-certificates", "default-jre-headless", "python3", "tini"]
+    assert sorted(packages.split()) == [
+        "ca-certificates",
+        "default-jre-headless",
+        "python3",
+        "tini",
+    ]
     assert final_stage()["COPY"] == "--from=build /opt/logmirror /opt/logmirror"
 
 
@@ -198,7 +209,6 @@ def test_the_wheel_runs_read_only_and_without_a_home(installed, tmp_path, kafka_
     assert list(installed.rglob("*.nb?")) == []
 
 
-
 # -- Kubernetes ------------------------------------------------------------------------------------
 
 
@@ -237,7 +247,12 @@ def test_kustomize_puts_together_what_is_there():
     files = {path.name for path in MANIFESTS.iterdir()}
     (generated,) = KUSTOMIZATION["configMapGenerator"]
 
-    assert files == {*KUSTOMIZATION["resources"], *generated["files"], "kustomization.yaml", "podmonitor.yaml"}
+    assert files == {
+        *KUSTOMIZATION["resources"],
+        *generated["files"],
+        "kustomization.yaml",
+        "podmonitor.yaml",
+    }
     assert KUSTOMIZATION["namespace"] == MANIFEST["Namespace"]["metadata"]["name"]
     assert KUSTOMIZATION["images"][0]["name"] == CONTAINER["image"]
     mounted = {volume["name"]: volume for volume in POD["spec"]["volumes"]}
@@ -320,7 +335,9 @@ def unit() -> list[tuple[str, str, str]]:
 
 def test_the_unit_ends_and_restarts_as_the_program_wants():
     service = {key: value for section, key, value in unit() if section == "Service"}
-    no_use = {error.exit_code for error in (UsageError, CorruptionError, PositionError, FencedError)}
+    no_use = {
+        error.exit_code for error in (UsageError, CorruptionError, PositionError, FencedError)
+    }
 
     assert service["KillMode"] == "mixed"
     assert service["Restart"] == "on-failure"

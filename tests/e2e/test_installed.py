@@ -1,4 +1,4 @@
-"""deploy/install.sh: what it installs copies on Spark, as a user who may write nothing but the copy.
+"""deploy/install.sh: what it installs copies on Spark, as a user who may write only the copy.
 
 Everything is downloaded, built and installed, which takes minutes: at night only.
 """

@@ -14,7 +14,7 @@ from logmirror.commands.compaction_text import parse_bytes, row_json, rows_table
 from logmirror.commands.options import ConfigOption, FormatOption, MirrorOption, settings_of
 from logmirror.commands.proof_text import print_reports, report_json
 from logmirror.commands.screen import stdout
-from logmirror.commands.status_text import status_json, status_table
+from logmirror.commands.status_text import print_status, status_json
 
 
 def status(
@@ -27,7 +27,7 @@ def status(
     if output == "json":
         typer.echo(json.dumps([status_json(row) for row in rows], indent=2))
     else:
-        stdout().print(status_table(rows))
+        print_status(stdout(), rows)
     if any(row.error for row in rows):
         raise typer.Exit(1)
 
@@ -68,9 +68,7 @@ def verify(
     if output == "json":
         typer.echo(json.dumps([report_json(report) for report in reports], indent=2))
     else:
-        print_reports(
-            stdout(), reports, deep=deep or against_source, against_source=against_source
-        )
+        print_reports(stdout(), reports, deep=deep or against_source, against_source=against_source)
     if any(report.problems for report in reports):
         raise typer.Exit(65)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  # typer reads the annotations as it starts
 from typing import Annotated
 
 import typer

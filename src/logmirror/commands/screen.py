@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -13,6 +15,8 @@ from logmirror.config import ConfigError
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from logmirror.errors import LogmirrorError
 
 _UNBROKEN: Final = 1000
@@ -37,18 +41,40 @@ def table_of(*titles: str) -> Table:
 
 def print_error(error: LogmirrorError) -> None:
     """Print what went wrong, the facts, and what to do next, to stderr."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    print_lines(Console(stderr=True, highlight=False), error_lines(error))
+
+
+def error_lines(error: LogmirrorError) -> Iterator[str]:
+    """An error as people read it: a line of what, then indented the facts and what to do."""
     if isinstance(error, ConfigError):
-        console.print(f"error: {error.message}: {error.facts.get('file')}", markup=False)
-        for problem in error.problems:
-            console.print(f"  {problem}", markup=False)
+        yield f"error: {error.message}: {error.facts.get('file')}"
+        yield from (f"  {problem}" for problem in error.problems)
         return
-    console.print(f"error ({error.kind}): {error.message}", markup=False)
+    yield f"error ({error.kind}): {error.message}"
     for name, value in error.facts.items():
-        console.print(f"  {name}: {value}", markup=False)
+        if isinstance(value, Mapping) and value:
+            yield f"  {name}:"
+            yield from (f"    {key}: {each}" for key, each in value.items())
+        else:
+            yield f"  {name}: {value}"
     if error.hint:
-        console.print(f"  hint: {error.hint}", markup=False)
-    console.print(f"  see {place_in_docs(error)}", markup=False)
+        yield f"  hint: {error.hint}"
+    yield f"  see {place_in_docs(error)}"
+
+
+def print_lines(out: Console, lines: Iterable[str]) -> None:
+    """Print lines, at a terminal's end broken between words and indented; elsewhere unbroken."""
+    for line in lines:
+        if out.is_terminal:
+            inner = line[: len(line) - len(line.lstrip())] + "    "
+            line = textwrap.fill(  # noqa: PLW2901  # the same line, for a screen
+                line,
+                out.width,
+                subsequent_indent=inner,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def place_in_docs(error: LogmirrorError) -> str:
