@@ -120,7 +120,7 @@ def test_no_section_is_about_an_error_that_is_gone():
 def test_each_message_of_the_page_is_one_that_the_source_has():
     blocks = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     quoted = re.findall(r"^error \(([a-z-]+)\): (.+)$", "".join(blocks), re.MULTILINE)
-    known = {part for text in literals() for part in re.split(r": ?", text) if part.strip()}
+    known = {part for text in literals() for part in re.split(": |:$", text) if part.strip()}
 
     begun = [text for text in known if text.endswith(" ") and len(text) > 4]
 
