@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 
 # What builds comes from the lock of the developers, and goes away with the working folder.
 awk '/^[a-z]/ {
-    wanted = /^(hatchling|packaging|pathspec|pluggy|setuptools|trove-classifiers|wheel)==/
+    wanted = /^(hatchling|packaging|pathspec|pluggy|setuptools|tomlkit|trove-classifiers|wheel)==/
 } wanted' "$here/requirements.lock" >"$work/builders.lock"
 "$python" -m venv "$work/tools"
 pip() { "$work/tools/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -31,25 +32,43 @@ def allow_writing(folder: Path, *, is_allowed: bool) -> None:
             path.chmod(mode | stat.S_IWUSR if is_allowed else mode & ~0o222)
 
 
+def another_user() -> list[str]:
+    """What runs a command as nobody, where we are allowed to."""
+    if os.getuid() != 0:
+        return []
+    ids = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return [program("setpriv"), *ids, "--no-new-privs"]
+
+
+def python_for(as_other: list[str]) -> str:
+    """A Python that this user may start; ours may lie in a home that is closed."""
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        if subprocess.run([*as_other, python, "-c", ""], check=False).returncode == 0:
+            return python
+    message = "no Python that another user may start"
+    raise RuntimeError(message)
+
+
 def test_what_the_script_installs_runs_on_spark_as_another_user(kafka_431):
+    as_other = another_user()
     topic = kafka_431.create_topic("installed")
     produce(kafka_431.bootstrap, topic, [Message(None, b"one"), Message(None, b"two")])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
         installed, own = folder / "logmirror", folder / "own"
-        subprocess.run([SCRIPT, installed], check=True, timeout=1200)
+        subprocess.run(
+            [SCRIPT, installed],
+            env={**os.environ, "PYTHON": python_for(as_other)},
+            check=True,
+            timeout=1200,
+        )
         allow_writing(installed, is_allowed=False)
         own.mkdir()
         config = write_config(
             folder / "mirror.yaml", mirror(topic, kafka_431.bootstrap, own / "archive")
         )
-        as_other = []
-        if os.getuid() == 0:
-            as_other = [
-                *(program("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}"),
-                *("--clear-groups", "--no-new-privs"),
-            ]
+        if as_other:
             os.chown(own, NOBODY, NOBODY)
         done = subprocess.run(
             [*as_other, installed / "bin/logmirror", "run", "--until-now", "-c", config],
