@@ -159,6 +159,9 @@ if [ "${1:-}" = tests ]; then
     command -v kcat >/dev/null 2>&1 ||
         provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
     for shell in zsh fish; do
-        command -v $shell >/dev/null 2>&1 || provide "$shell, whose completion is tested," $shell $shell $shell
+        command -v $shell >/dev/null 2>&1 ||
+            provide "$shell, whose completion is tested," $shell $shell $shell
     done
+    [ "$(uname)" != Linux ] || command -v systemd-analyze >/dev/null 2>&1 ||
+        provide "systemd-analyze, which checks a unit," systemd systemd ""
 fi
