@@ -42,10 +42,13 @@ schema: install ## Write the JSON Schema and the reference pages of configuratio
 	@$(RUN) python scripts/write_schema.py
 	@$(RUN) python scripts/write_metrics.py
 
-lock: install ## Resolve requirements.lock anew from pyproject.toml
+lock: install ## Resolve both requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \
 	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
 	  --quiet --upgrade --output-file requirements.lock
+	@$(RUN) uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet \
+	  --output-file deploy/requirements.lock
 
 clean: ## Remove .venv and everything that tools left behind
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 # Make this clone ready, from whatever the machine has: Python 3.11 or later, make, a package manager.
 #
 #     scripts/setup.sh          .venv with the locked packages, and Java
-#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat
+#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, shells
 #
 # What is missing is installed where the package manager lets us (as root, or by sudo that asks no
 # password); otherwise the script stops and says what to install. Nothing is done twice.
@@ -158,4 +158,10 @@ if [ "${1:-}" = tests ]; then
         provide "Maven, which fetches Apache Kafka for the tests," maven maven maven
     command -v kcat >/dev/null 2>&1 ||
         provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
+    for shell in zsh fish; do
+        command -v $shell >/dev/null 2>&1 ||
+            provide "$shell, whose completion is tested," $shell $shell $shell
+    done
+    [ "$(uname)" != Linux ] || command -v systemd-analyze >/dev/null 2>&1 ||
+        provide "systemd-analyze, which checks a unit," systemd systemd ""
 fi

@@ -31,7 +31,17 @@ CODE: Final = sorted(
 )
 TEXTS: Final = sorted(
     path
-    for folder in ("src", "tests", "scripts", "bench", "docs", "examples", "schemas", ".ci")
+    for folder in (
+        "src",
+        "tests",
+        "scripts",
+        "bench",
+        "docs",
+        "deploy",
+        "examples",
+        "schemas",
+        ".ci",
+    )
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 ) + sorted(path for path in ROOT.iterdir() if path.is_file() and path.name != ".coverage")

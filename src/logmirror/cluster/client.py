@@ -375,6 +375,7 @@ def _recreated(topic: str, expected: bytes, found: bytes) -> PositionError:
     return PositionError(
         "the topic was deleted and created again",
         hint="its old records are gone; the copy ends here, mirror the new topic elsewhere",
+        reason="SourceRecreated",
         topic=topic,
         expected_topic_id=expected.hex(),
         found_topic_id=found.hex(),

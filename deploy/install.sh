@@ -1,0 +1,28 @@
+#!/bin/sh
+# Install logmirror from this clone, with exactly the packages it is tested with, into a folder of
+# its own. Nothing that builds is left there; it may be owned by root and read-only afterwards.
+#
+#     deploy/install.sh /opt/logmirror
+#     /opt/logmirror/bin/logmirror --version
+#
+# Needs Python 3.11 to 3.14 with its venv module; PYTHON names another one than `python3`.
+set -eu
+target=${1:?usage: deploy/install.sh FOLDER}
+python=${PYTHON:-python3}
+here=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# What builds comes from the lock of the developers, and goes away with the working folder.
+awk '/^[a-z]/ {
+    wanted = /^(hatchling|packaging|pathspec|pluggy|setuptools|tomlkit|trove-classifiers|wheel)==/
+} wanted' "$here/requirements.lock" >"$work/builders.lock"
+"$python" -m venv "$work/tools"
+pip() { "$work/tools/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip install --no-compile --require-hashes -r "$work/builders.lock"
+pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir "$work/wheels" \
+    -r "$here/deploy/requirements.lock"
+pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" "$here"
+
+"$python" -m venv --without-pip "$target"
+pip --python "$target/bin/python" install --no-index --no-deps "$work"/wheels/*.whl

@@ -1,0 +1,1 @@
+"""What each command does with its arguments, and what it prints; `logmirror.cli` names them."""
