@@ -153,6 +153,35 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
     assert run.errors == []
 
 
+def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker, tmp_path):
+    # CFG-06
+    topic = cli_broker.create_topic("seen-silent")
+    produce(cli_broker.bootstrap, topic, some(10))
+    root, (port, nobody) = tmp_path / "archive", free_ports(2)
+    files = {"name": "files", "type": "filesystem", "root": str(root)}
+    standby = {"name": "standby", "type": "kafka", "bootstrap-servers": f"127.0.0.1:{nobody}"}
+    config = write_config(
+        tmp_path / "config.json",
+        mirror(
+            topic,
+            cli_broker.bootstrap,
+            root,
+            max_offsets=10,
+            destinations=[files, {**standby, "affects-readiness": False}],
+        ),
+    )
+    with running(config, port=port, patience_ms=500) as run:
+        wait_until(
+            lambda: (
+                durable_position(root / "files" / "0") == 10
+                and status_of(port)["mirrors"][0]["state"] == "waiting"
+            ),
+            what=lambda: f"a destination that waits: {status_of(port)}",
+        )
+        assert ask(port, "/readyz").status == 200
+    assert run.errors == []
+
+
 def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
     arguments = ("--log-level", "debug", "--log-format", "json")
     variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
