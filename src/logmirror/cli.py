@@ -23,14 +23,15 @@ from logmirror.cluster.properties import property_problems
 from logmirror.compaction_text import parse_bytes, row_json, rows_table
 from logmirror.config import ConfigError, Settings, json_schema, load
 from logmirror.errors import LogmirrorError, UsageError
-from logmirror.knobs import read_knobs
+from logmirror.knobs import read_knobs, tell_without_meaning
 from logmirror.log_lines import log_to_stderr
 from logmirror.proof_text import print_reports, report_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from logmirror.inspection import CheckRow, StatusRow
+    from logmirror.checks import CheckRow
+    from logmirror.inspection import StatusRow
 
 _UNBROKEN: Final = 1000
 """Columns of a table that goes to a file or a pipe: no cell is cut."""
@@ -91,13 +92,14 @@ def validate(
 ) -> None:
     """Check a configuration offline: every problem, with line and suggestion.
 
-    With --check also whether the clusters answer and the copies could be made; changes nothing.
+    With --check also whether clusters answer and allow what is needed, folders and buckets can be
+    written to, and the copies could be made. It leaves everything as it was.
     """
-    settings = _load(config)
+    settings = _load(config, needs_variables=check)
     if check:
-        from logmirror import inspection  # noqa: PLC0415  # only such commands need it
+        from logmirror import checks  # noqa: PLC0415  # only such commands need it
 
-        rows = inspection.check(settings)
+        rows = checks.check(settings)
         if output == "json":
             typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         else:
@@ -116,6 +118,8 @@ def validate(
         names = ", ".join(f'"{d.name}"' for d in mirror.destinations)
         state = "" if mirror.enabled else " [DISABLED]"
         typer.echo(f'mirror "{mirror.name}"{state}: destinations = [{names}]')
+    for name in settings.unset_variables:
+        typer.echo(f"note: the environment variable {name} is not set here, and `run` needs it")
 
 
 @app.command()
@@ -144,6 +148,7 @@ def run(  # noqa: PLR0913  # one parameter for each option
 
     log_to_stderr(log_level, log_format)
     knobs = read_knobs(os.environ)
+    tell_without_meaning(os.environ)
     settings = _load(config)
     wiring.run(settings, until_now=until_now, master=master, spark_log=spark_log, knobs=knobs)
 
@@ -340,8 +345,40 @@ def policy_print(
     typer.echo(json.dumps(found, indent=2))
 
 
-def _load(path: Path, only: list[str] | None = None) -> Settings:
-    settings = load(path, check_properties=_property_problems)
+acls = typer.Typer(no_args_is_help=True, help="What Kafka must allow for a configuration.")
+app.add_typer(acls, name="acls")
+
+
+@acls.command("print")
+def acls_print(
+    config: ConfigOption,
+    *,
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            help="Who is to be allowed, such as User:mirror; by default the users of the file.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="For people, or for programs.")
+    ] = "text",
+) -> None:
+    """Print the Kafka ACLs that a configuration needs, as commands of kafka-acls.sh.
+
+    Connects to nothing.
+    """
+    from logmirror.acls import acls_json, acls_text, needed_acls  # noqa: PLC0415  # only it needs it
+
+    clusters = needed_acls(_load(config, needs_variables=False), principal)
+    if output == "json":
+        typer.echo(json.dumps(acls_json(clusters), indent=2))
+    else:
+        typer.echo(acls_text(clusters), nl=False)
+
+
+def _load(path: Path, only: list[str] | None = None, *, needs_variables: bool = True) -> Settings:
+    settings = load(path, check_properties=_property_problems, needs_variables=needs_variables)
     if not only:
         return settings
     known = [mirror.name for mirror in settings.mirrors]
