@@ -25,10 +25,11 @@ from confluent_kafka.admin import (
 
 from kit.apache import RELEASES
 from kit.commands import logmirror
-from kit.copies import anomalies, copy, forget_connections
+from kit.copies import anomalies, copy, end_of, forget_connections
 from kit.holes import CREDENTIALS, Writer, guarded_kafka, plain_messages, trim
 from kit.security import USER
 from logmirror.acls import acls_text, needed_acls
+from logmirror.checks import check
 from logmirror.config import load_text
 from logmirror.errors import UsageError
 from logmirror.mirror.translate_progress import PROGRESS_TOPIC
@@ -277,3 +278,60 @@ def test_what_can_be_left_out_is_said_to_be(broker):
     assert (
         anomalies(broker.bootstrap, world.name, broker.bootstrap, target, partitions=(0, 1)) == []
     )
+
+
+def checked(mirror):
+    """Rows of `validate --check` on what is allowed."""
+    rows = [row for row in check(settings_of(mirror)) if row.what == "permissions"]
+    return {(row.destination, row.severity, row.found.partition(" on the ")[0]) for row in rows}
+
+
+def test_a_check_says_what_is_not_allowed_and_nothing_is_written(broker):
+    world = World(broker)
+    world.fill()
+    broker.create_topic(f"copy-of-{world.name}", partitions=2)
+    mirror = world.to_cluster()
+    needed = printed(mirror)
+    missing = {"Write", "Delete", "DescribeConfigs"}
+    copy_of = f"copy-of-{world.name}"
+    world.grant([acl for acl in needed if not (acl[1] == copy_of and acl[3] in missing)])
+    notes = {("standby", "note", operation) for operation in ("DescribeConfigs", "ClusterAction")}
+    allowed = "what is needed is allowed, as far as brokers tell"
+    assert checked(mirror) == notes | {
+        ("", "ok", allowed),
+        ("standby", "error", "Write"),
+        ("standby", "error", "DescribeConfigs"),
+        ("standby", "warning", "Delete"),
+        ("standby", "note", "Describe"),
+    }
+    world.grant(needed + printed(mirror, optional=True))
+    assert checked(mirror) == {("", "ok", allowed), ("standby", "ok", allowed)}
+    assert end_of(broker.bootstrap, copy_of) == 0
+
+
+@pytest.mark.parametrize(
+    ("configs", "more", "told"),
+    [
+        ({"cleanup.policy": "compact"}, {}, [("note", "cleanup.policy")]),
+        ({}, {"compaction": "log"}, [("note", "cleanup.policy")]),
+        ({"retention.ms": "30000"}, {}, [("warning", "retention.ms")]),
+        ({"cleanup.policy": "compact"}, {"compaction": "log"}, []),
+        ({"retention.ms": "3600000"}, {}, []),
+    ],
+)
+def test_a_check_tells_what_of_the_source_an_archive_suffers_from(
+    broker, tmp_path, configs, more, told
+):
+    world = World(broker)
+    broker.create_topic(world.name, config=configs)
+    mirror = {
+        "name": "m",
+        "source": {"bootstrap-servers": broker.bootstrap},
+        "topic": world.name,
+        "partition": 0,
+        "destinations": [{"type": "filesystem", "root": str(tmp_path / "archive")}],
+        "flush": FLUSH,
+    }
+    rows = check(settings_of(mirror | more))
+    expected = {"source", "permissions", "folder", "position"}
+    assert [(row.severity, row.what) for row in rows if row.what not in expected] == told

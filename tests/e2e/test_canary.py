@@ -29,8 +29,8 @@ pytestmark = pytest.mark.timeout(600)
 
 KEY_PASSWORD = "canary-of-the-key+/= &?"
 WRONG = "canary-wrong-password ;&="
-SPARK_SECRET = "canary-of-spark/secret+key"
-SPARK_OTHER = "canary-of-spark-credential"
+SPARK_SECRET = "canary-of-spark/s3+key"
+SPARK_OTHER = "canary-of-spark-other+/="
 TOKEN = "canary-session-token+/="
 FLUSH = {"max-time-ms": 200, "max-bytes": 1 << 20, "max-offsets": 1000}
 
@@ -134,7 +134,7 @@ def configuration(path, source, server, root, **changes):
     }
     properties = {
         "spark.hadoop.fs.s3a.secret.key": SPARK_SECRET,
-        "spark.example.credential": SPARK_OTHER,
+        "spark.example.passphrase": SPARK_OTHER,
     }
     spark = {"master": "local[1]", "properties": properties | changes.pop("spark", {})}
     path.write_text(json.dumps({"mirrors": [mirror | changes], "spark": spark}, indent=1))
@@ -280,7 +280,7 @@ def test_spark_its_pages_its_event_log_and_its_processes(canaries, source, serve
         ui = f"http://{HOST}:{port}"
         (application,) = json.loads(got(f"{ui}/api/v1/applications"))
         told = got(f"{ui}/api/v1/applications/{application['id']}/environment")
-        assert "spark.example.credential" in told
+        assert "spark.example.passphrase" in told
         canaries.check("what Spark's interface tells", told)
         for page in ("environment", "jobs", "executors"):
             canaries.check(page, got(f"{ui}/{page}/"))
