@@ -5,10 +5,12 @@ in tests/e2e/test_acls.py.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kit.configs import ABSENT, folder, mirror, settings_of
+from logmirror import cluster as cluster_package
 from logmirror.acls import acls_json, acls_text, needed_acls
 from logmirror.errors import UsageError
 from logmirror.wire import messages
@@ -117,8 +119,14 @@ def test_commands_and_json_say_the_same():
             assert acl["purpose"] in text
 
 
+CLIENT = "\n".join(path.read_text() for path in Path(cluster_package.__path__[0]).glob("*.py"))
+"""The code that asks brokers, where it says what it does."""
+
+
 @pytest.mark.parametrize("action", sorted(messages.GRANTS))
 def test_a_refusal_says_what_to_grant(action):
+    whose = "{whose}'s" in CLIENT and action.replace("topic's", "{whose}'s")
+    assert f'"{action}"' in CLIENT or f'"{whose}"'.replace("broker's", "{whose}'s") in CLIENT
     error = messages.api_error(29, action=action)
     assert messages.GRANTS[action] in error.hint
     assert messages.api_error(3, action=action).hint != error.hint

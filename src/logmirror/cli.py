@@ -107,6 +107,9 @@ def validate(
         if any(row.severity == "error" for row in rows):
             raise typer.Exit(2)
         return
+    if output == "json":
+        typer.echo(json.dumps(_settings_json(settings), indent=2))
+        return
     enabled = sum(mirror.enabled for mirror in settings.mirrors)
     disabled = len(settings.mirrors) - enabled
     counts = f" ({enabled} enabled, {disabled} disabled)" if disabled else ""
@@ -409,6 +412,18 @@ def _print_error(error: LogmirrorError) -> None:
         console.print(f"  {name}: {value}", markup=False)
     if error.hint:
         console.print(f"  hint: {error.hint}", markup=False)
+
+
+def _settings_json(settings: Settings) -> dict[str, object]:
+    mirrors = [
+        {
+            "mirror": mirror.name,
+            "enabled": mirror.enabled,
+            "destinations": [destination.name for destination in mirror.destinations],
+        }
+        for mirror in settings.mirrors
+    ]
+    return {"mirrors": mirrors, "unset_variables": list(settings.unset_variables)}
 
 
 def _status_json(row: StatusRow) -> dict[str, object]:

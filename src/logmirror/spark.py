@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import SliceResult, Work
 
 _PRIVATE: Final = (
-    "(?i)secret|passw|passphrase|token|credential|keytab|(access|account|api|private)[._-]?key"
+    "(?i)secret|passw|passphrase|token|credential|(access|account|api|private)[._-]?key"
 )
 """Names of properties whose values are nobody's business; Spark's own pattern knows fewer."""
 

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from kit.commands import logmirror
 from kit.configs import (
     complaints,
     folder,
@@ -377,3 +378,20 @@ def test_zero_limits_and_a_wrong_time_of_day_are_found_offline():
 def test_a_thousand_refused_mirrors_are_told_in_a_moment():
     many = [mirror(f"m{n}", partition=n) | {"notify": NOTIFY} for n in range(1000)]
     assert len(problems_of(json.dumps({"mirrors": many}))) == 1000
+
+
+def test_validate_tells_of_variables_that_only_a_run_needs(tmp_path):
+    # CLI-01, CLI-02
+    path = tmp_path / "config.json"
+    path.write_text(text_of(mirror(destinations=[BUCKET])))
+    told = logmirror("validate", "-c", path)
+    assert told.returncode == 0, told.stderr
+    for name in VARIABLES:
+        assert f"note: the environment variable {name} is not set here" in told.stdout
+    read = json.loads(logmirror("validate", "-c", path, "--format", "json").stdout)
+    assert read["mirrors"] == [{"mirror": "orders", "enabled": True, "destinations": ["lake"]}]
+    assert read["unset_variables"] == VARIABLES
+    assert logmirror("acls", "print", "-c", path).returncode == 0
+    checked = logmirror("validate", "--check", "-c", path)
+    assert (checked.returncode, checked.stdout) == (2, "")
+    assert checked.stderr.count("is not set") == len(VARIABLES)

@@ -206,13 +206,19 @@ def small_config(cli_broker, tmp_path):
 def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as other:
         variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
+        variables |= {"MIRROR_V3_CACHE_PORT": "8080", "MIRROR_V3_READINESS_LAG": "5"}
         with InlineRun(small_config, "--until-now", folder=tmp_path, environment=variables) as run:
             assert run.wait() == 0, run.text
     assert "WARNING monitoring is not answered" in run.text
+    (line,) = [line for line in run.text.splitlines() if "MIRROR_V3" in line]
+    assert "variables=MIRROR_V3_CACHE_PORT,MIRROR_V3_READINESS_LAG" in line
     assert durable_position(tmp_path / "parquet" / "0") == 10
 
 
-@pytest.mark.parametrize("variable", ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS"])
+@pytest.mark.parametrize(
+    "variable",
+    ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS", "MIRROR_V3_HEARTBEAT_SECS"],
+)
 def test_a_value_that_is_no_number_is_told_at_the_start(small_config, tmp_path, variable):
     with InlineRun(small_config, folder=tmp_path, environment={variable: "9o"}) as run:
         assert run.wait() == 2

@@ -113,7 +113,7 @@ class SourceModel(_Model):
 
     properties: Properties = Field(default_factory=dict)
     """Connection properties under librdkafka's names, such as `security.protocol`. Values are taken
-    as they are written; no message, log line or report shows them."""
+    as they are written; no message, log line or report shows them, but for the user's name."""
 
 
 class _ArchiveModel(_Model):
