@@ -5,6 +5,7 @@ Method: real connections to the real server on loopback, over the real health of
 
 import logging
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,36 @@ def test_it_is_ready_when_each_mirror_is_opened_and_none_waits_or_has_stopped(po
     assert ask(port, "/readyz")[0] == 200
     health.stopped(FLOW.mirror, UnavailableError("no answer"))
     assert "mirror=orders state=stopped" in ask(port, "/readyz")[2]
+
+
+def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
+    # CFG-06: `affects-readiness: false`; all of what bills has says so
+    health = Outlook(
+        ["orders", "bills"], SYSTEM_CLOCK, {("orders", "d"), ("bills", "d"), ("bills", "")}
+    )
+    why = UnavailableError("no answer")
+    assert health.not_ready() == ["mirror=orders state=starting"]
+    health.unreachable("orders", "d", why)
+    health.opened("orders", {"d"})
+    assert health.not_ready() == []
+    assert [one.state for one in health.mirrors()] == ["waiting", "starting"]
+    health.waits(FLOW, why)
+    assert health.not_ready() == []
+
+    other = replace(FLOW, destination="e")
+    red = ["mirror=orders state=waiting kind=unavailable: no answer"]
+    health.waits(other, why)
+    assert health.not_ready() == red
+    health.goes_on(other)
+    health.unreachable("orders", "", why)
+    assert health.not_ready() == red
+    health.opened("orders")
+    assert health.not_ready() == []
+
+    health.stopped("bills", why)
+    assert health.not_ready() == []
+    health.stopped("orders", why, FLOW)  # its other destinations are no longer copied to, too
+    assert health.not_ready() == ["mirror=orders state=stopped kind=unavailable: no answer"]
 
 
 def test_a_path_that_is_not_there_names_those_that_are(port):

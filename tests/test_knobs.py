@@ -3,13 +3,23 @@
 Method: each variable with values from both sides of each of its limits.
 """
 
+import logging
+
 import pytest
 
 from logmirror.errors import UsageError
-from logmirror.knobs import HEARTBEAT_SECS, METRICS_PORT, Knobs, read_knobs
+from logmirror.knobs import (
+    HEARTBEAT_SECS,
+    METRICS_PORT,
+    WITHOUT_MEANING,
+    Knobs,
+    read_knobs,
+    tell_without_meaning,
+)
 
 
 def test_without_variables_the_defaults_hold():
+    # KNB-01
     assert read_knobs({}) == Knobs(metrics_port=9090, heartbeat_ms=30_000)
 
 
@@ -25,6 +35,7 @@ def test_a_heartbeat_is_taken_in_seconds(text, ms):
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "65536", "9090 ", "1e3", "off", "٣", "9" * 5000])
 def test_what_is_no_port_is_a_usage_error_that_names_the_variable(text):
+    # KNB-02
     with pytest.raises(UsageError, match="not a number") as caught:
         read_knobs({METRICS_PORT: text})
     assert caught.value.facts == {"variable": METRICS_PORT, "value": text}
@@ -36,3 +47,36 @@ def test_what_is_no_interval_is_a_usage_error_that_names_the_variable(text):
     with pytest.raises(UsageError, match="not a number") as caught:
         read_knobs({HEARTBEAT_SECS: text})
     assert caught.value.facts["variable"] == HEARTBEAT_SECS
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"MIRROR_V3_METRICS_PORT": "9191"}, Knobs(metrics_port=9191)),
+        ({"MIRROR_V3_METRICS_PORT": "0"}, Knobs(metrics_port=0)),
+        ({"MIRROR_V3_HEARTBEAT_SECS": "5"}, Knobs(heartbeat_ms=5000)),
+        ({"MIRROR_V3_METRICS_PORT": "9191", METRICS_PORT: "9292"}, Knobs(metrics_port=9292)),
+        ({"MIRROR_V3_HEARTBEAT_SECS": "never", HEARTBEAT_SECS: "0"}, Knobs(heartbeat_ms=0)),
+    ],
+)
+def test_the_names_of_mirror_v3_count_where_ours_are_not_set(environment, found):
+    assert read_knobs(environment) == found
+
+
+@pytest.mark.parametrize("name", ["MIRROR_V3_METRICS_PORT", "MIRROR_V3_HEARTBEAT_SECS"])
+def test_a_variable_of_mirror_v3_with_a_wrong_value_is_named(name):
+    # KNB-02
+    with pytest.raises(UsageError, match="not a number") as caught:
+        read_knobs({name: "9o"})
+    assert caught.value.facts == {"variable": name, "value": "9o"}
+    assert name in caught.value.hint
+
+
+def test_variables_without_meaning_are_told_in_one_line(caplog):
+    caplog.set_level(logging.INFO, logger="logmirror")
+    tell_without_meaning({"PATH": "/bin"})
+    assert caplog.records == []
+    tell_without_meaning(dict.fromkeys(WITHOUT_MEANING, "x") | {"MIRROR_V3_METRICS_PORT": "1"})
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.facts["variables"].split(",") == list(WITHOUT_MEANING)

@@ -37,6 +37,7 @@ app = typer.Typer(
     context_settings=_SETTINGS,
 )
 policy = typer.Typer(no_args_is_help=True, help="What a configuration must be allowed.")
+acls = typer.Typer(no_args_is_help=True, help="What Kafka must allow for a configuration.")
 
 
 def main() -> NoReturn:
@@ -137,5 +138,13 @@ _add(
     "logmirror policy print -c mirror.yaml",
     "logmirror policy print -c mirror.yaml --compact",
     to=policy,
+    name="print",
+)
+app.add_typer(acls, name="acls")
+_add(
+    configuration.acls_print,
+    "logmirror acls print -c mirror.yaml",
+    "logmirror acls print -c mirror.yaml --principal User:mirror",
+    to=acls,
     name="print",
 )

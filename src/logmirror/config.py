@@ -55,6 +55,8 @@ from logmirror.config_file.source import parse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from logmirror.config_file.source import Source
+
 __all__ = [
     "ConfigError",
     "Destination",
@@ -118,6 +120,9 @@ class FilesystemDestination:
     drift_check_ms: int = 60_000
     """100..86,400,000."""
 
+    affects_readiness: bool = True
+    """Whether `/readyz` says no while it cannot be written to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDestination:
@@ -147,6 +152,9 @@ class KafkaDestination:
 
     max_batch_bytes: int = 1_000_000
     """Batches are merged up to this size, 0..2^31-1; 0 for never."""
+
+    affects_readiness: bool = True
+    """Whether `/readyz` says no while it cannot be written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +190,9 @@ class S3Destination:
     require_atomic_create: bool = True
     drift_check_ms: int = 60_000
     """100..86,400,000."""
+
+    affects_readiness: bool = True
+    """Whether `/readyz` says no while it cannot be written to."""
 
     write: S3Credentials = field(default_factory=S3Credentials)
     read: S3Credentials = field(default_factory=S3Credentials)
@@ -263,6 +274,10 @@ class Settings:
     memory_budget_bytes: int | None = None
     """What all slots may hold of records on their way into archives; None: so much for each."""
 
+    unset_variables: tuple[str, ...] = ()
+    """Names of environment variables with credentials that are not set, where a caller of `load`
+    does not need them."""
+
     name: str = ""
     """The file as the user named it."""
 
@@ -275,6 +290,7 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     check_properties: PropertyCheck | None = None,
+    needs_variables: bool = True,
 ) -> Settings:
     """Read a configuration file.
 
@@ -283,12 +299,20 @@ def load(
         environ: What `${VAR}` refers to; the environment of this process if None.
         check_properties: Called with the connection properties of each source; returns a property
             name, a message and a suggestion (which may be empty) for each one that is wrong.
+        needs_variables: Whether variables must be set that only name credentials (`...-env`). Who
+            connects to nothing can do without.
 
     Raises:
         ConfigError: The file cannot be read or anything in it is wrong; carries all problems.
     """
     text = read_file(Path(path))
-    return load_text(text, environ=environ, name=str(path), check_properties=check_properties)
+    return load_text(
+        text,
+        environ=environ,
+        name=str(path),
+        check_properties=check_properties,
+        needs_variables=needs_variables,
+    )
 
 
 def load_text(
@@ -297,17 +321,23 @@ def load_text(
     environ: Mapping[str, str] | None = None,
     name: str = "configuration",
     check_properties: PropertyCheck | None = None,
+    needs_variables: bool = True,
 ) -> Settings:
     """Read a configuration from a text; `name` stands for it in errors. See `load`."""
     environ = os.environ if environ is None else environ
     source = parse(text, environ=environ)
-    model = check(source, environ=environ, check_properties=check_properties)
+    model = check(
+        source,
+        environ=environ,
+        check_properties=check_properties,
+        needs_variables=needs_variables,
+    )
     if model is None:
         raise config_error(name, source.problems)
-    return _settings(model, name, source.locations)
+    return _settings(model, name, source)
 
 
-def _settings(model: ConfigModel, name: str, locations: Locations) -> Settings:
+def _settings(model: ConfigModel, name: str, source: Source) -> Settings:
     mirrors = (
         _mirror(mirror, model, f"mirrors[{index}]") for index, mirror in enumerate(model.mirrors)
     )
@@ -318,7 +348,8 @@ def _settings(model: ConfigModel, name: str, locations: Locations) -> Settings:
         on_fatal=model.on_fatal,
         memory_budget_bytes=model.memory_budget,
         name=name,
-        locations=locations,
+        locations=source.locations,
+        unset_variables=tuple(dict.fromkeys(source.unset)),
     )
 
 
@@ -391,6 +422,7 @@ def _kafka(
         timestamp_mode=copy.timestamp_mode or mirror.timestamp_mode or "source",
         replication_factor=copy.replication_factor,
         max_batch_bytes=copy.max_batch_bytes,
+        affects_readiness=copy.affects_readiness,
     )
 
 
@@ -399,7 +431,12 @@ def _filesystem(
 ) -> FilesystemDestination:
     # Lexical, as a shell does it: `Path.resolve` would freeze a link that may be switched later.
     root = Path(os.path.abspath(folder.root))  # noqa: PTH100  # resolve() would follow links
-    return FilesystemDestination(name=name, root=root, drift_check_ms=folder.drift_check_ms)
+    return FilesystemDestination(
+        name=name,
+        root=root,
+        drift_check_ms=folder.drift_check_ms,
+        affects_readiness=folder.affects_readiness,
+    )
 
 
 def _s3(bucket: S3Model | SharedS3Model, name: str) -> S3Destination:
@@ -417,6 +454,7 @@ def _s3(bucket: S3Model | SharedS3Model, name: str) -> S3Destination:
         checksums=bucket.checksums,
         require_atomic_create=bucket.require_atomic_create,
         drift_check_ms=bucket.drift_check_ms,
+        affects_readiness=bucket.affects_readiness,
         write=_credentials(own.write or own),
         read=_credentials(own.read or own),
     )

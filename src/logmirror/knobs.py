@@ -1,7 +1,11 @@
-"""Switches of the process itself, which come from its environment and not from the file."""
+"""Switches of the process itself, which come from its environment and not from the file.
+
+Two of them have had other names in mirror-v3, which count where ours are not set.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +14,23 @@ from logmirror.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_LOG = logging.getLogger("logmirror.knobs")
+
 METRICS_PORT: Final = "LOGMIRROR_METRICS_PORT"
 HEARTBEAT_SECS: Final = "LOGMIRROR_HEARTBEAT_SECS"
+
+_OF_MIRROR_V3: Final = {
+    METRICS_PORT: "MIRROR_V3_METRICS_PORT",
+    HEARTBEAT_SECS: "MIRROR_V3_HEARTBEAT_SECS",
+}
+WITHOUT_MEANING: Final = (
+    "MIRROR_V3_CACHE_PORT",
+    "MIRROR_V3_READINESS_LAG",
+    "MIRROR_V3_READINESS_POLL_MS",
+    "MIRROR_V3_OFFSET_COMMIT_INTERVAL_MS",
+    "RUST_LOG",
+)
+"""Other variables of mirror-v3: of what is not offered, or is said by an option here."""
 
 _PORT_MAX: Final = 65_535
 _HEARTBEAT_MAX_SECS: Final = 86_400
@@ -40,7 +59,19 @@ def read_knobs(environment: Mapping[str, str]) -> Knobs:
     return Knobs(metrics_port=port, heartbeat_ms=secs * 1000)
 
 
+def tell_without_meaning(environment: Mapping[str, str]) -> None:
+    """Say in one line of the log which variables are set that do nothing here."""
+    found = [name for name in WITHOUT_MEANING if name in environment]
+    if found:
+        _LOG.warning(
+            "environment variables of mirror-v3 that have no meaning here",
+            extra={"facts": {"variables": ",".join(found)}},
+        )
+
+
 def _number(environment: Mapping[str, str], name: str, default: int, most: int) -> int:
+    if name not in environment and _OF_MIRROR_V3[name] in environment:
+        name = _OF_MIRROR_V3[name]
     text = environment.get(name)
     if text is None:
         return default

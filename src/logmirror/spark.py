@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
     from logmirror.mirror.ports import SliceResult, Work
 
+_PRIVATE: Final = (
+    "(?i)secret|passw|passphrase|token|credential|(access|account|api|private)[._-]?key"
+)
+"""Names of properties whose values are nobody's business; Spark's own pattern knows fewer."""
+
 SETTINGS: Final[Mapping[str, str]] = {
     # TCP sockets between JVM and worker lack TCP_NODELAY, which costs some 40 ms a task.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -46,10 +52,20 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.speculation": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # What Spark's pages and event logs show as stars.
+    "spark.redaction.regex": _PRIVATE,
     # The driver only plans; its heap need not grow with the data.
     "spark.driver.memory": "512m",
 }
 """Ours; `spark.properties` of the configuration overrides each."""
+
+_AT_LAUNCH: Final = (
+    *("spark.app.name", "spark.archives", "spark.driver.", "spark.files", "spark.jars"),
+    *("spark.kerberos.", "spark.kubernetes.", "spark.local.dir", "spark.master", "spark.submit."),
+    *("spark.yarn.",),
+)
+"""How properties begin that Spark's launcher must know, and that everybody on the machine can read
+in its command line. The others are told to the JVM when it runs."""
 
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
@@ -312,7 +328,7 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # as above: it looks for pandas late
-            return SparkContext(conf=conf, gateway=_gateway(conf, log))
+            return SparkContext(conf=conf, gateway=_gateway(_launch_conf(conf), log))
     except Exception as error:
         raise UnavailableError(
             "Spark did not start",
@@ -326,6 +342,15 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
         # SparkContext replaces the SIGINT handler by one that kills the running tick.
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _launch_conf(conf: SparkConf) -> SparkConf:
+    """What of a configuration stands in the command line of the JVM."""
+    launch = SparkConf(loadDefaults=False)
+    for name, value in conf.getAll():
+        if name.startswith(_AT_LAUNCH) and not re.search(_PRIVATE, name):
+            launch.set(name, value)
+    return launch
 
 
 def _last_lines(log: Path, count: int = 5) -> list[str]:

@@ -208,8 +208,8 @@ def run(
     if settings.on_fatal == "exit":
         _look_at_sources(specs)
     budget_bytes = settings.memory_budget_bytes
-    recorder, names = Recorder(), [spec.name for spec in specs]
-    observer = Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=knobs.heartbeat_ms)
+    recorder = Recorder()
+    observer = make_observer(settings, recorder, heartbeat_ms=knobs.heartbeat_ms)
     with (
         serve(knobs.metrics_port, recorder, observer.outlook),
         contextlib.ExitStack() as stack,
@@ -255,6 +255,18 @@ def _considerate(spec: MirrorSpec) -> MirrorSpec:
         for name, to in spec.destinations
     )
     return replace(spec, source=brief(spec.source), destinations=destinations)
+
+
+def make_observer(settings: Settings, recorder: Recorder, *, heartbeat_ms: int = 0) -> Observer:
+    """Who is told of the enabled mirrors, and tells; see `Observer`."""
+    silent: set[tuple[str, str]] = set()
+    for mirror in settings.mirrors:
+        without = {(mirror.name, d.name) for d in mirror.destinations if not d.affects_readiness}
+        silent |= without
+        if len(without) == len(mirror.destinations):
+            silent.add((mirror.name, ""))
+    names = [mirror.name for mirror in settings.mirrors if mirror.enabled]
+    return Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=heartbeat_ms, silent=silent)
 
 
 def _look_at_sources(specs: list[MirrorSpec]) -> None:

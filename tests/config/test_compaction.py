@@ -62,6 +62,7 @@ def test_without_it_all_records_are_kept():
     ],
 )
 def test_what_makes_no_sense_is_found(changes, key, message):
+    # CFG-16
     assert complaints(mirror(**changes)) == {f"mirrors[0]{key}": message}
 
 

@@ -53,6 +53,7 @@ def between(name, origin, *targets, topic="orders", to=None, **changes):
 
 
 def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
+    # CFG-01
     (mirrored,) = settings_of(copy("orders-copy")).mirrors
     assert mirrored.flush is None
     assert mirrored.destinations == (
@@ -72,6 +73,7 @@ def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
 
 
 def test_every_key_of_a_copy_arrives():
+    # CFG-02
     (mirrored,) = settings_of(
         copy(
             "a",
@@ -110,6 +112,7 @@ def test_every_key_of_a_copy_arrives():
 
 
 def test_files_beside_a_copy_keep_their_settings():
+    # CFG-29
     (mirrored,) = settings_of(
         mirror(
             destinations=[cluster(name="standby"), folder(name="archive")],
@@ -186,7 +189,6 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
         ({"max_batch_bytes": 2**31}, "max-batch-bytes", "must be 2147483647 or less", ""),
         ({"max_batch_bytes": "1 MB"}, "max-batch-bytes", None, "write 1000000"),
         ({"format": "native"}, "format", FILES_ONLY, "remove it"),
-        ({"affects_readiness": True}, "affects-readiness", "is not offered by this version", None),
         (
             {"offsets": "translate", "holes": "fail"},
             "holes",
@@ -208,6 +210,7 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
     ],
 )
 def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, suggestion):
+    # CFG-09
     (problem,) = problems_of(text_of(copy("a", cluster(**changes))))
     assert problem.path == f"mirrors[0].destinations[0].{key}"
     assert message in (None, problem.message)
@@ -229,11 +232,13 @@ def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, 
     ],
 )
 def test_settings_of_files_are_refused_where_no_file_is_written(changes, key, message):
+    # CFG-11
     found = complaints(copy("a", **changes))
     assert found == {f"mirrors[0].{one}": message for one in key.split()}
 
 
 def test_a_timestamp_mode_needs_a_destination_that_has_one():
+    # CFG-12, CFG-13
     message = "is only for destinations of type kafka"
     assert complaints(mirror(timestamp_mode="source")) == {"mirrors[0].timestamp-mode": message}
     there = complaints(shared_mirror(timestamp_mode="source"), destination=shared_destination())

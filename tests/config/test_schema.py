@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from kit.configs import mirror, settings_of
-from logmirror.config import json_schema, load, load_text
+from logmirror import wiring
+from logmirror.acls import needed_acls
+from logmirror.config import (
+    FilesystemDestination,
+    KafkaDestination,
+    S3Destination,
+    json_schema,
+    load_text,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -27,6 +35,7 @@ def writer():
 
 
 def test_the_committed_schema_is_the_generated_one(writer):
+    # CFG-39
     assert writer.SCHEMA.read_text(encoding="utf-8") == writer.schema_text(), "run `make schema`"
 
 
@@ -65,21 +74,44 @@ def test_the_schema_has_no_default_that_the_settings_lack():
     )
 
 
+@pytest.fixture
+def example_settings(tmp_path):
+    """Loads an example; the files that it puts in are there, and nothing else is."""
+
+    def load_example(example):
+        text = example.read_text(encoding="utf-8")
+        for path in re.findall(r"\$\{file:([^}]+)\}", text):
+            there = tmp_path / path.replace("/", "-")
+            there.write_text("put-in\n")
+            text = text.replace(f"${{file:{path}}}", f"${{file:{there}}}")
+        return load_text(text, environ={}, name=example.name)
+
+    return load_example
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_is_valid_without_an_environment(example):
-    settings = load(example, environ={})
-    assert settings.mirrors
+def test_every_example_is_valid_and_becomes_what_would_run(example, example_settings):
+    # CFG-40
+    settings = example_settings(example)
+    specs = wiring.mirror_specs(settings)
+    assert [spec.name for spec in specs] == [one.name for one in settings.mirrors if one.enabled]
+    assert all(spec.destinations for spec in specs)
+    assert needed_acls(settings)
     first = example.read_text(encoding="utf-8").partition("\n")[0]
     assert first == "# yaml-language-server: $schema=../schemas/logmirror.config.schema.json"
 
 
-def test_the_examples_show_every_format_and_both_shapes():
-    mirrors = [one for path in EXAMPLES for one in load(path, environ={}).mirrors]
+def test_the_examples_show_every_format_destination_and_both_shapes(example_settings):
+    mirrors = [one for path in EXAMPLES for one in example_settings(path).mirrors]
     assert {one.format for one in mirrors} == {"parquet", "native", "ndjson"}
+    kinds = {type(destination) for one in mirrors for destination in one.destinations}
+    assert kinds == {FilesystemDestination, KafkaDestination, S3Destination}
     assert any(one.partitions is None for one in mirrors)
     assert any(one.source.properties for one in mirrors)
+    assert any(len(one.destinations) > 2 for one in mirrors)
     texts = [path.read_text(encoding="utf-8") for path in EXAMPLES]
-    assert any(text.startswith("destination:") or "\ndestination:" in text for text in texts)
+    assert any("\ndestination:" in text for text in texts)
+    assert any("${file:" in text for text in texts)
 
 
 def test_the_file_on_the_reference_page_is_valid(writer):

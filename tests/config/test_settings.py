@@ -34,6 +34,7 @@ from logmirror.config import (
 
 
 def test_the_smallest_file_gets_every_default():
+    # CFG-04, ENA-01
     settings = settings_of(mirror("orders-copy"))
     assert settings == Settings(
         mirrors=(
@@ -124,6 +125,7 @@ def test_all_partitions_are_none_in_particular():
     ],
 )
 def test_a_time_of_day_needs_no_quotes(written, seconds):
+    # DAY-01, DAY-02
     text = text_of(mirror(flush={"max-time-ms": 1, "max-bytes": 1, "max-offsets": 1, "daily": 0}))
     settings = load_text(text.replace('"daily": 0', f'"daily": {{at-utc: {written}}}'), environ={})
     assert settings.mirrors[0].flush.daily_at_utc_s == seconds
@@ -218,6 +220,7 @@ def test_settings_survive_a_pickle_and_know_their_places():
 
 
 def test_a_file_is_read_with_the_environment_of_the_process(tmp_path, monkeypatch):
+    # ENV-17
     monkeypatch.setenv("LOGMIRROR_TEST_TOPIC", "from-outside")
     file = tmp_path / "c.yaml"
     text = text_of(mirror(topic="${LOGMIRROR_TEST_TOPIC}"))

@@ -1,7 +1,8 @@
 """The commands that only look: `validate --check`, and what `run` looks at before Spark starts.
 
-Method: two embedded brokers, one configuration, changed until each row of the table has been seen
-good and bad; after every look both clusters and the disk are as they were.
+Method: two embedded brokers and a real bucket, one configuration, changed until each row of the
+table has been seen good and bad; after every look clusters, bucket and disk are as they were. What
+brokers allow is looked at in test_acls.py.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ import pytest
 
 from kit.clients import Message, produce
 from kit.commands import BrokerCommand, logmirror, logmirror_json, write_config
+from kit.machine import HOST, free_ports
+from kit.s3 import S3Server
+from kit.s3_proxy import S3Proxy
+from logmirror.checks import check
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
+from logmirror.config import load_text
+from logmirror.stores.s3_policy import policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +87,9 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(brokers, tmp_path
     ran = logmirror("run", "--until-now", "-c", path)
 
     assert checked.returncode == ran.returncode == 2
-    assert seen(json.loads(checked.stdout)) == {("", "source", "error")}
+    rows = seen(json.loads(checked.stdout))
+    assert [row for row in rows if row[2] != "ok"] == [("", "source", "error")]
+    assert ("lake", "folder", "ok") in rows  # what else there is to say is said all the same
     assert "topic does not exist" in ran.stderr
     assert "mirror starts" not in ran.stderr
 
@@ -130,3 +139,136 @@ def test_only_the_mirror_that_was_asked_for_is_looked_at(brokers, tmp_path):
     assert one.returncode == 0
     assert unknown.returncode == 2
     assert "nobody" in unknown.stderr
+
+
+# -- folders and buckets ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3-check")) as running:
+        yield running
+
+
+def rows(broker: BrokerCommand, topic: str, *destinations: Any, **more: Any) -> list[Any]:
+    """What is said of a mirror into these destinations, but for its source."""
+    source = {"bootstrap-servers": broker.bootstrap}
+    mirror = {"name": "m", "source": source, "topic": topic, "partitions": "all", "flush": LIMITS}
+    text = json.dumps({"mirrors": [{**mirror, "destinations": destinations, **more}]})
+    return [row for row in check(load_text(text, environ={})) if row.destination]
+
+
+def folder(root: Path) -> dict[str, str]:
+    return {"name": "lake", "type": "filesystem", "root": str(root)}
+
+
+def everything_in(path: Path) -> list[str]:
+    return sorted(str(each) for each in path.rglob("*"))
+
+
+def test_a_folder_is_tried_and_left_as_it_was(brokers, tmp_path):
+    brokers[0].create_topic("tried")
+    (tmp_path / "there" / "lake").mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+    before = everything_in(tmp_path)
+    for root, says in (("there", "is there"), ("new/er", f"will be made in {tmp_path}")):
+        (row,) = [
+            r for r in rows(brokers[0], "tried", folder(tmp_path / root)) if r.what == "folder"
+        ]
+        assert (row.severity, says in row.found, "GiB are free" in row.found) == ("ok", True, True)
+    (row,) = [r for r in rows(brokers[0], "tried", folder(tmp_path / "file")) if r.what == "folder"]
+    assert row.severity == "error"
+    assert everything_in(tmp_path) == before
+
+
+def test_a_folder_that_may_not_be_written_to_is_an_error(brokers, tmp_path):
+    topic = brokers[0].create_topic("denied")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == 0 and path != path.parent and "pytest" in str(path):
+            path.chmod(0o755)
+    (tmp_path / "archive").mkdir(mode=0o555)
+    config(tmp_path, brokers, topic)
+    result = logmirror(
+        *("validate", "--check", "-c", tmp_path / "config.json", "--format", "json"),
+        as_plain_user=True,
+    )
+    assert result.returncode == 2, result.stderr
+    (row,) = [r for r in json.loads(result.stdout) if r["severity"] == "error"]
+    assert (row["destination"], row["what"]) == ("lake", "folder")
+    assert "permission denied" in row["found"].lower()
+
+
+def test_a_bucket_is_tried_and_left_as_it_was(brokers, server):
+    topic = brokers[0].create_topic("to-bucket")
+    bucket = server.new_bucket()
+    good = server.destination(bucket, name="lake", prefix="p")
+    found = {row.what: row for row in rows(brokers[0], topic, good)}
+    assert {what: row.severity for what, row in found.items()} == {"bucket": "ok", "position": "ok"}
+    assert not [each for each in server.files(bucket).rglob("*") if each.is_file()]
+
+    missing = server.destination("no-such-bucket", name="lake")
+    wrong = dict(good, credentials={"access-key-id": "k", "secret-access-key": "s" * 20})
+    for bad in (missing, wrong):
+        (row,) = [row for row in rows(brokers[0], topic, bad) if row.what == "bucket"]
+        assert row.severity == "error"
+        assert row.advice
+
+
+def test_who_may_not_write_to_a_bucket_is_told_and_who_may_not_delete_is_told_what_stays(
+    brokers, server
+):
+    topic = brokers[0].create_topic("to-users")
+    bucket = server.new_bucket()
+    writer, reader = server.new_user(), server.new_user()
+    told = policies([server.location(bucket, "p")])["archiver"]["Statement"]
+    server.allow(bucket, (writer, told), (reader, [s for s in told if "Put" not in str(s)]))
+
+    def as_user(user):
+        keys = {
+            "access-key-id": user.access_key_id,
+            "secret-access-key": user.secret_access_key,
+        }
+        destination = server.destination(bucket, name="lake", prefix="p", credentials=keys)
+        (row,) = [r for r in rows(brokers[0], topic, destination) if r.what == "bucket"]
+        return row
+
+    row = as_user(reader)
+    assert (row.severity, "s3:PutObject" in row.found) == ("error", True)
+    row = as_user(writer)
+    assert row.severity == "note"
+    (left,) = [each for each in server.files(bucket).rglob("*") if each.is_file()]
+    assert left.name in row.advice
+
+
+def test_a_bucket_that_replaces_is_an_error_unless_that_is_accepted(brokers, server):
+    topic = brokers[0].create_topic("to-replacing")
+    bucket = server.new_bucket()
+
+    def delete(path: str) -> None:
+        name, _, key = path.partition("/")
+        server.client().delete_object(Bucket=name, Key=key)
+
+    with S3Proxy(server.endpoint, delete) as proxy:
+        proxy.forget_condition = True
+        lake = server.destination(bucket, name="lake", endpoint=proxy.endpoint)
+        (row,) = [row for row in rows(brokers[0], topic, lake) if row.what == "bucket"]
+        assert (row.severity, "replaces objects" in row.found) == ("error", True)
+        assert "require-atomic-create" in row.advice
+        accepted = lake | {"require-atomic-create": False}
+        (row,) = [row for row in rows(brokers[0], topic, accepted) if row.what == "bucket"]
+        assert row.severity == "ok"
+    assert not [each for each in server.files(bucket).rglob("*") if each.is_file()]
+
+
+# -- clusters --------------------------------------------------------------------------------------
+
+
+def test_a_destination_out_of_reach_hides_nothing_else(brokers, tmp_path):
+    topic = brokers[0].create_topic("far")
+    far = {"name": "far", "type": "kafka", "bootstrap-servers": f"{HOST}:{free_ports(1)[0]}"}
+    found = rows(brokers[0], topic, far, folder(tmp_path / "archive"))
+    assert {(row.destination, row.what, row.severity) for row in found} == {
+        ("far", "cluster", "error"),
+        ("lake", "folder", "ok"),
+        ("lake", "position", "ok"),
+    }

@@ -153,6 +153,35 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
     assert run.errors == []
 
 
+def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker, tmp_path):
+    # CFG-06
+    topic = cli_broker.create_topic("seen-silent")
+    produce(cli_broker.bootstrap, topic, some(10))
+    root, (port, nobody) = tmp_path / "archive", free_ports(2)
+    files = {"name": "files", "type": "filesystem", "root": str(root)}
+    standby = {"name": "standby", "type": "kafka", "bootstrap-servers": f"127.0.0.1:{nobody}"}
+    config = write_config(
+        tmp_path / "config.json",
+        mirror(
+            topic,
+            cli_broker.bootstrap,
+            root,
+            max_offsets=10,
+            destinations=[files, {**standby, "affects-readiness": False}],
+        ),
+    )
+    with running(config, port=port, patience_ms=500) as run:
+        wait_until(
+            lambda: (
+                durable_position(root / "files" / "0") == 10
+                and status_of(port)["mirrors"][0]["state"] == "waiting"
+            ),
+            what=lambda: f"a destination that waits: {status_of(port)}",
+        )
+        assert ask(port, "/readyz").status == 200
+    assert run.errors == []
+
+
 def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
     arguments = ("--log-level", "debug", "--log-format", "json")
     variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
@@ -177,13 +206,19 @@ def small_config(cli_broker, tmp_path):
 def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as other:
         variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
+        variables |= {"MIRROR_V3_CACHE_PORT": "8080", "MIRROR_V3_READINESS_LAG": "5"}
         with InlineRun(small_config, "--until-now", folder=tmp_path, environment=variables) as run:
             assert run.wait() == 0, run.text
     assert "WARNING monitoring is not answered" in run.text
+    (line,) = [line for line in run.text.splitlines() if "MIRROR_V3" in line]
+    assert "variables=MIRROR_V3_CACHE_PORT,MIRROR_V3_READINESS_LAG" in line
     assert durable_position(tmp_path / "parquet" / "0") == 10
 
 
-@pytest.mark.parametrize("variable", ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS"])
+@pytest.mark.parametrize(
+    "variable",
+    ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS", "MIRROR_V3_HEARTBEAT_SECS"],
+)
 def test_a_value_that_is_no_number_is_told_at_the_start(small_config, tmp_path, variable):
     with InlineRun(small_config, folder=tmp_path, environment={variable: "9o"}) as run:
         assert run.wait() == 2

@@ -41,6 +41,7 @@ _COPY_JARS: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy
 _MAIN_CLASSES: Final = {
     "kafka-storage": ("kafka.tools.StorageTool",),
     "kafka-topics": ("org.apache.kafka.tools.TopicCommand",),
+    "kafka-acls": ("kafka.admin.AclCommand", "org.apache.kafka.tools.AclCommand"),
     "kafka-configs": ("kafka.admin.ConfigCommand", "org.apache.kafka.tools.ConfigCommand"),
     "kafka-console-producer": (
         "org.apache.kafka.tools.ConsoleProducer",

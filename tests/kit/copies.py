@@ -71,8 +71,9 @@ def forget_connections() -> None:
     for kept in gc.get_objects():
         if isinstance(kept, (ClusterClient, ProducePipeline)):
             kept.close()
-    for opened in (executor._filler, executor._pipeline, executor._client):  # noqa: SLF001  # it has no end of its own but the process's
-        opened.cache_clear()
+    kept_by = ("_filler", "_translation", "_teller", "_pipeline", "_client")
+    for name in kept_by:  # it has no end of its own but the process's
+        getattr(executor, name).cache_clear()
 
 
 @contextlib.contextmanager

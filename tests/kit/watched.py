@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 from kit.inline_run import InlineRunner
 from kit.scrape import samples
 from logmirror import wiring
-from logmirror.clock import SYSTEM_CLOCK
 from logmirror.config import load
 from logmirror.errors import LogmirrorError
 from logmirror.http_port import serve
 from logmirror.metrics import Recorder
-from logmirror.mirror.observer import Observer
+from logmirror.mirror.ports import KafkaSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from logmirror.mirror.ports import DestinationSpec
+    from logmirror.mirror.source_views import MirrorSpec
 
 
 @dataclass
@@ -45,15 +47,12 @@ def running(
         config: The file.
         heartbeat_ms: See `LOGMIRROR_HEARTBEAT_SECS`.
         port: See `LOGMIRROR_METRICS_PORT`.
-        patience_ms: How long a question to a source is tried again.
+        patience_ms: How long a question to a cluster is tried again.
     """
-    specs = [
-        replace(spec, source=replace(spec.source, retry_budget_ms=patience_ms))
-        for spec in wiring.mirror_specs(load(config))
-    ]
+    settings = load(config)
+    specs = [_patient(spec, patience_ms) for spec in wiring.mirror_specs(settings)]
     watched = Watched(Recorder())
-    names = [spec.name for spec in specs]
-    observer = Observer(names, watched.recorder, SYSTEM_CLOCK, heartbeat_ms=heartbeat_ms)
+    observer = wiring.make_observer(settings, watched.recorder, heartbeat_ms=heartbeat_ms)
     with contextlib.ExitStack() as stack:
         stack.enter_context(serve(port, watched.recorder, observer.outlook))
         runner = stack.enter_context(InlineRunner())
@@ -72,3 +71,15 @@ def running(
         finally:
             service.stop()
             thread.join()
+
+
+def _patient(spec: MirrorSpec, budget_ms: int) -> MirrorSpec:
+    def patient(destination: DestinationSpec) -> DestinationSpec:
+        if not isinstance(destination, KafkaSpec):
+            return destination
+        cluster = replace(destination.cluster, retry_budget_ms=budget_ms)
+        return replace(destination, cluster=cluster)
+
+    destinations = tuple((name, patient(one)) for name, one in spec.destinations)
+    source = replace(spec.source, retry_budget_ms=budget_ms)
+    return replace(spec, source=source, destinations=destinations)

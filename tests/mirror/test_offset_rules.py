@@ -102,7 +102,9 @@ def test_r1_objects_that_were_finished_before_it_stay(form):
 @pytest.mark.parametrize("compacted", [False, True])
 def test_r1_a_batch_that_reaches_back_is_not_sent_to_a_cluster(compacted):
     world = World(Log(batches(0, 10)))
-    world.source = Script(batches(0, 5), [encode_reference([record(o) for o in range(3, 8)])], end=8)
+    world.source = Script(
+        batches(0, 5), [encode_reference([record(o) for o in range(3, 8)])], end=8
+    )
 
     (result,) = world.run(compacted=compacted)
 

@@ -18,6 +18,9 @@ from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no p
     DescribeClusterRequest,
     DescribeConfigsRequest,
 )
+from kafka.protocol.metadata import (  # type: ignore[import-untyped]  # ships no py.typed
+    MetadataRequest,
+)
 from kafka.protocol.producer import (  # type: ignore[import-untyped]  # ships no py.typed
     WriteTxnMarkersRequest,
 )
@@ -34,6 +37,8 @@ from logmirror.model import TopicPartition
 from logmirror.wire.messages import (
     CLUSTER_AUTHORIZATION_FAILED,
     DESCRIBE_CLUSTER,
+    METADATA,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     WRITE_TXN_MARKERS,
     api_error,
@@ -51,13 +56,26 @@ BROKER_DEFAULT: Final = -1
 
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
+_METADATA_THAT_TELLS: Final = 8
+"""The first version of Metadata that says what is allowed."""
 _CREATE_TOPICS_VERSION_MIN: Final = 4
 _MARKERS_VERSION: Final = 1
 """The one that 3.9 and 4.3 share; 2 adds a transaction version, which changes nothing for us."""
-_CLUSTER_ACTION: Final = 9
-"""AclOperation.CLUSTER_ACTION in a set of authorized operations (KIP-430)."""
-_ALTER: Final = 7
-"""AclOperation.ALTER, which is enough since Apache Kafka 3.8 (KIP-1037)."""
+OPERATIONS: Final = {
+    3: "Read",
+    4: "Write",
+    5: "Create",
+    6: "Delete",
+    7: "Alter",
+    8: "Describe",
+    9: "ClusterAction",
+    10: "DescribeConfigs",
+    11: "AlterConfigs",
+    12: "IdempotentWrite",
+}
+"""What may be allowed, by its code in a set of authorized operations (KIP-430)."""
+_MARKING: Final = frozenset({"ClusterAction", "Alter"})
+"""Either allows markers; Alter since Apache Kafka 3.8 (KIP-1037)."""
 
 
 _FENCED: Final = "currently fenced"
@@ -237,20 +255,64 @@ class Admin:
         Raises:
             UnavailableError: No broker answered within the budget.
         """
+        operations = self.cluster_operations()
+        if operations is None or operations.isdisjoint(_MARKING):
+            return False
 
         def attempt() -> bool:
+            return WRITE_TXN_MARKERS in self._router.topology.any_connection().versions
+
+        return self._router.retry.run(attempt, "could not ask what is offered")
+
+    def cluster_operations(self) -> frozenset[str] | None:
+        """What we may do to the cluster, of `OPERATIONS`.
+
+        None where the brokers do not tell (before Apache Kafka 2.8). Empty where they do not tell
+        us, for which Describe is needed.
+
+        Raises:
+            UnavailableError: No broker answered within the budget.
+        """
+
+        def attempt() -> frozenset[str] | None:
             connection = self._router.topology.any_connection()
-            if not {DESCRIBE_CLUSTER, WRITE_TXN_MARKERS} <= connection.versions.keys():
-                return False
+            if DESCRIBE_CLUSTER not in connection.versions:
+                return None
             request = DescribeClusterRequest(include_cluster_authorized_operations=True)
             response = connection.call(request)
             if response.error_code == CLUSTER_AUTHORIZATION_FAILED:
-                return False
+                return frozenset()
             if response.error_code:
                 raise api_error(response.error_code, action="could not ask what is allowed")
-            return not {_CLUSTER_ACTION, _ALTER}.isdisjoint(response.authorized_operations or ())
+            return _named(response.authorized_operations)
 
         return self._router.retry.run(attempt, "could not ask what is allowed")
+
+    def topic_operations(self, name: str) -> frozenset[str] | None:
+        """What we may do to a topic, of `OPERATIONS`.
+
+        None where there is no such topic, or the brokers do not tell (before Apache Kafka 2.3).
+
+        Raises:
+            UnavailableError: No broker answered within the budget.
+        """
+        made = MetadataRequest.MetadataRequestTopic
+        request = MetadataRequest(
+            topics=[made(name=name)],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=True,
+        )
+
+        def attempt() -> frozenset[str] | None:
+            connection = self._router.topology.any_connection()
+            if connection.versions[METADATA][1] < _METADATA_THAT_TELLS:
+                return None
+            (topic,) = connection.call(request, low=_METADATA_THAT_TELLS).topics
+            if topic.error_code == TOPIC_AUTHORIZATION_FAILED:
+                return frozenset()
+            return None if topic.error_code else _named(topic.authorized_operations)
+
+        return self._router.retry.run(attempt, "could not ask what is allowed", topic=name)
 
     def write_txn_markers(
         self, markers: Mapping[TopicPartition, Sequence[TxnMarker]]
@@ -285,6 +347,11 @@ class Admin:
     def _controller(self) -> Connection:
         self._router.topology.refresh([])
         return self._router.topology.controller()
+
+
+def _named(operations: set[int] | None) -> frozenset[str] | None:
+    """None: not told."""
+    return None if operations is None else frozenset(OPERATIONS.get(n, "") for n in operations)
 
 
 def _check_topic(entries: Sequence[Any], name: str, action: str) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from logmirror.checks import CheckRow
     from logmirror.config import Settings
-    from logmirror.inspection import CheckRow
 
 
 def summary(settings: Settings) -> Iterator[str]:
@@ -28,6 +28,21 @@ def summary(settings: Settings) -> Iterator[str]:
         names = ", ".join(f'"{d.name}"' for d in mirror.destinations)
         state = "" if mirror.enabled else " [DISABLED]"
         yield f'mirror "{mirror.name}"{state}: destinations = [{names}]'
+    for name in settings.unset_variables:
+        yield f"note: the environment variable {name} is not set here, and `run` needs it"
+
+
+def settings_json(settings: Settings) -> dict[str, object]:
+    """The same for programs."""
+    mirrors = [
+        {
+            "mirror": mirror.name,
+            "enabled": mirror.enabled,
+            "destinations": [destination.name for destination in mirror.destinations],
+        }
+        for mirror in settings.mirrors
+    ]
+    return {"mirrors": mirrors, "unset_variables": list(settings.unset_variables)}
 
 
 def checks_table(rows: Iterable[CheckRow]) -> Table:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from logmirror.commands.check_text import checks_table, summary
+from logmirror.commands.check_text import checks_table, settings_json, summary
 from logmirror.commands.options import ConfigOption, FormatOption, settings_of
 from logmirror.commands.screen import stdout
 from logmirror.config import json_schema
@@ -25,16 +25,20 @@ def validate(
 ) -> None:
     """Check a configuration offline: every problem, with line and suggestion.
 
-    With --check also whether the clusters answer and the copies could be made; changes nothing.
+    With --check also whether clusters answer and allow what is needed, folders and buckets can be
+    written to, and the copies could be made. It leaves everything as it was.
     """
-    settings = settings_of(config)
+    settings = settings_of(config, needs_variables=check)
     if not check:
-        for line in summary(settings):
-            typer.echo(line)
+        if output == "json":
+            typer.echo(json.dumps(settings_json(settings), indent=2))
+        else:
+            for line in summary(settings):
+                typer.echo(line)
         return
-    from logmirror import inspection  # noqa: PLC0415  # only such commands need it
+    from logmirror import checks  # noqa: PLC0415  # only such commands need it
 
-    rows = inspection.check(settings)
+    rows = checks.check(settings)
     if output == "json":
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
     else:
@@ -62,3 +66,30 @@ def policy_print(
     if not found:
         raise UsageError("the configuration has no destination of type s3")
     typer.echo(json.dumps(found, indent=2))
+
+
+def acls_print(
+    config: ConfigOption,
+    *,
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            help="Who is to be allowed, such as User:mirror; by default the users of the file.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="For people, or for programs.")
+    ] = "text",
+) -> None:
+    """Print the Kafka ACLs that a configuration needs, as commands of kafka-acls.sh.
+
+    Connects to nothing.
+    """
+    from logmirror.acls import acls_json, acls_text, needed_acls  # noqa: PLC0415  # only it needs it
+
+    clusters = needed_acls(settings_of(config, needs_variables=False), principal)
+    if output == "json":
+        typer.echo(json.dumps(acls_json(clusters), indent=2))
+    else:
+        typer.echo(acls_text(clusters), nl=False)

@@ -55,17 +55,20 @@ LogFormatOption = Annotated[
 ]
 
 
-def settings_of(path: Path, only: list[str] | None = None) -> Settings:
+def settings_of(
+    path: Path, only: list[str] | None = None, *, needs_variables: bool = True
+) -> Settings:
     """The configuration in a file.
 
     Args:
         path: The file.
         only: Names of the mirrors to keep; empty or None: all.
+        needs_variables: Whether variables that the file names for later must be set now.
 
     Raises:
         UsageError: The file has problems, or lacks one of these mirrors.
     """
-    settings = load(path, check_properties=_property_problems)
+    settings = load(path, check_properties=_property_problems, needs_variables=needs_variables)
     if not only:
         return settings
     known = [mirror.name for mirror in settings.mirrors]

@@ -10,7 +10,7 @@ import typer
 
 from logmirror.commands.options import ConfigOption, LogFormatOption, LogLevelOption, settings_of
 from logmirror.errors import UsageError
-from logmirror.knobs import read_knobs
+from logmirror.knobs import read_knobs, tell_without_meaning
 from logmirror.log_lines import log_to_stderr
 
 
@@ -42,6 +42,7 @@ def run(  # noqa: PLR0913  # one parameter for each option
 
     log_to_stderr(log_level, log_format)
     knobs = read_knobs(os.environ)
+    tell_without_meaning(os.environ)
     settings = settings_of(config)
     wiring.run(settings, until_now=until_now, master=master, spark_log=spark_log, knobs=knobs)
 

@@ -147,7 +147,10 @@ def _endpoints(servers: str) -> list[str]:
         bare = (server.strip().partition("://")[2] or server.strip()).lower()
         if bare:
             host, colon, port = bare.rpartition(":")
-            found.append(f"{host}:{port}" if colon and "]" not in port else f"{bare}:9092")
+            if not colon or "]" in port:
+                host, port = bare, "9092"
+            host = host.removesuffix(".")  # a name that is written out to the root
+            found.append(f"{'127.0.0.1' if host == 'localhost' else host}:{port}")
     return found
 
 

@@ -113,7 +113,7 @@ class SourceModel(_Model):
 
     properties: Properties = Field(default_factory=dict)
     """Connection properties under librdkafka's names, such as `security.protocol`. Values are taken
-    as they are written; no message, log line or report shows them."""
+    as they are written; no message, log line or report shows them, but for the user's name."""
 
 
 class _ArchiveModel(_Model):
@@ -122,6 +122,10 @@ class _ArchiveModel(_Model):
     drift_check_ms: Annotated[int, Field(ge=100, le=MAX_DRIFT_CHECK_MS)] = 60_000
     """How often each partition's newest objects are listed, also when nothing new comes, to see
     whether somebody else has added or removed some. One listing per partition each time."""
+
+    affects_readiness: bool = True
+    """Whether `/readyz` says no while this destination cannot be written to. A mirror that must not
+    go on is told as long as any of its destinations says `true`."""
 
 
 class FilesystemModel(_ArchiveModel):
@@ -184,6 +188,14 @@ class CredentialsModel(IdentityModel):
 
 class _BucketModel(_ArchiveModel):
     """A bucket of any S3 API, wherever the destination stands."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_absent(cls, value: object) -> object:
+        """`prefix: "${PREFIX:-}"` says the same with quotes as without."""
+        if not isinstance(value, dict):
+            return value
+        return {k: v for k, v in value.items() if v or k not in ("endpoint", "prefix", "region")}
 
     type: Literal["s3"]
     """Kind of destination."""
@@ -277,6 +289,10 @@ class _KafkaCopyModel(_Model):
     max_batch_bytes: Annotated[int, Field(ge=0, le=MAX_BATCH_BYTES)] = 1_000_000
     """Small batches are merged into batches of up to so many bytes where the link would starve;
     records, offsets and timestamps stay what they are. 0 keeps every batch as it is."""
+
+    affects_readiness: bool = True
+    """Whether `/readyz` says no while this destination cannot be written to. A mirror that must not
+    go on is told as long as any of its destinations says `true`."""
 
 
 class KafkaModel(_KafkaCopyModel):
@@ -395,7 +411,8 @@ class MirrorModel(_Model):
     record batches as the source served them. `ndjson`: one JSON object per record."""
 
     compression: Compression = "zstd-1"
-    """Compression of Parquet objects. The other formats have none of their own."""
+    """Compression of Parquet objects. The other formats have none of their own; it may stand beside
+    `ndjson`, as in mirror-v3, and has no meaning there."""
 
     encoding: Encoding = "base64"
     """How `ndjson` writes keys and values: `base64` keeps every byte; `utf8` is readable, and a

@@ -29,15 +29,17 @@ PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 """Finds what is wrong with connection properties: (property name, message, suggestion) of each."""
 
 _NOT_OFFERED: Final = {
-    "affects-readiness": "remove it",
     "encryption": "remove it, and let the file system or the bucket (`sse`) encrypt",
-    "http-access": "remove it",
+    "http-access": "remove it: there is no cache to ask; readers read the topic, or the archive",
     "keys": "remove it: parquet keeps keys as bytes",
-    "notify": "remove it",
+    "notify": "remove it: nobody is called; let whoever waits consume the topic",
     "topics": "write one mirror for each topic",
     "values": "remove it: parquet keeps values as bytes",
 }
 """Settings of other versions and of mirror-v3, and what to do instead."""
+
+_INSTEAD_OF_DESTINATIONS: Final = ("http-access", "notify")
+"""With one of these, mirror-v3 needs no destination."""
 
 _ONLY_IN_SHARED: Final = (
     *("destinations", "format", "compression", "encoding", "compaction", "snapshots", "flush"),
@@ -49,6 +51,7 @@ def check(
     *,
     environ: Mapping[str, str],
     check_properties: PropertyCheck | None = None,
+    needs_variables: bool = True,
 ) -> ConfigModel | None:
     """Add everything that is wrong to `source.problems`; the model if nothing is.
 
@@ -56,6 +59,7 @@ def check(
         source: A parsed file. Settings that this version does not offer are removed from it.
         environ: Where variables are looked up that a setting names.
         check_properties: Judges the connection properties of each source.
+        needs_variables: Whether a variable that a setting names must be set; see `Source.unset`.
     """
     if source.is_broken(""):
         return None
@@ -64,7 +68,7 @@ def check(
         return None
     for path, part in _mappings(source.root):
         _refuse_not_offered(source, path, part)
-        s3_rules.check_destination(source, path, part, environ)
+        s3_rules.check_destination(source, path, part, environ, needs_variables=needs_variables)
     model = None
     try:
         model = ConfigModel.model_validate(source.root)
@@ -90,9 +94,13 @@ def _refuse_not_offered(source: Source, path: str, part: dict[str, Any]) -> None
     kind = values.text(part, "type") if "destination" in path else None
     if kind == "s3" and part.get("encryption") == "none":
         del part["encryption"]
-    for key in [key for key in part if key in _NOT_OFFERED]:
-        source.complain(f"{path}.{key}", "is not offered by this version", _NOT_OFFERED[key])
+    refused = [key for key in part if key in _NOT_OFFERED]
+    for key in refused:
+        if part[key] is not None or source.is_broken(f"{path}.{key}"):
+            source.refuse(f"{path}.{key}", "is not offered by this version", _NOT_OFFERED[key])
         del part[key]
+    if part.get("destinations") == [] and set(_INSTEAD_OF_DESTINATIONS) & set(refused):
+        source.broken |= {f"{path}.destinations", f"{path}.flush"}  # told already
     if kind == "kafka":
         kafka_rules.refuse_misplaced(source, path, part)
 
@@ -232,17 +240,19 @@ def _check_shared_destination(
             source.complain(f"{path}.{key}", message, suggestion)
 
 
-_FORMAT_OF: Final = (
-    *(("compression", "parquet"), ("compaction", "parquet"), ("encoding", "ndjson")),
+_FORMATS_OF: Final = (
+    # mirror-v3 takes a compression beside ndjson, and so do we: it has no meaning there.
+    *(("compression", ("parquet", "ndjson")), ("compaction", ("parquet",))),
+    ("encoding", ("ndjson",)),
 )
 
 
 def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
     """An option that would do nothing is refused: whoever wrote it expects something of it."""
     chosen = mapping.get("format") or "parquet"
-    for key, needed in _FORMAT_OF:
-        if mapping.get(key) is not None and chosen != needed:
-            source.complain(f"{path}.{key}", f"is only for format: {needed}", "remove it")
+    for key, formats in _FORMATS_OF:
+        if mapping.get(key) is not None and chosen not in formats:
+            source.complain(f"{path}.{key}", f"is only for format: {formats[0]}", "remove it")
     if mapping.get("compaction") is None and mapping.get("snapshots") is not None:
         source.complain(f"{path}.snapshots", "is only for compaction: log", "remove it")
 

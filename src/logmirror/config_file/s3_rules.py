@@ -19,7 +19,12 @@ _OF_KEYS: Final = ("access-key-id", "access-key-id-env", "profile")
 
 
 def check_destination(
-    source: Source, path: str, destination: dict[str, Any], environ: Mapping[str, str]
+    source: Source,
+    path: str,
+    destination: dict[str, Any],
+    environ: Mapping[str, str],
+    *,
+    needs_variables: bool,
 ) -> None:
     """Find settings of one S3 destination that contradict each other.
 
@@ -31,7 +36,7 @@ def check_destination(
         source.complain(f"{path}.kms-key-id", "is only for sse: aws:kms", "write sse: aws:kms")
     for where, identity in _identities(destination, path):
         _check_identity(source, where, identity)
-        _put_in_variables(source, where, identity, environ)
+        _put_in_variables(source, where, identity, environ, is_needed=needs_variables)
 
 
 def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> None:
@@ -51,13 +56,20 @@ def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> Non
 
 
 def _put_in_variables(
-    source: Source, where: str, identity: dict[str, Any], environ: Mapping[str, str]
+    source: Source,
+    where: str,
+    identity: dict[str, Any],
+    environ: Mapping[str, str],
+    *,
+    is_needed: bool,
 ) -> None:
     for key, variable in zip(*_PAIRS, strict=True):
         if (name := text(identity, variable)) is not None:
-            if name not in environ:
+            if name not in environ and is_needed:
                 message = f"the environment variable {name} is not set"
                 source.complain(f"{where}.{variable}", message)
+            elif name not in environ:
+                source.unset.append(name)
             identity.setdefault(key, environ.get(name, ""))
             del identity[variable]
 
@@ -77,7 +89,17 @@ def written(destination: dict[str, Any], folder: str) -> str | None:
     bucket = text(destination, "bucket")
     if bucket is None:
         return None
-    host = (text(destination, "endpoint") or "").partition("://")[2].rstrip("/").lower()
+    host = _host(text(destination, "endpoint") or "")
     prefix = (text(destination, "prefix") or "").strip("/")
     parts = (part for part in (host, bucket, prefix, folder) if part)
     return f"/s3/{'/'.join(parts)}"
+
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def _host(endpoint: str) -> str:
+    """Host and port of an endpoint, however they are written."""
+    scheme, _, host = endpoint.lower().rstrip("/").partition("://")
+    has_port = ":" in host.rpartition("]")[2]
+    return f"{host}:{_PORTS.get(scheme)}" if host and not has_port else host

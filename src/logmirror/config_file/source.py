@@ -64,14 +64,30 @@ class Source:
     broken: set[str] = field(default_factory=set)
     """Paths whose value is not known because of a problem; to complain about them is noise."""
 
+    unset: list[str] = field(default_factory=list)
+    """Environment variables that settings name, and that need not be set for what is done now."""
+
     def complain(self, path: str, message: str, suggestion: str = "") -> None:
         """Record a problem at `path`, unless the value there is not known anyway."""
         if not self.is_broken(path):
             self.problems.append(self.locations.problem(path, message, suggestion))
 
+    def refuse(self, path: str, message: str, suggestion: str = "") -> None:
+        """Record one problem at `path` in place of all that are there and below, now and later."""
+        self.problems[:] = [p for p in self.problems if not _is_within(p.path, path)]
+        self.broken = {broken for broken in self.broken if not _is_within(broken, path)}
+        self.complain(path, message, suggestion)
+        self.broken.add(path)
+
     def is_broken(self, path: str) -> bool:
         """Whether the value at `path`, or one that it is part of, is not known."""
-        return any(not b or path == b or path.startswith((f"{b}.", f"{b}[")) for b in self.broken)
+        while path and path not in self.broken:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return path in self.broken
+
+
+def _is_within(path: str, outer: str) -> bool:
+    return not outer or path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
 # References are hidden from the YAML parser behind stand-ins of the same length, so that `{`, `}`

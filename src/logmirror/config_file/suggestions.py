@@ -74,6 +74,7 @@ _TRUTHS: Final = {
     **dict.fromkeys(("yes", "y", "on"), "write true"),
     **dict.fromkeys(("no", "n", "off"), "write false"),
 }
+_SWITCHES: Final = frozenset({"enabled", "affects-readiness"})
 _NUMBERS: Final = frozenset(
     {
         "partition",
@@ -139,7 +140,7 @@ def suggest_value(loc: tuple[str | int, ...], found: object) -> str:
         return "write partitions: all"
     if key == "partitions" and type(found) is int:
         return f"write partition: {found} or partitions: [{found}]"
-    if key == "enabled" and isinstance(found, str):
+    if key in _SWITCHES and isinstance(found, str):
         return _TRUTHS.get(found.lower(), "")
     if key in _NUMBERS and isinstance(found, str):
         return _suggest_number(key, found)

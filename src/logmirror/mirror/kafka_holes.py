@@ -204,9 +204,14 @@ class HoleWriter:
         return looked_ms
 
 
+def transactional_id_prefix(topic: str) -> str:
+    """What all transactional ids begin with under which holes of a topic are filled."""
+    return f"logmirror-{topic}-"
+
+
 def _transactional_id(partition: TopicPartition, number: int) -> str:
     name = hashlib.sha256(f"{partition.topic}/{partition.partition}".encode()).hexdigest()[:12]
-    return f"logmirror-{partition.topic}-{partition.partition}-{name}-{number}"
+    return f"{transactional_id_prefix(partition.topic)}{partition.partition}-{name}-{number}"
 
 
 def _moved(error: FencedError) -> PositionMovedError:

@@ -36,13 +36,20 @@ class Observer:
         recorder: Takes the metrics.
         clock: Time.
         heartbeat_ms: Between two heartbeats; 0: none.
+        silent: What has no say in readiness; see `Outlook`.
     """
 
     def __init__(
-        self, mirrors: Sequence[str], recorder: Recorder, clock: Clock, *, heartbeat_ms: int = 0
+        self,
+        mirrors: Sequence[str],
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        heartbeat_ms: int = 0,
+        silent: Collection[tuple[str, str]] = (),
     ) -> None:
         self.recorder, self._clock = recorder, clock
-        self.outlook = Outlook(mirrors, clock)
+        self.outlook = Outlook(mirrors, clock, silent)
         self._heartbeat = Heartbeat(heartbeat_ms, clock)
         self._flushed_ms: dict[FlowId, int] = {}
         """Monotonic time of the last flush of a flow, or of its opening."""
@@ -176,9 +183,9 @@ class Observer:
 
     # -- whole mirrors ---------------------------------------------------------------------------
 
-    def mirror_opened(self, mirror: str) -> None:
-        """All flows of a mirror that its source tells of have positions."""
-        self.outlook.opened(mirror)
+    def mirror_opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
+        """All flows of a mirror have positions, but for those of these destinations."""
+        self.outlook.opened(mirror, unopened)
 
     def not_opened(self, facts: Mapping[str, object], error: LogmirrorError) -> None:
         """A mirror, or one destination of it, could not be looked at; the other flows may go on.
@@ -190,7 +197,7 @@ class Observer:
         self.outlook.turned()
         mirror, destination, topic = (str(facts[k]) for k in ("mirror", "destination", "topic"))
         self.recorder.add(metrics.ERRORS, (mirror, destination, topic, "", error.kind))
-        self.outlook.unreachable(mirror, error)
+        self.outlook.unreachable(mirror, destination, error)
         _LOG.warning("mirror waits: %s", error.message, extra={"facts": {**error.facts, **facts}})
 
     def stopped(self, mirror: str, topic: str, error: LogmirrorError, flow: FlowId | None) -> None:

@@ -52,13 +52,17 @@ class Outlook:
     Args:
         mirrors: Their names.
         clock: Time.
+        silent: Mirrors and destinations whose troubles `not_ready` leaves out. A mirror whose
+            destinations are all left out is here without one, as an empty text.
     """
 
-    def __init__(self, mirrors: Sequence[str], clock: Clock) -> None:
-        self._clock = clock
+    def __init__(
+        self, mirrors: Sequence[str], clock: Clock, silent: Collection[tuple[str, str]] = ()
+    ) -> None:
+        self._clock, self._silent = clock, frozenset(silent)
         self._states: dict[str, dict[FlowId, FlowState]] = {name: {} for name in mirrors}
         self._opened: set[str] = set()
-        self._unreachable: dict[str, Trouble] = {}
+        self._unreachable: dict[tuple[str, str], Trouble] = {}
         self._waiting: dict[FlowId, Trouble] = {}
         self._last: dict[FlowId, Trouble] = {}
         self._stopped: dict[str, Trouble] = {}
@@ -76,14 +80,17 @@ class Outlook:
         self._is_ticking = on
         self.turned()
 
-    def opened(self, mirror: str) -> None:
-        """A mirror's flows have positions, and its source answered."""
+    def opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
+        """A mirror's source answered, and its flows have positions but for these destinations'."""
         self._opened.add(mirror)
-        self._unreachable.pop(mirror, None)
+        for each in list(self._unreachable):
+            if each[0] == mirror and each[1] not in unopened:
+                del self._unreachable[each]
 
-    def unreachable(self, mirror: str, error: LogmirrorError) -> None:
-        """A mirror's source did not answer, or a destination of it could not be opened."""
-        self._unreachable[mirror] = self._trouble(error, self._unreachable.get(mirror))
+    def unreachable(self, mirror: str, destination: str, error: LogmirrorError) -> None:
+        """A destination of a mirror could not be opened, or its source (empty) did not answer."""
+        before = self._unreachable.get((mirror, destination))
+        self._unreachable[mirror, destination] = self._trouble(error, before)
 
     def knows(self, state: FlowState) -> None:
         """A flow has a position."""
@@ -114,26 +121,26 @@ class Outlook:
 
     # -- others ask ------------------------------------------------------------------------------
 
-    def mirrors(self) -> list[MirrorHealth]:
-        """How each mirror is now."""
+    def mirrors(self, ignored: Collection[tuple[str, str]] = ()) -> list[MirrorHealth]:
+        """How each mirror is now, whatever happens to those that are ignored; see `silent`."""
         waiting: dict[str, Trouble] = {}
         for flow, trouble in list(self._waiting.items()):
-            waiting.setdefault(flow.mirror, trouble)
-        return [self._mirror(name, waiting.get(name)) for name in list(self._states)]
+            if (flow.mirror, flow.destination) not in ignored:
+                waiting.setdefault(flow.mirror, trouble)
+        for (mirror, destination), trouble in list(self._unreachable.items()):
+            if (mirror, destination) not in ignored:
+                waiting.setdefault(mirror, trouble)
+        names = [name for name in list(self._states) if (name, "") not in ignored]
+        return [self._mirror(name, waiting.get(name)) for name in names]
 
     def _mirror(self, name: str, waiting: Trouble | None) -> MirrorHealth:
-        state: Literal["starting", "running", "waiting", "stopped"] = "running"
-        trouble = self._stopped.get(name)
-        if trouble is not None:
-            state = "stopped"
-        elif name not in self._opened:
-            trouble = self._unreachable.get(name)
-            state = "waiting" if trouble else "starting"
-        else:
-            trouble = waiting or self._unreachable.get(name)
-            state = "waiting" if trouble else "running"
+        stopped = self._stopped.get(name)
+        trouble = stopped or waiting
         if trouble is None:
-            return MirrorHealth(mirror=name, state=state)
+            return MirrorHealth(
+                mirror=name, state="running" if name in self._opened else "starting"
+            )
+        state: Literal["stopped", "waiting"] = "stopped" if stopped else "waiting"
         return MirrorHealth(mirror=name, state=state, kind=trouble.kind, message=trouble.message)
 
     def not_live(self) -> list[str]:
@@ -145,11 +152,11 @@ class Outlook:
         return [f"the loop has stood still for {age_ms} ms"] if age_ms > LIVE_MS else []
 
     def not_ready(self) -> list[str]:
-        """Why not all mirrors are being copied; empty: they are."""
+        """Why not all that counts is being copied; empty: it is."""
         return [
             f"mirror={health.mirror} state={health.state}"
             + (f" kind={health.kind}: {health.message}" if health.kind else "")
-            for health in self.mirrors()
+            for health in self.mirrors(self._silent)
             if health.state != "running"
         ]
 

@@ -245,8 +245,8 @@ class Service:
                     except _FOR_NOW as error:
                         self._not_opened(mirror, name, error)
         opened = [flow for flow in new if flow in self._states]
-        if not any(name == mirror.name for name, _ in self._unopened):
-            self._observer.mirror_opened(mirror.name)
+        unopened = {name for of, name in self._unopened if of == mirror.name}
+        self._observer.mirror_opened(mirror.name, unopened)
         if first or opened:
             self._log_start(mirror, opened)
 

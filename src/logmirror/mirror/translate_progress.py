@@ -97,7 +97,12 @@ class FlowKey(NamedTuple):
     def transactional_id(self) -> str:
         """The id under which all copiers of this flow write, so that each fences those before."""
         digest = hashlib.sha256(_json(list(self))).hexdigest()[:16]
-        return f"logmirror-{self.mirror}-{self.target}-{self.partition}-{digest}"
+        return f"{self.prefix(self.mirror, self.target)}{self.partition}-{digest}"
+
+    @staticmethod
+    def prefix(mirror: str, target: str) -> str:
+        """What the transactional ids of a mirror begin with, for all partitions of a copy."""
+        return f"logmirror-{mirror}-{target}-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

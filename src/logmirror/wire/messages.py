@@ -51,6 +51,7 @@ LEADER_NOT_AVAILABLE: Final = 5
 NOT_LEADER_OR_FOLLOWER: Final = 6
 COORDINATOR_NOT_AVAILABLE: Final = 15
 NOT_COORDINATOR: Final = 16
+TOPIC_AUTHORIZATION_FAILED: Final = 29
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 UNSUPPORTED_SASL_MECHANISM: Final = 33
 UNSUPPORTED_VERSION: Final = 35
@@ -229,8 +230,27 @@ ERRORS: Final[dict[int, ApiError]] = {
 }
 """Every error code but 0, which is success."""
 
+GRANTS: Final = {
+    "could not fetch": "Read on the topic",
+    "could not read the topic's metadata": "Read on the topic, or Write where it is a destination",
+    "could not look up a producer": "Read on the topic",
+    "could not write": "Write on the topic",
+    "could not read the topic's configuration": "DescribeConfigs on the topic",
+    "could not read the broker's configuration": "DescribeConfigs on the cluster",
+    "could not create the topic": "Create on the topic or on the cluster",
+    "could not add partitions": "Alter on the topic",
+    "could not delete records": "Delete on the topic",
+    "could not find the coordinator": "Write on the transactional id",
+    "could not take the transactional id": "Write on the transactional id",
+    "could not add partitions to the transaction": "Write on the topic and on the transactional id",
+    "could not write control records": "ClusterAction on the cluster",
+}
+"""What an action needs, where it was not allowed."""
+
+_NOT_ALLOWED: Final = (29, 31, 53)
+
 _HINTS: Final = {
-    29: "grant Describe and Read on the topic",
+    29: "grant the operation on the topic",
     31: "grant the operation on the cluster",
     33: "check sasl.mechanism against the listener",
     58: "check sasl.username, sasl.password or the token, and sasl.mechanism",
@@ -259,4 +279,7 @@ def api_error(code: int, *, action: str, **facts: object) -> LogmirrorError:
     """
     known = error_of(code)
     facts = {**facts, "code": code, "error": known.name}
-    return known.kind(f"{action}: {known.text}", hint=_HINTS.get(code, ""), **facts)
+    hint = _HINTS.get(code, "")
+    if code in _NOT_ALLOWED and action in GRANTS:
+        hint = f"grant {GRANTS[action]}; `logmirror acls print` prints all that a file needs"
+    return known.kind(f"{action}: {known.text}", hint=hint, **facts)
