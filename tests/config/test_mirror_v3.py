@@ -216,6 +216,8 @@ def refused(*mirrors, **top):
             ["http-access"],
             id="CFG-23",
         ),
+        # There it depends on the type of the keys.
+        pytest.param({"http-access": CACHE, "compaction": "log"}, ["http-access"], id="CFG-24"),
         pytest.param({"http-access": MAIN}, ["http-access"], id="CFG-25"),
         pytest.param({"http-access": {"cache-v1-main": {}}}, ["http-access"], id="CFG-30"),
         pytest.param({"http-access": CACHE, "name": "raw"}, ["http-access"], id="CFG-33"),
