@@ -32,10 +32,8 @@ _NOT_OFFERED: Final = {
     "affects-readiness": "remove it",
     "encryption": "remove it, and let the file system or the bucket (`sse`) encrypt",
     "http-access": "remove it",
-    "keys": "remove it: parquet keeps keys as bytes",
     "notify": "remove it",
     "topics": "write one mirror for each topic",
-    "values": "remove it: parquet keeps values as bytes",
 }
 """Settings of other versions and of mirror-v3, and what to do instead."""
 
@@ -179,6 +177,7 @@ def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
             _check_encoding(source, path, mirror)
         kafka_rules.check_mirror(source, path, mirror, one)
         layout = one if one is not None else mirror
+        _check_types(source, path, mirror, layout)
         if layout.get("compaction") is not None and mirror.get("chain-start") is not None:
             message = "has no meaning with compaction: log, which begins where the source begins"
             source.complain(f"{path}.chain-start", message, "remove it")
@@ -245,6 +244,19 @@ def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
             source.complain(f"{path}.{key}", f"is only for format: {needed}", "remove it")
     if mapping.get("compaction") is None and mapping.get("snapshots") is not None:
         source.complain(f"{path}.snapshots", "is only for compaction: log", "remove it")
+
+
+_NOT_IN_LINES: Final = ("bytes", "json", "json-parseable")
+
+
+def _check_types(source: Source, path: str, mirror: dict[str, Any], layout: dict[str, Any]) -> None:
+    """Lines of JSON hold text; what their `encoding` makes of it is no type."""
+    if layout.get("format") != "ndjson":
+        return
+    for key in ("keys", "values"):
+        if values.text(values.mapping(mirror, key) or {}, "type") in _NOT_IN_LINES:
+            message, suggestion = "must be utf8 with format: ndjson", "write utf8, or remove it"
+            source.complain(f"{path}.{key}.type", message, suggestion)
 
 
 _OF_SOURCE: Final = {
