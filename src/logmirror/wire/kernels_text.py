@@ -135,7 +135,7 @@ def _after_escape(at: int, end: int) -> int:
         return -end
     byte = load_u8(at + 1)
     if byte != 117:  # noqa: PLR2004  # u
-        known = byte in (34, 92, 47, 98, 102, 110, 114, 116)  # " \ / b f n r t
+        known = byte in (34, 92, 47, 98, 102, 110, 114, 116)  # quote, backslash, slash, b f n r t
         return at + 2 if known else -(at + 1)
     for k in range(2, 6):
         if at + k >= end:
@@ -186,17 +186,17 @@ def _after_digits(at: int, end: int) -> int:
 @inlined
 def _after_number(at: int, end: int) -> int:
     """Behind a number; negative: the address of a fault."""
-    if load_u8(at) == 45:  # noqa: PLR2004  # -
+    if load_u8(at) == 45:  # noqa: PLR2004  # minus
         at += 1
     if at < end and load_u8(at) == 48:  # noqa: PLR2004  # a zero stands alone
         at += 1
     else:
         at = _after_digits(at, end)
-    if 0 < at < end and load_u8(at) == 46:  # noqa: PLR2004  # .
+    if 0 < at < end and load_u8(at) == 46:  # noqa: PLR2004  # point
         at = _after_digits(at + 1, end)
     if 0 < at < end and load_u8(at) | 32 == 101:  # noqa: PLR2004  # e, E
         at += 1
-        if at < end and load_u8(at) in (43, 45):  # + -
+        if at < end and load_u8(at) in (43, 45):  # plus, minus
             at += 1
         at = _after_digits(at, end)
     return at
@@ -214,7 +214,7 @@ def _after_scalar(at: int, end: int) -> int:
         return at + 4
     if byte == 102 and at + 5 <= end and load_i32(at + 1) == _ALSE:  # noqa: PLR2004  # f
         return at + 5
-    if byte == 45 or 48 <= byte <= 57:  # noqa: PLR2004  # - 0-9
+    if byte == 45 or 48 <= byte <= 57:  # noqa: PLR2004  # minus or digit
         return _after_number(at, end)
     return -at
 
@@ -226,7 +226,7 @@ def _after_name(at: int, end: int) -> int:
     if at < 0:
         return at
     at = _after_spaces(at, end)
-    if at >= end or load_u8(at) != 58:  # noqa: PLR2004  # :
+    if at >= end or load_u8(at) != 58:  # noqa: PLR2004  # colon
         return -at
     return at + 1
 
