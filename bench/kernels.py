@@ -21,10 +21,12 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+from logmirror.model import ColumnTypes
 from logmirror.wire.columns import SCHEMA, ContentDigest
 from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.encode import encode_batches
+from logmirror.wire.gate import first_refused
 from logmirror.wire.kernels_crc32c import crc32c_at
 from logmirror.wire.ndjson import encode_ndjson
 from logmirror.wire.records import Record, encode_reference
@@ -128,6 +130,9 @@ def measure_shape(measured, value_bytes, headers):
     add("scan, CRC, decode, to Arrow", lambda: decode(lambda c: c.to_arrow("orders", 0)))
     columns = next(decoder.decode(data, scan(), first=0, end=END))
     add("digest", lambda: digest(columns))
+    for kind in ("utf8", "json-parseable"):
+        types = ColumnTypes(value=kind)
+        add(f"gate, {kind}", lambda types=types: first_refused(columns, types))
     add("NDJSON, base64", lambda: lines(columns, utf8=False))
     add("NDJSON, text", lambda: lines(columns, utf8=True))
     add("encode, CRC", lambda: encode_batches(rows, batch_bytes=BATCH_BYTES))

@@ -30,6 +30,7 @@ SECTIONS: Final = (
     ("S3", "`mirrors[].destinations[]`, `type: s3`"),
     ("Credentials", "`credentials`"),
     ("Identity", "`credentials.write`, `credentials.read`"),
+    ("Column", "`keys`, `values`"),
     ("Flush", "`flush`"),
     ("Daily", "`flush.daily`"),
     ("SharedFilesystem", "`destination`, `type: filesystem`"),

@@ -51,6 +51,7 @@ from logmirror.config_file.scalars import (
 )
 from logmirror.config_file.schema import json_schema
 from logmirror.config_file.source import parse
+from logmirror.model import ColumnTypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -258,6 +259,9 @@ class MirrorSettings:
     keep_snapshots: int | None = None
     """How many of the newest snapshots are kept, at least 1; None for all."""
 
+    types: ColumnTypes = field(default_factory=ColumnTypes)
+    """What keys and values must be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -375,7 +379,13 @@ def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSetting
         flush=None if layout.flush is None else _flush(layout.flush),
         chain_start=mirror.chain_start,
         path=path,
+        types=_types(mirror),
     )
+
+
+def _types(mirror: MirrorModel) -> ColumnTypes:
+    key, value = (None if asked is None else asked.type for asked in (mirror.keys, mirror.values))
+    return ColumnTypes(key=key or "bytes", value=value or "bytes")
 
 
 def _destinations(

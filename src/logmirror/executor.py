@@ -21,6 +21,7 @@ from pyspark.daemon import manager
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
+from logmirror.mirror.gate import Gate
 from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.mirror.kafka_proof import KafkaProver
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
@@ -175,7 +176,7 @@ def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult
 
 def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
     process, spec = os.getpid(), works[0].kafka
-    client = _client(spec.cluster, process)
+    client, gate = _client(spec.cluster, process), Gate(_tools(process)[2])
     if spec.offsets == "translate":
         links, progress = _translation(spec.cluster, process)
         return TranslateTransfer(
@@ -186,6 +187,7 @@ def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
             links=links,
             progress=progress,
             rebatcher=_rebatcher(spec.max_batch_bytes, process),
+            gate=gate,
             teller=_teller(works[0].source, process, spec.name, spec.mirror),
             lease=lease,
         ).run()
@@ -196,6 +198,7 @@ def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
         client=client,
         pipeline=_pipeline(spec.cluster, process, "data"),
         rebatcher=_rebatcher(spec.max_batch_bytes, process),
+        gate=gate,
         filler=_filler(spec.cluster, process),
         prover=KafkaProver(client, _pipeline(spec.cluster, process, "filler"), _tools(process)[2]),
         lease=lease,

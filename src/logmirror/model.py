@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 OFFSET_MAX: Final = 2**63 - 1
 """Largest Kafka offset. Offsets are signed 64-bit on the wire and never negative at rest."""
@@ -88,3 +88,21 @@ class TimestampType(enum.IntEnum):
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
+
+
+ColumnType = Literal["bytes", "utf8", "json", "json-parseable"]
+"""What all keys or all values of a topic are. `bytes`: anything. `utf8`: UTF-8 text. `json`: text
+that is marked as JSON, and not looked into. `json-parseable`: text that is one JSON value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnTypes:
+    """What the keys and the values of a topic are; a null is of every type."""
+
+    key: ColumnType = "bytes"
+    value: ColumnType = "bytes"
+
+    @property
+    def are_checked(self) -> bool:
+        """Whether a record may be refused."""
+        return not self.key == self.value == "bytes"

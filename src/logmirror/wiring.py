@@ -92,6 +92,7 @@ def _destination_spec(
             replication_factor=destination.replication_factor or -1,
             keeps_timestamps=destination.timestamp_mode == "source",
             max_batch_bytes=destination.max_batch_bytes,
+            types=mirror.types,
         )
     if mirror.flush is None:
         raise InternalError("a mirror into files without `flush`", mirror=mirror.name)
@@ -108,6 +109,7 @@ def _destination_spec(
         compaction=mirror.compaction,
         keep_snapshots=mirror.keep_snapshots,
         drift_check_ms=destination.drift_check_ms,
+        types=mirror.types,
     )
 
 

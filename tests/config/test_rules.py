@@ -315,7 +315,7 @@ def test_mirrors_of_one_topic_share_its_folder_only_with_different_partitions():
 
 @pytest.mark.parametrize(
     "key",
-    ["topics", "keys", "values"],
+    ["topics"],
 )
 def test_what_is_not_offered_is_refused_by_name(key):
     found = complaints(mirror() | {key: {"any": ["thing"]}})

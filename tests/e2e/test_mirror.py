@@ -25,6 +25,7 @@ from kit.truth import Source, object_names
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LINGER = {"linger.ms": 20}
 SMALL = {"batch.num.messages": 3, "linger.ms": 5}
+TEXT_COPY = "from-java-text"
 EMPTY = len(CODECS)
 """The partition that has no records."""
 
@@ -55,9 +56,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import sum as total
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-rows = spark.read.parquet(*sys.argv[1:])
-offsets = rows.agg(total("offset")).first()[0]
-print(json.dumps({"columns": dict(rows.dtypes), "count": rows.count(), "offsets": offsets}))
+for folders in sys.argv[1:]:
+    rows = spark.read.parquet(*folders.split(","))
+    offsets = rows.agg(total("offset")).first()[0]
+    print(json.dumps({"columns": dict(rows.dtypes), "count": rows.count(), "offsets": offsets}))
 """
 
 
@@ -83,6 +85,8 @@ def copied(source, tmp_path_factory):
         for topic in topics
         for f in FORMATS
     ]
+    text = {"keys": {"type": "utf8"}, "values": {"type": "json"}}
+    mirrors.append(mirror("from-java", source.bootstrap, folder, name=TEXT_COPY, **text))
     config = write_config(folder / "config.json", *mirrors)
     # On Spark once; from the other sources the same work in one process.
     on_spark = source.version == VERSIONS[-1]
@@ -181,7 +185,7 @@ def test_status_shows_that_nothing_is_left_to_copy(copied):
     rows = logmirror_json("status", "-c", copied.config)
 
     partitions = sum(len(topic.partitions) for topic in copied.topics.values())
-    assert len(rows) == partitions * len(FORMATS)
+    assert len(rows) == partitions * len(FORMATS) + 1  # TEXT_COPY
     for row in rows:
         end = copied.topics[row["topic"]].bounds(row["partition"])[1]
         assert (row["source_end"], row["position"], row["lag"]) == (end, end, 0)
@@ -190,7 +194,7 @@ def test_status_shows_that_nothing_is_left_to_copy(copied):
 def test_verify_proves_every_object_against_the_source(copied):
     reports = logmirror_json("verify", "--deep", "--against-source", "-c", copied.config)
 
-    assert len(reports) == len(copied.copies()) + len(FORMATS) * EMPTY
+    assert len(reports) == len(copied.copies()) + len(FORMATS) * EMPTY + 1  # TEXT_COPY
     for report in reports:
         assert report["problems"] == []
         assert report["compared_with_source"] == report["objects"]
@@ -242,13 +246,18 @@ def test_spark_reads_a_whole_archive_with_the_columns_of_its_kafka_source(copied
     folders = [f"{copied.root}/odd-parquet/{n}" for n in range(len(CODECS))]
 
     result = subprocess.run(
-        [sys.executable, "-c", READ_BY_SPARK, *folders], text=True, capture_output=True, check=False
+        [sys.executable, "-c", READ_BY_SPARK, ",".join(folders), f"{copied.root}/{TEXT_COPY}/0"],
+        text=True,
+        capture_output=True,
+        check=False,
     )
 
     assert result.returncode == 0, result.stderr
+    found, found_text = map(json.loads, result.stdout.splitlines())
     offsets = [row.offset for n in range(len(CODECS)) for row in copied.topics["odd"].rows(n)]
-    assert json.loads(result.stdout) == {
-        "columns": SPARK_COLUMNS,
-        "count": len(offsets),
-        "offsets": sum(offsets),
+    assert found == {"columns": SPARK_COLUMNS, "count": len(offsets), "offsets": sum(offsets)}
+    assert found_text == {
+        "columns": SPARK_COLUMNS | {"key": "string", "value": "string"},
+        "count": 500,
+        "offsets": sum(range(500)),
     }

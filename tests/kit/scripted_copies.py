@@ -14,12 +14,14 @@ from kit.scripted import TOPIC_ID, Log, ScriptedClient, SteppingClock, batches, 
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
+from logmirror.mirror.gate import Gate
 from logmirror.mirror.kafka_guard import producer_id
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
 from logmirror.mirror.leases import Lease
 from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
-from logmirror.model import TopicPartition
+from logmirror.model import ColumnTypes, TopicPartition
+from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import MarkerType, decode_reference, encode_marker, encode_reference
 
@@ -183,6 +185,7 @@ class World:
             client=self.destination,
             pipeline=self.destination,
             rebatcher=Rebatcher() if merge else Rebatcher(merge_below_bytes=0),
+            gate=Gate(RecordDecoder()),
             filler=self.filler,
             prover=self.prover,
             lease=Lease(max(work.lease_ms for work in works), self.clock),
@@ -195,6 +198,7 @@ class World:
     def _work(self, number, first, holes, fields):
         lease_ms, proven = fields.pop("lease_ms", 0), fields.pop("proven", True)
         end = fields.pop("end", None)
+        types = fields.pop("types", ColumnTypes())
         slice_ = Slice(
             flow=FlowId(mirror="m", destination="d", topic="t", partition=number),
             topic_id=TOPIC_ID,
@@ -207,7 +211,7 @@ class World:
         return Work(
             slice=slice_,
             source=None,
-            destination=KafkaSpec(cluster=None, topic="copy", holes=holes),
+            destination=KafkaSpec(cluster=None, topic="copy", holes=holes, types=types),
             writer_id="w",
             estimated_bytes=1,
             proven=proven,

@@ -133,7 +133,12 @@ def _rows_of_parquet(path: Path, topic: str, partition: int) -> Iterable[Row]:
     ):
         assert where == [topic, partition], path
         named = tuple((header["key"].encode(), header["value"]) for header in headers)
-        yield Row(offset, stamp, kind, key, value, named)
+        yield Row(offset, stamp, kind, _stored(key), _stored(value), named)
+
+
+def _stored(value: bytes | str | None) -> bytes | None:
+    """Columns of text are read as text, which is UTF-8 in the file."""
+    return value.encode() if isinstance(value, str) else value
 
 
 def _rows_of_ndjson(path: Path, topic: str, partition: int) -> Iterable[Row]:

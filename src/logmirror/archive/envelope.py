@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from logmirror.archive.metadata import FILE_CHECK_KEY, NO_FILE_CHECK
+from logmirror.archive.parquet_columns import as_written, schema_for
+from logmirror.model import ColumnTypes
 from logmirror.wire.columns import SCHEMA, payload_bytes
 from logmirror.wire.ndjson import encode_ndjson
 
@@ -41,6 +43,7 @@ COMPRESSIONS: Final[Mapping[str, tuple[str, int | None]]] = {
 }
 """The names that a configuration may use, as pyarrow's codec and level."""
 
+_BYTES: Final = ColumnTypes()
 _WRITE_BYTES: Final = 1 << 20  # gathers page headers of 30 bytes into writes worth a system call
 _PIECE_BYTES: Final = 2 << 20  # NDJSON text is made in pieces of this many payload bytes
 _MERGE_BYTES: Final = 1 << 20  # waiting batches below this size are merged
@@ -123,9 +126,10 @@ class ParquetEncoder:
         compression: One of `COMPRESSIONS`.
         row_group_bytes: A row group ends with the row that brings its keys, values and headers to
             this many bytes; None: `ROW_GROUP_BYTES`.
+        types: Of keys and values; whoever appends has seen that each value is of its type.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each option of the format
         self,
         target: Target,
         *,
@@ -133,12 +137,14 @@ class ParquetEncoder:
         partition: int,
         compression: str = "zstd-1",
         row_group_bytes: int | None = None,
+        types: ColumnTypes = _BYTES,
     ) -> None:
         self._sink = _Sink(target)
         codec, level = COMPRESSIONS[compression]
         self._topic = topic
         self._partition = partition
         self._row_group_bytes = row_group_bytes or ROW_GROUP_BYTES
+        self._schema = schema_for(types)
         self._waiting: list[Any] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -147,7 +153,7 @@ class ParquetEncoder:
         # record and make the file larger: Kafka payloads hardly repeat as a whole.
         self._writer = pq.ParquetWriter(
             self._stream,
-            SCHEMA,
+            self._schema,
             compression=codec,
             compression_level=level,
             use_dictionary=False,
@@ -218,7 +224,7 @@ class ParquetEncoder:
         self._sink.detach()
 
     def _write_group(self, *last: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        table = pa.Table.from_batches([*self._waiting, *last], SCHEMA)
+        table = as_written([*self._waiting, *last], self._schema)
         self._writer.write_table(table, row_group_size=len(table))
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 

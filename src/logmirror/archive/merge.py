@@ -23,9 +23,10 @@ from logmirror.archive.envelope import ParquetEncoder
 from logmirror.archive.hole_facts import HoleFacts
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, PARQUET, format_name
-from logmirror.archive.reader import check_object
+from logmirror.archive.parquet_columns import common_types
+from logmirror.archive.reader import check_object, object_types
 from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.model import ColumnTypes, Hole, HoleCause, OffsetRange
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.wire.columns import ContentDigest
 
@@ -76,6 +77,20 @@ class Archive:
         except KeyError:
             raise GoneError("an object was replaced meanwhile", name=name) from None
 
+    def types(self, covered: OffsetRange) -> ColumnTypes:
+        """What the columns of an object tell of its keys and values; without columns, bytes.
+
+        Raises:
+            GoneError: It is not there.
+        """
+        if self.extension != PARQUET:
+            return ColumnTypes()
+        name = format_name(covered, self.extension)
+        try:
+            return object_types(self.store, self.folder, name)
+        except KeyError:
+            raise GoneError("an object was replaced meanwhile", name=name) from None
+
 
 class GoneError(PositionError):
     """An object is not there any more: another compact was faster. List again."""
@@ -107,7 +122,8 @@ def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clo
     """
     covered = OffsetRange(first=links[0].first, last=links[-1].last)
     store, name = archive.store, f"{archive.folder}/{format_name(covered, archive.extension)}"
-    merging = _Merging(archive, store.stage(f"compact-{archive.topic}-{covered.first}"))
+    types = common_types(archive.types(link.covered) for link in links)
+    merging = _Merging(archive, store.stage(f"compact-{archive.topic}-{covered.first}"), types)
     try:
         for link in links:
             merging.add(link.covered)
@@ -179,7 +195,7 @@ def finish(archive: Archive, around: Link, inside: Mapping[Link, str]) -> int:
 class _Merging:
     """One merged object under construction; a `Copy` of the parts while they are checked."""
 
-    def __init__(self, archive: Archive, staged: StagedObject) -> None:
+    def __init__(self, archive: Archive, staged: StagedObject, types: ColumnTypes) -> None:
         self._archive, self._staged = archive, staged
         self._rows, self._bytes = ContentDigest(), xxhash.xxh3_128()
         self._encoder = None
@@ -189,6 +205,7 @@ class _Merging:
                 topic=archive.topic,
                 partition=archive.partition,
                 compression=archive.compression,
+                types=types,
             )
         self._parts: list[Part] = []
         self._topic_ids: set[str] = set()

@@ -1,6 +1,6 @@
 """Read Parquet objects: rows back, and everything that may be wrong with such a file.
 
-Strict, because it judges: columns and types must be exactly those of the format, values must be
+Strict, because it judges: columns and types must be exactly those of a known layout, values must be
 there, texts must be texts, and the statistics that readers skip row groups by must be true.
 """
 
@@ -16,11 +16,15 @@ import pyarrow.parquet as pq
 import xxhash
 
 from logmirror.archive.metadata import FILE_CHECK_KEY, NO_FILE_CHECK
+from logmirror.archive.parquet_columns import layout_of
 from logmirror.errors import CorruptionError
 from logmirror.wire.columns import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from logmirror.archive.parquet_columns import Layout
+    from logmirror.model import ColumnTypes
 
 _ROWS: Final = 16_384
 _IN_MEMORY_BYTES: Final = 64 << 20
@@ -41,15 +45,27 @@ def open_parquet(file: BinaryIO, name: str) -> Any:  # noqa: ANN401  # pyarrow h
     """
     with _translated(name):
         parquet = pq.ParquetFile(file)
-        schema = parquet.schema_arrow.remove_metadata()
-    if not schema.equals(SCHEMA):
+    _layout(parquet, name)
+    return parquet
+
+
+def column_types(parquet: Any, name: str) -> ColumnTypes:  # noqa: ANN401  # pyarrow has no types
+    """What an open object's keys and values are, as far as its columns tell."""
+    return _layout(parquet, name).types
+
+
+def _layout(parquet: Any, name: str) -> Layout:  # noqa: ANN401  # pyarrow has no types
+    with _translated(name):
+        schema = parquet.schema_arrow
+        layout = layout_of(schema)
+    if layout is None:
         raise CorruptionError(
             "the columns are not those of a Parquet object",
             name=name,
             expected=", ".join(f"{field.name} {field.type}" for field in SCHEMA),
             found=", ".join(f"{field.name} {field.type}" for field in schema),
         )
-    return parquet
+    return layout
 
 
 def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
@@ -103,9 +119,10 @@ def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # p
         CorruptionError: A page cannot be read, a value that must be there is null, or a row group's
             statistics contradict its rows.
     """
+    to_rows = _layout(parquet, name).to_rows
     for group in range(parquet.metadata.num_row_groups):
         extremes: dict[str, tuple[int, int]] = {}
-        for batch in _group_rows(parquet, group, name):
+        for batch in _group_rows(parquet, group, name, to_rows):
             for column in ("offset", "timestamp"):
                 values = batch.column(column).cast(pa.int64()).to_numpy()
                 low, high = extremes.get(column, (values[0], values[0]))
@@ -117,7 +134,12 @@ def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # p
         _check_statistics(parquet.metadata, group, extremes, name)
 
 
-def _group_rows(parquet: Any, group: int, name: str) -> Iterator[Any]:  # noqa: ANN401  # pyarrow has no types
+def _group_rows(
+    parquet: Any,  # noqa: ANN401  # pyarrow has no types
+    group: int,
+    name: str,
+    to_rows: Callable[[Any], Any],
+) -> Iterator[Any]:
     with _translated(name):
         batches = parquet.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False)
     while True:
@@ -126,6 +148,7 @@ def _group_rows(parquet: Any, group: int, name: str) -> Iterator[Any]:  # noqa: 
             if batch is None:
                 return
             batch.validate(full=True)  # finds texts that are not UTF-8
+            batch = to_rows(batch)
         for column in _NEVER_NULL:
             if batch.column(column).null_count:
                 raise CorruptionError("null where a value must be", name=name, column=column)

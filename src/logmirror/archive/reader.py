@@ -32,7 +32,7 @@ from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.native import native_batches, native_rows, seen_holes, tee
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.archive.parquet import checked_file, open_parquet, read_parquet
+from logmirror.archive.parquet import checked_file, column_types, open_parquet, read_parquet
 from logmirror.archive.snapshots import check_sorted
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.wire.columns import ContentDigest
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logmirror.archive.claims import Claim
-    from logmirror.model import OffsetRange
+    from logmirror.model import ColumnTypes, OffsetRange
     from logmirror.stores.base import BlobStore
 
 _READ_BYTES: Final = 4 << 20
@@ -154,6 +154,18 @@ def iterate(
             yield from read_ndjson(file, name=name, utf8=utf8)
 
 
+def object_types(store: BlobStore, folder: str, name: str) -> ColumnTypes:
+    """What the keys and values of a Parquet object are, as far as its columns tell.
+
+    Raises:
+        CorruptionError: It is not Parquet, or has other columns.
+        UnavailableError: It could not be read.
+        KeyError: There is no such object.
+    """
+    with _named(name), store.open(f"{folder}/{name}") as file:
+        return column_types(open_parquet(file, name), name)
+
+
 def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do not say
     store: BlobStore,
     folder: str,
@@ -223,20 +235,27 @@ def _check_with(
     store: BlobStore, folder: str, name: str, claim: Claim | None, options: _Options
 ) -> ObjectReport:
     covered, extension = _parsed(name)
+    with _named(name), store.open(f"{folder}/{name}") as file:
+        size_bytes = file.seek(0, 2)
+        file.seek(0)
+        check = _Check(name, covered, _partition_of(folder), size_bytes, claim, options)
+        whole = tee(file, options.copy.take_bytes) if options.copy else file
+        if extension == NATIVE:
+            found = check.native(whole, deep=options.deep, compacted=options.compacted)
+        elif extension == PARQUET:
+            found = check.parquet(file, deep=options.deep)
+        else:
+            found = check.ndjson(whole, deep=options.deep, utf8=options.utf8)
+        if claim is not None:
+            check.compare_with_claim(found, claim)
+    return found
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Let errors name the object."""
     try:
-        with store.open(f"{folder}/{name}") as file:
-            size_bytes = file.seek(0, 2)
-            file.seek(0)
-            check = _Check(name, covered, _partition_of(folder), size_bytes, claim, options)
-            whole = tee(file, options.copy.take_bytes) if options.copy else file
-            if extension == NATIVE:
-                found = check.native(whole, deep=options.deep, compacted=options.compacted)
-            elif extension == PARQUET:
-                found = check.parquet(file, deep=options.deep)
-            else:
-                found = check.ndjson(whole, deep=options.deep, utf8=options.utf8)
-            if claim is not None:
-                check.compare_with_claim(found, claim)
+        yield
     except LogmirrorError as error:
         raise error.add_facts(name=name) from None
     except OSError as error:
@@ -246,7 +265,6 @@ def _check_with(
             name=name,
             reason=error.strerror,
         ) from error
-    return found
 
 
 class _Check:

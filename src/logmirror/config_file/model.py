@@ -46,6 +46,7 @@ from logmirror.config_file.scalars import (
     Topic,
     TopicSync,
 )
+from logmirror.model import ColumnType  # noqa: TC001  # pydantic looks at it
 
 DESTINATION_TYPES: Final = ("filesystem", "kafka", "s3")
 """The values of `type`, which decides what else a destination says."""
@@ -99,6 +100,15 @@ class FlushModel(_Model):
 
     daily: DailyModel | None = None
     """Also write once a day, at a fixed time, whatever the limits say."""
+
+
+class ColumnModel(_Model):
+    """What all keys, or all values, of a topic are."""
+
+    type: ColumnType = "utf8"
+    """`bytes`: anything, a binary column in Parquet. `utf8`: UTF-8 text. `json`: UTF-8 text, and
+    Parquet marks the column as JSON. `json-parseable`: the same, and each is one JSON value. The
+    last three are text columns in Parquet; a record that is not of its type stops the mirror."""
 
 
 class SourceModel(_Model):
@@ -425,6 +435,13 @@ class MirrorModel(_Model):
     snapshots: Snapshots | None = None
     """How many of the objects of `compaction: log` are kept: `keep-all`, the default, or the newest
     ones, such as `keep 3`."""
+
+    keys: ColumnModel | None = None
+    """What the keys are, at every destination. Without it they are bytes, and none is refused; a
+    mapping without `type` says `utf8`."""
+
+    values: ColumnModel | None = None
+    """What the values are, at every destination; see `keys`."""
 
     flush: FlushModel | None = None
     """When an object ends. Required where a destination receives files."""

@@ -31,10 +31,8 @@ PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 _NOT_OFFERED: Final = {
     "encryption": "remove it, and let the file system or the bucket (`sse`) encrypt",
     "http-access": "remove it: there is no cache to ask; readers read the topic, or the archive",
-    "keys": "remove it: parquet keeps keys as bytes",
     "notify": "remove it: nobody is called; let whoever waits consume the topic",
     "topics": "write one mirror for each topic",
-    "values": "remove it: parquet keeps values as bytes",
 }
 """Settings of other versions and of mirror-v3, and what to do instead."""
 
@@ -187,6 +185,7 @@ def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
             _check_encoding(source, path, mirror)
         kafka_rules.check_mirror(source, path, mirror, one)
         layout = one if one is not None else mirror
+        _check_types(source, path, mirror, layout)
         if layout.get("compaction") is not None and mirror.get("chain-start") is not None:
             message = "has no meaning with compaction: log, which begins where the source begins"
             source.complain(f"{path}.chain-start", message, "remove it")
@@ -255,6 +254,19 @@ def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
             source.complain(f"{path}.{key}", f"is only for format: {formats[0]}", "remove it")
     if mapping.get("compaction") is None and mapping.get("snapshots") is not None:
         source.complain(f"{path}.snapshots", "is only for compaction: log", "remove it")
+
+
+_NOT_IN_LINES: Final = ("bytes", "json", "json-parseable")
+
+
+def _check_types(source: Source, path: str, mirror: dict[str, Any], layout: dict[str, Any]) -> None:
+    """Lines of JSON hold text; what their `encoding` makes of it is no type."""
+    if layout.get("format") != "ndjson":
+        return
+    for key in ("keys", "values"):
+        if values.text(values.mapping(mirror, key) or {}, "type") in _NOT_IN_LINES:
+            message, suggestion = "must be utf8 with format: ndjson", "write utf8, or remove it"
+            source.complain(f"{path}.{key}.type", message, suggestion)
 
 
 _OF_SOURCE: Final = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.config_file.model import (
     DESTINATION_TYPES,
+    ColumnModel,
     ConfigModel,
     CredentialsModel,
     DailyModel,
@@ -39,6 +40,8 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "mirrors.destinations.s3.credentials": CredentialsModel,
     "mirrors.destinations.s3.credentials.write": IdentityModel,
     "mirrors.destinations.s3.credentials.read": IdentityModel,
+    "mirrors.keys": ColumnModel,
+    "mirrors.values": ColumnModel,
     "mirrors.flush": FlushModel,
     "mirrors.flush.daily": DailyModel,
     "destination.filesystem": SharedFilesystemModel,

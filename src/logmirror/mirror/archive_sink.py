@@ -54,6 +54,7 @@ class ObjectWriter:
                 partition=flow.partition,
                 compression=spec.compression,
                 row_group_bytes=row_group_bytes,
+                types=spec.types,
             )
         else:
             self._encoder = NdjsonEncoder(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
+    from logmirror.mirror.gate import Gate
     from logmirror.mirror.kafka_source import Fetched, KafkaSource
     from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import Work
@@ -107,6 +108,7 @@ class KafkaTransfer:
         client: Of the destination.
         pipeline: To the destination's leaders.
         rebatcher: Makes pieces that a broker accepts.
+        gate: Says up to where keys and values are of their types.
         filler: Makes holes.
         prover: Compares the destination with the source.
         lease: How long to go on with what arrives.
@@ -122,13 +124,14 @@ class KafkaTransfer:
         client: ClusterClient,
         pipeline: ProducePipeline,
         rebatcher: Rebatcher,
+        gate: Gate,
         filler: HoleFiller,
         prover: Prover,
         lease: Lease,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
-        self._pipeline, self._rebatcher = pipeline, rebatcher
+        self._pipeline, self._rebatcher, self._gate = pipeline, rebatcher, gate
         self._filler, self._prover = filler, prover
         self._lease, self._clock = lease, clock
         now_ms = clock.monotonic_ms()
@@ -257,6 +260,7 @@ class KafkaTransfer:
 
     def _send_fetched(self, copy: Copy, fetched: Fetched, limit: int) -> None:
         """Send the pieces of one response up to `limit`, and take its holes."""
+        limit, refusal = self._gate.limit(copy.work, fetched, copy.writer.next_offset, limit)
         batches, start = fetched.batches, fetched.start
         stop = int(np.searchsorted(batches.base_offsets, limit))
         compacted = copy.work.slice.compacted
@@ -279,6 +283,9 @@ class KafkaTransfer:
             if not compacted:
                 raise unexplained_gap(copy.writer.next_offset, int(batches.base_offsets[stop]))
             self._fill(copy, limit, [])
+        if refusal is not None:
+            self._drain(copy)  # what comes before it is good
+            raise refusal
 
     def _fill(self, copy: Copy, end: int, known: list[Hole]) -> None:
         """Take the offsets up to `end`, which carry no record at the source."""

@@ -7,11 +7,11 @@ Every value here is frozen and picklable: it crosses between the driver and Spar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from logmirror.errors import InternalError, PositionError, UnavailableError
-from logmirror.model import Hole, OffsetRange, TopicPartition, Trigger
+from logmirror.model import ColumnTypes, Hole, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +93,9 @@ class ArchiveSpec:
     drift_check_ms: int = 60_000
     """How long at most before it is seen that somebody else has added or removed objects."""
 
+    types: ColumnTypes = field(default_factory=ColumnTypes)
+    """What keys and values must be, and how Parquet holds them; may differ between objects."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
@@ -129,6 +132,9 @@ class KafkaSpec:
 
     max_message_bytes: int = 1_048_588
     """The largest batch that the destination's topic takes."""
+
+    types: ColumnTypes = field(default_factory=ColumnTypes)
+    """What keys and values must be to be copied."""
 
 
 DestinationSpec = ArchiveSpec | KafkaSpec

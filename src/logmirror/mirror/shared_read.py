@@ -15,6 +15,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from logmirror.errors import LogmirrorError
+from logmirror.wire.gate import first_refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,8 +91,10 @@ def _decode(
         return
     try:
         for columns in decoder.decode(fetched.buffer, fetched.batches, first=first, end=end):
-            for reader in _reading(readers):
-                reader.append(columns)
+            reading = _reading(readers)
+            refused = {kind: first_refused(columns, kind) for kind in {r.types for r in reading}}
+            for reader in reading:
+                reader.append(columns, refused[reader.types])
             if not _reading(readers):
                 return
     except LogmirrorError as error:

@@ -25,6 +25,7 @@ from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
 from logmirror.mirror.publish import make_claim, publish
 from logmirror.model import HoleCause, OffsetRange, Trigger
 from logmirror.wire.columns import ContentDigest
+from logmirror.wire.gate import first_refused, first_refused_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import HoleSummary, Work
     from logmirror.stores.base import BlobStore
     from logmirror.wire.decode import RecordDecoder
+    from logmirror.wire.gate import Refused
 
 
 class SnapshotTransfer:
@@ -115,6 +117,8 @@ class SnapshotTransfer:
             with LatestByKey(self._folder, run_bytes=self._run_bytes) as view:
                 holes = self._read_source(view, covered)
                 for batch in view.merged(self._before()):
+                    # The snapshot before this one may have been written under other types.
+                    _pass_gate(first_refused_arrow(batch, self._spec.types))
                     writer.append_arrow(batch)
             token, digest = writer.finish(covered, holes, self._slice.topic_id, travels=False)
         except OSError as error:
@@ -167,6 +171,7 @@ class SnapshotTransfer:
                 first, last = max(hole.first, covered.first), min(hole.last, covered.last)
                 ledger.add(first, last, hole.cause)
             for columns in self._decoder.decode(fetched.buffer, batches, first=position, end=end):
+                _pass_gate(first_refused(columns, self._spec.types))
                 view.add(columns.to_arrow(flow.topic, flow.partition))
                 begin = int(np.searchsorted(columns.offsets, covered.first))
                 records += columns.rows - begin
@@ -196,6 +201,11 @@ class SnapshotTransfer:
                 yield from _proven_rows(file, name)
         except KeyError:  # at once, or between two ranges of a bucket's object
             raise PositionMovedError("the snapshot was pruned just now", name=name) from None
+
+
+def _pass_gate(refused: Refused | None) -> None:
+    if refused is not None:
+        raise refused.error()
 
 
 def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:

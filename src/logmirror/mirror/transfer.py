@@ -20,6 +20,7 @@ from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.archive_sink import ObjectWriter
 from logmirror.mirror.cut import Cut
+from logmirror.mirror.gate import Gate
 from logmirror.mirror.holes import HoleLedger, batch_holes, unexplained_gap
 from logmirror.mirror.ports import HoleSummary, Receipt, SliceResult
 from logmirror.mirror.publish import make_claim, publish
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
     from logmirror.wire.columns import Columns
     from logmirror.wire.decode import RecordDecoder
+    from logmirror.wire.gate import Refused
 
 
 class Transfer:
@@ -54,6 +56,7 @@ class Transfer:
         is_ended: Nothing is left to do but to ask for the result.
         is_reading: Takes part in the reading that it has joined.
         wants_rows: Whether responses must be decoded for it.
+        types: What keys and values of those rows must be.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class Transfer:
         self.end = self._slice.end
         self.is_ended = self.is_reading = False
         self.wants_rows = self._spec.format != "native"
+        self.types = self._spec.types
+        self._gate = Gate(decoder)
         self._receipts: list[Receipt] = []
         self._error: LogmirrorError | None = None
         self._source_bytes = self._rest_bytes = 0
@@ -97,18 +102,24 @@ class Transfer:
             else:
                 self._reached = self._copy_batches(fetched)
 
-    def append(self, columns: Columns) -> None:
-        """Take rows of the response in, in order; those from `end` on must not be among them."""
+    def append(self, columns: Columns, refused: Refused | None = None) -> None:
+        """Take rows of the response in, in order; those from `end` on must not be among them.
+
+        The slice ends before the row that is `refused`, the first of them that is not of our types.
+        """
         with self._guarded():
-            row = 0
-            while row < columns.rows and self.is_reading:
+            row, end = 0, columns.rows if refused is None else refused.row
+            while row < end and self.is_reading:
                 stop, last, trigger = self._cut.rows(columns, row)
+                if stop > end:
+                    stop, last = end, None
                 if stop > row:
                     self._writer().append_rows(columns, row, stop)
-                if last is None or trigger is None:
-                    return
-                self._close(last, trigger)
+                if last is not None and trigger is not None:
+                    self._close(last, trigger)
                 row = stop
+            if refused is not None and self.is_reading:
+                self._refuse(refused, refused.offset)
 
     def settle(self) -> None:
         """The response was taken in whole."""
@@ -205,6 +216,9 @@ class Transfer:
                 self.position = int(batches.last_offsets[start - 1]) + 1
                 self._cut = Cut.fresh(self.position, self._spec)
         reached, stop = self._account(fetched, start)
+        refused = self._first_refused(fetched, start, stop)
+        if refused is not None:
+            stop = int(np.searchsorted(batches.last_offsets, refused.offset))
         while start < stop:
             part, last, trigger = self._cut.batches(batches, start, stop)
             if part > start:
@@ -217,7 +231,15 @@ class Transfer:
                 if not self.is_reading:
                     return reached
             start = part
+        if refused is not None:
+            self._refuse(refused, int(batches.base_offsets[stop]))
         return reached
+
+    def _first_refused(self, fetched: Fetched, start: int, stop: int) -> Refused | None:
+        if start >= stop:
+            return None
+        end = int(fetched.batches.last_offsets[stop - 1]) + 1
+        return self._gate.refused(self._work, fetched, self.position, end)
 
     def _count_records(self, fetched: Fetched, start: int, stop: int) -> int:
         """How many records of these batches are the object's: those from its first offset on."""
@@ -317,6 +339,18 @@ class Transfer:
         self.position = max(self.position, last + 1)
         if self._source_bytes >= self._slice.budget_bytes or last + 1 >= self._slice.end:
             self._finish()
+
+    def _refuse(self, refused: Refused, end: int) -> None:
+        """Close what ends before `end`, the rest too unless somebody has claimed more; stop."""
+        while self.is_reading and self._cut.limit <= end:
+            if not (self.wants_rows or self._cut.forced):
+                break  # native objects end with the batch that reaches their limit
+            self._close(self._cut.limit - 1, self._cut.limit_trigger)
+        if not self.is_reading:
+            return  # enough for one slice; the next one comes to the record
+        if end > self._cut.first and not self._cut.forced:
+            self._close(end - 1, Trigger.EXPLICIT)
+        raise refused.error()
 
     def _take_holes(self, covered: OffsetRange, record_count: int) -> HoleSummary:
         ledger, later = HoleLedger(), []

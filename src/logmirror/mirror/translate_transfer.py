@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logmirror.cluster.client import ClusterClient
+    from logmirror.mirror.gate import Gate
     from logmirror.mirror.kafka_source import Fetched, KafkaSource
     from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import Work
@@ -143,6 +144,7 @@ class TranslateTransfer:
         links: Into the destination.
         progress: Of the destination.
         rebatcher: Makes pieces that a broker accepts.
+        gate: Says up to where keys and values are of their types.
         teller: Of offset syncs.
         lease: How long to go on with what arrives.
         clock: Time.
@@ -158,13 +160,14 @@ class TranslateTransfer:
         links: Links,
         progress: ProgressReader,
         rebatcher: Rebatcher,
+        gate: Gate,
         teller: SyncTeller,
         lease: Lease,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
         self._links, self._progress = links, progress
-        self._rebatcher, self._teller = rebatcher, teller
+        self._rebatcher, self._gate, self._teller = rebatcher, gate, teller
         self._lease, self._clock = lease, clock
         now_ms = clock.monotonic_ms()
         self._copies = [_copy(work, source[work.slice.flow.source], now_ms) for work in works]
@@ -265,6 +268,7 @@ class TranslateTransfer:
 
     def _send_fetched(self, copy: _Copy, fetched: Fetched, limit: int) -> None:
         """Send the pieces of one response up to `limit`; its holes are passed over."""
+        limit, refusal = self._gate.limit(copy.work, fetched, copy.next_offset, limit)
         batches, start = fetched.batches, fetched.start
         stop = int(np.searchsorted(batches.base_offsets, limit))
         compacted, first = copy.work.slice.compacted, copy.next_offset
@@ -285,6 +289,8 @@ class TranslateTransfer:
             if not compacted:
                 raise unexplained_gap(copy.next_offset, int(batches.base_offsets[stop]))
             copy.next_offset = limit
+        if refusal is not None and copy.failed is None:
+            raise refusal
 
     def _send(self, copy: _Copy, piece: Piece) -> bool:
         """Send one piece as part of the transaction; False: something failed."""

@@ -27,6 +27,7 @@ from logmirror.wire.kernels_address import (
     store_16,
     store_64,
 )
+from logmirror.wire.kernels_text import utf8_size
 
 TEXTS: Final = (
     b"",
@@ -132,36 +133,6 @@ def _put_escape(at: int, byte: int) -> int:
 
 
 @inlined
-def _utf8_size(source: int, left: int) -> int:  # noqa: C901  # the table of RFC 3629
-    """Bytes of the character that begins at a byte >= 0x80; 0: not UTF-8."""
-    lead = load_u8(source)
-    low, high, size = 0x80, 0xBF, 2
-    if lead < 0xC2 or lead > 0xF4:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
-        return 0
-    if lead >= 0xF0:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
-        size = 4
-        if lead == 0xF0:  # noqa: PLR2004  # overlong
-            low = 0x90
-        elif lead == 0xF4:  # noqa: PLR2004  # beyond U+10FFFF
-            high = 0x8F
-    elif lead >= 0xE0:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
-        size = 3
-        if lead == 0xE0:  # noqa: PLR2004  # overlong
-            low = 0xA0
-        elif lead == 0xED:  # noqa: PLR2004  # surrogates
-            high = 0x9F
-    if size > left:
-        return 0
-    second = load_u8(source + 1)
-    if second < low or second > high:
-        return 0
-    for k in range(2, size):
-        if load_u8(source + k) & 0xC0 != 0x80:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
-            return 0
-    return size
-
-
-@inlined
 def _put_text(at: int, source: int, size: int) -> int:
     """JSON string content, checked to be UTF-8; the address behind it, or 0."""
     i = 0
@@ -180,7 +151,7 @@ def _put_text(at: int, source: int, size: int) -> int:
         while i < stop:
             byte = load_u8(source + i)
             if byte >= 0x80:  # noqa: PLR2004  # the bounds of UTF-8 and JSON
-                length = _utf8_size(source + i, size - i)
+                length = utf8_size(source + i, size - i)
                 if length == 0:
                     return 0
                 for k in range(length):

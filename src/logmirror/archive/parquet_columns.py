@@ -1,0 +1,124 @@
+"""The columns that a Parquet object may have, and how they become those of `wire.columns.SCHEMA`.
+
+A file's columns must be exactly those of a layout that is known here. A reader sees the same rows
+whatever the layout: keys and values as bytes, so digests and comparisons do not depend on it, and
+the objects of a chain may differ in theirs.
+
+What another program wrote in other columns is one more entry in `_LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from logmirror.model import ColumnTypes
+from logmirror.wire.columns import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from logmirror.model import ColumnType
+
+_TYPED: Final = 2
+"""Key and value come first; the columns behind them are always the same."""
+
+_JSON: Final = "arrow.json"
+_EXTENSION_NAME: Final = "ARROW:extension:name"
+_JSON_METADATA: Final = {_EXTENSION_NAME: _JSON, "ARROW:extension:metadata": ""}
+"""How Arrow marks text that is JSON; to whoever does not know it, the column is plain text."""
+
+
+class Layout(NamedTuple):
+    """How the rows of an object are written."""
+
+    types: ColumnTypes
+    """Of its keys and values, as far as the file tells: JSON is `json`."""
+
+    to_rows: Callable[[Any], Any]
+    """Makes a record batch of `wire.columns.SCHEMA` of one as it was read, which holds what its
+    schema says (texts are UTF-8). Nulls may stand where none may be: the caller looks."""
+
+
+def layout_of(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
+    """The layout of a file with this Arrow schema; None: it is not an object of ours."""
+    found = (recognise(schema) for recognise in _LAYOUTS)
+    return next((layout for layout in found if layout is not None), None)
+
+
+def schema_for(types: ColumnTypes) -> Any:  # noqa: ANN401  # pyarrow has no types
+    """The Arrow schema in which an object with such keys and values is written."""
+    typed = [_field("key", types.key), _field("value", types.value)]
+    return pa.schema([*typed, *list(SCHEMA)[_TYPED:]])
+
+
+def as_written(batches: list[Any], schema: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+    """Rows of `wire.columns.SCHEMA` as a table of `schema_for`; nothing is copied or checked."""
+    table = pa.Table.from_batches(batches, SCHEMA)
+    columns = [
+        pa.chunked_array([chunk.view(field.type) for chunk in column.chunks], field.type)
+        for field, column in zip(list(schema)[:_TYPED], table.columns, strict=False)
+    ]
+    return pa.Table.from_arrays([*columns, *table.columns[_TYPED:]], schema=schema)
+
+
+def common_types(layouts: Iterable[ColumnTypes]) -> ColumnTypes:
+    """The narrowest types that hold what all of these hold."""
+    found = list(layouts)
+    return ColumnTypes(
+        key=_common({types.key for types in found}), value=_common({types.value for types in found})
+    )
+
+
+def _common(types: set[ColumnType]) -> ColumnType:
+    if "bytes" in types:
+        return "bytes"
+    return next(iter(types)) if len(types) == 1 else "utf8"
+
+
+def _field(name: str, kind: ColumnType) -> Any:  # noqa: ANN401  # pyarrow has no types
+    if kind == "bytes":
+        return pa.field(name, pa.binary())
+    return pa.field(name, pa.string(), metadata=None if kind == "utf8" else _JSON_METADATA)
+
+
+# -- the layouts, each: a schema -> its layout, or None --------------------------------------------
+
+
+def _spark_columns(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
+    """Those of Spark's Kafka source, in which we write; key and value as bytes or as text."""
+    if schema.names != SCHEMA.names:
+        return None
+    key, value = (_type_of(schema.field(index)) for index in range(_TYPED))
+    rest = all(schema.field(i).equals(SCHEMA.field(i)) for i in range(_TYPED, len(SCHEMA)))
+    if key is None or value is None or not rest:
+        return None
+    types = ColumnTypes(key=key, value=value)
+    return Layout(types, _with_bytes if types.are_checked else _as_they_are)
+
+
+def _type_of(field: Any) -> ColumnType | None:  # noqa: ANN401  # pyarrow has no types
+    kind, metadata = field.type, field.metadata or {}
+    extension = metadata.get(_EXTENSION_NAME.encode(), b"").decode(errors="replace")
+    if isinstance(kind, pa.BaseExtensionType):  # where this pyarrow knows the mark
+        kind, extension = kind.storage_type, kind.extension_name
+    if not field.nullable or extension not in {"", _JSON}:
+        return None
+    if kind == pa.string():
+        return "json" if extension else "utf8"
+    return "bytes" if kind == pa.binary() and not extension else None
+
+
+def _with_bytes(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+    columns = [
+        getattr(column, "storage", column).view(pa.binary()) for column in batch.columns[:_TYPED]
+    ]
+    return pa.RecordBatch.from_arrays([*columns, *batch.columns[_TYPED:]], schema=SCHEMA)
+
+
+def _as_they_are(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+    return batch
+
+
+_LAYOUTS: Final[tuple[Callable[[Any], Layout | None], ...]] = (_spark_columns,)

@@ -1,0 +1,142 @@
+"""Is each key and each value of its column's type? The first that is not is named.
+
+Nulls are of every type. The work is a kernel's (`kernels_text`); types that take anything cost
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from logmirror.errors import UsageError
+from logmirror.wire.kernels_text import (
+    ALL_GOOD,
+    DEPTH_MAX,
+    NOT_JSON,
+    NOT_UTF8,
+    RESULT_WORDS,
+    TOO_DEEP,
+    find_not_json,
+    find_not_utf8,
+)
+from logmirror.wire.scan import address_of, as_bytes_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from logmirror.model import ColumnType, ColumnTypes
+    from logmirror.wire.columns import Bytes, Columns, Int32s
+
+_WHAT: Final = {
+    NOT_UTF8: "is not UTF-8",
+    NOT_JSON: "is not JSON",
+    TOO_DEEP: f"has more than {DEPTH_MAX} arrays and objects inside each other",
+}
+
+
+Column = Literal["key", "value"]
+
+
+class Refused(NamedTuple):
+    """The first value that is not of its type."""
+
+    row: int
+    offset: int
+    column: Column
+    kind: ColumnType
+    what: str
+    """What is wrong with it."""
+
+    byte: int
+    """Where in the value that is seen."""
+
+    def error(self) -> UsageError:
+        """What stops the flow; who raises it adds mirror, topic and partition."""
+        return UsageError(
+            f"a {self.column} {self.what}",
+            hint=f"the configuration says `{self.column}s: {{type: {self.kind}}}`; `type: bytes` "
+            "takes every byte",
+            column=self.column,
+            type=self.kind,
+            offset=self.offset,
+            byte=self.byte,
+        )
+
+
+def first_refused(columns: Columns, types: ColumnTypes) -> Refused | None:
+    """Look at all rows; None: every key and every value is of its type."""
+    if not types.are_checked:
+        return None
+    rows = columns.rows
+    key = _Values(columns.key_offsets, columns.key_data, columns.key_valid)
+    value = _Values(columns.value_offsets, columns.value_data, columns.value_valid)
+    return _first(key, value, types, rows, columns.offsets)
+
+
+def first_refused_arrow(batch: pa.RecordBatch, types: ColumnTypes) -> Refused | None:
+    """The same for a record batch of `wire.columns.SCHEMA`."""
+    if not types.are_checked:
+        return None
+    offsets = batch.column("offset").to_numpy()
+    key, value = (_values_of(batch.column(name)) for name in ("key", "value"))
+    return _first(key, value, types, len(batch), offsets)
+
+
+class _Values(NamedTuple):
+    """Values one after the other; where `valid` is 0 stands a null, which is empty."""
+
+    offsets: Int32s
+    data: Bytes
+    valid: Bytes
+
+
+def _values_of(column: pa.Array) -> _Values:
+    valid = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    # In Arrow a null may own bytes; without them each of the others keeps its place.
+    kept = column.drop_null() if column.null_count else column
+    if not len(kept):
+        return _Values(np.zeros(len(column) + 1, np.int32), as_bytes_array(b""), valid)
+    _, offsets, data = kept.buffers()
+    edges = np.frombuffer(offsets, np.int32)[kept.offset : kept.offset + len(kept) + 1]
+    if len(kept) < len(column):
+        edges = edges[np.concatenate(([0], np.cumsum(valid, dtype=np.int64)))]
+    return _Values(np.ascontiguousarray(edges), as_bytes_array(data or b""), valid)
+
+
+def _first(
+    key: _Values, value: _Values, types: ColumnTypes, rows: int, offsets: npt.NDArray[np.int64]
+) -> Refused | None:
+    found: Refused | None = None
+    asked: tuple[tuple[Column, ColumnType, _Values], ...] = (
+        ("key", types.key, key),
+        ("value", types.value, value),
+    )
+    for column, kind, values in asked:
+        stop = rows if found is None else found.row  # behind a bad key nothing counts
+        status, row, byte = _look(values, kind, stop)
+        if status != ALL_GOOD:
+            found = Refused(row, int(offsets[row]), column, kind, _WHAT[status], byte)
+    return found
+
+
+def _look(values: _Values, kind: ColumnType, stop: int) -> tuple[int, int, int]:
+    """What is wrong with the first bad one of the values 0..stop-1, its row, and where in it."""
+    if kind == "bytes":
+        return ALL_GOOD, 0, 0
+    result = np.zeros(RESULT_WORDS, np.int64)
+    where = address_of(values.offsets), address_of(values.data)
+    status = find_not_utf8(*where, 0, stop, address_of(result))
+    row, byte = result.tolist()
+    if kind == "json-parseable":
+        # Up to the first that is no text, another one may be no JSON.
+        stack = np.empty(DEPTH_MAX, np.uint8)
+        stop = stop if status == ALL_GOOD else row
+        tools = address_of(stack), address_of(result)
+        parsed = find_not_json(*where, address_of(values.valid), 0, stop, *tools)
+        if parsed != ALL_GOOD:
+            status = parsed
+            row, byte = result.tolist()
+    return status, row, byte
