@@ -59,6 +59,19 @@ def test_parquet_holds_every_record_in_every_compression(tmp_path, compression):
     assert set(table.column("partition").to_pylist()) == {3}
 
 
+def test_parquet_is_smaller_than_ndjson_where_records_repeat():
+    """ENC-04."""
+    records = [
+        Record(
+            n, 1_700_000_000_000 + n, TimestampType.CREATE_TIME, b"key-%d" % (n % 7), b"v" * 80, ()
+        )
+        for n in range(2000)
+    ]
+    ndjson = make_object("ndjson", records)[1]
+    for compression in ("zstd-1", "snappy", "lz4"):
+        assert len(encode_parquet(records, compression=compression).data) < len(ndjson) / 5
+
+
 def test_parquet_is_written_as_the_format_page_says(tmp_path):
     encode_parquet(RECORDS, path := tmp_path / "x.parquet")
     group = pq.read_metadata(path).row_group(0)

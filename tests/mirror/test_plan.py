@@ -153,6 +153,15 @@ def test_daily_flushes_what_waits_once_a_day():
     assert tick(idle, wall_ms=due_ms + 10) == [], "a day that passed idle flushes nothing later"
 
 
+def test_daily_flushes_once_after_several_days():
+    spec = limits(max_time_ms=10 * DAY_MS, max_bytes=1 << 40, max_offsets=1 << 40, daily_at_utc_s=0)
+    due_ms = 20_000 * DAY_MS
+    state = flow_state(spec=spec, next_daily_ms=due_ms)
+    assert tick(state, wall_ms=due_ms + 3 * DAY_MS + 5)[0].tail is Trigger.DAILY
+    assert tick(state, wall_ms=due_ms + 3 * DAY_MS + 6) == []
+    assert tick(state, wall_ms=due_ms + 4 * DAY_MS)[0].tail is Trigger.DAILY
+
+
 def test_a_long_backlog_uses_idle_slots_with_staged_slices_in_a_row():
     state = flow_state(end=10_000_000, bytes_per_offset=1024.0)
     slices = tick(state, slots=4)

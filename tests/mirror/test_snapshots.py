@@ -213,6 +213,13 @@ def test_pruned_and_lost_old_snapshots_do_not_disturb_the_next_one():
     assert list(snapshots(store)) == [(0, 0), (3, 3), (4, 4)]
 
 
+def test_keys_of_any_bytes_are_kept_and_sorted_as_bytes():
+    keys = [b"\xff\xfe", b"", b"\x00", "ü".encode(), b"\x80", b"ascii"]
+    store = MemoryStore()
+    until_now(log_of(*((n, key, b"v") for n, key in enumerate(keys))), store)
+    assert snapshots(store) == {(0, 5): [(key, keys.index(key), b"v") for key in sorted(keys)]}
+
+
 def test_a_record_without_a_key_is_refused():
     store = MemoryStore()
     with pytest.raises(UsageError) as caught:

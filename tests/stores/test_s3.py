@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.s3_proxy import Fault
-from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.errors import CorruptionError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.stores import s3, s3_calls
 from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.locations import S3Identity, S3Location
@@ -70,6 +70,18 @@ def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
     assert not found.is_whole
     assert found.names == names[-len(found.names) :]
     assert listed.count <= 45
+
+
+def test_a_key_that_only_draws_a_folder_is_passed_over(s3_server, bucket, store):
+    client = s3_server.client()
+    store.create("f/a", b"1")
+    for key in ("p/", "p/f/", "p/f/drawn/"):
+        client.put_object(Bucket=bucket, Key=key)
+    assert list(store.names("f")) == store.tail("f").names == ["a"]
+    assert store.sizes("f") == {"a": 1}
+    client.put_object(Bucket=bucket, Key="p/f/drawn/b", Body=b"2")
+    with pytest.raises(CorruptionError, match="no object lies among the objects"):
+        list(store.names("f"))
 
 
 def test_the_tail_of_a_real_listing_is_its_end(s3_server, bucket):

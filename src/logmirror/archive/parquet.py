@@ -1,7 +1,8 @@
 """Read Parquet objects: rows back, and everything that may be wrong with such a file.
 
-Strict, because it judges: columns and types must be exactly those of the format, values must be
-there, texts must be texts, and the statistics that readers skip row groups by must be true.
+Strict, because it judges: columns and types must be exactly those of the format, or of mirror-v3's
+(`archive.peer`), values must be there, texts must be texts, and the statistics that readers skip
+row groups by must be true.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from logmirror.archive.metadata import FILE_CHECK_KEY, NO_FILE_CHECK
+from logmirror.archive.peer import converter
 from logmirror.errors import CorruptionError
 from logmirror.wire.columns import SCHEMA
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROWS: Final = 16_384
+_PEER_BYTES: Final = 32 << 20
+"""About as much is read at once of a file of mirror-v3, whose row group is the whole file."""
 _IN_MEMORY_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 1 << 20
 _TAIL: Final = struct.Struct("<I4s")
@@ -42,7 +46,7 @@ def open_parquet(file: BinaryIO, name: str) -> Any:  # noqa: ANN401  # pyarrow h
     with _translated(name):
         parquet = pq.ParquetFile(file)
         schema = parquet.schema_arrow.remove_metadata()
-    if not schema.equals(SCHEMA):
+    if not schema.equals(SCHEMA) and not is_of_peer(parquet):
         raise CorruptionError(
             "the columns are not those of a Parquet object",
             name=name,
@@ -50,6 +54,11 @@ def open_parquet(file: BinaryIO, name: str) -> Any:  # noqa: ANN401  # pyarrow h
             found=", ".join(f"{field.name} {field.type}" for field in schema),
         )
     return parquet
+
+
+def is_of_peer(parquet: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
+    """Whether mirror-v3 wrote this ParquetFile."""
+    return converter(parquet.schema_arrow) is not None
 
 
 def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
@@ -118,14 +127,19 @@ def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # p
 
 
 def _group_rows(parquet: Any, group: int, name: str) -> Iterator[Any]:  # noqa: ANN401  # pyarrow has no types
+    convert, rows = converter(parquet.schema_arrow), _ROWS
     with _translated(name):
-        batches = parquet.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False)
+        if convert:
+            told = parquet.metadata.row_group(group)
+            rows = max(min(rows, told.num_rows * _PEER_BYTES // max(told.total_byte_size, 1)), 1)
+        batches = parquet.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
     while True:
         with _translated(name):
             batch = next(batches, None)
             if batch is None:
                 return
             batch.validate(full=True)  # finds texts that are not UTF-8
+        batch = convert(batch, name) if convert else batch
         for column in _NEVER_NULL:
             if batch.column(column).null_count:
                 raise CorruptionError("null where a value must be", name=name, column=column)

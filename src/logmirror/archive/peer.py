@@ -1,0 +1,240 @@
+"""Parquet objects of mirror-v3: which files they are, and their rows as ours.
+
+What its columns mean stands in `docs/formats/mirror-v3.md`. Two layouts are known: keys and values
+as bytes, and as text, where an extension name tells base64 from text that is meant. Nothing else in
+the product knows of them: rows leave here as record batches of `wire.columns.SCHEMA`.
+
+Strict, because readers judge: a timestamp type that nobody knows or base64 that no encoder writes
+is damage. All work is on whole columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logmirror.errors import CorruptionError
+from logmirror.model import TimestampType
+from logmirror.wire.columns import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Converter = Callable[[Any, str], Any]
+"""From a record batch as it stands in the file, and the object's name, to one of `SCHEMA`.
+
+Raises CorruptionError (facts: `name`, `column`, `offset`) for rows that mirror-v3 cannot have
+written. Its result may share memory with what it was given.
+"""
+
+_PLAIN: Final = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.uint64(),
+    "timestamp_ms": pa.int64(),
+    "timestamp_type": pa.string(),
+}
+_COLUMNS: Final = (*_PLAIN, "key", "value", "headers")
+_NULL_ALLOWED: Final = frozenset(("timestamp_ms", "key", "value"))
+
+_EXTENSION: Final = b"ARROW:extension:name"
+_BASE64: Final = "mirror_v3.bytes_base64"
+_TEXTS: Final = frozenset(("", "arrow.json"))
+
+_NO_TIMESTAMP: Final = 2
+_TIMESTAMP_TYPES: Final = pa.array(["create_time", "log_append_time", "not_available"])
+"""Their index is our `TimestampType`, but for the last: our rows have -1 ms and create time then,
+as a record without timestamp has them in Kafka's batches."""
+
+_ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_PADDING: Final = 64
+_SEXTETS: Final = np.full(256, 255, np.uint8)
+_SEXTETS[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
+_SEXTETS[ord("=")] = _PADDING
+_QUAD: Final = 4
+"""Characters of base64 that make three bytes."""
+
+
+def converter(schema: Any) -> Converter | None:  # noqa: ANN401  # pyarrow has no types
+    """Return what reads the rows of a file with this schema; None: mirror-v3 did not write it."""
+    if tuple(schema.names) != _COLUMNS or not _is_headers(_storage(schema.field("headers").type)):
+        return None
+    if any(_storage(schema.field(name).type) != kind for name, kind in _PLAIN.items()):
+        return None
+    payloads = {name: _payload_reader(schema.field(name)) for name in ("key", "value")}
+    if None in payloads.values():
+        return None
+
+    def convert(batch: Any, name: str) -> Any:  # noqa: ANN401  # pyarrow has no types
+        return _Rows(batch, name).convert(payloads)
+
+    return convert
+
+
+def _storage(kind: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _is_headers(kind: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    pair = kind.value_type
+    if not pa.types.is_struct(pair) or [field.name for field in pair] != ["key", "value"]:
+        return False
+    return pair[0].type == pa.string() and pair[1].type in {pa.binary(), pa.large_binary()}
+
+
+def _payload_reader(field: Any) -> str | None:  # noqa: ANN401  # pyarrow has no types
+    """How a column of keys or values is read: `bytes`, `text` or `base64`; None: not at all."""
+    kind = _storage(field.type)
+    if kind in {pa.binary(), pa.large_binary()}:
+        return "bytes"
+    if isinstance(field.type, pa.BaseExtensionType):
+        extension = str(field.type.extension_name)
+    else:
+        extension = (field.metadata or {}).get(_EXTENSION, b"").decode(errors="replace")
+    if kind != pa.string():
+        return None
+    if extension == _BASE64:
+        return "base64"
+    return "text" if extension in _TEXTS else None
+
+
+class _Rows:
+    """One record batch of a file."""
+
+    def __init__(self, batch: Any, name: str) -> None:  # noqa: ANN401  # pyarrow has no types
+        self._name = name
+        self._columns = {}
+        for column in _COLUMNS:
+            found = batch.column(column)
+            self._columns[column] = found.storage if isinstance(found, pa.ExtensionArray) else found
+            if column not in _NULL_ALLOWED and found.null_count:
+                raise CorruptionError("null where a value must be", name=name, column=column)
+        try:
+            self._offsets = self._columns["offset"].cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise CorruptionError(
+                "an offset is larger than Kafka has", name=name, column="offset"
+            ) from error
+
+    def convert(self, payloads: dict[str, str | None]) -> Any:  # noqa: ANN401  # pyarrow has no types
+        """The rows as a record batch of `SCHEMA`."""
+        stamps = self._columns["timestamp_ms"]
+        return pa.RecordBatch.from_arrays(
+            [
+                self._payload("key", payloads["key"]),
+                self._payload("value", payloads["value"]),
+                self._columns["topic"],
+                self._columns["partition"],
+                self._offsets,
+                stamps.fill_null(-1).cast(TIMESTAMP_TYPE),
+                self._timestamp_types(stamps),
+                self._headers(),
+            ],
+            schema=SCHEMA,
+        )
+
+    def _payload(self, column: str, reader: str | None) -> Any:  # noqa: ANN401  # pyarrow has no types
+        values = self._columns[column]
+        return self._from_base64(column, values) if reader == "base64" else values.cast(pa.binary())
+
+    def _timestamp_types(self, stamps: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+        found = pc.index_in(self._columns["timestamp_type"], value_set=_TIMESTAMP_TYPES)
+        self._fail_where(found.is_null(), "timestamp_type", "a timestamp type that nobody knows")
+        is_none = pc.equal(found, _NO_TIMESTAMP)
+        self._fail_where(
+            pc.and_(is_none, stamps.is_valid()),
+            "timestamp_type",
+            "a timestamp whose type says that there is none",
+        )
+        create_time = pa.scalar(TimestampType.CREATE_TIME.value, pa.int32())
+        return pc.if_else(is_none, create_time, found)
+
+    def _headers(self) -> Any:  # noqa: ANN401  # pyarrow has no types
+        lists = self._columns["headers"]
+        pairs = lists.flatten()
+        keys, values = pairs.field(0), pairs.field(1)
+        if pairs.null_count or keys.null_count:
+            raise CorruptionError("null where a value must be", name=self._name, column="headers")
+        counts = pc.list_value_length(lists).to_numpy()
+        edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        fields = list(HEADERS_TYPE.value_type)
+        return pa.ListArray.from_arrays(
+            pa.array(edges),
+            pa.StructArray.from_arrays([keys, values.cast(pa.binary())], fields=fields),
+        )
+
+    def _from_base64(self, column: str, texts: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+        """Decode a column of base64 with padding (RFC 4648, standard alphabet)."""
+        sizes = pc.binary_length(texts).fill_null(0).to_numpy().astype(np.int64)
+        self._fail_where(pa.array(sizes % _QUAD != 0), column, "base64 without its padding")
+        quads = _SEXTETS[_bytes_of(texts)].reshape(-1, _QUAD)
+        ends = np.cumsum(sizes) // _QUAD
+        is_bad = _bad_quads(quads, last=ends[sizes > 0] - 1)
+        if is_bad.any():
+            row = int(np.searchsorted(ends, int(np.argmax(is_bad)), "right"))
+            raise self._bad(row, column, "not base64 as an encoder writes it")
+        padding = np.zeros(len(sizes), np.int64)
+        padding[sizes > 0] = (quads[ends[sizes > 0] - 1] == _PADDING).sum(axis=1)
+        edges = np.concatenate([[0], np.cumsum(sizes // _QUAD * 3 - padding)]).astype(np.int32)
+        is_there = texts.is_valid().to_numpy(zero_copy_only=False)
+        validity = pa.py_buffer(np.packbits(is_there, bitorder="little"))
+        buffers = [validity, pa.py_buffer(edges), pa.py_buffer(_decoded(quads))]
+        return pa.Array.from_buffers(pa.binary(), len(texts), buffers)
+
+    def _fail_where(self, is_wrong: Any, column: str, problem: str) -> None:  # noqa: ANN401  # pyarrow has no types
+        row = pc.index(is_wrong, True).as_py()
+        if row >= 0:
+            raise self._bad(row, column, problem)
+
+    def _bad(self, row: int, column: str, problem: str) -> CorruptionError:
+        return CorruptionError(
+            f"the object holds {problem}",
+            name=self._name,
+            column=column,
+            offset=self._offsets[row].as_py(),
+        )
+
+
+def _bytes_of(texts: Any) -> npt.NDArray[np.uint8]:  # noqa: ANN401  # pyarrow has no types
+    """The characters of a column, one text after another."""
+    kept = texts.drop_null()  # a null slot may own characters
+    _, edges, data = kept.buffers()
+    if not len(kept) or data is None:
+        return np.empty(0, np.uint8)
+    bounds = np.frombuffer(edges, np.int32)[kept.offset : kept.offset + len(kept) + 1]
+    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+
+
+def _bad_quads(
+    quads: npt.NDArray[np.uint8], *, last: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Which four characters no encoder writes; padding stands only in the `last` of a text."""
+    is_pad = quads == _PADDING
+    is_bad: npt.NDArray[np.bool_] = quads.max(axis=1, initial=0) > _PADDING
+    is_bad |= is_pad[:, 0] | is_pad[:, 1] | (is_pad[:, 2] & ~is_pad[:, 3])
+    is_inner = np.ones(len(quads), np.bool_)
+    is_inner[last] = False
+    is_bad |= is_inner & is_pad[:, 3]
+    # The last character before padding has bits that mean nothing; an encoder leaves them 0.
+    is_bad |= is_pad[:, 2] & (quads[:, 1] & 0x0F != 0)
+    is_bad |= is_pad[:, 3] & ~is_pad[:, 2] & (quads[:, 2] & 0x03 != 0)
+    return is_bad
+
+
+def _decoded(quads: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The bytes, without those that padding stands for."""
+    a, b, c, d = (quads[:, at] for at in range(_QUAD))
+    out = np.empty((len(quads), 3), np.uint8)
+    out[:, 0] = (a << 2) | (b >> 4)
+    out[:, 1] = (b << 4) | (c >> 2)
+    out[:, 2] = (c << 6) | d
+    is_byte = np.ones(out.shape, np.bool_)
+    is_byte[:, 1] = c != _PADDING
+    is_byte[:, 2] = d != _PADDING
+    return out.reshape(-1)[is_byte.reshape(-1)]
