@@ -11,7 +11,7 @@ is damage. All work is on whole columns.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,8 @@ import pyarrow.compute as pc
 
 from logmirror.errors import CorruptionError
 from logmirror.model import TimestampType
+from logmirror.wire.base64_column import decode_column
 from logmirror.wire.columns import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 Converter = Callable[[Any, str], Any]
 """From a record batch as it stands in the file, and the object's name, to one of `SCHEMA`.
@@ -49,14 +47,6 @@ _NO_TIMESTAMP: Final = 2
 _TIMESTAMP_TYPES: Final = pa.array(["create_time", "log_append_time", "not_available"])
 """Their index is our `TimestampType`, but for the last: our rows have -1 ms and create time then,
 as a record without timestamp has them in Kafka's batches."""
-
-_ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-_PADDING: Final = 64
-_SEXTETS: Final = np.full(256, 255, np.uint8)
-_SEXTETS[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
-_SEXTETS[ord("=")] = _PADDING
-_QUAD: Final = 4
-"""Characters of base64 that make three bytes."""
 
 
 def converter(schema: Any) -> Converter | None:  # noqa: ANN401  # pyarrow has no types
@@ -170,22 +160,10 @@ class _Rows:
         )
 
     def _from_base64(self, column: str, texts: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
-        """Decode a column of base64 with padding (RFC 4648, standard alphabet)."""
-        sizes = pc.binary_length(texts).fill_null(0).to_numpy().astype(np.int64)
-        self._fail_where(pa.array(sizes % _QUAD != 0), column, "base64 without its padding")
-        quads = _SEXTETS[_bytes_of(texts)].reshape(-1, _QUAD)
-        ends = np.cumsum(sizes) // _QUAD
-        is_bad = _bad_quads(quads, last=ends[sizes > 0] - 1)
-        if is_bad.any():
-            row = int(np.searchsorted(ends, int(np.argmax(is_bad)), "right"))
-            raise self._bad(row, column, "not base64 as an encoder writes it")
-        padding = np.zeros(len(sizes), np.int64)
-        padding[sizes > 0] = (quads[ends[sizes > 0] - 1] == _PADDING).sum(axis=1)
-        edges = np.concatenate([[0], np.cumsum(sizes // _QUAD * 3 - padding)]).astype(np.int32)
-        is_there = texts.is_valid().to_numpy(zero_copy_only=False)
-        validity = pa.py_buffer(np.packbits(is_there, bitorder="little"))
-        buffers = [validity, pa.py_buffer(edges), pa.py_buffer(_decoded(quads))]
-        return pa.Array.from_buffers(pa.binary(), len(texts), buffers)
+        values, bad = decode_column(texts)
+        if bad is not None:
+            raise self._bad(bad, column, "base64 that no encoder writes")
+        return values
 
     def _fail_where(self, is_wrong: Any, column: str, problem: str) -> None:  # noqa: ANN401  # pyarrow has no types
         row = pc.index(is_wrong, True).as_py()
@@ -199,42 +177,3 @@ class _Rows:
             column=column,
             offset=self._offsets[row].as_py(),
         )
-
-
-def _bytes_of(texts: Any) -> npt.NDArray[np.uint8]:  # noqa: ANN401  # pyarrow has no types
-    """The characters of a column, one text after another."""
-    kept = texts.drop_null()  # a null slot may own characters
-    _, edges, data = kept.buffers()
-    if not len(kept) or data is None:
-        return np.empty(0, np.uint8)
-    bounds = np.frombuffer(edges, np.int32)[kept.offset : kept.offset + len(kept) + 1]
-    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
-
-
-def _bad_quads(
-    quads: npt.NDArray[np.uint8], *, last: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    """Which four characters no encoder writes; padding stands only in the `last` of a text."""
-    is_pad = quads == _PADDING
-    is_bad: npt.NDArray[np.bool_] = quads.max(axis=1, initial=0) > _PADDING
-    is_bad |= is_pad[:, 0] | is_pad[:, 1] | (is_pad[:, 2] & ~is_pad[:, 3])
-    is_inner = np.ones(len(quads), np.bool_)
-    is_inner[last] = False
-    is_bad |= is_inner & is_pad[:, 3]
-    # The last character before padding has bits that mean nothing; an encoder leaves them 0.
-    is_bad |= is_pad[:, 2] & (quads[:, 1] & 0x0F != 0)
-    is_bad |= is_pad[:, 3] & ~is_pad[:, 2] & (quads[:, 2] & 0x03 != 0)
-    return is_bad
-
-
-def _decoded(quads: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The bytes, without those that padding stands for."""
-    a, b, c, d = (quads[:, at] for at in range(_QUAD))
-    out = np.empty((len(quads), 3), np.uint8)
-    out[:, 0] = (a << 2) | (b >> 4)
-    out[:, 1] = (b << 4) | (c >> 2)
-    out[:, 2] = (c << 6) | d
-    is_byte = np.ones(out.shape, np.bool_)
-    is_byte[:, 1] = c != _PADDING
-    is_byte[:, 2] = d != _PADDING
-    return out.reshape(-1)[is_byte.reshape(-1)]
