@@ -1,7 +1,7 @@
 """Merging, stopped or overtaken anywhere, leaves one valid cover of the same content.
 
 Method: a compact in memory is stopped before each of its operations in turn; after every single one
-the names must have a valid cover with the rows of the chain as it was. Then another compact finishes.
+the names must have a valid cover of the same rows. Then another compact finishes.
 In place of a crash, another compact, a late mirror or a reader runs to its end before it goes on.
 """
 
