@@ -182,7 +182,7 @@ def test_base64_is_what_the_standard_library_makes_of_it(payloads, data):
     table = pq.read_table(io.BytesIO(written))
     start = data.draw(st.integers(0, len(rows) - 1))  # a part of an array, whose buffers are whole
     (batch, *_) = table.to_batches()
-    part = converter(table.schema)(batch.slice(start), "name")
+    part = converter(table.schema)(batch.slice(start))
     assert part.column("value").to_pylist() == payloads[start:]
 
 
@@ -235,10 +235,10 @@ def test_every_pair_of_characters_is_judged_as_the_standard_library_does():
         (batch,) = table.to_batches()
         convert = converter(table.schema)
         if is_canonical:
-            assert convert(batch, "n").column("value").to_pylist() == [expected]
+            assert convert(batch).column("value").to_pylist() == [expected]
         else:
             with pytest.raises(CorruptionError):
-                convert(batch, "n")
+                convert(batch)
 
 
 # --- what is wrong --------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ def writer():
     return module
 
 
-# mirror-v3's list: CFG-39
 def test_the_committed_schema_is_the_generated_one(writer):
     assert writer.SCHEMA.read_text(encoding="utf-8") == writer.schema_text(), "run `make schema`"
 
@@ -67,7 +66,6 @@ def test_the_schema_has_no_default_that_the_settings_lack():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-# mirror-v3's list: CFG-40, CLI-01
 def test_every_example_is_valid_without_an_environment(example):
     settings = load(example, environ={})
     assert settings.mirrors

@@ -6,6 +6,7 @@ Nothing is copied but in the last test, which needs two clusters.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,16 @@ from kit.commands import logmirror, mirror, write_config
 from kit.inline_run import config_text, mirror_to_cluster, run_now
 from kit.machine import HOST, free_ports
 
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
+
 pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_each_example_is_taken(example):
+    """CLI-01."""
+    done = logmirror("validate", "-c", example)
+    assert done.returncode == 0, done.stderr
 
 
 # mirror-v3's list: CLI-02

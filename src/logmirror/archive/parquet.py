@@ -139,7 +139,10 @@ def _group_rows(parquet: Any, group: int, name: str) -> Iterator[Any]:  # noqa: 
             if batch is None:
                 return
             batch.validate(full=True)  # finds texts that are not UTF-8
-        batch = convert(batch, name) if convert else batch
+        try:
+            batch = convert(batch) if convert else batch
+        except CorruptionError as error:
+            raise error.add_facts(name=name) from None
         for column in _NEVER_NULL:
             if batch.column(column).null_count:
                 raise CorruptionError("null where a value must be", name=name, column=column)

@@ -22,11 +22,10 @@ from logmirror.model import TimestampType
 from logmirror.wire.base64_column import decode_column
 from logmirror.wire.columns import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE
 
-Converter = Callable[[Any, str], Any]
-"""From a record batch as it stands in the file, and the object's name, to one of `SCHEMA`.
+Converter = Callable[[Any], Any]
+"""From a record batch as it stands in the file to one of `SCHEMA`, which may share its memory.
 
-Raises CorruptionError (facts: `name`, `column`, `offset`) for rows that mirror-v3 cannot have
-written. Its result may share memory with what it was given.
+Raises CorruptionError (facts: `column`, `offset`) for rows that mirror-v3 cannot have written.
 """
 
 _PLAIN: Final = {
@@ -59,8 +58,8 @@ def converter(schema: Any) -> Converter | None:  # noqa: ANN401  # pyarrow has n
     if None in payloads.values():
         return None
 
-    def convert(batch: Any, name: str) -> Any:  # noqa: ANN401  # pyarrow has no types
-        return _Rows(batch, name).convert(payloads)
+    def convert(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
+        return _Rows(batch).convert(payloads)
 
     return convert
 
@@ -97,20 +96,17 @@ def _payload_reader(field: Any) -> str | None:  # noqa: ANN401  # pyarrow has no
 class _Rows:
     """One record batch of a file."""
 
-    def __init__(self, batch: Any, name: str) -> None:  # noqa: ANN401  # pyarrow has no types
-        self._name = name
+    def __init__(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         self._columns = {}
         for column in _COLUMNS:
             found = batch.column(column)
             self._columns[column] = found.storage if isinstance(found, pa.ExtensionArray) else found
             if column not in _NULL_ALLOWED and found.null_count:
-                raise CorruptionError("null where a value must be", name=name, column=column)
+                raise CorruptionError("null where a value must be", column=column)
         try:
             self._offsets = self._columns["offset"].cast(pa.int64())
         except pa.ArrowInvalid as error:
-            raise CorruptionError(
-                "an offset is larger than Kafka has", name=name, column="offset"
-            ) from error
+            raise CorruptionError("an offset is larger than Kafka has", column="offset") from error
 
     def convert(self, payloads: dict[str, str | None]) -> Any:  # noqa: ANN401  # pyarrow has no types
         """The rows as a record batch of `SCHEMA`."""
@@ -150,7 +146,7 @@ class _Rows:
         pairs = lists.flatten()
         keys, values = pairs.field(0), pairs.field(1)
         if pairs.null_count or keys.null_count:
-            raise CorruptionError("null where a value must be", name=self._name, column="headers")
+            raise CorruptionError("null where a value must be", column="headers")
         counts = pc.list_value_length(lists).to_numpy()
         edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         fields = list(HEADERS_TYPE.value_type)
@@ -173,7 +169,6 @@ class _Rows:
     def _bad(self, row: int, column: str, problem: str) -> CorruptionError:
         return CorruptionError(
             f"the object holds {problem}",
-            name=self._name,
             column=column,
             offset=self._offsets[row].as_py(),
         )
