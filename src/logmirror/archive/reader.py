@@ -36,6 +36,7 @@ from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.native import native_batches, native_rows, seen_holes, tee
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.archive.parquet import checked_file, is_of_peer, open_parquet, read_parquet
+from logmirror.archive.promises import compare_with_claim
 from logmirror.archive.snapshots import check_sorted
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.wire.columns import ContentDigest
@@ -252,7 +253,7 @@ def _check_with(
             else:
                 found = check.ndjson(whole, options)
             if claim is not None:
-                check.compare_with_claim(found, claim)
+                check.compare_with(found, claim)
     except LogmirrorError as error:
         raise error.add_facts(name=name) from None
     except OSError as error:
@@ -441,28 +442,9 @@ class _Check:
         self._has_end = walk.last == self._covered.last
         return walk.record_count, digest.hexdigest(), holes
 
-    def compare_with_claim(self, found: ObjectReport, claim: Claim) -> None:
+    def compare_with(self, found: ObjectReport, claim: Claim) -> None:
         """Raise CorruptionError where the object is not what was claimed."""
-        differences = {
-            "range": (claim.covered, found.covered),
-            "digest": (claim.digest, found.digest or claim.digest),
-            "record count": (
-                claim.record_count,
-                claim.record_count if found.record_count is None else found.record_count,
-            ),
-            "topic": (claim.topic, self._topic or claim.topic),
-            "topic id": (claim.topic_id or found.topic_id, found.topic_id or claim.topic_id),
-        }
-        for what, (expected, present) in differences.items():
-            if expected != present:
-                raise CorruptionError(
-                    f"the object's {what} is not the one that was claimed for it",
-                    hint="the object was changed after it was written",
-                    name=self._name,
-                    expected=expected,
-                    found=present,
-                    claimed_by=claim.writer,
-                )
+        compare_with_claim(found, claim, self._topic)
 
     def _expect_place(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         self._expect_everywhere(batch, "partition", self._partition)
