@@ -8,33 +8,39 @@ from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
     from logmirror.archive.claims import Claim
-    from logmirror.archive.reader import ObjectReport
+    from logmirror.model import OffsetRange
 
 
-def compare_with_claim(found: ObjectReport, claim: Claim, topic: str | None) -> None:
-    """Raise CorruptionError where an object is not what was claimed.
+def compare_with_claim(  # noqa: PLR0913  # all that a claim promises
+    claim: Claim,
+    name: str,
+    *,
+    covered: OffsetRange,
+    digest: str | None,
+    record_count: int | None,
+    topic: str | None,
+    topic_id: str,
+) -> None:
+    """Raise CorruptionError where the object called `name` is not what was claimed.
 
-    Args:
-        found: What the object is.
-        claim: What was promised.
-        topic: Of its records, if they tell.
+    What is None, or an empty id, the object does not tell.
     """
     differences = {
-        "range": (claim.covered, found.covered),
-        "digest": (claim.digest, found.digest or claim.digest),
+        "range": (claim.covered, covered),
+        "digest": (claim.digest, digest or claim.digest),
         "record count": (
             claim.record_count,
-            claim.record_count if found.record_count is None else found.record_count,
+            claim.record_count if record_count is None else record_count,
         ),
         "topic": (claim.topic, topic or claim.topic),
-        "topic id": (claim.topic_id or found.topic_id, found.topic_id or claim.topic_id),
+        "topic id": (claim.topic_id or topic_id, topic_id or claim.topic_id),
     }
     for what, (expected, present) in differences.items():
         if expected != present:
             raise CorruptionError(
                 f"the object's {what} is not the one that was claimed for it",
                 hint="the object was changed after it was written",
-                name=found.name,
+                name=name,
                 expected=expected,
                 found=present,
                 claimed_by=claim.writer,

@@ -444,7 +444,15 @@ class _Check:
 
     def compare_with(self, found: ObjectReport, claim: Claim) -> None:
         """Raise CorruptionError where the object is not what was claimed."""
-        compare_with_claim(found, claim, self._topic)
+        compare_with_claim(
+            claim,
+            self._name,
+            covered=found.covered,
+            digest=found.digest,
+            record_count=found.record_count,
+            topic=self._topic,
+            topic_id=found.topic_id,
+        )
 
     def _expect_place(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         self._expect_everywhere(batch, "partition", self._partition)
