@@ -253,7 +253,7 @@ def _check_with(
             else:
                 found = check.ndjson(whole, options)
             if claim is not None:
-                check.compare_with(found, claim)
+                compare_with_claim(found, claim, check.topic)
     except LogmirrorError as error:
         raise error.add_facts(name=name) from None
     except OSError as error:
@@ -284,7 +284,7 @@ class _Check:
         self._size_bytes = size_bytes
         self._claim = claim
         self._copy = options.copy
-        self._topic = options.topic or None
+        self.topic = options.topic or None
         self._is_peer, self._has_end = False, False
 
     def _report(
@@ -371,8 +371,8 @@ class _Check:
             self._expect("range", self._covered, metadata.covered)
             self._expect("partition", self._partition, metadata.partition)
             self._expect("record count", metadata.record_count, count)
-            self._expect("topic", self._topic or metadata.topic, metadata.topic)
-            self._topic = metadata.topic
+            self._expect("topic", self.topic or metadata.topic, metadata.topic)
+            self.topic = metadata.topic
         self._is_peer = metadata is None and is_of_peer(parquet)
         if not options.deep:
             return self._report(count, metadata.digest if metadata else None, metadata)
@@ -442,23 +442,11 @@ class _Check:
         self._has_end = walk.last == self._covered.last
         return walk.record_count, digest.hexdigest(), holes
 
-    def compare_with(self, found: ObjectReport, claim: Claim) -> None:
-        """Raise CorruptionError where the object is not what was claimed."""
-        compare_with_claim(
-            claim,
-            self._name,
-            covered=found.covered,
-            digest=found.digest,
-            record_count=found.record_count,
-            topic=self._topic,
-            topic_id=found.topic_id,
-        )
-
     def _expect_place(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         self._expect_everywhere(batch, "partition", self._partition)
-        if self._topic is None:
-            self._topic = batch.column("topic")[0].as_py()
-        self._expect_everywhere(batch, "topic", self._topic)
+        if self.topic is None:
+            self.topic = batch.column("topic")[0].as_py()
+        self._expect_everywhere(batch, "topic", self.topic)
 
     def _expect_everywhere(self, batch: Any, column: str, expected: object) -> None:  # noqa: ANN401  # pyarrow has no types
         for found in batch.column(column).unique().to_pylist():
