@@ -63,6 +63,10 @@ class HoleCause(enum.StrEnum):
     COMPACTED = "compacted"
     """Not in the log that the source served: compacted or deleted there."""
 
+    UNRECORDED = "not-recorded"
+    """Any of these: mirror-v3 wrote the object, which keeps no causes. Our own objects never have
+    it, but for those that `compact` made of mirror-v3's."""
+
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Hole:

@@ -49,6 +49,7 @@ def rows_of_parquet(path):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
+# mirror-v3's list: ENC-02, ENC-03
 def test_parquet_holds_every_record_in_every_compression(tmp_path, compression):
     path = tmp_path / "x.parquet"
     encode_parquet(RECORDS, path, compression=compression)
@@ -57,6 +58,19 @@ def test_parquet_holds_every_record_in_every_compression(tmp_path, compression):
     assert table.schema.remove_metadata().equals(SCHEMA)
     assert set(table.column("topic").to_pylist()) == {TOPIC}
     assert set(table.column("partition").to_pylist()) == {3}
+
+
+def test_parquet_is_smaller_than_ndjson_where_records_repeat():
+    """ENC-04."""
+    records = [
+        Record(
+            n, 1_700_000_000_000 + n, TimestampType.CREATE_TIME, b"key-%d" % (n % 7), b"v" * 80, ()
+        )
+        for n in range(2000)
+    ]
+    ndjson = make_object("ndjson", records)[1]
+    for compression in ("zstd-1", "snappy", "lz4"):
+        assert len(encode_parquet(records, compression=compression).data) < len(ndjson) / 5
 
 
 def test_parquet_is_written_as_the_format_page_says(tmp_path):
@@ -212,6 +226,7 @@ def expected_line(record, text):
 
 @pytest.mark.parametrize("utf8", [False, True])
 @pytest.mark.parametrize("chunk", [300, 1 << 20])
+# mirror-v3's list: ENC-01
 def test_ndjson_is_what_plain_json_reads(utf8, chunk, monkeypatch):
     monkeypatch.setattr(envelope, "_PIECE_BYTES", 700)
     records = odd_records(300, text=utf8)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.s3_proxy import Fault
-from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.errors import CorruptionError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.stores import s3, s3_calls
 from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.locations import S3Identity, S3Location
@@ -58,6 +58,7 @@ class _Listed:
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(0, 2**40))
+# mirror-v3's list: S3-11
 def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
     names, at = [], start
     for number in range(4000):
@@ -70,6 +71,19 @@ def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
     assert not found.is_whole
     assert found.names == names[-len(found.names) :]
     assert listed.count <= 45
+
+
+# mirror-v3's list: S3-20
+def test_a_key_that_only_draws_a_folder_is_passed_over(s3_server, bucket, store):
+    client = s3_server.client()
+    store.create("f/a", b"1")
+    for key in ("p/", "p/f/", "p/f/drawn/"):
+        client.put_object(Bucket=bucket, Key=key)
+    assert list(store.names("f")) == store.tail("f").names == ["a"]
+    assert store.sizes("f") == {"a": 1}
+    client.put_object(Bucket=bucket, Key="p/f/drawn/b", Body=b"2")
+    with pytest.raises(CorruptionError, match="no object lies among the objects"):
+        list(store.names("f"))
 
 
 def test_the_tail_of_a_real_listing_is_its_end(s3_server, bucket):

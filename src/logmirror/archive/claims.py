@@ -26,7 +26,7 @@ import xxhash
 from logmirror import crashpoints
 from logmirror.archive.naming import format_name
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import OFFSET_MAX, Hole, HoleCause, OffsetRange, Trigger
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
@@ -356,6 +356,16 @@ def latest_claim(store: BlobStore, destination: str, partition: int) -> Claim | 
     folder = claims_folder(destination, partition)
     firsts = _offsets(folder, store.tail(folder).names)
     return read_claim(store, destination, partition, firsts[-1]) if firsts else None
+
+
+def first_claimed(store: BlobStore, destination: str, partition: int) -> int:
+    """Return where the first claim begins; beyond every offset if there is none.
+
+    What lies below it and has no claim was there before us: claims of NDJSON are never removed.
+    """
+    folder = claims_folder(destination, partition)
+    name = next(iter(store.names(folder)), None)
+    return OFFSET_MAX + 1 if name is None else _offsets(folder, [name])[0]
 
 
 def sweep_claims(  # noqa: PLR0913  # three say where, three say what may go

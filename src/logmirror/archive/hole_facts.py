@@ -203,6 +203,15 @@ def explained(found: HoleFacts, witness: Witness, *, name: str) -> HoleFacts:
     return HoleFacts(counts=counts, runs=merged(runs))
 
 
+def unrecorded(found: HoleFacts) -> HoleFacts:
+    """What was found in an object of mirror-v3, which keeps no causes."""
+    if not found.unexplained_count:
+        return found
+    cause = HoleCause.UNRECORDED
+    runs = [Hole(first=r.first, last=r.last, cause=cause) for r in found.unexplained]
+    return HoleFacts(counts={cause: found.unexplained_count}, runs=merged(runs))
+
+
 def check_listed(listed: Causes, found: HoleFacts, *, name: str) -> None:
     """Raise CorruptionError if a record stands where an account tells of a hole."""
     for cause, runs in listed.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from logmirror import crashpoints
+from logmirror.archive.claims import first_claimed, read_claim
 from logmirror.archive.compactions import (
     Compaction,
     Part,
@@ -22,7 +23,7 @@ from logmirror.archive.digest import object_digest
 from logmirror.archive.envelope import ParquetEncoder
 from logmirror.archive.hole_facts import HoleFacts
 from logmirror.archive.metadata import ObjectMetadata
-from logmirror.archive.naming import NATIVE, PARQUET, format_name
+from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name
 from logmirror.archive.parquet_columns import common_types
 from logmirror.archive.reader import check_object, object_types
 from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
@@ -65,7 +66,9 @@ class Archive:
         """The source partition."""
         return int(self.folder.rpartition("/")[2])
 
-    def check(self, covered: OffsetRange, copy: _Merging | None = None) -> ObjectReport:
+    def check(
+        self, covered: OffsetRange, copy: _Merging | None = None, *, peer_before: int = 0
+    ) -> ObjectReport:
         """Read an object whole; see `check_object`.
 
         Raises:
@@ -73,7 +76,15 @@ class Archive:
         """
         name = format_name(covered, self.extension)
         try:
-            return check_object(self.store, self.folder, name, deep=True, utf8=self.utf8, copy=copy)
+            return check_object(
+                self.store,
+                self.folder,
+                name,
+                deep=True,
+                utf8=self.utf8,
+                peer_before=peer_before,
+                copy=copy,
+            )
         except KeyError:
             raise GoneError("an object was replaced meanwhile", name=name) from None
 
@@ -90,6 +101,15 @@ class Archive:
             return object_types(self.store, self.folder, name)
         except KeyError:
             raise GoneError("an object was replaced meanwhile", name=name) from None
+
+    def peer_before(self, first: int) -> int:
+        """Below which offset NDJSON without a claim is mirror-v3's, for objects from `first` on."""
+        destination, _, partition = self.folder.rpartition("/")
+        if self.extension != NDJSON:
+            return 0
+        if read_claim(self.store, destination, int(partition), first):
+            return 0  # whose claims lie far below; no need to list them
+        return first_claimed(self.store, destination, int(partition))
 
 
 class GoneError(PositionError):
@@ -123,7 +143,9 @@ def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clo
     covered = OffsetRange(first=links[0].first, last=links[-1].last)
     store, name = archive.store, f"{archive.folder}/{format_name(covered, archive.extension)}"
     types = common_types(archive.types(link.covered) for link in links)
-    merging = _Merging(archive, store.stage(f"compact-{archive.topic}-{covered.first}"), types)
+    peer_before = archive.peer_before(covered.first)
+    staged = store.stage(f"compact-{archive.topic}-{covered.first}")
+    merging = _Merging(archive, staged, types, peer_before)
     try:
         for link in links:
             merging.add(link.covered)
@@ -195,8 +217,10 @@ def finish(archive: Archive, around: Link, inside: Mapping[Link, str]) -> int:
 class _Merging:
     """One merged object under construction; a `Copy` of the parts while they are checked."""
 
-    def __init__(self, archive: Archive, staged: StagedObject, types: ColumnTypes) -> None:
-        self._archive, self._staged = archive, staged
+    def __init__(
+        self, archive: Archive, staged: StagedObject, types: ColumnTypes, peer_before: int
+    ) -> None:
+        self._archive, self._staged, self._peer_before = archive, staged, peer_before
         self._rows, self._bytes = ContentDigest(), xxhash.xxh3_128()
         self._encoder = None
         if archive.extension == PARQUET:
@@ -232,7 +256,7 @@ class _Merging:
 
     def add(self, covered: OffsetRange) -> None:
         """Check the next part and take it over."""
-        found = self._archive.check(covered, copy=self)
+        found = self._archive.check(covered, copy=self, peer_before=self._peer_before)
         if found.topic_id:
             self._topic_ids.add(found.topic_id)
         self._parts.append(Part(covered=covered, digest=found.digest or ""))
@@ -242,7 +266,7 @@ class _Merging:
         if holes.unexplained_count:
             raise UsageError(
                 "objects that lack offsets and do not say why cannot be merged",
-                hint="another program wrote them, or their claims are lost; `logmirror verify "
+                hint="their claims are lost, or records were taken out; `logmirror verify "
                 "--deep --against-source` asks the source",
                 name=format_name(covered, self._archive.extension),
                 missing=holes.unexplained_count,

@@ -26,7 +26,10 @@ LINE_BYTES_MAX: Final = 512 << 20
 
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 16_384
-_TYPES: Final = {"create_time": 0, "log_append_time": 1}
+_NO_TIMESTAMP: Final = "not_available"
+"""What mirror-v3 writes where there is no timestamp; we write `create_time`, as Kafka has it."""
+
+_TYPES: Final = {"create_time": 0, "log_append_time": 1, _NO_TIMESTAMP: 0}
 _FIELDS: Final = frozenset(
     ("topic", "partition", "offset", "timestamp_ms", "timestamp_type", "key", "value", "headers")
 )
@@ -74,6 +77,8 @@ def _row(line: bytes, text: Callable[[object], bytes | None]) -> tuple[Any, ...]
     fields = _LOADER.decode(line.decode())
     if not isinstance(fields, dict) or not fields.keys() <= _FIELDS:
         raise ValueError("not the fields of a record")
+    if fields["timestamp_type"] == _NO_TIMESTAMP and "timestamp_ms" in fields:
+        raise ValueError("a timestamp whose type says that there is none")
     return (
         text(fields.get("key")),
         text(fields.get("value")),

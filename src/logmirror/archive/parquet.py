@@ -1,7 +1,8 @@
 """Read Parquet objects: rows back, and everything that may be wrong with such a file.
 
-Strict, because it judges: columns and types must be exactly those of a known layout, values must be
-there, texts must be texts, and the statistics that readers skip row groups by must be true.
+Strict, because it judges: columns and types must be exactly those of a known layout, ours or
+mirror-v3's, values must be there, texts must be texts, and the statistics that readers skip row
+groups by must be true.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from logmirror.errors import CorruptionError
 from logmirror.wire.columns import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from logmirror.archive.parquet_columns import Layout
     from logmirror.model import ColumnTypes
 
 _ROWS: Final = 16_384
+_PEER_BYTES: Final = 32 << 20
+"""About as much is read at once of a file of mirror-v3, whose row group is the whole file."""
 _IN_MEMORY_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 1 << 20
 _TAIL: Final = struct.Struct("<I4s")
@@ -66,6 +69,12 @@ def _layout(parquet: Any, name: str) -> Layout:  # noqa: ANN401  # pyarrow has n
             found=", ".join(f"{field.name} {field.type}" for field in schema),
         )
     return layout
+
+
+def is_of_peer(parquet: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
+    """Whether mirror-v3 wrote this ParquetFile."""
+    layout = layout_of(parquet.schema_arrow)
+    return layout is not None and layout.is_of_peer
 
 
 def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
@@ -119,10 +128,10 @@ def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # p
         CorruptionError: A page cannot be read, a value that must be there is null, or a row group's
             statistics contradict its rows.
     """
-    to_rows = _layout(parquet, name).to_rows
+    layout = _layout(parquet, name)
     for group in range(parquet.metadata.num_row_groups):
         extremes: dict[str, tuple[int, int]] = {}
-        for batch in _group_rows(parquet, group, name, to_rows):
+        for batch in _group_rows(parquet, group, name, layout):
             for column in ("offset", "timestamp"):
                 values = batch.column(column).cast(pa.int64()).to_numpy()
                 low, high = extremes.get(column, (values[0], values[0]))
@@ -138,17 +147,24 @@ def _group_rows(
     parquet: Any,  # noqa: ANN401  # pyarrow has no types
     group: int,
     name: str,
-    to_rows: Callable[[Any], Any],
+    layout: Layout,
 ) -> Iterator[Any]:
+    rows = _ROWS
     with _translated(name):
-        batches = parquet.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False)
+        if layout.is_of_peer:
+            told = parquet.metadata.row_group(group)
+            rows = max(min(rows, told.num_rows * _PEER_BYTES // max(told.total_byte_size, 1)), 1)
+        batches = parquet.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
     while True:
         with _translated(name):
             batch = next(batches, None)
             if batch is None:
                 return
             batch.validate(full=True)  # finds texts that are not UTF-8
-            batch = to_rows(batch)
+        try:
+            batch = layout.to_rows(batch)
+        except CorruptionError as error:
+            raise error.add_facts(name=name) from None
         for column in _NEVER_NULL:
             if batch.column(column).null_count:
                 raise CorruptionError("null where a value must be", name=name, column=column)

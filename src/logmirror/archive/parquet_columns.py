@@ -4,7 +4,7 @@ A file's columns must be exactly those of a layout that is known here. A reader 
 whatever the layout: keys and values as bytes, so digests and comparisons do not depend on it, and
 the objects of a chain may differ in theirs.
 
-What another program wrote in other columns is one more entry in `_LAYOUTS`.
+What another program wrote in other columns is one more entry in `_LAYOUTS`, as mirror-v3's are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from logmirror.archive import peer
 from logmirror.model import ColumnTypes
 from logmirror.wire.columns import SCHEMA
 
@@ -38,7 +39,11 @@ class Layout(NamedTuple):
 
     to_rows: Callable[[Any], Any]
     """Makes a record batch of `wire.columns.SCHEMA` of one as it was read, which holds what its
-    schema says (texts are UTF-8). Nulls may stand where none may be: the caller looks."""
+    schema says (texts are UTF-8). Nulls may stand where none may be: the caller looks. Raises
+    CorruptionError for rows that the program that wrote the file cannot have written."""
+
+    is_of_peer: bool = False
+    """Whether mirror-v3 wrote it."""
 
 
 def layout_of(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
@@ -121,4 +126,9 @@ def _as_they_are(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
     return batch
 
 
-_LAYOUTS: Final[tuple[Callable[[Any], Layout | None], ...]] = (_spark_columns,)
+def _mirror_v3_columns(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
+    convert = peer.converter(schema)
+    return None if convert is None else Layout(peer.types(schema), convert, is_of_peer=True)
+
+
+_LAYOUTS: Final[tuple[Callable[[Any], Layout | None], ...]] = (_spark_columns, _mirror_v3_columns)

@@ -6,6 +6,8 @@
    their marker, as a consumer with read_uncommitted sees them.
 4. Offsets without a record are accounted for: by markers in native objects, by the footer of
    Parquet ones, by the claim. What nothing explains is reported, for the caller to judge.
+5. Objects of mirror-v3 have neither footer nor claim. What only these tell (digest, causes of
+   holes) is then not known; all else is checked.
 """
 
 from __future__ import annotations
@@ -27,12 +29,20 @@ from logmirror.archive.hole_facts import (
     by_cause,
     check_listed,
     explained,
+    unrecorded,
 )
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.native import native_batches, native_rows, seen_holes, tee
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.archive.parquet import checked_file, column_types, open_parquet, read_parquet
+from logmirror.archive.parquet import (
+    checked_file,
+    column_types,
+    is_of_peer,
+    open_parquet,
+    read_parquet,
+)
+from logmirror.archive.promises import compare_with_claim
 from logmirror.archive.snapshots import check_sorted
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.wire.columns import ContentDigest
@@ -101,6 +111,11 @@ class _Walk:
         self._previous = -1
         self.record_count = 0
         self.holes = HoleWalk(covered)
+
+    @property
+    def last(self) -> int:
+        """Offset of the last record; -1: none."""
+        return self._previous
 
     def step(self, offsets: Any, known: Causes) -> None:  # noqa: ANN401  # an int64 array
         """Check the offsets of the next records; `known` are holes that may lie beside them."""
@@ -175,6 +190,8 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     utf8: bool = False,
     topic: str = "",
     compacted: bool = False,
+    snapshots: bool = False,
+    peer_before: int = 0,
     copy: Copy | None = None,
 ) -> ObjectReport:
     """Check one object against its format, its name, and what was promised for it, if that is kept.
@@ -190,6 +207,9 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         utf8: NDJSON keys and values are text.
         topic: Whose records they must be; empty: of one topic, whichever it is.
         compacted: The topic's log may lack offsets at the end of the object without a trace in it.
+        snapshots: An object of mirror-v3 is a snapshot, which it does not say itself.
+        peer_before: NDJSON that begins below this offset and has no claim is mirror-v3's, whose
+            lines are like ours; see `claims.first_claimed`.
         copy: Gets what is read; only with `deep`.
 
     Raises:
@@ -200,7 +220,8 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     """
     covered, _ = _parsed(name)
     claim = read_promise(store, folder, covered)
-    options = _Options(deep=deep, utf8=utf8, topic=topic, compacted=compacted, copy=copy)
+    is_peer = claim is None and covered.first < peer_before
+    options = _Options(deep, utf8, topic, compacted, snapshots, is_peer, copy)
     if claim is None or not claim.rewritable:
         return _check_with(store, folder, name, claim, options)
     witness, found = _rewritten(store, folder, name, claim, options._replace(copy=None))
@@ -228,6 +249,8 @@ class _Options(NamedTuple):
     utf8: bool
     topic: str
     compacted: bool
+    snapshots: bool
+    is_peer: bool
     copy: Copy | None
 
 
@@ -243,11 +266,11 @@ def _check_with(
         if extension == NATIVE:
             found = check.native(whole, deep=options.deep, compacted=options.compacted)
         elif extension == PARQUET:
-            found = check.parquet(file, deep=options.deep)
+            found = check.parquet(file, options)
         else:
-            found = check.ndjson(whole, deep=options.deep, utf8=options.utf8)
+            found = check.ndjson(whole, options)
         if claim is not None:
-            check.compare_with_claim(found, claim)
+            compare_with_claim(found, claim, check.topic)
     return found
 
 
@@ -285,7 +308,8 @@ class _Check:
         self._size_bytes = size_bytes
         self._claim = claim
         self._copy = options.copy
-        self._topic = options.topic or None
+        self.topic = options.topic or None
+        self._is_peer, self._has_end = False, False
 
     def _report(
         self,
@@ -313,6 +337,8 @@ class _Check:
             witness = Witness(runs=metadata.holes, counts=metadata.hole_counts)
         elif self._claim is not None:
             witness = Witness(runs=self._claim.holes, counts=self._claim.all_holes())
+        elif self._is_peer and self._has_end:
+            return unrecorded(found)
         else:
             return found
         return explained(found, witness, name=self._name)
@@ -353,8 +379,8 @@ class _Check:
             walk.record_count, f"xxh3:{digest.hexdigest()}", holes=self._explained(holes, None)
         )
 
-    def parquet(self, file: BinaryIO, *, deep: bool) -> ObjectReport:
-        if deep:
+    def parquet(self, file: BinaryIO, options: _Options) -> ObjectReport:
+        if options.deep:
             file = checked_file(file, self._size_bytes, self._name)
         parquet = open_parquet(file, self._name)
         metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=self._name)
@@ -369,20 +395,35 @@ class _Check:
             self._expect("range", self._covered, metadata.covered)
             self._expect("partition", self._partition, metadata.partition)
             self._expect("record count", metadata.record_count, count)
-            self._expect("topic", self._topic or metadata.topic, metadata.topic)
-            self._topic = metadata.topic
-        if not deep:
+            self._expect("topic", self.topic or metadata.topic, metadata.topic)
+            self.topic = metadata.topic
+        self._is_peer = metadata is None and is_of_peer(parquet)
+        if not options.deep:
             return self._report(count, metadata.digest if metadata else None, metadata)
-        if metadata is not None and metadata.is_snapshot:
-            return self._snapshot(parquet, metadata)
-        found, digest, holes = self._rows(read_parquet(parquet, self._name), metadata)
+        is_snapshot = metadata.is_snapshot if metadata else self._is_peer and options.snapshots
+        if is_snapshot:
+            (found, digest), holes = self._snapshot(parquet), HoleFacts()
+        else:
+            found, digest, holes = self._rows(read_parquet(parquet, self._name), metadata)
         self._expect("record count", count, found)
         if metadata is not None:
             self._expect("digest", metadata.digest, digest)
-        return self._report(found, digest, metadata, self._explained(holes, metadata))
+        if self._is_peer and not is_snapshot and not self._has_end:
+            raise CorruptionError(
+                "the object does not end where its name says",
+                hint="mirror-v3 names an object after its last record: records are missing at its "
+                "end, or it was renamed",
+                name=self._name,
+                expected=self._covered.last,
+            )
+        if not is_snapshot:
+            holes = self._explained(holes, metadata)
+        elif metadata is not None:
+            holes = HoleFacts(runs=metadata.holes, counts=metadata.hole_counts)
+        return self._report(found, digest, metadata, holes)
 
-    def _snapshot(self, parquet: Any, metadata: ObjectMetadata) -> ObjectReport:  # noqa: ANN401  # pyarrow has no types
-        """Check that keys ascend and nothing is newer than the snapshot."""
+    def _snapshot(self, parquet: Any) -> tuple[int, str]:  # noqa: ANN401  # pyarrow has no types
+        """Check that keys ascend and nothing is newer; returns how many rows, and their digest."""
         count, last_key, digest = 0, None, ContentDigest()
         for batch in read_parquet(parquet, self._name):
             last_key = check_sorted(batch, last_key, name=self._name)
@@ -393,19 +434,16 @@ class _Check:
                     name=self._name,
                     last=highest,
                 )
-            for column, expected in (("partition", self._partition), ("topic", self._topic)):
-                self._expect_everywhere(batch, column, expected)
+            self._expect_place(batch)
             digest.update_arrow(batch)
             count += len(batch)
-        self._expect("record count", metadata.record_count, count)
-        self._expect("digest", metadata.digest, digest.hexdigest())
-        holes = HoleFacts(runs=metadata.holes, counts=metadata.hole_counts)
-        return self._report(count, digest.hexdigest(), metadata, holes)
+        return count, digest.hexdigest()
 
-    def ndjson(self, file: BinaryIO, *, deep: bool, utf8: bool) -> ObjectReport:
-        if not deep:
+    def ndjson(self, file: BinaryIO, options: _Options) -> ObjectReport:
+        if not options.deep:
             return self._report(None, None)
-        rows = read_ndjson(file, name=self._name, utf8=utf8)
+        self._is_peer = options.is_peer
+        rows = read_ndjson(file, name=self._name, utf8=options.utf8)
         count, digest, holes = self._rows(rows, self._claim)
         if self._claim is not None:  # first, because it says most of what is wrong
             self._expect("digest", self._claim.digest, digest)
@@ -419,39 +457,20 @@ class _Check:
         listed = by_cause(told.holes) if told else {}
         for batch in batches:
             walk.step(batch.column("offset").to_numpy(), listed)
-            self._expect_everywhere(batch, "partition", self._partition)
-            if self._topic is None and len(batch):
-                self._topic = batch.column("topic")[0].as_py()
-            self._expect_everywhere(batch, "topic", self._topic)
+            self._expect_place(batch)
             digest.update_arrow(batch)
             if self._copy:
                 self._copy.take_rows(batch)
         holes = walk.holes.finish(listed)
         check_listed(listed, holes, name=self._name)
+        self._has_end = walk.last == self._covered.last
         return walk.record_count, digest.hexdigest(), holes
 
-    def compare_with_claim(self, found: ObjectReport, claim: Claim) -> None:
-        """Raise CorruptionError where the object is not what was claimed."""
-        differences = {
-            "range": (claim.covered, found.covered),
-            "digest": (claim.digest, found.digest or claim.digest),
-            "record count": (
-                claim.record_count,
-                claim.record_count if found.record_count is None else found.record_count,
-            ),
-            "topic": (claim.topic, self._topic or claim.topic),
-            "topic id": (claim.topic_id or found.topic_id, found.topic_id or claim.topic_id),
-        }
-        for what, (expected, present) in differences.items():
-            if expected != present:
-                raise CorruptionError(
-                    f"the object's {what} is not the one that was claimed for it",
-                    hint="the object was changed after it was written",
-                    name=self._name,
-                    expected=expected,
-                    found=present,
-                    claimed_by=claim.writer,
-                )
+    def _expect_place(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        self._expect_everywhere(batch, "partition", self._partition)
+        if self.topic is None:
+            self.topic = batch.column("topic")[0].as_py()
+        self._expect_everywhere(batch, "topic", self.topic)
 
     def _expect_everywhere(self, batch: Any, column: str, expected: object) -> None:  # noqa: ANN401  # pyarrow has no types
         for found in batch.column(column).unique().to_pylist():

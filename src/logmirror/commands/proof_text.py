@@ -92,8 +92,9 @@ def _notes(report: FlowReport) -> Iterator[str]:
             yield f"  at {', '.join(shown)}{more}"
     if report.unwitnessed:
         yield (
-            f"{report.unwitnessed} objects have no claim that tells their digest: a changed byte "
-            "that still makes sense is seen only with --against-source"
+            f"{report.unwitnessed} objects have neither claim nor footer of ours (mirror-v3 writes "
+            "none): what digest they must have is not recorded, and a changed byte that still "
+            "makes sense is seen only with --against-source"
         )
     if report.claimed:
         yield (

@@ -8,6 +8,7 @@ content: the source may be compacted between two attempts at one range, and both
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import ClaimTakenError, read_claim
 from logmirror.archive.metadata import ObjectMetadata
-from logmirror.archive.parquet import open_parquet, read_parquet
+from logmirror.archive.parquet import is_of_peer, open_parquet, read_parquet
 from logmirror.archive.snapshots import RUN_BYTES, LatestByKey, check_sorted
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from logmirror.archive.chain import Link
     from logmirror.mirror.kafka_source import KafkaSource
     from logmirror.mirror.ports import HoleSummary, Work
     from logmirror.stores.base import BlobStore
@@ -114,9 +116,9 @@ class SnapshotTransfer:
             row_group_bytes=self._row_group_bytes,
         )
         try:
-            with LatestByKey(self._folder, run_bytes=self._run_bytes) as view:
-                holes = self._read_source(view, covered)
-                for batch in view.merged(self._before()):
+            with contextlib.ExitStack() as stack:
+                view, holes, before = self._read(stack, covered)
+                for batch in view.merged(before):
                     # The snapshot before this one may have been written under other types.
                     _pass_gate(first_refused_arrow(batch, self._spec.types))
                     writer.append_arrow(batch)
@@ -158,11 +160,33 @@ class SnapshotTransfer:
             claimed_by=published.claimed_by,
         )
 
-    def _read_source(self, view: LatestByKey, covered: OffsetRange) -> HoleSummary:
+    def _read(
+        self, stack: contextlib.ExitStack, covered: OffsetRange
+    ) -> tuple[LatestByKey, HoleSummary, Iterator[Any]]:
+        """Collect records; returns them, what is missing in the range, and the rows before them.
+
+        How old a snapshot of mirror-v3 is nobody knows, so it would be built anew. It is continued
+        where the source still shows every offset since: then no tombstone can be gone.
+        """
+        is_there = self._slice.rebuild and self._source.log_start() <= covered.first
+        if is_there and self._newest_is_of_peer():
+            view, holes = self._collect(stack, covered, anew=False)
+            if not holes.compacted:
+                return view, holes, self._before()
+        view, holes = self._collect(stack, covered, anew=self._slice.rebuild)
+        return view, holes, iter(()) if self._slice.rebuild else self._before()
+
+    def _collect(
+        self, stack: contextlib.ExitStack, covered: OffsetRange, *, anew: bool
+    ) -> tuple[LatestByKey, HoleSummary]:
+        view = stack.enter_context(LatestByKey(self._folder, run_bytes=self._run_bytes))
+        return view, self._read_source(view, covered, anew=anew)
+
+    def _read_source(self, view: LatestByKey, covered: OffsetRange, *, anew: bool) -> HoleSummary:
         """Collect the records up to the end of the range; returns what is missing in the range."""
         flow, end = self._slice.flow, covered.next_offset
-        position = self._source.log_start() if self._slice.rebuild else covered.first
-        ledger, records = HoleLedger(), 0
+        position = self._source.log_start() if anew else covered.first
+        ledger, records, self._payload_bytes = HoleLedger(), 0, 0
         ledger.add(covered.first, min(position, end) - 1, HoleCause.COMPACTED)
         for fetched in self._source.read(position, end):
             batches = fetched.batches
@@ -182,22 +206,34 @@ class SnapshotTransfer:
         ledger.count(HoleCause.COMPACTED, inside)  # within batches, or after the last one
         return ledger.summary()
 
+    def _newest(self) -> Link | None:
+        names = self._store.tail(self._slice.flow.folder).names
+        links = chain(names, extension=self._spec.extension, start=None, snapshots=True).links
+        return links[-1] if links else None
+
+    def _newest_is_of_peer(self) -> bool:
+        newest = self._newest()
+        if newest is None or newest.last + 1 != self._slice.first:
+            return False
+        with (
+            contextlib.suppress(KeyError),
+            self._store.open(f"{self._slice.flow.folder}/{newest.name}") as file,
+        ):
+            return is_of_peer(open_parquet(file, newest.name))
+        return False
+
     def _before(self) -> Iterator[Any]:
         """The rows of the snapshot that this one continues, proven on the way."""
-        if self._slice.rebuild:
-            return
-        folder = self._slice.flow.folder
-        names = self._store.tail(folder).names
-        links = chain(names, extension=self._spec.extension, start=None, snapshots=True).links
-        if not links or links[-1].last + 1 != self._slice.first:
+        newest = self._newest()
+        if newest is None or newest.last + 1 != self._slice.first:
             raise PositionMovedError(
                 "the newest snapshot does not end where the slice begins",
                 position=self._slice.first,
-                found=links[-1].last + 1 if links else None,
+                found=newest.last + 1 if newest else None,
             )
-        name = links[-1].name
+        name = newest.name
         try:
-            with self._store.open(f"{folder}/{name}") as file:
+            with self._store.open(f"{self._slice.flow.folder}/{name}") as file:
                 yield from _proven_rows(file, name)
         except KeyError:  # at once, or between two ranges of a bucket's object
             raise PositionMovedError("the snapshot was pruned just now", name=name) from None
@@ -209,11 +245,14 @@ def _pass_gate(refused: Refused | None) -> None:
 
 
 def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
-    """Yield a snapshot's rows; CorruptionError at their end if they are not what was written."""
+    """Yield a snapshot's rows; CorruptionError at their end if they are not what was written.
+
+    One of mirror-v3 says neither that it is one nor what it must hold: its rows' order does.
+    """
     digest, last_key, rows = ContentDigest(), None, 0
     parquet = open_parquet(file, name)
     metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=name)
-    if metadata is None or not metadata.is_snapshot:
+    if not (metadata.is_snapshot if metadata else is_of_peer(parquet)):
         raise CorruptionError(
             "the newest object is not a snapshot",
             hint="`compaction: log` cannot continue an archive of all records; give the "
@@ -225,7 +264,7 @@ def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
         digest.update_arrow(batch)
         rows += len(batch)
         yield batch
-    if (rows, digest.hexdigest()) != (metadata.record_count, metadata.digest):
+    if metadata and (rows, digest.hexdigest()) != (metadata.record_count, metadata.digest):
         raise CorruptionError(
             "the newest snapshot is not what it was when it was written",
             hint="delete nothing; `logmirror verify --deep` shows which snapshots are sound",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.archive.chain import chain
-from logmirror.archive.claims import claims_folder, latest_claim
+from logmirror.archive.claims import claims_folder, first_claimed, latest_claim
 from logmirror.archive.compactions import links_from, read_cover
 from logmirror.archive.hole_facts import HoleFacts
 from logmirror.archive.reader import check_object
@@ -211,6 +211,9 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
             were compacted away at the source.
     """
     report.record_count, report.hole_offsets = 0, 0
+    flow, peer_before = report.flow, 0
+    if links and archive.format == "ndjson":
+        peer_before = first_claimed(store, flow.destination, flow.partition)
     topic_id = ""
     before: list[tuple[Link, _Totals]] = []
     waiting = deque(links)
@@ -219,12 +222,14 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
         try:
             found = check_object(
                 store,
-                report.flow.folder,
+                flow.folder,
                 link.name,
                 deep=True,
                 utf8=archive.encoding == "utf8",
-                topic=report.flow.topic,
+                topic=flow.topic,
                 compacted=compacted,
+                snapshots=archive.compaction is not None,
+                peer_before=peer_before,
             )
             topic_id = _same_topic(topic_id, found)
             holes = found.holes or HoleFacts()
@@ -233,7 +238,7 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
         except KeyError:
             # A compaction has replaced it, and perhaps others that were read before it.
             try:
-                waiting = deque(links_from(store, report.flow.folder, link, archive.extension))
+                waiting = deque(links_from(store, flow.folder, link, archive.extension))
             except CorruptionError as error:
                 report.add_problem(error)
             while before and waiting and before[-1][0].last >= waiting[0].first:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import xxhash
 
-from logmirror.archive.hole_facts import HoleFacts, HoleWalk, by_cause
+from logmirror.archive.hole_facts import HoleFacts, HoleWalk, by_cause, merged
 from logmirror.archive.native import seen_holes
 from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.mirror.kafka_compare import first_difference, shown
 from logmirror.mirror.verify import shown_runs
-from logmirror.model import HoleCause, OffsetRange
+from logmirror.model import Hole, HoleCause, OffsetRange
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.scan import KIND_ABORTED, KIND_DATA
 
@@ -134,7 +134,7 @@ def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
             )
     _compare_causes(checked.holes, holes, compacted=side.compacted)
     report.compacted_since += since
-    if checked.holes.unexplained_count:
+    if _unknown(checked.holes):
         _explain(report, checked.holes, holes)
 
 
@@ -143,7 +143,7 @@ def _compare_causes(ours: HoleFacts, theirs: HoleFacts, *, compacted: bool) -> N
     for cause in (HoleCause.CONTROL, HoleCause.ABORTED):
         told, shown_count = ours.count(cause), theirs.count(cause)
         is_more = told > shown_count and not compacted  # the cleaner takes markers too
-        is_less = told + ours.unexplained_count < shown_count
+        is_less = told + _unknown(ours) < shown_count
         if is_more or is_less:
             raise CorruptionError(
                 "the copy gives other causes for missing offsets than the source",
@@ -153,15 +153,40 @@ def _compare_causes(ours: HoleFacts, theirs: HoleFacts, *, compacted: bool) -> N
             )
 
 
+def _unknown(holes: HoleFacts) -> int:
+    """Of how many missing offsets nothing tells why."""
+    return holes.unexplained_count + holes.count(HoleCause.UNRECORDED)
+
+
 def _explain(report: FlowReport, ours: HoleFacts, theirs: HoleFacts) -> None:
     """Count what only the source could explain. What it lacks too was compacted by now."""
-    rest = ours.unexplained_count
+    rest = _unknown(ours)
     for cause in (HoleCause.CONTROL, HoleCause.ABORTED):
         extra = min(max(theirs.count(cause) - ours.count(cause), 0), rest)
         report.hole_counts[cause] = report.hole_counts.get(cause, 0) + extra
         rest -= extra
     compacted = report.hole_counts.get(HoleCause.COMPACTED, 0)
     report.hole_counts[HoleCause.COMPACTED] = compacted + rest
+    unrecorded = ours.count(HoleCause.UNRECORDED)
+    if unrecorded:
+        report.hole_counts[HoleCause.UNRECORDED] -= unrecorded
+        _name_runs(report, ours, theirs)
+
+
+def _name_runs(report: FlowReport, ours: HoleFacts, theirs: HoleFacts) -> None:
+    """Give the runs of the last object, whose causes are not recorded, those that the source tells.
+
+    Where the source lacks more by now than the copy, they are left out: only counts are sure.
+    """
+    unnamed = set(ours.runs)
+    while report.hole_runs and report.hole_runs[-1] in unnamed:
+        report.hole_runs.pop()
+    if ours.offset_count == theirs.offset_count:
+        gone = [
+            Hole(first=run.first, last=run.last, cause=HoleCause.COMPACTED)
+            for run in theirs.unexplained
+        ]
+        report.hole_runs += merged([*theirs.runs, *gone])
 
 
 # -- the source's side -----------------------------------------------------------------------------
@@ -223,7 +248,7 @@ def _bytes_of(fetched: Fetched, end: int) -> memoryview:
 def _check_causes(known: Causes, told: Causes) -> None:
     for cause, runs in known.items():
         for other, listed in told.items():
-            if other is cause:
+            if other in {cause, HoleCause.UNRECORDED}:
                 continue
             common = listed.overlaps(runs.firsts, runs.lasts)
             if common.any():

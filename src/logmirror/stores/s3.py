@@ -243,7 +243,7 @@ class S3Store:
         )
         for inner in answer.get("CommonPrefixes", ()):
             name = str(inner["Prefix"]).removeprefix(start)
-            if not name.startswith("."):
+            if not name.startswith(".") and not self._is_placeholder(str(inner["Prefix"])):
                 raise CorruptionError(
                     "something that is no object lies among the objects",
                     hint="move it out of the destination's folder; nothing else may lie there",
@@ -255,6 +255,11 @@ class S3Store:
         }
         is_last = not answer.get("IsTruncated", False)
         return {n: size for n, size in found.items() if n and not n.startswith(".")}, is_last
+
+    def _is_placeholder(self, key: str) -> bool:
+        """Whether a key that ends in a slash is all there is below it: consoles draw folders so."""
+        answer = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=2)
+        return [entry["Key"] for entry in answer.get("Contents", ())] == [key]
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""
