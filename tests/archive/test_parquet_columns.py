@@ -1,5 +1,7 @@
 """Keys and values are bytes or text in a Parquet object, and every reader sees the same rows.
 
+Of the checklist: ENC-02, ENC-03, ENC-05, ENC-06, ENC-08, ENC-09, ENC-10, ENC-11.
+
 Method: the same records are written under each pair of types and read back by us, by pyarrow and
 by DuckDB; files that are not ours are made by pyarrow. Chains whose objects differ in their types
 are merged.

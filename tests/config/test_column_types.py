@@ -1,5 +1,7 @@
 """`keys` and `values`: what they mean, where they may stand, what they need.
 
+Of the checklist: CFG-08, CFG-15, CFG-17, CFG-18, CFG-19.
+
 Method: one change to a valid file at a time, and the whole answer is compared.
 """
 

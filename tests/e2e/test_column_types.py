@@ -1,5 +1,7 @@
 """What `keys` and `values` of a mirror say is true of every copy, wherever it goes.
 
+Of the checklist: RUN-16.
+
 Method: a real broker, records written by librdkafka, the product without Spark. Each case is copied
 into Parquet, native and NDJSON files and into other topics; DuckDB, json, the reference decoder and
 librdkafka read what is there. It must be all records, or all before the one that is refused.

@@ -1,5 +1,7 @@
 """A record that is not of its column's type ends the copy before it, wherever copies go.
 
+Of the checklist: RUN-16, ENC-07, ENC-12, CFG-15, FS-16, FS-17.
+
 Method: scripted sources (kit.scripted) with one bad value among good ones, stores in memory and a
 scripted cluster. What was published or appended must be all that stands before the value (native:
 before its batch) and nothing else, however often it is tried, whoever else is there.
@@ -377,6 +379,12 @@ def test_a_snapshot_does_not_take_over_what_its_type_refuses():
     # Overwritten since, it is in nobody's way.
     log.batches.append(encode_reference([record(3, key=b"a", value=b"4")]))
     assert ranges(snapshot(log, slice_of(2, 4), store, value="utf8")) == [(2, 3)]
+
+
+def test_a_snapshot_stops_at_a_bad_record_also_when_it_was_overwritten():
+    log, store = table_of((b"a", b"1"), (b"a", b"\xff"), (b"a", b"2")), MemoryStore()
+    result = snapshot(log, slice_of(0, 3, rebuild=True), store, value="utf8")
+    assert (result.error.facts["offset"], published(store)) == (1, [])
 
 
 # -- clusters --------------------------------------------------------------------------------------
