@@ -92,6 +92,43 @@ class Copy(Protocol):
         ...
 
 
+def check_offsets(offsets: Any, previous: int, covered: OffsetRange, name: str) -> int:  # noqa: ANN401  # an int64 array
+    """Check that the next offsets of an object ascend within its range.
+
+    Args:
+        offsets: Of the next records.
+        previous: The last offset before them; below 0: none.
+        covered: What the object's name says.
+        name: For errors.
+
+    Returns:
+        The last offset now.
+
+    Raises:
+        CorruptionError: They do not. Facts: `name`, and the offsets in question.
+    """
+    if not len(offsets):
+        return previous
+    first, last = int(offsets[0]), int(offsets[-1])
+    jumps = np.flatnonzero(np.diff(offsets) <= 0)
+    if first <= previous or len(jumps):
+        at = 0 if first <= previous else int(jumps[0]) + 1
+        raise CorruptionError(
+            "offsets in the object do not ascend",
+            name=name,
+            offset=int(offsets[at]),
+            after=previous if at == 0 else int(offsets[at - 1]),
+        )
+    if first < covered.first or last > covered.last:
+        raise CorruptionError(
+            "the object holds offsets outside the range of its name",
+            name=name,
+            first=first,
+            last=last,
+        )
+    return last
+
+
 class _Walk:
     """Follows the offsets of an object from row to row, or batch to batch."""
 
@@ -106,24 +143,7 @@ class _Walk:
         """Check the offsets of the next records; `known` are holes that may lie beside them."""
         if not len(offsets):
             return
-        first, last = int(offsets[0]), int(offsets[-1])
-        jumps = np.flatnonzero(np.diff(offsets) <= 0)
-        if first <= self._previous or len(jumps):
-            at = 0 if first <= self._previous else int(jumps[0]) + 1
-            raise CorruptionError(
-                "offsets in the object do not ascend",
-                name=self._name,
-                offset=int(offsets[at]),
-                after=self._previous if at == 0 else int(offsets[at - 1]),
-            )
-        if first < self._covered.first or last > self._covered.last:
-            raise CorruptionError(
-                "the object holds offsets outside the range of its name",
-                name=self._name,
-                first=first,
-                last=last,
-            )
-        self._previous = last
+        self._previous = check_offsets(offsets, self._previous, self._covered, self._name)
         self.record_count += len(offsets)
         self.holes.step(offsets, known)
 
