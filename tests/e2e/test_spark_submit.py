@@ -1,151 +1,66 @@
-"""Executors that have nothing but a packed environment copy exactly, however the driver starts.
+"""Under `spark-submit` a run takes over what it was told, and copies as ever.
 
-A cluster of Spark's own master and worker, in which no PYTHONPATH names the product, gets the
-environment that `docs/deploy/spark-submit.md` describes: by `spark-submit --archives`, and by
-`spark.archives` of a configuration on `local-cluster`. What runs Python there is looked at while it
-runs: program and libraries are those of the pack.
+Spark's own event log is the witness of master and properties. Executors with a packed environment
+are in `test_packed_executors.py`, at night.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+import json
 
-import psutil
 import pytest
 
 from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.commands import mirror
 from kit.inline_run import config_text
-from kit.spark_cluster import StandaloneCluster, packed_environment, spark_home
+from kit.spark_cluster import SubmittedRun
 from kit.truth import Source
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy" / "spark-submit.md"
-JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-PACKED = {
-    "spark.pyspark.python": "./env/bin/python",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": JAVA,
-}
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    packed = packed_environment(tmp_path_factory.mktemp("pack"))
-    yield packed
-    packed.unlink()
-
-
-def filled(broker, topic):
-    broker.create_topic(topic, partitions=2)
-    for partition in range(2):
-        produce(broker.bootstrap, topic, odd_messages(300, seed=partition), partition=partition)
-    return Source(broker.bootstrap, topic, partitions=range(2))
-
-
-class Watch:
-    """Looks for Python workers of executors, and what they have loaded."""
-
-    def __init__(self, processes: Callable[[], Iterable[psutil.Process]]) -> None:
-        self._processes = processes
-        self.programs: set[Path] = set()
-        self.libraries: set[Path] = set()
-
-    def look(self) -> bool:
-        """Note what runs now; whether the kernels' compiler has been seen."""
-        for process in self._processes():
-            try:
-                if "logmirror.executor" not in process.cmdline():
-                    continue
-                loaded = {Path(one.path) for one in process.memory_maps()}
-            except psutil.Error:
-                continue
-            self.programs.add(Path(process.exe()))
-            self.libraries |= {path for path in loaded if "site-packages" in path.parts}
-        return any("llvmlite" in path.parts for path in self.libraries)
-
-    def assert_all_below(self, folder: Path) -> None:
-        assert self.programs
-        for path in self.programs | self.libraries:
-            assert path.is_relative_to(folder.resolve()), path
-            assert "env" in path.parts, path
-
-
-def wait_for_packed(run: Run, watch: Watch) -> None:
-    wait_until(
-        lambda: watch.look() or not run.alive,
-        what=lambda: f"a worker:\n{run.text}\n{run.spark_text[-4000:]}",
-    )
-
-
-class SubmittedRun(Run):
-    """`logmirror run` as `spark-submit` starts it; see the page."""
-
-    def __init__(self, config: Path, *options: str, folder: Path) -> None:
-        script = folder / "mirror.py"
-        text = PAGE.read_text().partition("```python\n")[2].partition("```")[0]
-        assert "logmirror.cli" in text
-        script.write_text(text)
-        submit = str(spark_home(folder) / "bin" / "spark-submit")
-        self.program = (submit, *options, str(script))  # type: ignore[misc]  # of this run
-        super().__init__(config, "--until-now", folder=folder)
-
-
-def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_broker, pack, tmp_path):
-    source = filled(cli_broker, "submitted")
-    archive = tmp_path / "archive"
+def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing(
+    cli_broker, tmp_path
+):
+    topic = cli_broker.create_topic("submitted")
+    produce(cli_broker.bootstrap, topic, odd_messages(300, seed=1))
+    one = mirror(topic, cli_broker.bootstrap, tmp_path / "archive")
+    ours = {"spark.locality.wait": "7s"}
     config = tmp_path / "config.json"
-    mirrors = [mirror("submitted", cli_broker.bootstrap, archive, form=form) for form in FORMATS]
-    config.write_text(config_text(*mirrors))
-    with StandaloneCluster(tmp_path) as cluster:
-        settings = PACKED | {
-            "spark.pyspark.driver.python": sys.executable,
-            "spark.driver.extraJavaOptions": JAVA,
-            "spark.driver.host": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.app.name": "copies",
-        }
-        options = [f"--conf={name}={value}" for name, value in settings.items()]
-        options += ["--master", cluster.master, "--archives", f"{pack}#env"]
-        with SubmittedRun(config, *options, folder=tmp_path) as run:
-            watch = Watch(cluster.processes)
-            wait_for_packed(run, watch)
-            assert run.wait() == 0, run.text
-            run.wait_until_nothing_is_left()
-        wait_until(
-            lambda: len(list(cluster.processes())) <= 2,  # master and worker
-            what=lambda: f"the executor's end: {[p.cmdline() for p in cluster.processes()]}",
-        )
-    assert list(cluster.processes()) == []
-    watch.assert_all_below(cluster.work)
-    assert "copies" in (tmp_path / "master.log").read_text()
-    for form in FORMATS:
-        assert source.anomalies(archive, form) == [], form
+    config.write_text(json.dumps({**json.loads(config_text(one)), "spark": {"properties": ours}}))
+    events = tmp_path / "events"
+    events.mkdir()
+    told = {
+        "spark.app.name": "copies",
+        "spark.locality.wait": "5s",
+        "spark.speculation": "true",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.dir": events.as_uri(),
+    }
 
-
-def test_a_run_of_ours_sends_the_pack_along(cli_broker, pack, tmp_path):
-    source = filled(cli_broker, "packed")
-    archive = tmp_path / "archive"
-    home = spark_home(tmp_path)
-    config = write_config(
-        tmp_path / "config.json",
-        *(mirror("packed", cli_broker.bootstrap, archive, form=form) for form in FORMATS),
-        properties=PACKED
-        | {"spark.archives": f"{pack}#env", "spark.executorEnv.PYTHONPATH": str(tmp_path / "no")},
-    )
-    arguments = ("--until-now", "--master", "local-cluster[1,1,1024]")
-    environment = {"SPARK_HOME": str(home)}
-    with Run(config, *arguments, folder=tmp_path, environment=environment) as run:
-        watch = Watch(run.processes)
-        wait_for_packed(run, watch)
+    with SubmittedRun(config, "--master", "local[1]", properties=told, folder=tmp_path) as run:
         assert run.wait() == 0, run.text
         run.wait_until_nothing_is_left()
-    watch.assert_all_below(home / "work")
-    for form in FORMATS:
-        assert source.anomalies(archive, form) == [], form
+
+    assert Source(cli_broker.bootstrap, topic).anomalies(tmp_path / "archive", "parquet") == []
+    (log,) = events.iterdir()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (seen,) = [line["Spark Properties"] for line in lines if "Spark Properties" in line]
+    wanted = {
+        **told,
+        **ours,
+        "spark.master": "local[1,4]",
+        "spark.python.daemon.module": "logmirror.executor",
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    assert {name: seen.get(name) for name in wanted} == wanted
+
+
+def test_an_error_of_the_run_is_the_exit_code_of_spark_submit(cli_broker, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(config_text(mirror("nowhere", cli_broker.bootstrap, tmp_path / "archive")))
+    with SubmittedRun(config, "--master", "local[1]", properties={}, folder=tmp_path) as run:
+        assert run.wait() == 2, run.text
+    assert "nowhere" in run.text

@@ -24,15 +24,16 @@ import pyspark
 from packaging.requirements import Requirement
 
 import logmirror
-from kit.commands import wait_until
+from kit.commands import Run, wait_until
 from kit.machine import HOST, Process, free_ports, temporary_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _PROJECT: Final = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MARK: Final = "LOGMIRROR_TEST_CLUSTER_MARK"
 _JAVA_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_PAGE: Final = _PROJECT.parent / "docs" / "deploy" / "spark-submit.md"
 _OF_SPARK: Final = frozenset({"pyspark", "py4j"})
 """Executors take these from Spark's own installation."""
 
@@ -59,14 +60,16 @@ def packed_environment(folder: Path) -> Path:
     for name in sorted(_needed()):
         for file in importlib.metadata.files(name) or ():
             source = Path(str(file.locate()))
-            if ".." not in file.parts and source.is_file():
+            is_needed = not {"..", "tests", "include"} & set(file.parts)
+            if is_needed and source.is_file():
                 _link(source, packages / file)
     product = Path(logmirror.__file__).parent
     for source in product.rglob("*"):
         if source.is_file():
             _link(source, packages / "logmirror" / source.relative_to(product))
     packed = folder / "env.tar"
-    subprocess.run(["tar", "-cf", str(packed), "-C", str(env), "."], check=True, timeout=240)
+    parts = sorted(path.name for path in env.iterdir())  # Hadoop refuses an entry of the name "./"
+    subprocess.run(["tar", "-cf", str(packed), "-C", str(env), *parts], check=True, timeout=240)
     return packed
 
 
@@ -173,3 +176,32 @@ class StandaloneCluster:
         for left in self.processes():
             with contextlib.suppress(psutil.Error):
                 left.kill()
+
+
+class SubmittedRun(Run):
+    """`logmirror run --until-now` as `spark-submit` starts it, by the program of the page.
+
+    Args:
+        config: The configuration file.
+        options: Of `spark-submit`.
+        properties: Spark's.
+        folder: For logs and what else it puts down.
+    """
+
+    def __init__(
+        self, config: Path, *options: str, properties: Mapping[str, str], folder: Path
+    ) -> None:
+        script = folder / "mirror.py"
+        text = _PAGE.read_text().partition("```python\n")[2].partition("```")[0]
+        assert "logmirror.cli" in text
+        script.write_text(text)
+        submit = str(spark_home(folder) / "bin" / "spark-submit")
+        base = {
+            "spark.pyspark.driver.python": sys.executable,
+            "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+            "spark.driver.host": HOST,
+            "spark.ui.enabled": "false",
+        }
+        given = [f"--conf={name}={value}" for name, value in (base | dict(properties)).items()]
+        self.program = (submit, *options, *given, str(script))  # type: ignore[misc]  # of this run
+        super().__init__(config, "--until-now", folder=folder)
