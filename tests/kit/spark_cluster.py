@@ -15,6 +15,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -67,9 +68,9 @@ def packed_environment(folder: Path) -> Path:
     for source in product.rglob("*"):
         if source.is_file():
             _link(source, packages / "logmirror" / source.relative_to(product))
-    packed = folder / "env.tar"
-    parts = sorted(path.name for path in env.iterdir())  # Hadoop refuses an entry of the name "./"
-    subprocess.run(["tar", "-cf", str(packed), "-C", str(env), *parts], check=True, timeout=240)
+    packed = folder / "env.tar.gz"  # as `.tar`, Spark unpacks it without permissions
+    with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+        archive.add(env, ".")
     return packed
 
 
