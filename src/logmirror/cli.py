@@ -69,7 +69,6 @@ LogFormatOption = Annotated[
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         app()
     except LogmirrorError as error:

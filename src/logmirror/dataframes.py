@@ -235,25 +235,25 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cap: dict[str, int] | None = None
         self._stable: dict[str, StableEnd] = {}
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name, as all below
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
         """Where a query without a checkpoint begins."""
         with _told():
             view = _View(self._request)
             held = {str(n): view.look(n) for n in view.partitions}
             return {n: max(self._request.first, one.first) for n, one in held.items()}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # as above
         """As `maxBytesPerTrigger` says."""
         found = self._request.trigger_bytes
         return ReadAllAvailable() if found is None else ReadMaxBytes(found)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # as above
         """Take what is there now as the end."""
         with _told():
             view = _View(self._request)
             self._cap = {str(n): view.look(n).next_offset for n in view.partitions}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  # as above
         """How far the next batch goes: to the end, or as many whole objects as the limit allows."""
         with _told():
             view = _View(self._request)
