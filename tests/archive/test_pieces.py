@@ -6,6 +6,8 @@ reading, and between any two batches of a reading. Damage of every kind must end
 error.
 """
 
+import io
+
 import pytest
 
 from kit.objects import (
@@ -18,6 +20,7 @@ from kit.objects import (
     new_chain,
     records_for,
 )
+from logmirror.archive import checked_rows, native
 from logmirror.archive.compact import Limits, compact
 from logmirror.archive.merge import Archive
 from logmirror.archive.metadata import FILE_CHECK_KEY
@@ -117,6 +120,50 @@ def test_a_compact_at_any_moment_of_a_reading_changes_nothing(extension):
             if number == moment:
                 merge_all(store, extension)
         assert found == truth(), moment
+
+
+class Vanishing(io.BytesIO):
+    """An object in a bucket that is deleted while it is read."""
+
+    def __init__(self, data, left_bytes, on_loss):
+        super().__init__(data)
+        self._left_bytes, self._on_loss = left_bytes, on_loss
+
+    def readinto(self, buffer, /):
+        if self._left_bytes <= 0:
+            self._on_loss()
+            raise KeyError("gone")
+        found = super().readinto(buffer)
+        self._left_bytes -= found
+        return found
+
+
+def test_an_object_that_is_merged_away_while_it_is_read_is_gone_on_with(monkeypatch):
+    """Rows that came before it was lost do not come again, and stay what they were."""
+    monkeypatch.setattr(native, "_READ_BYTES", 300)
+    monkeypatch.setattr(checked_rows, "_CHUNK_BYTES", 100)
+    lost = 0
+    for left_bytes in range(1, 1200, 150):
+        store, made = new_chain("batches")
+        pieces = pieces_of(store, piece_bytes=1 << 30)
+        name, plain = sorted(made)[4], store.open
+
+        def merge(store=store, plain=plain):
+            nonlocal lost
+            lost += 1
+            store.open = plain
+            merge_all(store, "batches")
+
+        def opened(wanted, name=name, plain=plain, merge=merge, left_bytes=left_bytes):
+            if wanted != name:
+                return plain(wanted)
+            return Vanishing(plain(wanted).read(), left_bytes, merge)
+
+        store.open = opened
+        batches = list(read(store, pieces[0]))
+        assert len(batches) > OBJECTS
+        assert rows_of(batches) == truth()
+    assert lost > 3
 
 
 @pytest.mark.parametrize("extension", FORMATS)
