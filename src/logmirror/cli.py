@@ -9,7 +9,6 @@ This is the list of commands, with the examples that `--help` shows; `logmirror.
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
@@ -42,7 +41,6 @@ acls = typer.Typer(no_args_is_help=True, help="What Kafka must allow for a confi
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     completion.prepare()
     try:
         app(prog_name="logmirror")  # also as `python -m logmirror`

@@ -66,6 +66,12 @@ _AT_LAUNCH: Final = (
 )
 """How properties begin that Spark's launcher must know, and that everybody on the machine can read
 in its command line. The others are told to the JVM when it runs."""
+_DAEMON: Final = "spark.python.daemon.module"
+_DEFAULT_MASTER: Final = "local[*]"
+"""Of a configuration that names none; it gives way to one that `spark-submit` was told."""
+
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""In the environment of programs that `spark-submit` starts."""
 
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
@@ -193,7 +199,8 @@ class SparkRunner:
 
     def _is_lost(self) -> bool:
         gateway = self._context._gateway  # noqa: SLF001  # it alone knows the JVM's process
-        if gateway is None or gateway.proc.poll() is not None:
+        process = None if gateway is None else gateway.proc  # None: it is that of spark-submit
+        if gateway is None or (process is not None and process.poll() is not None):
             return True
         try:
             return bool(self._context._jsc.sc().isStopped())  # noqa: SLF001  # no public way
@@ -301,10 +308,61 @@ def _find_java() -> None:
 
 
 def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) -> SparkContext:
-    _find_java()
     # Without this, workers take `python3` from the PATH, which may be another Python.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    python = properties.get("spark.pyspark.python", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", python)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    begin = _join if _SUBMITTED in os.environ else _launch
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # as above: it looks for pandas late
+            conf, gateway = begin(master, properties, folder, log)
+            return SparkContext(conf=conf, gateway=gateway)
+    except LogmirrorError:
+        raise
+    except Exception as error:
+        raise UnavailableError(
+            "Spark did not start",
+            hint="Java 17 or later is needed (JAVA_HOME, or `java` on the PATH); "
+            "try `java -version` and see the lines above",
+            master=master,
+            reason=str(error).strip().splitlines()[-1:],
+            log=_last_lines(log),
+        ) from error
+    finally:
+        # SparkContext replaces the SIGINT handler by one that kills the running tick.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _join(
+    master: str, properties: Mapping[str, str], folder: Path, _log: Path
+) -> tuple[SparkConf, Any]:
+    """For a program that `spark-submit` has started: its JVM, and what it was told.
+
+    Its master gives way to one that we were told, its properties to those of our configuration.
+    """
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415  # loads py4j only when used
+
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # py4j has no types
+    conf = SparkConf(_jvm=gateway.jvm)
+    told = conf.get("spark.master")
+    master, is_local = _with_retries(told if told and master == _DEFAULT_MASTER else master)
+    settings = {**SETTINGS, **(_LOCAL if is_local else {}), "spark.local.dir": str(folder)}
+    for name, value in settings.items():
+        conf.setIfMissing(name, value)
+    conf.setMaster(master).set(_DAEMON, SETTINGS[_DAEMON])
+    for name, value in properties.items():
+        conf.set(name, value)
+    return conf, gateway
+
+
+def _launch(
+    master: str, properties: Mapping[str, str], folder: Path, log: Path
+) -> tuple[SparkConf, Any]:
+    """A JVM of our own."""
+    _find_java()
     settings = {**SETTINGS}
     master, is_local = _with_retries(master)
     # What a JVM puts down goes with the folder, also after `kill -9`: sockets, native libraries.
@@ -324,24 +382,7 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
     conf = SparkConf(loadDefaults=True).setMaster(master).setAppName("logmirror")
     for name, value in settings.items():
         conf.set(name, value)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # as above: it looks for pandas late
-            return SparkContext(conf=conf, gateway=_gateway(_launch_conf(conf), log))
-    except Exception as error:
-        raise UnavailableError(
-            "Spark did not start",
-            hint="Java 17 or later is needed (JAVA_HOME, or `java` on the PATH); "
-            "try `java -version` and see the lines above",
-            master=master,
-            reason=str(error).strip().splitlines()[-1:],
-            log=_last_lines(log),
-        ) from error
-    finally:
-        # SparkContext replaces the SIGINT handler by one that kills the running tick.
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    return conf, _gateway(_launch_conf(conf), log)
 
 
 def _launch_conf(conf: SparkConf) -> SparkConf:

@@ -93,7 +93,8 @@ class MemoryStore:
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
         self.before("folders", folder)
-        inside = (n.removeprefix(f"{folder}/") for n in self.objects if n.startswith(f"{folder}/"))
+        start = f"{folder}/" if folder else ""
+        inside = (n.removeprefix(start) for n in self.objects if n.startswith(start))
         found = {head for head, _, rest in (name.partition("/") for name in inside) if rest}
         return iter(sorted(name for name in found if name[0] != "."))
 

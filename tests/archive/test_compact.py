@@ -9,8 +9,17 @@ import json
 
 import pytest
 
-from kit.objects import FOLDER, TOPIC, make_object, odd_records
-from logmirror.archive.claims import Claim, claim_name
+from kit.objects import (
+    FOLDER,
+    OBJECTS,
+    PER_OBJECT,
+    TOPIC,
+    make_object,
+    new_chain,
+    odd_records,
+    records_for,
+)
+from logmirror.archive.claims import claim_name
 from logmirror.archive.compact import Limits, compact, plan
 from logmirror.archive.compactions import (
     Compaction,
@@ -26,48 +35,16 @@ from logmirror.archive.naming import format_name, parse_name
 from logmirror.archive.reader import check_object, iterate
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import Hole, HoleCause, OffsetRange
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
 
 FORMATS = ["batches", "parquet", "ndjson"]
 LIMITS = Limits(target_bytes=1 << 20, min_objects=2)
-OBJECTS = 9
-PER_OBJECT = 7
 
 
 class Stopped(BaseException):
     """As `kill -9`: nothing of ours catches it."""
-
-
-def new_chain(extension, *, objects=OBJECTS, claims=True, topic_ids=("",)):
-    """A store with a chain of small objects, and the objects as name to bytes."""
-    store, made = MemoryStore(), {}
-    for number in range(objects):
-        covered = OffsetRange(first=number * PER_OBJECT, last=number * PER_OBJECT + PER_OBJECT - 1)
-        records = records_for(covered, seed=number)
-        name, data, digest = make_object(extension, records, covered=covered)
-        made[f"{FOLDER}/{name}"] = data
-        store.create(f"{FOLDER}/{name}", data)
-        if claims:
-            claim = Claim(
-                covered=covered,
-                digest=digest,
-                writer="mirror",
-                topic=TOPIC,
-                topic_id=topic_ids[number % len(topic_ids)],
-                partition=3,
-                created_ms=0,
-                record_count=len(records),
-                trigger=Trigger.MAX_BYTES,
-            )
-            store.create(claim_name("orders", 3, covered.first), claim.to_bytes())
-    return store, made
-
-
-def records_for(covered, *, seed):
-    """Records with a hole at the beginning."""
-    return odd_records(covered.offset_count, first=covered.first, seed=seed)
 
 
 def archive(store, extension):

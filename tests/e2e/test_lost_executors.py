@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import pyspark
 import pytest
 
 from kit.apache import NIGHTLY
 from kit.commands import FORMATS, Run, mirror, wait_until, write_config
 from kit.inline_run import run_now
+from kit.spark_cluster import spark_home
 from kit.truth import Source, object_names
 from kit.writer import writing
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
 
@@ -34,16 +37,6 @@ SPARK = {
     "spark.network.timeout": "8s",
     "spark.network.timeoutInterval": "1s",
 }
-
-
-def spark_home(folder: Path) -> Path:
-    """Spark's home, but for the folder in which its workers keep their logs."""
-    home = folder / "spark-home"
-    home.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "work":
-            (home / entry.name).symlink_to(entry)
-    return home
 
 
 def executors(run: Run) -> list[psutil.Process]:

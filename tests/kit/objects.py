@@ -4,10 +4,12 @@ import random
 
 import xxhash
 
+from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEncoder
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name
-from logmirror.model import HoleCause, OffsetRange, TimestampType
+from logmirror.model import HoleCause, OffsetRange, TimestampType, Trigger
+from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.records import Codec, Record, encode_reference
@@ -124,3 +126,37 @@ def make_object(extension, records, *, covered=None, **options):
 def unsealed(data):
     """A Parquet object as one of a writer that knows no checksum of files."""
     return data.replace(b"logmirror.file-check", b"logmirror.file-other")
+
+
+OBJECTS = 9
+PER_OBJECT = 7
+
+
+def new_chain(extension, *, objects=OBJECTS, claims=True, topic_ids=("",)):
+    """A store with a chain of small objects, and the objects as name to bytes."""
+    store, made = MemoryStore(), {}
+    for number in range(objects):
+        covered = OffsetRange(first=number * PER_OBJECT, last=number * PER_OBJECT + PER_OBJECT - 1)
+        records = records_for(covered, seed=number)
+        name, data, digest = make_object(extension, records, covered=covered)
+        made[f"{FOLDER}/{name}"] = data
+        store.create(f"{FOLDER}/{name}", data)
+        if claims:
+            claim = Claim(
+                covered=covered,
+                digest=digest,
+                writer="mirror",
+                topic=TOPIC,
+                topic_id=topic_ids[number % len(topic_ids)],
+                partition=3,
+                created_ms=0,
+                record_count=len(records),
+                trigger=Trigger.MAX_BYTES,
+            )
+            store.create(claim_name("orders", 3, covered.first), claim.to_bytes())
+    return store, made
+
+
+def records_for(covered, *, seed):
+    """Records with a hole at the beginning."""
+    return odd_records(covered.offset_count, first=covered.first, seed=seed)

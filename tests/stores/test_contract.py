@@ -234,6 +234,7 @@ def test_the_folders_of_a_folder_are_told(store):
     for name in ("f/2/a", "f/10/b", "f/c", ".hidden/d", "f/.dots/e"):
         store.create(name, b"x")
     assert list(store.folders("f")) == ["10", "2"]
+    assert list(store.folders("")) == ["f"]
     assert list(store.folders("nowhere")) == []
 
 

@@ -22,9 +22,7 @@ import xxhash
 from logmirror.archive.claims import read_rewrites
 from logmirror.archive.compactions import read_promise
 from logmirror.archive.hole_facts import (
-    Causes,
     HoleFacts,
-    HoleWalk,
     Witness,
     by_cause,
     check_listed,
@@ -35,6 +33,7 @@ from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
 from logmirror.archive.native import native_batches, native_rows, seen_holes, tee
 from logmirror.archive.ndjson import read_ndjson
+from logmirror.archive.offset_walk import OffsetWalk
 from logmirror.archive.parquet import (
     checked_file,
     column_types,
@@ -100,47 +99,6 @@ class Copy(Protocol):
     def take_rows(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         """The object's rows, in order, of `wire.columns.SCHEMA`; not those of native objects."""
         ...
-
-
-class _Walk:
-    """Follows the offsets of an object from row to row, or batch to batch."""
-
-    def __init__(self, name: str, covered: OffsetRange) -> None:
-        self._name = name
-        self._covered = covered
-        self._previous = -1
-        self.record_count = 0
-        self.holes = HoleWalk(covered)
-
-    @property
-    def last(self) -> int:
-        """Offset of the last record; -1: none."""
-        return self._previous
-
-    def step(self, offsets: Any, known: Causes) -> None:  # noqa: ANN401  # an int64 array
-        """Check the offsets of the next records; `known` are holes that may lie beside them."""
-        if not len(offsets):
-            return
-        first, last = int(offsets[0]), int(offsets[-1])
-        jumps = np.flatnonzero(np.diff(offsets) <= 0)
-        if first <= self._previous or len(jumps):
-            at = 0 if first <= self._previous else int(jumps[0]) + 1
-            raise CorruptionError(
-                "offsets in the object do not ascend",
-                name=self._name,
-                offset=int(offsets[at]),
-                after=self._previous if at == 0 else int(offsets[at - 1]),
-            )
-        if first < self._covered.first or last > self._covered.last:
-            raise CorruptionError(
-                "the object holds offsets outside the range of its name",
-                name=self._name,
-                first=first,
-                last=last,
-            )
-        self._previous = last
-        self.record_count += len(offsets)
-        self.holes.step(offsets, known)
 
 
 def iterate(
@@ -347,7 +305,7 @@ class _Check:
         if not deep:
             return self._report(None, None)
         digest, decoder = xxhash.xxh3_128(), RecordDecoder()
-        walk = _Walk(self._name, self._covered)
+        walk = OffsetWalk(self._name, self._covered)
         reached, lowest = self._covered.first - 1, None
         for view, batches in native_batches(file, self._name):
             digest.update(view[: batches.consumed_bytes])
@@ -453,7 +411,7 @@ class _Check:
         self, batches: Iterator[Any], told: ObjectMetadata | Claim | None
     ) -> tuple[int, str, HoleFacts]:
         """Check every row; returns how many there are, their digest, and what is missing."""
-        walk, digest = _Walk(self._name, self._covered), ContentDigest()
+        walk, digest = OffsetWalk(self._name, self._covered), ContentDigest()
         listed = by_cause(told.holes) if told else {}
         for batch in batches:
             walk.step(batch.column("offset").to_numpy(), listed)

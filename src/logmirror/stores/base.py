@@ -108,7 +108,10 @@ class BlobStore(Protocol):
         ...
 
     def folders(self, folder: str) -> Iterator[str]:
-        """Yield the names of all folders directly in `folder`, sorted, without those of dots."""
+        """Yield the names of all folders directly in `folder`, sorted, without those of dots.
+
+        An empty name is the root.
+        """
         ...
 
     def tail(self, folder: str, after: str = "") -> Tail:

@@ -215,7 +215,7 @@ class FilesystemStore:
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
-        path = self._path(folder)
+        path = self._path(folder) if folder else self._root
         with _translated("list a folder", path):
             try:
                 entries = [entry for entry in path.iterdir() if entry.is_dir()]

@@ -188,7 +188,7 @@ class S3Store:
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
-        start, token = self._key(f"{folder}/"), ""
+        start, token = self._key(f"{folder}/" if folder else ""), ""
         while True:
             answer = self._calls.read(
                 "list_objects_v2",

@@ -1,0 +1,119 @@
+"""How the transactions in a native chain ended: what a consumer with read_committed is shown.
+
+A marker ends the transaction of its producer, and holds for all transactional batches of that
+producer since the marker before. So whether a batch counts is said behind it, perhaps several
+objects later. Batches are looked at as arrays: a Python step costs a producer, not a record.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from logmirror.wire.records import MarkerType, marker_type, parse_header
+from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, as_bytes_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from logmirror.wire.scan import Batches
+
+    Words = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+_TRANSACTIONAL: Final = 0x10
+
+# A marker as brokers write it: behind the header one byte each for the record's length, attributes,
+# timestamp delta, offset delta and the key's length, which is 4; then the key: version and type.
+_KEY_LENGTH_AT: Final = 65
+_KEY_LENGTH: Final = 8  # zigzag
+_TYPE_AT: Final = 69
+_USUAL_BYTES: Final = 78
+
+
+class Outcomes:
+    """What markers have said so far. Give it the batches of one partition in order.
+
+    Args:
+        end: Markers at this offset and behind are not believed, so that all who read up to one end
+            see the same.
+    """
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._offsets: dict[int, list[Words]] = defaultdict(list)
+        self._aborts: dict[int, list[Flags]] = defaultdict(list)
+        self._open: dict[int, int] = {}
+
+    @property
+    def open(self) -> Mapping[int, int]:
+        """Of each producer whose last transaction has no marker yet: its first offset."""
+        return self._open
+
+    def add(self, data: memoryview, batches: Batches) -> None:
+        """Look at the next batches; `data` is what was scanned."""
+        producers, bases = batches.producer_ids, batches.base_offsets
+        is_part = _is_part(batches)
+        at, aborts = _markers(data, batches)
+        known = bases[at] < self._end
+        at, aborts = at[known], aborts[known]
+        ended = producers[at]
+        for producer in np.unique(np.concatenate([producers[is_part], ended])).tolist():
+            of_producer = ended == producer
+            offsets = bases[at[of_producer]]
+            began = bases[is_part & (producers == producer)]
+            if len(offsets):
+                self._offsets[producer].append(offsets)
+                self._aborts[producer].append(aborts[of_producer])
+                self._open.pop(producer, None)
+                began = began[began > offsets[-1]]
+            if len(began):
+                self._open.setdefault(producer, int(began[0]))
+
+    def mark(self, batches: Batches) -> None:
+        """Classify batches that were added before: those that do not count become aborted ones.
+
+        So do those whose marker was not seen: nobody knows yet whether they will count.
+        """
+        producers, bases, is_part = batches.producer_ids, batches.base_offsets, _is_part(batches)
+        for producer in np.unique(producers[is_part]).tolist():
+            rows = np.flatnonzero(is_part & (producers == producer))
+            offsets = np.concatenate([*self._offsets[producer], np.empty(0, np.int64)])
+            aborts = np.concatenate([*self._aborts[producer], np.ones(1, np.bool_)])
+            is_out = aborts[np.searchsorted(offsets, bases[rows])]
+            batches.kinds[rows[is_out]] = KIND_ABORTED
+
+    def forget(self) -> None:
+        """Drop what markers said; which transactions are open stays known."""
+        self._offsets.clear()
+        self._aborts.clear()
+
+
+def has_transactions(batches: Batches) -> bool:
+    """Whether any of the batches belongs to a transaction."""
+    return bool(_is_part(batches).any())
+
+
+def _is_part(batches: Batches) -> Flags:
+    found: Flags = (batches.attributes & _TRANSACTIONAL != 0) & (batches.kinds != KIND_CONTROL)
+    return found
+
+
+def _markers(data: memoryview, batches: Batches) -> tuple[Words, Flags]:
+    """Which batches end a transaction, and whether each aborts it."""
+    at = np.flatnonzero((batches.kinds == KIND_CONTROL) & (batches.record_counts > 0))
+    view = as_bytes_array(data)
+    begins = batches.positions[at]
+    is_usual = batches.sizes[at] == _USUAL_BYTES
+    is_usual[is_usual] = view[begins[is_usual] + _KEY_LENGTH_AT] == _KEY_LENGTH
+    types = np.full(len(at), -1, np.int64)
+    types[is_usual] = view[begins[is_usual] + _TYPE_AT]
+    for row in np.flatnonzero(~is_usual).tolist():
+        found = marker_type(data, parse_header(data, int(begins[row])))
+        types[row] = -1 if found is None else found
+    is_end = (types == MarkerType.ABORT) | (types == MarkerType.COMMIT)
+    return at[is_end], types[is_end] == MarkerType.ABORT

@@ -1,0 +1,143 @@
+"""Which records of a native chain count is what a consumer with read_committed would say.
+
+Method: random interleavings of the transactions of several producers, cut into objects anywhere and
+scanned in runs of any size; the judge is the reference decoder of `wire.records`, which is told
+what was aborted. The embedded broker has no transactions; real ones are in
+`tests/e2e/test_dataframes.py`.
+"""
+
+import random
+
+import pytest
+
+from logmirror.archive.checked_rows import ObjectRows
+from logmirror.archive.naming import format_name
+from logmirror.archive.piece_rows import PieceRows, StableEnd, outcomes
+from logmirror.archive.pieces import cut, look
+from logmirror.model import OFFSET_MAX, OffsetRange, TimestampType
+from logmirror.testing import MemoryStore
+from logmirror.wire.records import MarkerType, Record, encode_marker, encode_reference
+
+FOLDER = "orders/0"
+
+
+def log(seed, *, size=120, producers=4, last_open=True):
+    """Batches of a log, each with its first offset; what is committed; what is open at the end."""
+    chooser = random.Random(seed)
+    batches, committed, offset = [], [], 0
+    running = {}
+    for _ in range(size):
+        producer = chooser.randrange(producers + 1)
+        if producer == producers:  # not in a transaction
+            batches.append((offset, batch(offset, 1, -1)))
+            committed.append(offset)
+            offset += 1
+        elif producer in running and chooser.random() < 0.4:
+            kind = chooser.choice(list(MarkerType))
+            batches.append((offset, encode_marker(kind, offset=offset, producer_id=producer)))
+            if kind is MarkerType.COMMIT:
+                committed += running[producer]
+            del running[producer]
+            offset += 1
+        else:
+            count = chooser.choice([1, 1, 3])
+            batches.append((offset, batch(offset, count, producer)))
+            running.setdefault(producer, []).extend(range(offset, offset + count))
+            offset += count
+    if not last_open:
+        for producer in sorted(running):
+            marker = encode_marker(MarkerType.ABORT, offset=offset, producer_id=producer)
+            batches.append((offset, marker))
+            offset += 1
+        running = {}
+    return batches, sorted(committed), {p: offsets[0] for p, offsets in running.items()}
+
+
+def batch(offset, count, producer):
+    records = [
+        Record(offset + n, 0, TimestampType.CREATE_TIME, None, b"%d" % (offset + n), ())
+        for n in range(count)
+    ]
+    return encode_reference(records, producer_id=producer, transactional=producer >= 0)
+
+
+def archive_of(batches, chooser, *, per_object):
+    """A store with the batches in objects of about so many, and the objects' first offsets."""
+    store, at = MemoryStore(), 0
+    ends = [offset for offset, _ in batches[1:]] + [None]
+    while at < len(batches):
+        count = chooser.randint(1, per_object)
+        piece, last = batches[at : at + count], ends[min(at + count, len(batches)) - 1]
+        if last is None:
+            last = piece[-1][0] + length_of(piece[-1][1])
+        covered = OffsetRange(first=piece[0][0], last=last - 1)
+        name = f"{FOLDER}/{format_name(covered, 'batches')}"
+        store.create(name, b"".join(data for _, data in piece))
+        at += count
+    return store
+
+
+def length_of(data):
+    return int.from_bytes(data[23:27], "big") + 1
+
+
+def shown(store, *, piece_bytes, committed=True, first=0, end=None):
+    held = look(store, "orders", 0)
+    offsets = []
+    for piece in cut(held, topic="t", piece_bytes=piece_bytes, first=first, end=end):
+        rows = PieceRows(store, piece, utf8=False, verify=True, committed=committed)
+        for rows_of_piece in rows.read():
+            offsets += rows_of_piece.column("offset").to_pylist()
+    return offsets
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_records_of_aborted_and_of_open_transactions_are_left_out(seed):
+    chooser = random.Random(1000 + seed)
+    batches, committed, _ = log(seed)
+    for per_object, piece_bytes in [(3, 1), (3, 500), (40, 1), (500, 1)]:
+        store = archive_of(batches, chooser, per_object=per_object)
+        assert shown(store, piece_bytes=piece_bytes) == committed
+        low, high = sorted(chooser.sample(range(batches[-1][0]), 2))
+        part = [offset for offset in committed if low <= offset < high]
+        assert shown(store, piece_bytes=piece_bytes, first=low, end=high) == part
+
+
+def test_who_asks_for_uncommitted_records_gets_all_of_them():
+    batches, committed, _ = log(5)
+    store = archive_of(batches, random.Random(1), per_object=7)
+    everything = shown(store, piece_bytes=300, committed=False)
+    assert len(everything) > len(committed)
+    data = [(offset, length_of(d)) for offset, d in batches if not d[22] & 0x20]
+    assert everything == [offset + n for offset, count in data for n in range(count)]
+
+
+def test_a_marker_behind_the_end_that_was_planned_is_not_believed():
+    store = MemoryStore()
+    parts = [batch(0, 2, 7), encode_marker(MarkerType.COMMIT, offset=2, producer_id=7)]
+    store.create(f"{FOLDER}/{format_name(OffsetRange(first=0, last=1), 'batches')}", parts[0])
+    (piece,) = cut(look(store, "orders", 0), topic="t", piece_bytes=1)
+    store.create(f"{FOLDER}/{format_name(OffsetRange(first=2, last=2), 'batches')}", parts[1])
+
+    planned = PieceRows(store, piece, utf8=False, verify=True, committed=True)
+
+    assert list(planned.read()) == []
+    assert shown(store, piece_bytes=1) == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_stream_may_read_up_to_the_first_open_transaction(seed):
+    chooser = random.Random(seed)
+    batches, _, still_open = log(seed)
+    store = archive_of(batches, chooser, per_object=5)
+    links = look(store, "orders", 0).links
+    stable = StableEnd(store, FOLDER, 0)
+
+    ends = [stable.advance(links[: count + 1]) for count in range(len(links))]
+
+    assert ends == sorted(ends)
+    for count, end in enumerate(ends):
+        rows = ObjectRows(store, FOLDER, topic="t", utf8=False, verify=False)
+        found = outcomes(rows, links[: count + 1], end=OFFSET_MAX, chain_end=OFFSET_MAX)
+        assert end == min([links[count].last + 1, *found.open.values()])
+    assert ends[-1] == min([links[-1].last + 1, *still_open.values()])

@@ -1,0 +1,127 @@
+"""Executors that have nothing but a packed environment copy exactly, however the driver starts.
+
+A cluster of Spark's own master and worker, in which no PYTHONPATH names the product, gets the
+environment that `docs/deploy/spark-submit.md` describes: by `spark-submit --archives`, and by
+`spark.archives` of a configuration on `local-cluster`. What runs Python there is looked at while it
+runs: program and libraries are those of the pack.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from kit.clients import odd_messages, produce
+from kit.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.inline_run import config_text
+from kit.spark_cluster import StandaloneCluster, SubmittedRun, packed_environment, spark_home
+from kit.truth import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
+
+JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+PACKED = {
+    "spark.pyspark.python": "./env/bin/python",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": JAVA,
+}
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    packed = packed_environment(tmp_path_factory.mktemp("pack"))
+    yield packed
+    packed.unlink()
+
+
+def filled(broker, topic):
+    broker.create_topic(topic, partitions=2)
+    for partition in range(2):
+        produce(broker.bootstrap, topic, odd_messages(300, seed=partition), partition=partition)
+    return Source(broker.bootstrap, topic, partitions=range(2))
+
+
+class Watch:
+    """Looks for Python workers of executors, and what they have loaded."""
+
+    def __init__(self, processes: Callable[[], Iterable[psutil.Process]]) -> None:
+        self._processes = processes
+        self.programs: set[Path] = set()
+        self.libraries: set[Path] = set()
+
+    def look(self) -> bool:
+        """Note what runs now; whether the kernels' compiler has been seen."""
+        for process in self._processes():
+            try:
+                if "logmirror.executor" not in process.cmdline():
+                    continue
+                loaded = {Path(one.path) for one in process.memory_maps()}
+            except psutil.Error:
+                continue
+            self.programs.add(Path(process.exe()))
+            self.libraries |= {path for path in loaded if "site-packages" in path.parts}
+        return any("llvmlite" in path.parts for path in self.libraries)
+
+    def assert_all_below(self, folder: Path) -> None:
+        assert self.programs
+        for path in self.programs | self.libraries:
+            assert path.is_relative_to(folder.resolve()), path
+            assert "env" in path.parts, path
+
+
+def wait_for_packed(run: Run, watch: Watch) -> None:
+    wait_until(
+        lambda: watch.look() or not run.alive,
+        what=lambda: f"a worker:\n{run.text}\n{run.spark_text[-4000:]}",
+    )
+
+
+def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_broker, pack, tmp_path):
+    source = filled(cli_broker, "submitted")
+    archive = tmp_path / "archive"
+    config = tmp_path / "config.json"
+    mirrors = [mirror("submitted", cli_broker.bootstrap, archive, form=form) for form in FORMATS]
+    config.write_text(config_text(*mirrors))
+    with StandaloneCluster(tmp_path) as cluster:
+        options = ["--master", cluster.master, "--archives", f"{pack}#env"]
+        with SubmittedRun(config, *options, properties=PACKED, folder=tmp_path) as run:
+            watch = Watch(cluster.processes)
+            wait_for_packed(run, watch)
+            assert run.wait() == 0, run.text
+            run.wait_until_nothing_is_left()
+        wait_until(
+            lambda: len(list(cluster.processes())) <= 2,  # master and worker
+            what=lambda: f"the executor's end: {[p.cmdline() for p in cluster.processes()]}",
+        )
+    assert list(cluster.processes()) == []
+    watch.assert_all_below(cluster.work)
+    for form in FORMATS:
+        assert source.anomalies(archive, form) == [], form
+
+
+def test_a_run_of_ours_sends_the_pack_along(cli_broker, pack, tmp_path):
+    source = filled(cli_broker, "packed")
+    archive = tmp_path / "archive"
+    home = spark_home(tmp_path)
+    config = write_config(
+        tmp_path / "config.json",
+        *(mirror("packed", cli_broker.bootstrap, archive, form=form) for form in FORMATS),
+        properties=PACKED
+        | {"spark.archives": f"{pack}#env", "spark.executorEnv.PYTHONPATH": str(tmp_path / "no")},
+    )
+    arguments = ("--until-now", "--master", "local-cluster[1,1,1024]")
+    environment = {"SPARK_HOME": str(home)}
+    with Run(config, *arguments, folder=tmp_path, environment=environment) as run:
+        watch = Watch(run.processes)
+        wait_for_packed(run, watch)
+        assert run.wait() == 0, run.text
+        run.wait_until_nothing_is_left()
+    watch.assert_all_below(home / "work")
+    for form in FORMATS:
+        assert source.anomalies(archive, form) == [], form

@@ -1,0 +1,66 @@
+"""Under `spark-submit` a run takes over what it was told, and copies as ever.
+
+Spark's own event log is the witness of master and properties. Executors with a packed environment
+are in `test_packed_executors.py`, at night.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kit.clients import odd_messages, produce
+from kit.commands import mirror
+from kit.inline_run import config_text
+from kit.spark_cluster import SubmittedRun
+from kit.truth import Source
+
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
+
+
+def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing(
+    cli_broker, tmp_path
+):
+    topic = cli_broker.create_topic("submitted")
+    produce(cli_broker.bootstrap, topic, odd_messages(300, seed=1))
+    one = mirror(topic, cli_broker.bootstrap, tmp_path / "archive")
+    ours = {"spark.locality.wait": "7s"}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config_text(one)), "spark": {"properties": ours}}))
+    events = tmp_path / "events"
+    events.mkdir()
+    told = {
+        "spark.app.name": "copies",
+        "spark.locality.wait": "5s",
+        "spark.speculation": "true",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.dir": events.as_uri(),
+    }
+
+    with SubmittedRun(config, "--master", "local[1]", properties=told, folder=tmp_path) as run:
+        assert run.wait() == 0, run.text
+        run.wait_until_nothing_is_left()
+
+    assert Source(cli_broker.bootstrap, topic).anomalies(tmp_path / "archive", "parquet") == []
+    (log,) = events.iterdir()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (seen,) = [line["Spark Properties"] for line in lines if "Spark Properties" in line]
+    wanted = {
+        **told,
+        **ours,
+        "spark.master": "local[1,4]",
+        "spark.python.daemon.module": "logmirror.executor",
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    assert {name: seen.get(name) for name in wanted} == wanted
+
+
+def test_an_error_of_the_run_is_the_exit_code_of_spark_submit(cli_broker, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(config_text(mirror("nowhere", cli_broker.bootstrap, tmp_path / "archive")))
+    with SubmittedRun(config, "--master", "local[1]", properties={}, folder=tmp_path) as run:
+        assert run.wait() == 2, run.text
+    assert "nowhere" in run.text
