@@ -17,8 +17,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from kit.machine import program
+from logmirror import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +36,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "more").mkdir()
     for name in ("orders.yaml", "other.yml", "notes.txt", "more/bills.yaml"):
         (tmp_path / name).touch()
+    for shell in ("bash", "zsh", "fish"):
+        result = CliRunner().invoke(cli.app, ["completion", shell])
+        (tmp_path / f"script.{shell}").write_text(result.output, encoding="utf-8")
     return tmp_path
 
 
@@ -60,7 +65,7 @@ def test_bash_offers_what_may_follow(folder):
     def offered(*words: str) -> set[str]:
         typed = " ".join(shlex.quote(word) for word in ("logmirror", *words))
         script = f"""
-            source <(logmirror completion bash)
+            source script.bash
             COMP_WORDS=({typed}) COMP_CWORD={len(words)}
             "$(complete -p logmirror | sed 's/.* -F \\([^ ]*\\) .*/\\1/')" logmirror
             printf '%s\\n' "${{COMPREPLY[@]}}"
@@ -77,7 +82,7 @@ def test_bash_offers_what_may_follow(folder):
 
 def test_fish_offers_what_may_follow(folder):
     def offered(line: str) -> set[str]:
-        script = f"logmirror completion fish | source; complete -C {shlex.quote(line)}"
+        script = f"source script.fish; complete -C {shlex.quote(line)}"
         found = run(folder, program("fish"), "--no-config", "-c", script)
         return {candidate.partition("\t")[0] for candidate in found}
 
@@ -108,8 +113,7 @@ def test_zsh_completes_what_is_typed(folder):
 
     try:
         typed(
-            "autoload -U compinit; compinit -u -D; source <(logmirror completion zsh); "
-            "echo re''ady\n",
+            "autoload -U compinit; compinit -u -D; source script.zsh; echo re''ady\n",
             until="ready",
         )
         # Ctrl-A goes to the line's beginning, where `echo` makes the result a line of output.
