@@ -30,7 +30,8 @@ from logmirror.proof_text import print_reports, report_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from logmirror.inspection import CheckRow, StatusRow
+    from logmirror.inspection import CheckRow
+    from logmirror.overview import StatusRow
 
 _UNBROKEN: Final = 1000
 """Columns of a table that goes to a file or a pipe: no cell is cut."""
@@ -138,6 +139,7 @@ def run(  # noqa: PLR0913  # one parameter for each option
     nothing.
 
     LOGMIRROR_METRICS_PORT (9090; 0: none) answers /metrics, /livez, /readyz and /status.json.
+    LOGMIRROR_METRICS_PARTITIONS=off leaves out metrics of single partitions.
     LOGMIRROR_HEARTBEAT_SECS (30; 0: none) is between two heartbeats, which the level debug shows.
     """
     from logmirror import wiring  # noqa: PLC0415  # loads Spark, which `validate` can do without
@@ -153,9 +155,9 @@ def status(
     config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
 ) -> None:
     """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
-    from logmirror import inspection  # noqa: PLC0415  # only such commands need it
+    from logmirror import overview  # noqa: PLC0415  # only this command needs it
 
-    rows = inspection.status(_load(config, mirror))
+    rows = overview.status(_load(config, mirror))
     if output == "json":
         typer.echo(json.dumps([_status_json(row) for row in rows], indent=2))
     else:

@@ -1,7 +1,7 @@
 """The composition root of the driver: settings to components.
 
 Loads no kernels: that is the business of executors, whose composition root is `logmirror.executor`.
-Commands that only look are put together in `logmirror.inspection`.
+Commands that only look are put together in `logmirror.inspection` and `logmirror.overview`.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def run(
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
-    from logmirror.http_port import serve  # noqa: PLC0415  # other commands do without it
+    from logmirror.http_port import Shown, serve  # noqa: PLC0415  # other commands do without it
     from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
 
     specs = mirror_specs(settings)
@@ -208,8 +208,11 @@ def run(
     budget_bytes = settings.memory_budget_bytes
     recorder, names = Recorder(), [spec.name for spec in specs]
     observer = Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=knobs.heartbeat_ms)
+    shown = Shown(
+        partitions=knobs.metrics_partitions, peer_names=settings.metrics_prefix == "mirror_v3"
+    )
     with (
-        serve(knobs.metrics_port, recorder, observer.outlook),
+        serve(knobs.metrics_port, recorder, observer.outlook, shown),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,

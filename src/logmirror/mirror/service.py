@@ -17,6 +17,7 @@ from logmirror.archive.claims import ClaimTakenError
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.metrics import Recorder
+from logmirror.mirror.ages import Ages
 from logmirror.mirror.drift import DriftSchedule
 from logmirror.mirror.health import OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
@@ -27,7 +28,6 @@ from logmirror.mirror.ports import (
     ArchiveSpec,
     EngineLostError,
     FlowId,
-    KafkaSpec,
     PositionMovedError,
     Work,
 )
@@ -96,6 +96,7 @@ class Service:
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._drift = DriftSchedule(clock)
+        self._ages = Ages(client, clock, self._observer)
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
         self._memory_bytes = memory_bytes
@@ -136,6 +137,7 @@ class Service:
                 self._set_targets()
                 targets_set = True
             ticked = self._tick(explicit=targets_set)
+            self._ages.look(self._states, self._mirror_of)
             self._observer.turned(self._states.values())
             if ticked:
                 self._settle()
@@ -248,7 +250,7 @@ class Service:
         if not any(name == mirror.name for name, _ in self._unopened):
             self._observer.mirror_opened(mirror.name)
         if first or opened:
-            self._log_start(mirror, opened)
+            self._observer.mirror_starts(mirror, [self._states[flow] for flow in opened])
 
     def _must_wait(self, mirror: str, destination: str) -> bool:
         unopened = self._unopened.get((mirror, destination))
@@ -282,21 +284,6 @@ class Service:
             self._observer.opened(state)
             destination.opened(state)
             self._mirror_of[flow], self._states[flow] = mirror, state
-
-    def _log_start(self, mirror: MirrorSpec, flows: Sequence[FlowId]) -> None:
-        _LOG.info(
-            "mirror starts",
-            extra={
-                "facts": {
-                    "mirror": mirror.name,
-                    "topic": mirror.topic,
-                    "partitions": len({flow.partition for flow in flows}),
-                    "destinations": [name for name, _ in mirror.destinations],
-                    "formats": [_format(spec) for _, spec in mirror.destinations],
-                    "position": sum(self._states[flow].position for flow in flows),
-                }
-            },
-        )
 
     # -- one tick --------------------------------------------------------------------------------
 
@@ -370,6 +357,7 @@ class Service:
         """Run what is due; whether anything was."""
         slots = self._runner.slots
         memory_bytes = self._memory_bytes // slots if self._memory_bytes else SLOT_BYTES
+        self._observer.budget(slots * memory_bytes)
         planned = plan(
             self._states.values(),
             slots=slots,
@@ -404,6 +392,7 @@ class Service:
                 self._states[flow].lost = True
                 self._failed(self._states[flow], error)
             return True
+        self._observer.ran(results)
         self._commit(works, results)
         return True
 
@@ -486,7 +475,3 @@ class Service:
         now_ms = self._clock.monotonic_ms()
         waiting = [s for s in self._states.values() if not s.reached]
         return all(s.retry_at_ms > now_ms for s in waiting)
-
-
-def _format(spec: DestinationSpec) -> str:
-    return "kafka" if isinstance(spec, KafkaSpec) else spec.format
