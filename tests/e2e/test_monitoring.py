@@ -154,13 +154,17 @@ def scraped(cli_broker, tmp_path_factory):
     with InlineRun(config, *arguments, folder=folder, environment={METRICS_PORT: str(port)}) as run:
         run.wait_for("mirror starts")
         with Prometheus(folder / "prometheus", port, RULES) as prometheus:
+            wait_until(
+                lambda: prometheus.query('up{job="logmirror"} == 1'),
+                what=lambda: f"a first scrape: {run.text}",
+            )
             produce(cli_broker.bootstrap, topic, plain_messages(100, seed=1))
             wait_until(
                 lambda: prometheus.query("logmirror_mirror_records_total == 100"),
                 what=lambda: f"a scrape of 100 records: {run.text}",
             )
-            rate = "rate(logmirror_mirror_records_total[1m]) > 0"
-            wait_until(lambda: prometheus.query(rate), what=lambda: "a second scrape")
+            again = "rate(logmirror_destination_flushes_total[1m])"
+            wait_until(lambda: prometheus.query(again), what=lambda: "one more scrape")
             yield prometheus, port
             run.signal(signal.SIGTERM)
             assert run.wait() == 0
