@@ -227,7 +227,7 @@ SLOT_PEAK: Final = Metric(
     kind="gauge",
     unit="bytes",
     meaning="The most memory that a Python process of a slot has ever had resident, by what the "
-    "system says of it: its share of the budget, and the program itself (about 200 MB).",
+    "system says of it: its share of the budget, and the program itself.",
     labels=(),
 )
 
