@@ -25,6 +25,7 @@ from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId
 from logmirror.mirror.source_views import MirrorSpec
+from logmirror.model import TimestampType
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import encode_reference
 
@@ -237,6 +238,21 @@ def test_records_without_or_with_future_timestamps_are_not_older_than_the_lag():
         world.look()
         world.look(FIRST_MS)
         assert world.seconds() == [expected]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"timestamp_type": TimestampType.LOG_APPEND_TIME, "max_timestamp_ms": OLD_MS},
+        {"attribute_bits": 64, "base_timestamp_ms": START_MS * 2, "max_timestamp_ms": OLD_MS},
+    ],
+    ids=["log-append-time", "delete-horizon"],
+)
+def test_where_the_header_s_first_timestamp_is_not_that_of_a_record_its_last_one_counts(fields):
+    world = World(Log([encode_reference([record(0, timestamp_ms=START_MS)], **fields)]))
+    world.look()
+    world.look(FIRST_MS)
+    assert world.seconds() == [(START_MS + FIRST_MS - OLD_MS) / 1000]
 
 
 def test_a_flow_stalls_from_when_something_waits_and_nothing_is_committed():
