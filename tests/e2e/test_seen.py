@@ -1,4 +1,4 @@
-"""What operators see of a run: its port, its log, each flush with its reason (R9, R12).
+"""What operators see of a run: its port, its log, each flush with its reason (R9, R12; KNB-02).
 
 Method: real runs without Spark against the embedded broker, in processes of their own where the
 environment and exit codes are what is asked for, else in a thread of this one; metrics are read by
@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kit.clients import Message, produce
-from kit.commands import BrokerCommand, mirror, wait_until, write_config
+from kit.commands import BrokerCommand, mirror, run_forked, wait_until, write_config
 from kit.copies import forget_connections
 from kit.inline_run import InlineRun
 from kit.machine import free_ports
@@ -174,6 +174,36 @@ def small_config(cli_broker, tmp_path):
     return write_config(tmp_path / "config.json", mirror(topic, cli_broker.bootstrap, tmp_path))
 
 
+def test_logs_go_to_stderr_alone_and_json_has_one_event_a_line(small_config, tmp_path):
+    arguments = ("run", "--until-now", "--log-format", "json", "-c", str(small_config))
+    result = run_forked(*arguments, timeout_s=240)
+    assert (result.returncode, result.stdout) == (0, "")
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [event["event"] for event in events] == ["mirror starts", "flushed"]
+    start, flushed = events
+    assert list(start)[3:] == [
+        "mirror", "topic", "partitions", "destinations", "formats", "compaction", "position"
+    ]  # fmt: skip
+    for event in events:
+        event.pop("at")
+    assert flushed.pop("bytes") == (tmp_path / flushed["path"]).stat().st_size
+    assert flushed.pop("elapsed_ms") >= 0
+    assert flushed.pop("interval_ms") >= 0
+    assert flushed == {
+        "level": "INFO",
+        "event": "flushed",
+        "mirror": "parquet",
+        "destination": "parquet",
+        "topic": f"seen-{tmp_path.name}",
+        "partition": 0,
+        "path": "parquet/0/00000000000000000000-00000000000000000009.parquet",
+        "from": 0,
+        "to": 9,
+        "count": 10,
+        "trigger": "explicit",
+    }
+
+
 def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as other:
         variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
@@ -183,8 +213,11 @@ def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tm
     assert durable_position(tmp_path / "parquet" / "0") == 10
 
 
-@pytest.mark.parametrize("variable", ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS"])
-def test_a_value_that_is_no_number_is_told_at_the_start(small_config, tmp_path, variable):
+@pytest.mark.parametrize(
+    "variable",
+    ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS", "LOGMIRROR_METRICS_PARTITIONS"],
+)
+def test_a_value_that_is_not_taken_is_told_at_the_start(small_config, tmp_path, variable):
     with InlineRun(small_config, folder=tmp_path, environment={variable: "9o"}) as run:
         assert run.wait() == 2
     assert f"variable: {variable}" in run.text

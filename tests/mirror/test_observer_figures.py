@@ -121,8 +121,11 @@ def test_what_fails_after_its_mirror_has_stopped_is_counted_as_stopped_still():
     flow = FlowId(mirror="m", destination="d", topic="t", partition=0)
     state = FlowState(flow=flow, destination=world.spec, topic_id=None, compacted=False, position=0)
     world.observer.opened(state)
-    world.observer.stopped("m", "t", CorruptionError("broken"), None)
     state.failures = 1
+    world.observer.waits(state, UnavailableError("no answer"), 1000)
+    assert world.samples["flow_inflight_retry", FLOW] == 1
+    world.observer.stopped("m", "t", CorruptionError("broken"), None)
+    assert world.samples["flow_inflight_retry", FLOW] == 0
     world.observer.waits(state, UnavailableError("no answer"), 1000)
     world.observer.committed(state)
     found = world.samples
@@ -154,7 +157,7 @@ def test_the_highest_memory_of_any_slot_so_far_is_told():
         end=1,
         tail=None,
     )
-    for peaks, expected in (((0, 0), None), ((5, 9), 9), ((7, 0), 9)):
+    for peaks, expected in (((0, 0), None), ((5, 9), 9), ((0, 7), 9)):
         world.observer.ran([SliceResult(slice=part, receipts=(), peak_bytes=n) for n in peaks])
         assert world.samples.get(("slot_memory_peak_bytes", ())) == expected
 
