@@ -153,6 +153,26 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
     assert run.errors == []
 
 
+def test_lag_in_seconds_is_by_the_timestamps_of_records(cli_broker, tmp_path):
+    """Those of `some` are years old, which no clock of ours could know."""
+    topic = cli_broker.create_topic("seen-old", 2)
+    produce(cli_broker.bootstrap, topic, some(10))
+    limits = {"max-time-ms": 600_000, "max-bytes": 1 << 30, "max-offsets": 1_000_000}
+    one = mirror(topic, cli_broker.bootstrap, tmp_path, flush=limits)
+    years_s = datetime.now(UTC).timestamp() - 1_700_000_000
+
+    def ages():
+        return run.of("source_lag_seconds")
+
+    with running(write_config(tmp_path / "config.json", one)) as run:
+        wait_until(lambda: max(ages().values(), default=0) > 1000, what=lambda: f"{ages()}")
+        found = ages()
+        (worst,) = run.of("mirror_lag_seconds_max").values()
+    assert sorted(age > 0 for age in found.values()) == [False, True]
+    assert years_s <= max(found.values()) <= worst <= years_s + 300
+    assert set(ages().values()) == {0}  # a stop writes what is left
+
+
 def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
     arguments = ("--log-level", "debug", "--log-format", "json")
     variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
