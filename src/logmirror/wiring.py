@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 PATIENCE_MS: Final = 10_000
 """How long commands that somebody waits for try a cluster that does not answer."""
 
+HASTE_MS: Final = 3_000
+"""How long the loop waits for what it can do without: an answer, a connection, all attempts."""
+
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
 
 
@@ -160,10 +163,11 @@ class Clients:
     Args:
         patience_ms: How long one question may be tried again; None: as the settings say. People
             who wait at a terminal would rather know.
+        is_hasty: No connection and no answer is waited for any longer either.
     """
 
-    def __init__(self, patience_ms: int | None = None) -> None:
-        self._patience_ms = patience_ms
+    def __init__(self, patience_ms: int | None = None, *, is_hasty: bool = False) -> None:
+        self._patience_ms, self._is_hasty = patience_ms, is_hasty
         self._open: dict[ConnectionSettings, ClusterClient] = {}
 
     def __call__(self, settings: ConnectionSettings) -> ClusterClient:
@@ -171,7 +175,14 @@ class Clients:
         if settings not in self._open:
             patience_ms = self._patience_ms or settings.retry_budget_ms
             budget_ms = min(patience_ms, settings.retry_budget_ms)
-            self._open[settings] = ClusterClient(replace(settings, retry_budget_ms=budget_ms))
+            used = replace(settings, retry_budget_ms=budget_ms)
+            if self._is_hasty:
+                used = replace(
+                    used,
+                    connect_timeout_ms=min(budget_ms, settings.connect_timeout_ms),
+                    socket_timeout_ms=min(budget_ms, settings.socket_timeout_ms),
+                )
+            self._open[settings] = ClusterClient(used)
         return self._open[settings]
 
     def close(self) -> None:
@@ -260,8 +271,9 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
 ) -> Service:
     """The loop over these mirrors; what it opens is closed with `stack`."""
     writer_id = new_writer_id()
-    clients = Clients()
+    clients, hasty = Clients(), Clients(HASTE_MS, is_hasty=True)
     stack.callback(clients.close)
+    stack.callback(hasty.close)
 
     @functools.cache
     def open_store(location: StoreLocation) -> BlobStore:
@@ -270,6 +282,7 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
     return Service(
         specs,
         client=clients,
+        hasty_client=hasty,
         destination=destinations(clients, open_store, writer_id, observer),
         runner=runner,
         writer_id=writer_id,

@@ -175,9 +175,16 @@ def test_lag_in_seconds_is_by_the_timestamps_of_records(cli_broker, tmp_path):
 
 def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
     arguments = ("--log-level", "debug", "--log-format", "json")
-    variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
+    port = free_ports(1)[0]
+    variables = {"LOGMIRROR_METRICS_PORT": str(port), "LOGMIRROR_HEARTBEAT_SECS": "1"}
+    variables["LOGMIRROR_METRICS_PARTITIONS"] = "off"
     with InlineRun(small_config, *arguments, folder=tmp_path, environment=variables) as run:
         run.wait_for('"event": "heartbeat"')
+        told = ask(port, "/metrics").text
+        assert (
+            'logmirror_mirror_flows{destination="parquet",mirror="parquet",state="running"}' in told
+        )
+        assert 'partition="' not in told
         run.signal(signal.SIGTERM)
         assert run.wait() == 0
     events = [json.loads(line) for line in run.text.splitlines()]

@@ -278,7 +278,8 @@ def test_the_age_of_a_flow_whose_mirror_has_stopped_grows_on():
 
 def test_the_loop_tells_ages_and_the_status_has_them():
     clock, recorder = SteppingClock(START_MS), Recorder()
-    client = NotedClient([old_from(20, 25), Log(batches(0, 20))])
+    logs = [old_from(20, 25), Log(batches(0, 20))]
+    client, hasty = NotedClient(logs), NotedClient(logs)
     observer = Observer(["m"], recorder, clock)
     spec = archive_spec(max_offsets=10, max_bytes=1 << 30, max_time_ms=10**12)
 
@@ -290,14 +291,15 @@ def test_the_loop_tells_ages_and_the_status_has_them():
             raise _LeftError
 
     clock.on_sleep = leave
+    more = {"clock": clock, "observer": observer, "hasty_client": lambda _source: hasty}
     with (
-        service(client, MemoryStore(), spec=spec, clock=clock, observer=observer) as (made, _),
+        service(client, MemoryStore(), spec=spec, **more) as (made, _),
         pytest.raises(_LeftError),
     ):
         made.run()
     flows = observer.outlook.status()["flows"]
     oldest_s = (START_MS + clock.ms - OLD_MS) / 1000
     assert [(f["position"], f["lag_seconds"]) for f in flows] == [(20, oldest_s), (20, 0)]
-    assert client.asked == [(0, 20)]
+    assert (client.asked, hasty.asked) == ([], [(0, 20)])
     found = samples(recorder, clock=clock)
     assert found["mirror_lag_seconds_max", ("m", "d")] == pytest.approx(oldest_s)

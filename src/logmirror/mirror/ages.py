@@ -3,8 +3,9 @@
 Only the source knows that timestamp, so it is asked, for one batch of each flow that lags: the one
 at its position, once for each position, at most every `EVERY_MS`, and not before a flow has lagged
 for `FIRST_MS`. A flow that keeps up costs nothing. All questions together take a small part of the
-loop's time, however many flows lag; until its turn comes, a flow's oldest record is taken to be as
-old as the last answer said, or else as the lag itself.
+loop's time, however many flows lag, and one without an answer ends within seconds. Until its turn
+comes, a flow's oldest record is taken to be as old as the last answer said, or else as the lag
+itself.
 
 The header of the batch is all that is read. Records of one batch are taken to be as old as its
 first.
@@ -72,7 +73,7 @@ class Ages:
     """Keeps the ages of flows up to date; see `Observer.lags`.
 
     Args:
-        client: The open client of a source.
+        client: The open client of a source, which does not wait for long.
         clock: Time.
         observer: Is told.
     """

@@ -74,6 +74,8 @@ class Service:
         on_fatal: What a fatal error of one mirror means for the others.
         memory_bytes: What all slots together may hold; None: `SLOT_BYTES` each.
         observer: Is told what is done; None: nobody asks.
+        hasty_client: Of a source, for what the loop can do without: it waits for seconds at most.
+            None: `client`.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
@@ -88,6 +90,7 @@ class Service:
         on_fatal: OnFatal = "exit",
         memory_bytes: int | None = None,
         observer: Observer | None = None,
+        hasty_client: Callable[[ConnectionSettings], ClusterClient] | None = None,
     ) -> None:
         self._mirrors, self._client = mirrors, client
         self._destination, self._runner = destination, runner
@@ -96,7 +99,7 @@ class Service:
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._drift = DriftSchedule(clock)
-        self._ages = Ages(client, clock, self._observer)
+        self._ages = Ages(hasty_client or client, clock, self._observer)
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
         self._memory_bytes = memory_bytes
