@@ -38,9 +38,10 @@ format: install ## Format the code and fix what Ruff can fix
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
 
-schema: install ## Write the JSON Schema and the reference pages of configuration and metrics
+schema: install ## Write the JSON Schema, the reference pages of configuration and metrics, and the dashboard
 	@$(RUN) python scripts/write_schema.py
 	@$(RUN) python scripts/write_metrics.py
+	@$(RUN) python scripts/write_dashboard.py
 
 lock: install ## Resolve both requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \

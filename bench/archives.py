@@ -1,12 +1,12 @@
-"""What archives cost apart from their bytes: requests for each object, and restarts.
+"""What archives cost apart from their bytes: requests for each object, restarts, `status`.
 
-    python bench/archives.py [--objects N] [--names N]
+    python bench/archives.py [--objects N] [--names N] [--partitions N]
 
 Requests are counted by a proxy before the S3 server, by kind, while one partition is copied in
 append mode; what a start asks is told apart. A restart is timed from the composition of the driver
 to the end of a run that finds everything copied, so with every position verified and without
-Spark, with N names (and as many claims) of one partition in a folder and in a bucket. Prints one
-JSON object.
+Spark, with N names (and as many claims) of one partition in a folder and in a bucket. `status` is
+the command, with one object in each of N partitions. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 from kit.clients import odd_messages, produce  # noqa: E402  # after the path is set
-from kit.commands import BrokerCommand, mirror  # noqa: E402  # after the path is set
+from kit.commands import BrokerCommand, logmirror_json, mirror, write_config  # noqa: E402  # after the path is set
 from kit.copies import copy  # noqa: E402  # after the path is set
 from kit.s3 import S3Server  # noqa: E402  # after the path is set
 from kit.s3_proxy import S3Proxy  # noqa: E402  # after the path is set
@@ -118,10 +118,39 @@ def restart_s(told: dict[str, object]) -> list[float]:
     return seconds
 
 
+def status(broker: BrokerCommand, folder: Path, partitions: int) -> dict:
+    """Seconds that `logmirror status` takes over so many partitions with an object each."""
+    topic = broker.create_topic("bench-status", partitions)
+    name = format_name(OffsetRange(first=0, last=9), "parquet")
+    found = {"partitions": partitions}
+    with S3Server(folder / "status") as server:
+        bucket = server.new_bucket()
+        places = {
+            "files_s": ({"type": "filesystem", "root": str(folder / "one")}, folder / "one"),
+            "s3_s": (server.destination(bucket), server.files(bucket)),
+        }
+        for where, (destination, root) in places.items():
+            for partition in range(partitions):
+                path = root / NAME / str(partition) / name
+                path.parent.mkdir(parents=True)
+                path.touch()
+            told = mirror(topic, broker.bootstrap, "", destinations=[{**destination, "name": NAME}])
+            config = write_config(folder / f"{where}.json", told)
+            seconds = []
+            for _ in range(ROUNDS):
+                began = time.perf_counter()
+                rows = logmirror_json("status", "-c", config)
+                seconds.append(time.perf_counter() - began)
+                assert {row["position"] for row in rows} == {10}
+            found[where] = statistics.median(seconds)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--objects", type=int, default=100)
     parser.add_argument("--names", type=int, default=10_000)
+    parser.add_argument("--partitions", type=int, default=1000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="logmirror-bench-") as temporary:
         folder = Path(temporary)
@@ -131,6 +160,7 @@ def main() -> None:
             found = {
                 "requests": requests(broker, folder, options.objects),
                 "restart": restart(broker, folder, options.names),
+                "status": status(broker, folder, options.partitions),
             }
         finally:
             broker.remove()

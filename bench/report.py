@@ -90,7 +90,7 @@ def ratio_table(ratios: dict[str, dict]) -> str:
 
 
 def archive_section(found: dict) -> str:
-    requests, restart = found["requests"], found["restart"]
+    requests, restart, status = found["requests"], found["restart"], found["status"]
     kinds = sorted({*requests["start"], *requests["each"]})
     counts = [
         [kind, str(requests["start"].get(kind, 0)), f"{requests['each'].get(kind, 0):.2f}"]
@@ -100,6 +100,9 @@ def archive_section(found: dict) -> str:
         [title, f"{restart[key]:.2f}", str(goal), "reached" if restart[key] <= goal else "**no**"]
         for title, key, goal in (("files", "files_s", 5), ("S3", "s3_s", 15))
     ]
+    places = [
+        [title, f"{status[key]:.1f}"] for title, key in (("files", "files_s"), ("S3", "s3_s"))
+    ]
     return (
         f"One partition, append mode, {requests['objects']} objects, counted before the S3 "
         "server:\n\n"
@@ -107,6 +110,8 @@ def archive_section(found: dict) -> str:
         + f"\n\nA restart with {restart['objects']:,} objects and as many claims, until every "
         "position is verified; Spark's start comes on top:\n\n"
         + table(["archive", "s", "goal", ""], restarts)
+        + f"\n\n`logmirror status` over {status['partitions']:,} partitions, the start of the "
+        "command included:\n\n" + table(["archive", "s"], places)
     )
 
 

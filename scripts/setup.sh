@@ -2,7 +2,7 @@
 # Make this clone ready, from whatever the machine has: Python 3.11 or later, make, a package manager.
 #
 #     scripts/setup.sh          .venv with the locked packages, and Java
-#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, shells
+#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, Prometheus, shells
 #
 # What is missing is installed where the package manager lets us (as root, or by sudo that asks no
 # password); otherwise the script stops and says what to install. Nothing is done twice.
@@ -149,6 +149,34 @@ need_java() {
     printf '%s' "$java_home" >.venv/java-home
 }
 
+# ---- Prometheus, which judges metrics, rules and dashboard ---------------------------------------
+
+# Debian's package would start a service, on the port that logmirror answers on; so it is unpacked
+# beside the other downloads of the tests instead, which takes no root either.
+need_prometheus() {
+    tools=${LOGMIRROR_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/logmirror-tests}/prometheus
+    [ -x "$tools/usr/bin/promtool" ] && return
+    command -v promtool >/dev/null 2>&1 && command -v prometheus >/dev/null 2>&1 && return
+    if [ "$manager" != apt-get ]; then
+        provide "Prometheus, which judges the metrics," "" \
+            "golang-github-prometheus prometheus2 prometheus" prometheus
+        return
+    fi
+    say "fetching Prometheus, which judges the metrics"
+    mkdir -p "$tools"
+    fetch_prometheus || { as_root apt-get update -q >>"$setup_log" 2>&1 && fetch_prometheus; } || {
+        tail -n 12 "$setup_log" >&2
+        stop "Prometheus could not be fetched; install prometheus and promtool and run this again"
+    }
+}
+
+fetch_prometheus() {
+    (
+        cd "$tools" && rm -f ./*.deb && apt-get download -q prometheus &&
+            dpkg-deb -x ./prometheus_*.deb . && rm -f ./*.deb
+    ) >>"$setup_log" 2>&1 </dev/null
+}
+
 # ---- All of it ----------------------------------------------------------------------------------
 
 make_environment
@@ -164,4 +192,5 @@ if [ "${1:-}" = tests ]; then
     done
     [ "$(uname)" != Linux ] || command -v systemd-analyze >/dev/null 2>&1 ||
         provide "systemd-analyze, which checks a unit," systemd systemd ""
+    need_prometheus
 fi

@@ -9,9 +9,14 @@ A test fails when the page differs from what this would write.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from logmirror.metrics import CATALOGUE
+from logmirror.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logmirror.metrics import Metric
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 BEGIN: Final = "<!-- metrics: written by `make schema` -->"
@@ -29,13 +34,24 @@ def page_text(page: str) -> str:
     if not begin or not end:
         message = f"{PAGE.name} lacks the marks {BEGIN!r} and {END!r}"
         raise ValueError(message)
-    return f"{before}{BEGIN}\n\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
 
 
-def table() -> str:
-    """One row for each metric."""
+def tables() -> str:
+    """A table for each part of the catalogue."""
+    flows = [metric for metric in CATALOGUE if "partition" in metric.labels]
+    others = [metric for metric in CATALOGUE if "partition" not in metric.labels]
+    parts = (
+        ("Of single partitions", flows),
+        ("Of a mirror and destination, and of the process", [*others, *AGGREGATES]),
+        ("With `metrics-prefix: mirror_v3`", PEER_CATALOGUE),
+    )
+    return "\n".join(f"### {heading}\n\n{_table(metrics)}" for heading, metrics in parts)
+
+
+def _table(metrics: Sequence[Metric]) -> str:
     lines = ["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|"]
-    for metric in CATALOGUE:
+    for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         meaning = metric.meaning
         if metric.buckets:

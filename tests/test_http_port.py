@@ -15,7 +15,7 @@ from kit.scrape import ask
 from logmirror import http_port, metrics
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
-from logmirror.http_port import serve
+from logmirror.http_port import Shown, serve
 from logmirror.metrics import Recorder
 from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.ports import FlowId
@@ -159,3 +159,30 @@ def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
             return False
 
     wait_until(is_answered, what=lambda: "room for a question", timeout_s=30)
+
+
+def test_a_metric_says_whether_it_is_ready(port, health):
+    assert "logmirror_ready 0.0" in ask(port, "/metrics").text
+    health.opened("orders")
+    health.opened("bills")
+    assert "logmirror_ready 1.0" in ask(port, "/metrics").text
+
+
+def test_series_of_partitions_can_be_left_out_and_the_peer_s_names_be_added(recorder, health):
+    recorder.set(metrics.LAG, ("orders", "d", "t", "3"), 5)
+    for shown, present in (
+        (Shown(partitions=False), {"logmirror_mirror_lag_offsets"}),
+        (Shown(), {"logmirror_mirror_lag_offsets", "logmirror_source_lag_offsets"}),
+        (
+            Shown(peer_names=True),
+            {
+                "logmirror_mirror_lag_offsets",
+                "logmirror_source_lag_offsets",
+                "mirror_v3_source_lag_offsets",
+            },
+        ),
+    ):
+        with serve(free_ports(1)[0], recorder, health, shown) as port:
+            lines = ask(port, "/metrics").text.splitlines()
+        names = {line.partition("{")[0] for line in lines if "lag_offsets{" in line}
+        assert names == present

@@ -1,4 +1,4 @@
-"""The catalogue of metrics and the recorder.
+"""The catalogue of metrics, the recorder, and what is made of its values.
 
 Method: the catalogue is held against Prometheus's naming rules and against its page; the recorder
 is filled and read back by Prometheus's own parser, which shares no code with what we keep.
@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from kit.scrape import samples
+from kit.scripted import SteppingClock
 from logmirror import metrics
-from logmirror.metrics import CATALOGUE, FLOW, Recorder
+from logmirror.http_port import Shown
+from logmirror.metrics import AGGREGATES, CATALOGUE, FLOW, PEER_CATALOGUE, Recorder
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE = ("orders", "archive", "orders", "0")
@@ -38,21 +40,23 @@ def test_a_page_without_its_marks_is_an_error(writer):
         writer.page_text("# no marks")
 
 
-@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda m: m.name)
+@pytest.mark.parametrize("metric", [*CATALOGUE, *AGGREGATES], ids=lambda m: m.name)
 def test_each_metric_is_named_as_prometheus_wants_it_and_explained(metric):
     assert re.fullmatch(r"logmirror_[a-z]+(_[a-z]+)*", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert metric.unit.startswith("seconds") == ("_seconds" in metric.name)
+    assert metric.unit == "seconds" or not metric.is_age
     assert metric.meaning.endswith(".")
-    assert set(metric.labels) <= {*FLOW, "trigger", "cause", "kind"}
+    assert set(metric.labels) <= {*FLOW, "trigger", "cause", "kind", "state"}
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
 
 
 def test_names_are_unique_and_all_of_them_are_in_the_catalogue():
-    assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
+    everything = (*CATALOGUE, *AGGREGATES, *PEER_CATALOGUE)
+    assert len({metric.name for metric in everything}) == len(everything)
     named = {value for value in vars(metrics).values() if isinstance(value, metrics.Metric)}
-    assert named == set(CATALOGUE)
+    assert {metric for metric in named if metric.of is None} == set(CATALOGUE)
 
 
 def test_what_is_recorded_is_what_a_scrape_reads():
@@ -133,3 +137,107 @@ def test_scrapes_while_values_change_see_whole_values():
     finally:
         ended.set()
         thread.join()
+
+
+# -- what is made of them --------------------------------------------------------------------------
+
+
+def flow(mirror, destination, partition):
+    return (mirror, destination, "orders", str(partition))
+
+
+def test_an_age_is_measured_when_it_is_read():
+    recorder, clock = Recorder(), SteppingClock(1_000_000)
+    recorder.set(metrics.LAG_SECONDS, ONE, 990)
+    recorder.set(metrics.STALLED, ONE, metrics.NEVER)
+    recorder.set(metrics.RETRY_SECONDS, ONE, 1_001)  # of a clock that was set back
+    for _ in range(2):
+        found = samples(recorder, clock=clock)
+        assert found["source_lag_seconds", ONE] == 10 + clock.ms / 1000
+        assert found["flow_stalled_seconds", ONE] == 0
+        assert found["flow_inflight_retry_seconds", ONE] == max(clock.ms / 1000 - 1, 0)
+        clock.ms += 5000
+
+
+def test_sums_and_maxima_are_over_the_partitions_of_a_mirror_and_destination():
+    recorder, clock = Recorder(), SteppingClock(1_000_000)
+    for partition, (lag, moment) in enumerate([(5, 990), (7, metrics.NEVER), (0, 400)]):
+        recorder.set(metrics.LAG, flow("a", "d", partition), lag)
+        recorder.set(metrics.LAG_SECONDS, flow("a", "d", partition), moment)
+        recorder.set(metrics.STALLED, flow("a", "d", partition), moment)
+        for metric in (metrics.RECORDS, metrics.BYTES, metrics.COMMITS):
+            recorder.add(metric, flow("a", "d", partition), 10)
+        for metric in (metrics.CONFLICTS, metrics.RESTARTS):
+            recorder.add(metric, flow("a", "d", partition), partition)
+        for cause in ("control", "aborted"):
+            recorder.add(metrics.GAPS, (*flow("a", "d", partition), cause), partition)
+        recorder.add(metrics.ERRORS, (*flow("a", "d", partition), "unavailable"))
+    recorder.set(metrics.LAG, flow("a", "e", 0), 1)
+    recorder.set(metrics.LAG, flow("b", "d", 0), 2)
+    found = samples(recorder, clock=clock)
+    assert found["mirror_lag_offsets", ("a", "d")] == 12
+    assert found["mirror_lag_offsets_max", ("a", "d")] == 7
+    assert found["mirror_lag_seconds_max", ("a", "d")] == 600
+    assert found["mirror_stalled_seconds_max", ("a", "d")] == 600
+    for name in ("records", "bytes", "commits"):
+        assert found[f"mirror_{name}_total", ("a", "d")] == 30
+    for name in ("create_conflicts", "restarts"):
+        assert found[f"mirror_{name}_total", ("a", "d")] == 3
+    assert found["mirror_gap_offsets_total", ("a", "d", "aborted")] == 3
+    assert found["mirror_errors_total", ("a", "d", "unavailable")] == 3
+    assert found["mirror_lag_offsets", ("a", "e")] == 1
+    assert found["mirror_lag_offsets", ("b", "d")] == 2
+
+
+def test_without_series_of_partitions_a_thousand_of_them_cost_no_more_than_one():
+    counts = []
+    for partitions in (1, 1000):
+        recorder = Recorder()
+        for partition in range(partitions):
+            for metric in CATALOGUE:
+                labels = (*flow("a", "d", partition), *("x",) * (len(metric.labels) - len(FLOW)))
+                if metric.labels[:4] == FLOW and metric.kind != "histogram":
+                    recorder.add(metric, labels, 1)
+        found = samples(recorder, shown=Shown(partitions=False, peer_names=True))
+        assert found["mirror_records_total", ("a", "d")] == partitions
+        assert ("destination_records_total", flow("a", "d", 0)) not in found
+        assert not any(name.startswith("mirror_v3_") for name, _ in found)
+        counts.append(len(found))
+    assert counts[0] == counts[1] < 40
+
+
+def test_the_peer_s_names_have_its_labels_and_the_worst_or_the_sum_of_destinations():
+    recorder = Recorder()
+    for destination, position, records, at, failures in (
+        ("d", 5, 10, 900, 0),
+        ("e", 7, 30, 800, 2),
+    ):
+        labels = flow("a", destination, 3)
+        recorder.set(metrics.OFFSET_VERIFIED, labels, position)
+        recorder.set(metrics.LAG, labels, 100 - position)
+        recorder.set(metrics.LAST_FLUSH, labels, at)
+        recorder.set(metrics.RETRY, labels, failures)
+        recorder.add(metrics.RECORDS, labels, records)
+        recorder.add(metrics.BYTES, labels, records * 2)
+        recorder.add(metrics.COMMITS, labels, 1)
+        recorder.add(metrics.RESTARTS, labels, failures)
+        recorder.add(metrics.GAPS, (*labels, "control"), 4)
+        recorder.add(metrics.GAPS, (*labels, "aborted"), position)
+    recorder.set(metrics.KEYS, flow("a", "d", 3), 42)
+    assert not any("mirror_v3" in name for name, _ in samples(recorder))
+    text = samples(recorder, shown=Shown(peer_names=True))
+    found = {name.removeprefix("mirror_v3_"): n for (name, _), n in text.items() if "v3" in name}
+    assert found == {
+        "destination_offset_verified": 5,
+        "destination_offset_inflight_retry": 2,
+        "destination_records_total": 40,
+        "destination_last_flush_timestamp_seconds": 800,
+        "destination_bytes_total": 80,
+        "destination_flushes_total": 2,
+        "destination_compaction_keys": 42,
+        "source_offset_gap_records_total": 11,
+        "source_lag_offsets": 95,
+        "mirror_restarts_total": 2,
+    }
+    assert {labels for name, labels in text if "v3" in name} == {("a", "orders", "3")}
+    assert text["destination_records_total", flow("a", "e", 3)] == 30

@@ -20,9 +20,8 @@ from logmirror.acls import acls_of
 from logmirror.clock import new_nonce
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
-from logmirror.inspection import flows_of
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.source_views import position, source_views
+from logmirror.mirror.source_views import flows_of, position, source_views
 from logmirror.mirror.topic_sync import check_topic
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.locations import FolderLocation, S3Location

@@ -1,7 +1,7 @@
 """The composition root of `logmirror compact`: settings to chains, one after the other.
 
 Beside `wiring`, because it writes without Spark and without a mirror's loop, and beside
-`inspection`, because that writes nothing.
+`overview`, because that writes nothing.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from logmirror.config_file.scalars import (
     Encoding,
     Format,
     Holes,
+    MetricsPrefix,
     Offsets,
     OnFatal,
     TimestampMode,
@@ -275,6 +276,9 @@ class Settings:
     on_fatal: OnFatal = "exit"
     """Whether the first mirror that must not go on ends the process, or the last one."""
 
+    metrics_prefix: MetricsPrefix = "logmirror"
+    """`mirror_v3`: `/metrics` has mirror-v3's names, too."""
+
     memory_budget_bytes: int | None = None
     """What all slots may hold of records on their way into archives; None: so much for each."""
 
@@ -350,6 +354,7 @@ def _settings(model: ConfigModel, name: str, source: Source) -> Settings:
         mirrors=tuple(mirrors),
         spark=spark,
         on_fatal=model.on_fatal,
+        metrics_prefix=model.metrics_prefix,
         memory_budget_bytes=model.memory_budget,
         name=name,
         locations=source.locations,

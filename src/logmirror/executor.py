@@ -11,7 +11,10 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import resource
+import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -113,6 +116,17 @@ def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Itera
     Connections, buffers and decoders stay for the next time. `desk` is where the driver ends
     leases.
     """
+    for result in _execute(works, desk):
+        yield replace(result, peak_bytes=_peak_bytes())
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has ever had resident, as the system tells it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _execute(works: Sequence[Work], desk: tuple[str, int] | None) -> Iterator[SliceResult]:
     copies: dict[tuple[object, ...], list[Work]] = defaultdict(list)
     for work in works:
         if isinstance(work.destination, KafkaSpec):

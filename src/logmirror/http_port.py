@@ -11,6 +11,7 @@ import json
 import logging
 import socketserver
 import threading
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.metrics import CATALOGUE
+from logmirror.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE, READY
 
 if TYPE_CHECKING:
     import socket
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
+    from logmirror.clock import Clock
     from logmirror.metrics import Metric, Recorder
 
 _LOG = logging.getLogger("logmirror.http_port")
@@ -60,19 +62,33 @@ class Views(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Which metrics `/metrics` has."""
+
+    partitions: bool = True
+    """Those of single partitions, too; without them, one series for each mirror and destination."""
+
+    peer_names: bool = False
+    """Those under the names of mirror-v3, too."""
+
+
 @contextlib.contextmanager
-def serve(port: int, recorder: Recorder, views: Views) -> Iterator[int | None]:
+def serve(
+    port: int, recorder: Recorder, views: Views, shown: Shown | None = None
+) -> Iterator[int | None]:
     """Answer on a port until the block ends.
 
     Args:
         port: 0: nowhere.
         recorder: Has the metrics.
         views: Have the rest.
+        shown: Which metrics there are; None: as it is unless somebody says otherwise.
 
     Yields:
         The port; None if nobody answers, also because another process has it.
     """
-    server = _open(port, _pages(recorder, views)) if port else None
+    server = _open(port, _pages(recorder, views, shown or Shown())) if port else None
     if server is None:
         yield None
         return
@@ -104,8 +120,8 @@ _Answer = tuple[int, str, bytes]
 """Status, content type, body."""
 
 
-def _pages(recorder: Recorder, views: Views) -> dict[str, Callable[[], _Answer]]:
-    registry = exposition(recorder)
+def _pages(recorder: Recorder, views: Views, shown: Shown) -> dict[str, Callable[[], _Answer]]:
+    registry = exposition(recorder, views, shown)
     return {
         "/metrics": lambda: (200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(registry)),
         "/livez": lambda: _probe(views.not_live()),
@@ -122,24 +138,45 @@ def _probe(reasons: list[str]) -> _Answer:
 class _Collected(Collector):
     """Our values in Prometheus's shape, made when they are asked for."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, views: Views | None, shown: Shown, clock: Clock) -> None:
+        self._recorder, self._views, self._clock = recorder, views, clock
+        wanted = (*CATALOGUE, *AGGREGATES, *(PEER_CATALOGUE if shown.peer_names else ()))
+        self._metrics = [
+            metric for metric in wanted if shown.partitions or "partition" not in metric.labels
+        ]
 
     def collect(self) -> Iterator[Family]:
         """See `Collector.collect`."""
-        for metric in CATALOGUE:
-            yield _family(metric, self._recorder)
+        now_s = self._clock.now_ms() / 1000
+        for metric in self._metrics:
+            if metric is not READY:
+                yield _family(metric, self._recorder, now_s)
+            elif self._views is not None:
+                is_ready = not self._views.not_ready()
+                yield GaugeMetricFamily(metric.name, metric.meaning, value=float(is_ready))
 
 
-def exposition(recorder: Recorder) -> CollectorRegistry:
-    """All metrics of this process, for `generate_latest`."""
+def exposition(
+    recorder: Recorder,
+    views: Views | None = None,
+    shown: Shown | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> CollectorRegistry:
+    """All metrics of this process, for `generate_latest`.
+
+    Args:
+        recorder: Has the values.
+        views: Know whether we are ready; None: nobody does.
+        shown: Which ones there are.
+        clock: For ages.
+    """
     registry = CollectorRegistry()
-    registry.register(_Collected(recorder))
+    registry.register(_Collected(recorder, views, shown or Shown(), clock))
     ProcessCollector(registry=registry)
     return registry
 
 
-def _family(metric: Metric, recorder: Recorder) -> Family:
+def _family(metric: Metric, recorder: Recorder, now_s: float) -> Family:
     if metric.kind == "histogram":
         histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
         bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
@@ -152,7 +189,7 @@ def _family(metric: Metric, recorder: Recorder) -> Family:
         return histogram
     kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
     family = kind(metric.name, metric.meaning, labels=metric.labels)
-    for labels, value in recorder.numbers(metric):
+    for labels, value in recorder.numbers(metric, now_s):
         family.add_metric(labels, value)
     return family
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.knobs")
 
 METRICS_PORT: Final = "LOGMIRROR_METRICS_PORT"
+METRICS_PARTITIONS: Final = "LOGMIRROR_METRICS_PARTITIONS"
 HEARTBEAT_SECS: Final = "LOGMIRROR_HEARTBEAT_SECS"
 
 _OF_MIRROR_V3: Final = {
@@ -34,6 +35,7 @@ WITHOUT_MEANING: Final = (
 
 _PORT_MAX: Final = 65_535
 _HEARTBEAT_MAX_SECS: Final = 86_400
+_SWITCH: Final = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,9 @@ class Knobs:
 
     metrics_port: int = 9090
     """Where `/metrics` and its neighbours answer; 0: nowhere."""
+
+    metrics_partitions: bool = True
+    """Whether `/metrics` has series of single partitions."""
 
     heartbeat_ms: int = 30_000
     """Between two heartbeats in the log; 0: none."""
@@ -56,7 +61,8 @@ def read_knobs(environment: Mapping[str, str]) -> Knobs:
     defaults = Knobs()
     port = _number(environment, METRICS_PORT, defaults.metrics_port, _PORT_MAX)
     secs = _number(environment, HEARTBEAT_SECS, defaults.heartbeat_ms // 1000, _HEARTBEAT_MAX_SECS)
-    return Knobs(metrics_port=port, heartbeat_ms=secs * 1000)
+    partitions = _switch(environment, METRICS_PARTITIONS, default=defaults.metrics_partitions)
+    return Knobs(metrics_port=port, metrics_partitions=partitions, heartbeat_ms=secs * 1000)
 
 
 def tell_without_meaning(environment: Mapping[str, str]) -> None:
@@ -83,3 +89,17 @@ def _number(environment: Mapping[str, str], name: str, default: int, most: int) 
             value=text,
         )
     return int(text)
+
+
+def _switch(environment: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environment.get(name)
+    if text is None:
+        return default
+    if text not in _SWITCH:
+        raise UsageError(
+            "an environment variable is neither on nor off",
+            hint=f"set {name} to `on` or `off`, or unset it",
+            variable=name,
+            value=text,
+        )
+    return _SWITCH[text]

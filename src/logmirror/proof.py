@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.inspection import flows_of, look_at_topic
 from logmirror.mirror import verify as archives
 from logmirror.mirror import verify_copy as copies
 from logmirror.mirror.kafka_guard import target
 from logmirror.mirror.kafka_source import KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
-from logmirror.mirror.source_views import MirrorSpec, source_views
+from logmirror.mirror.source_views import MirrorSpec, flows_of, source_views
 from logmirror.mirror.translate_progress import ProgressReader, current
 from logmirror.mirror.verify import FlowReport
 from logmirror.mirror.verify_snapshot import compare_snapshot
@@ -115,7 +114,8 @@ def _verify_mirror(
 ) -> Iterator[FlowReport]:
     topic_id, compacted, numbers = None, False, spec.partitions
     if against_source:
-        numbers, topic_id = look_at_topic(spec, clients)
+        topic = clients(spec.source).topic(spec.topic)
+        numbers, topic_id = spec.partitions or tuple(sorted(topic.partitions)), topic.topic_id
         configs = clients(spec.source).describe_topic_configs(spec.topic)
         compacted = "compact" in (configs.get("cleanup.policy") or "")
     proof = _Proof(

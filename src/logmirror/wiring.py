@@ -1,7 +1,7 @@
 """The composition root of the driver: settings to components.
 
 Loads no kernels: that is the business of executors, whose composition root is `logmirror.executor`.
-Commands that only look are put together in `logmirror.inspection`.
+Commands that only look are put together in `logmirror.overview` and `logmirror.checks`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 PATIENCE_MS: Final = 10_000
 """How long a cluster that does not answer is tried while somebody waits: people, other mirrors."""
+
+HASTE_MS: Final = 3_000
+"""How long the loop waits for what it can do without: an answer, a connection, all attempts."""
 
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
 
@@ -162,10 +165,11 @@ class Clients:
     Args:
         patience_ms: How long one question may be tried again; None: as the settings say. People
             who wait at a terminal would rather know.
+        is_hasty: No connection and no answer is waited for any longer either.
     """
 
-    def __init__(self, patience_ms: int | None = None) -> None:
-        self._patience_ms = patience_ms
+    def __init__(self, patience_ms: int | None = None, *, is_hasty: bool = False) -> None:
+        self._patience_ms, self._is_hasty = patience_ms, is_hasty
         self._open: dict[ConnectionSettings, ClusterClient] = {}
 
     def __call__(self, settings: ConnectionSettings) -> ClusterClient:
@@ -173,7 +177,14 @@ class Clients:
         if settings not in self._open:
             patience_ms = self._patience_ms or settings.retry_budget_ms
             budget_ms = min(patience_ms, settings.retry_budget_ms)
-            self._open[settings] = ClusterClient(replace(settings, retry_budget_ms=budget_ms))
+            used = replace(settings, retry_budget_ms=budget_ms)
+            if self._is_hasty:
+                used = replace(
+                    used,
+                    connect_timeout_ms=min(budget_ms, settings.connect_timeout_ms),
+                    socket_timeout_ms=min(budget_ms, settings.socket_timeout_ms),
+                )
+            self._open[settings] = ClusterClient(used)
         return self._open[settings]
 
     def close(self) -> None:
@@ -196,7 +207,7 @@ def run(
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
-    from logmirror.http_port import serve  # noqa: PLC0415  # other commands do without it
+    from logmirror.http_port import Shown, serve  # noqa: PLC0415  # other commands do without it
     from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
 
     specs = mirror_specs(settings)
@@ -212,8 +223,11 @@ def run(
     budget_bytes = settings.memory_budget_bytes
     recorder = Recorder()
     observer = make_observer(settings, recorder, heartbeat_ms=knobs.heartbeat_ms)
+    shown = Shown(
+        partitions=knobs.metrics_partitions, peer_names=settings.metrics_prefix == "mirror_v3"
+    )
     with (
-        serve(knobs.metrics_port, recorder, observer.outlook),
+        serve(knobs.metrics_port, recorder, observer.outlook, shown),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,
@@ -296,8 +310,9 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
 ) -> Service:
     """The loop over these mirrors; what it opens is closed with `stack`."""
     writer_id = new_writer_id()
-    clients = Clients()
+    clients, hasty = Clients(), Clients(HASTE_MS, is_hasty=True)
     stack.callback(clients.close)
+    stack.callback(hasty.close)
 
     @functools.cache
     def open_store(location: StoreLocation) -> BlobStore:
@@ -306,6 +321,7 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
     return Service(
         specs,
         client=clients,
+        hasty_client=hasty,
         destination=destinations(clients, open_store, writer_id, observer),
         runner=runner,
         writer_id=writer_id,

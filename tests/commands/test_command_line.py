@@ -14,7 +14,7 @@ import pytest
 
 from kit.commands import mirror, write_config
 from kit.machine import HOST, free_ports
-from logmirror import cli, inspection
+from logmirror import cli, overview
 
 EXAMPLES: Final = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 
@@ -35,7 +35,7 @@ def logmirror(monkeypatch, capsys):
 @pytest.fixture
 def away(monkeypatch, tmp_path) -> Path:
     """A mirror whose cluster does not answer."""
-    monkeypatch.setattr(inspection, "PATIENCE_MS", 200)
+    monkeypatch.setattr(overview, "PATIENCE_MS", 200)
     return write_config(
         tmp_path / "mirror.yaml",
         mirror("orders", f"{HOST}:{free_ports(1)[0]}", tmp_path / "archive", name="orders"),

@@ -14,8 +14,8 @@ from rich.console import Console
 from logmirror.commands.screen import error_lines, print_lines
 from logmirror.commands.status_text import print_status
 from logmirror.errors import UnavailableError
-from logmirror.inspection import StatusRow
 from logmirror.mirror.ports import FlowId
+from logmirror.overview import StatusRow
 
 COLUMNS = 80
 

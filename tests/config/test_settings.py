@@ -306,3 +306,13 @@ def test_a_fatal_error_ends_the_process_unless_the_file_says_isolate():
         load_text(text_of(mirror("m"), **{"on-fatal": "ignore"}))
     (problem,) = caught.value.problems
     assert problem.path == "on-fatal"
+
+
+def test_metrics_have_the_peer_s_names_too_if_the_file_says_so():
+    assert load_text(text_of(mirror("m"))).metrics_prefix == "logmirror"
+    said = load_text(text_of(mirror("m"), **{"metrics-prefix": "mirror_v3"}))
+    assert said.metrics_prefix == "mirror_v3"
+    with pytest.raises(ConfigError) as caught:
+        load_text(text_of(mirror("m"), **{"metrics-prefix": "mirror-v3"}))
+    (problem,) = caught.value.problems
+    assert problem.path == "metrics-prefix"

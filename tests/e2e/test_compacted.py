@@ -15,7 +15,7 @@ import pytest
 
 from kit.cleaning import clean, stop_cleaning
 from kit.clients import Message, Row, produce, rows_by_librdkafka
-from kit.commands import logmirror, mirror, write_config
+from kit.commands import logmirror, logmirror_json, mirror, write_config
 from kit.holes import Writer, log_bounds
 from kit.inline_run import InlineRun, run_now
 from kit.s3 import S3Server
@@ -104,6 +104,7 @@ def test_r13_a_topic_that_the_cleaner_has_compacted(own_kafka, tmp_path):
         die_at(point, config, tmp_path)
     done = logmirror("run", "--until-now", "-c", config)  # the same on Spark
     assert done.returncode == 0, done.stderr
+    assert {row["lag"] for row in logmirror_json("status", "-c", config)} == {0}
 
     assert newest_snapshot(tmp_path / "snapshots") == view_of_source(own_kafka.bootstrap, topic)
     assert object_names(tmp_path / "snapshots" / "0")[0].startswith("00000000000000000000-")

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from kit.clients import produce_transactions
-from kit.commands import mirror, wait_until, write_config
+from kit.commands import logmirror_json, mirror, wait_until, write_config
 from kit.copies import forget_connections
 from kit.holes import plain_messages
 from kit.inline_run import mirror_to_cluster
@@ -58,6 +58,14 @@ def test_r10_and_r11_of_transactions_into_files_and_into_clusters(kafka_431, tmp
         )
 
     assert run.errors == []
+    shown = logmirror_json("status", "-c", config)  # the log ends with a marker
+    assert {(row["mirror"], row["lag"]) for row in shown} == {(name, 0) for name in names}
+    assert dict.fromkeys(names, 0) == {
+        labels[0]: lag for labels, lag in run.of("mirror_lag_offsets").items()
+    }
+    batches = {labels[0]: n for labels, n in run.of("destination_batches_total").items()}
+    assert batches.keys() == {"copy", "new-offsets"}
+    assert all(batches.values())
     gaps = run.of("source_offset_gap_records_total")
     for name in names:
         flow = (name, name, topic, "0")
@@ -75,3 +83,7 @@ def test_r10_and_r11_of_transactions_into_files_and_into_clusters(kafka_431, tmp
         assert record.facts["mirror"] in names, record
         assert record.facts["topic"] == topic, record
         assert ("partition" in record.facts) == (record.getMessage() in ("flushed", "copied"))
+        if record.getMessage() in ("flushed", "copied"):
+            assert list(record.facts)[4:] == [
+                "path", "from", "to", "count", "bytes", "elapsed_ms", "interval_ms", "trigger"
+            ]  # fmt: skip

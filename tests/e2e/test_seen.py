@@ -1,4 +1,4 @@
-"""What operators see of a run: its port, its log, each flush with its reason (R9, R12).
+"""What operators see of a run: its port, its log, each flush with its reason (R9, R12; KNB-02).
 
 Method: real runs without Spark against the embedded broker, in processes of their own where the
 environment and exit codes are what is asked for, else in a thread of this one; metrics are read by
@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kit.clients import Message, produce
-from kit.commands import BrokerCommand, mirror, wait_until, write_config
+from kit.commands import BrokerCommand, mirror, run_forked, wait_until, write_config
 from kit.copies import forget_connections
 from kit.inline_run import InlineRun
 from kit.machine import free_ports
@@ -182,11 +182,38 @@ def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker
     assert run.errors == []
 
 
+def test_lag_in_seconds_is_by_the_timestamps_of_records(cli_broker, tmp_path):
+    """Those of `some` are years old, which no clock of ours could know."""
+    topic = cli_broker.create_topic("seen-old", 2)
+    produce(cli_broker.bootstrap, topic, some(10))
+    limits = {"max-time-ms": 600_000, "max-bytes": 1 << 30, "max-offsets": 1_000_000}
+    one = mirror(topic, cli_broker.bootstrap, tmp_path, flush=limits)
+    years_s = datetime.now(UTC).timestamp() - 1_700_000_000
+
+    def ages():
+        return run.of("source_lag_seconds")
+
+    with running(write_config(tmp_path / "config.json", one)) as run:
+        wait_until(lambda: max(ages().values(), default=0) > 1000, what=lambda: f"{ages()}")
+        found = ages()
+        (worst,) = run.of("mirror_lag_seconds_max").values()
+    assert sorted(age > 0 for age in found.values()) == [False, True]
+    assert years_s <= max(found.values()) <= worst <= years_s + 300
+    assert set(ages().values()) == {0}  # a stop writes what is left
+
+
 def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):
     arguments = ("--log-level", "debug", "--log-format", "json")
-    variables = {"LOGMIRROR_METRICS_PORT": str(free_ports(1)[0]), "LOGMIRROR_HEARTBEAT_SECS": "1"}
+    port = free_ports(1)[0]
+    variables = {"LOGMIRROR_METRICS_PORT": str(port), "LOGMIRROR_HEARTBEAT_SECS": "1"}
+    variables["LOGMIRROR_METRICS_PARTITIONS"] = "off"
     with InlineRun(small_config, *arguments, folder=tmp_path, environment=variables) as run:
         run.wait_for('"event": "heartbeat"')
+        told = ask(port, "/metrics").text
+        assert (
+            'logmirror_mirror_flows{destination="parquet",mirror="parquet",state="running"}' in told
+        )
+        assert 'partition="' not in told
         run.signal(signal.SIGTERM)
         assert run.wait() == 0
     events = [json.loads(line) for line in run.text.splitlines()]
@@ -203,6 +230,36 @@ def small_config(cli_broker, tmp_path):
     return write_config(tmp_path / "config.json", mirror(topic, cli_broker.bootstrap, tmp_path))
 
 
+def test_logs_go_to_stderr_alone_and_json_has_one_event_a_line(small_config, tmp_path):
+    arguments = ("run", "--until-now", "--log-format", "json", "-c", str(small_config))
+    result = run_forked(*arguments, timeout_s=240)
+    assert (result.returncode, result.stdout) == (0, "")
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [event["event"] for event in events] == ["mirror starts", "flushed"]
+    start, flushed = events
+    assert list(start)[3:] == [
+        "mirror", "topic", "partitions", "destinations", "formats", "compaction", "position"
+    ]  # fmt: skip
+    for event in events:
+        event.pop("at")
+    assert flushed.pop("bytes") == (tmp_path / flushed["path"]).stat().st_size
+    assert flushed.pop("elapsed_ms") >= 0
+    assert flushed.pop("interval_ms") >= 0
+    assert flushed == {
+        "level": "INFO",
+        "event": "flushed",
+        "mirror": "parquet",
+        "destination": "parquet",
+        "topic": f"seen-{tmp_path.name}",
+        "partition": 0,
+        "path": "parquet/0/00000000000000000000-00000000000000000009.parquet",
+        "from": 0,
+        "to": 9,
+        "count": 10,
+        "trigger": "explicit",
+    }
+
+
 def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as other:
         variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
@@ -217,9 +274,14 @@ def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tm
 
 @pytest.mark.parametrize(
     "variable",
-    ["LOGMIRROR_METRICS_PORT", "LOGMIRROR_HEARTBEAT_SECS", "MIRROR_V3_HEARTBEAT_SECS"],
+    [
+        "LOGMIRROR_METRICS_PORT",
+        "LOGMIRROR_HEARTBEAT_SECS",
+        "LOGMIRROR_METRICS_PARTITIONS",
+        "MIRROR_V3_HEARTBEAT_SECS",
+    ],
 )
-def test_a_value_that_is_no_number_is_told_at_the_start(small_config, tmp_path, variable):
+def test_a_value_that_is_not_taken_is_told_at_the_start(small_config, tmp_path, variable):
     with InlineRun(small_config, folder=tmp_path, environment={variable: "9o"}) as run:
         assert run.wait() == 2
     assert f"variable: {variable}" in run.text

@@ -8,16 +8,21 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kit.machine import HOST
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.http_port import exposition
 from logmirror.metrics import FLOW, Recorder
 
-_ORDER: Final = (*FLOW, "trigger", "cause", "kind", "le")
+if TYPE_CHECKING:
+    from logmirror.clock import Clock
+    from logmirror.http_port import Shown
+
+_ORDER: Final = (*FLOW, "trigger", "cause", "kind", "state", "le")
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 """Value by name (without `logmirror_`) and labels, these in the order of the catalogue."""
@@ -52,9 +57,11 @@ def scrape(port: int) -> Samples:
     return _samples(ask(port, "/metrics").text)
 
 
-def samples(recorder: Recorder) -> Samples:
-    """What a scrape would read of a recorder."""
-    return _samples(generate_latest(exposition(recorder)).decode())
+def samples(
+    recorder: Recorder, *, clock: Clock = SYSTEM_CLOCK, shown: Shown | None = None
+) -> Samples:
+    """What a scrape would read of a recorder; see `exposition`."""
+    return _samples(generate_latest(exposition(recorder, shown=shown, clock=clock)).decode())
 
 
 def _samples(text: str) -> Samples:

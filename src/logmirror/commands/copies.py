@@ -21,9 +21,9 @@ def status(
     config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
 ) -> None:
     """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
-    from logmirror import inspection  # noqa: PLC0415  # only such commands need it
+    from logmirror import overview  # noqa: PLC0415  # only this command needs it
 
-    rows = inspection.status(settings_of(config, mirror))
+    rows = overview.status(settings_of(config, mirror))
     if output == "json":
         typer.echo(json.dumps([status_json(row) for row in rows], indent=2))
     else:

@@ -36,6 +36,7 @@ def run(  # noqa: PLR0913  # one parameter for each option
     nothing.
 
     LOGMIRROR_METRICS_PORT (9090; 0: none) answers /metrics, /livez, /readyz and /status.json.
+    LOGMIRROR_METRICS_PARTITIONS=off leaves out metrics of single partitions.
     LOGMIRROR_HEARTBEAT_SECS (30; 0: none) is between two heartbeats, which the level debug shows.
     """
     from logmirror import wiring  # noqa: PLC0415  # loads Spark, which `validate` can do without

@@ -31,6 +31,7 @@ from logmirror.config_file.scalars import (
     Limit,
     Master,
     MemorySize,
+    MetricsPrefix,
     Name,
     Offsets,
     OnFatal,
@@ -480,6 +481,10 @@ class ConfigModel(_Model):
     usage). `exit`: what is being written is finished, and the process ends with the error's exit
     code. `isolate`: that mirror stops and the others go on; the process ends with that exit code
     when it is stopped, or when no mirror is left."""
+
+    metrics_prefix: MetricsPrefix = "logmirror"
+    """`mirror_v3`: the metrics are there a second time, under the names and labels of mirror-v3,
+    for dashboards and alerts that know these. Those that begin with `logmirror_` stay."""
 
     memory_budget: MemorySize | None = None
     """Memory for records on their way into files and buckets, for all slots together: bytes, or a

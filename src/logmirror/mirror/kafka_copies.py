@@ -235,16 +235,20 @@ class KafkaCopies:
             return
         del self._progress[state.flow]
         self._tell_at_ms[state.flow] = now_ms + TELL_MS
+        where = target(kafka_spec(state.destination), state.flow)
         _LOG.info(
             "copied",
             extra={
                 "facts": {
                     **flow_facts(state.flow),
+                    "path": f"{where.topic}/{where.partition}",
                     "from": progress.first,
                     "to": progress.last,
                     "count": progress.record_count,
                     "bytes": progress.size,
                     "elapsed_ms": progress.elapsed_ms,
+                    "interval_ms": self._observer.interval_ms(state.flow),
+                    "trigger": "arrival",
                 }
             },
         )

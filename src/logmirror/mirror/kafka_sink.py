@@ -67,8 +67,7 @@ class PartitionWriter:
         self._guard_age_ms = guard_age_ms
         self.verified = self.next_offset = 0
         self.error: LogmirrorError | None = None
-        self.record_count = 0
-        self.sent_bytes = 0
+        self.record_count = self.batch_count = self.sent_bytes = 0
         """Of batches that were acknowledged."""
 
         self._sequence = 0
@@ -153,6 +152,7 @@ class PartitionWriter:
         else:
             self.verified = sent.base_offset + sent.records
             self.record_count += sent.records
+            self.batch_count += 1
             self.sent_bytes += sent.size
             self._seen_ms = max(self._seen_ms, sent.sent_ms)
             if not self._in_flight:

@@ -460,6 +460,7 @@ class KafkaTransfer:
                     trigger=Trigger.EXPLICIT,
                     holes=copy.holes.summary(),
                     elapsed_ms=elapsed_ms,
+                    batch_count=writer.batch_count,
                 ),
             )
         return SliceResult(

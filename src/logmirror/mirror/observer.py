@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror import metrics
 from logmirror.mirror.heartbeat import Heartbeat
 from logmirror.mirror.outlook import Outlook
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.model import HoleCause
 
 if TYPE_CHECKING:
@@ -22,10 +23,24 @@ if TYPE_CHECKING:
     from logmirror.errors import LogmirrorError
     from logmirror.metrics import Labels, Recorder
     from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import FlowId, HoleSummary, Receipt
+    from logmirror.mirror.ports import DestinationSpec, FlowId, HoleSummary, Receipt, SliceResult
+    from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import OffsetRange
 
 _LOG = logging.getLogger("logmirror.mirror")
+
+_Stage = Literal["running", "waiting", "stopped"]
+_STAGES: Final[tuple[_Stage, ...]] = ("running", "waiting", "stopped")
+
+_COUNTERS: Final = (
+    metrics.RECORDS,
+    metrics.BYTES,
+    metrics.COMMITS,
+    metrics.RESTARTS,
+    metrics.CONFLICTS,
+    metrics.RETRY,
+)
+"""Of a flow; they are there, as 0, before anything has happened."""
 
 
 class Observer:
@@ -54,6 +69,12 @@ class Observer:
         self._flushed_ms: dict[FlowId, int] = {}
         """Monotonic time of the last flush of a flow, or of its opening."""
 
+        self._stages: dict[FlowId, _Stage] = {}
+        self._snapshots: set[FlowId] = set()
+        """Flows with `compaction: log`."""
+
+        self._slot_peak_bytes = 0
+
     # -- the loop --------------------------------------------------------------------------------
 
     def turned(self, states: Iterable[FlowState]) -> None:
@@ -75,20 +96,37 @@ class Observer:
         now_ms = self._clock.monotonic_ms()
         for flow in self.outlook.waiting():
             if flow not in states:  # its mirror has stopped
-                self.outlook.goes_on(flow)
+                self._goes_on(flow)
                 continue
             is_free = states[flow].retry_at_ms <= now_ms and not states[flow].lost
             if is_free and flow not in planned:
-                self.outlook.goes_on(flow)
+                self._goes_on(flow)
+
+    def budget(self, memory_bytes: int) -> None:
+        """What all slots together may hold."""
+        self.recorder.set(metrics.BUDGET, (), memory_bytes)
+
+    def ran(self, results: Iterable[SliceResult]) -> None:
+        """Slices have come back from their slots."""
+        for result in results:
+            self._slot_peak_bytes = max(self._slot_peak_bytes, result.peak_bytes)
+        if self._slot_peak_bytes:
+            self.recorder.set(metrics.SLOT_PEAK, (), self._slot_peak_bytes)
 
     # -- flows -----------------------------------------------------------------------------------
 
     def opened(self, state: FlowState) -> None:
         """A flow has its first position."""
-        labels = _labels(state.flow)
-        for counter in (metrics.RECORDS, metrics.BYTES, metrics.RESTARTS, metrics.CONFLICTS):
-            self.recorder.add(counter, labels, 0)
-        self._flushed_ms[state.flow] = self._clock.monotonic_ms()
+        flow, spec = state.flow, state.destination
+        for counter in _COUNTERS:
+            self.recorder.add(counter, _labels(flow), 0)
+        self.recorder.set(metrics.RETRY_SECONDS, _labels(flow), metrics.NEVER)
+        max_time_ms = spec.max_time_ms if isinstance(spec, ArchiveSpec) else 0
+        self.recorder.set(metrics.MAX_TIME, (flow.mirror, flow.destination), max_time_ms / 1000)
+        if isinstance(spec, ArchiveSpec) and spec.compaction:
+            self._snapshots.add(flow)
+        self._enter(flow, "running")
+        self._flushed_ms[flow] = self._clock.monotonic_ms()
         self._heartbeat.opened(state)
         self.outlook.knows(state)
         self.saw(state)
@@ -103,6 +141,15 @@ class Observer:
             self.recorder.set(metrics.SOURCE_END, labels, state.source_end)
             self.recorder.set(metrics.LAG, labels, lag)
 
+    def lags(self, flow: FlowId, since_ms: int | None) -> None:
+        """The oldest record that a flow has not copied is of that time; None: it has them all."""
+        self.outlook.lags(flow, since_ms)
+        self.recorder.set(metrics.LAG_SECONDS, _labels(flow), _moment_s(since_ms))
+
+    def stalls(self, flow: FlowId, since_ms: int | None) -> None:
+        """Since that time a flow has had something to copy; None: it has nothing."""
+        self.recorder.set(metrics.STALLED, _labels(flow), _moment_s(since_ms))
+
     def flushed(self, flow: FlowId, receipt: Receipt, covered: OffsetRange, name: str) -> None:
         """An object is published, and everything before it too.
 
@@ -112,13 +159,12 @@ class Observer:
             covered: Its offsets.
             name: Its name in the flow's folder.
         """
-        now_ms = self._clock.monotonic_ms()
-        interval_ms = now_ms - self._flushed_ms.get(flow, now_ms)
-        self._flushed_ms[flow] = now_ms
         labels, trigger = _labels(flow), receipt.trigger.value
         self.recorder.add(metrics.FLUSHES, (*labels, trigger))
         seconds = receipt.elapsed_ms / 1000
         self.recorder.observe(metrics.FLUSH_SECONDS, (flow.mirror, flow.destination), seconds)
+        if flow in self._snapshots:
+            self.recorder.set(metrics.KEYS, labels, receipt.record_count)
         self._count(labels, receipt)
         if receipt.peer:
             self.conflict(flow)
@@ -130,10 +176,17 @@ class Observer:
             "count": receipt.record_count,
             "bytes": receipt.object_bytes,
             "elapsed_ms": receipt.elapsed_ms,
-            "interval_ms": interval_ms,
+            "interval_ms": self.interval_ms(flow),
             "trigger": trigger,
         }
         _LOG.info("flushed", extra={"facts": facts})
+
+    def interval_ms(self, flow: FlowId) -> int:
+        """How long ago a flow was last told to have been flushed, or opened; it is told now."""
+        now_ms = self._clock.monotonic_ms()
+        before_ms = self._flushed_ms.get(flow, now_ms)
+        self._flushed_ms[flow] = now_ms
+        return now_ms - before_ms
 
     def overtaken(
         self, flow: FlowId, receipt: Receipt, covered: OffsetRange, writer_id: str
@@ -150,6 +203,7 @@ class Observer:
 
     def copied(self, flow: FlowId, receipt: Receipt) -> None:
         """Another cluster has acknowledged what one slice brought."""
+        self.recorder.add(metrics.BATCHES, _labels(flow), receipt.batch_count)
         self._count(_labels(flow), receipt)
 
     def conflict(self, flow: FlowId) -> None:
@@ -158,19 +212,44 @@ class Observer:
 
     def committed(self, state: FlowState) -> None:
         """A flow's slices came without an error."""
-        self.outlook.goes_on(state.flow)
+        self._goes_on(state.flow)
 
     def waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
         """A flow failed for now."""
         self.outlook.turned()
-        self.recorder.add(metrics.RESTARTS, _labels(state.flow))
+        labels = _labels(state.flow)
+        self.recorder.add(metrics.RESTARTS, labels)
         self._failed(state.flow, error)
-        self.outlook.waits(state.flow, error)
+        since_ms = self.outlook.waits(state.flow, error)
+        if self._stages.get(state.flow) != "stopped":
+            self.recorder.set(metrics.RETRY, labels, state.failures)
+            self.recorder.set(metrics.RETRY_SECONDS, labels, _moment_s(since_ms))
+            self._enter(state.flow, "waiting")
         facts = {**error.facts, **flow_facts(state.flow), "failures": state.failures}
         facts["retry_in_ms"] = wait_ms
         _LOG.warning("flow waits: %s", error.message, extra={"facts": facts})
 
+    def _goes_on(self, flow: FlowId) -> None:
+        self.outlook.goes_on(flow)
+        if self._stages.get(flow) == "waiting":
+            self._waits_no_more(flow)
+            self._enter(flow, "running")
+
+    def _waits_no_more(self, flow: FlowId) -> None:
+        self.recorder.set(metrics.RETRY, _labels(flow), 0)
+        self.recorder.set(metrics.RETRY_SECONDS, _labels(flow), metrics.NEVER)
+
+    def _enter(self, flow: FlowId, stage: _Stage) -> None:
+        """Count a flow as running, waiting or stopped, and no longer as what it was."""
+        of, before = (flow.mirror, flow.destination), self._stages.get(flow)
+        if before == stage:
+            return
+        for each in _STAGES:
+            self.recorder.add(metrics.FLOWS, (*of, each), (each == stage) - (each == before))
+        self._stages[flow] = stage
+
     def _count(self, labels: Labels, receipt: Receipt) -> None:
+        self.recorder.add(metrics.COMMITS, labels)
         self.recorder.add(metrics.RECORDS, labels, receipt.record_count)
         self.recorder.add(metrics.BYTES, labels, receipt.object_bytes)
         self.recorder.set(metrics.LAST_FLUSH, labels, self._clock.now_ms() / 1000)
@@ -182,6 +261,20 @@ class Observer:
         self.recorder.add(metrics.ERRORS, (*_labels(flow), error.kind))
 
     # -- whole mirrors ---------------------------------------------------------------------------
+
+    def mirror_starts(self, mirror: MirrorSpec, states: Sequence[FlowState]) -> None:
+        """A mirror begins, or has new partitions: these flows are new."""
+        specs = [spec for _, spec in mirror.destinations]
+        facts = {
+            "mirror": mirror.name,
+            "topic": mirror.topic,
+            "partitions": len({state.flow.partition for state in states}),
+            "destinations": [name for name, _ in mirror.destinations],
+            "formats": [_format(spec) for spec in specs],
+            "compaction": [_compaction(spec) for spec in specs],
+            "position": sum(state.position for state in states),
+        }
+        _LOG.info("mirror starts", extra={"facts": facts})
 
     def mirror_opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
         """All flows of a mirror have positions, but for those of these destinations."""
@@ -205,6 +298,9 @@ class Observer:
         labels = _labels(flow) if flow else (mirror, "", topic, "")
         self.recorder.add(metrics.ERRORS, (*labels, error.kind))
         self.outlook.stopped(mirror, error, flow)
+        for one in [one for one in self._stages if one.mirror == mirror]:
+            self._waits_no_more(one)
+            self._enter(one, "stopped")
         facts = {
             **error.facts,
             **(flow_facts(flow) if flow else {"mirror": mirror, "topic": topic}),
@@ -225,6 +321,18 @@ def flow_facts(flow: FlowId) -> dict[str, object]:
 
 def _labels(flow: FlowId) -> Labels:
     return (flow.mirror, flow.destination, flow.topic, str(flow.partition))
+
+
+def _moment_s(wall_ms: int | None) -> float:
+    return metrics.NEVER if wall_ms is None else wall_ms / 1000
+
+
+def _format(spec: DestinationSpec) -> str:
+    return "kafka" if isinstance(spec, KafkaSpec) else spec.format
+
+
+def _compaction(spec: DestinationSpec) -> str:
+    return "none" if isinstance(spec, KafkaSpec) else spec.compaction or "none"
 
 
 def _counts(holes: HoleSummary) -> tuple[tuple[HoleCause, int], ...]:

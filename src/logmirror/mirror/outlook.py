@@ -65,6 +65,9 @@ class Outlook:
         self._unreachable: dict[tuple[str, str], Trouble] = {}
         self._waiting: dict[FlowId, Trouble] = {}
         self._last: dict[FlowId, Trouble] = {}
+        self._lagging_since_ms: dict[FlowId, int | None] = {}
+        """Timestamp of the oldest record that is not copied; None: all are."""
+
         self._stopped: dict[str, Trouble] = {}
         self._turned_ms: int | None = None
         self._is_ticking = False
@@ -96,10 +99,15 @@ class Outlook:
         """A flow has a position."""
         self._states.setdefault(state.flow.mirror, {})[state.flow] = state
 
-    def waits(self, flow: FlowId, error: LogmirrorError) -> None:
-        """A flow failed for now."""
+    def lags(self, flow: FlowId, since_ms: int | None) -> None:
+        """The oldest record that a flow has not copied is of that time; None: it has them all."""
+        self._lagging_since_ms[flow] = since_ms
+
+    def waits(self, flow: FlowId, error: LogmirrorError) -> int:
+        """A flow failed for now; returns since when it does, in milliseconds since 1970."""
         trouble = self._trouble(error, self._waiting.get(flow))
         self._waiting[flow] = self._last[flow] = trouble
+        return trouble.since_ms
 
     def goes_on(self, flow: FlowId) -> None:
         """A flow has done what it failed at, or has nothing of it left to do."""
@@ -182,9 +190,17 @@ class Outlook:
             "position": position,
             "source_end": None if end < 0 else end,
             "lag": None if end < 0 else max(end - position, 0),
+            "lag_seconds": self._lag_seconds(flow),
             "waiting_since_ms": None if waiting is None else waiting.since_ms,
             "last_error": None if last is None else _error(last.kind, last.message),
         }
+
+    def _lag_seconds(self, flow: FlowId) -> float | None:
+        """Age of the oldest record that is not copied; None: not known yet."""
+        if flow not in self._lagging_since_ms:
+            return None
+        since_ms = self._lagging_since_ms[flow]
+        return 0.0 if since_ms is None else max(self._clock.now_ms() - since_ms, 0) / 1000
 
 
 def _error(kind: str, message: str) -> dict[str, str] | None:

@@ -247,6 +247,9 @@ class Receipt:
     claimed_by: str = ""
     """The writer id of whoever claimed it before us."""
 
+    batch_count: int = 0
+    """Batches that another cluster acknowledged; of archives 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceResult:
@@ -266,6 +269,9 @@ class SliceResult:
     elapsed_ms: int = 0
     proven: bool = False
     """What the destination held was compared with the source, and continues it."""
+
+    peak_bytes: int = 0
+    """The most memory that the process which ran the slice has ever had resident; 0: not known."""
 
     error: LogmirrorError | None = None
 

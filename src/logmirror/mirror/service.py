@@ -17,6 +17,7 @@ from logmirror.archive.claims import ClaimTakenError
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.metrics import Recorder
+from logmirror.mirror.ages import Ages
 from logmirror.mirror.drift import DriftSchedule
 from logmirror.mirror.health import OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.mirror.leases import LONG_MS, SHORT_MS
@@ -27,7 +28,6 @@ from logmirror.mirror.ports import (
     ArchiveSpec,
     EngineLostError,
     FlowId,
-    KafkaSpec,
     PositionMovedError,
     Work,
 )
@@ -74,6 +74,8 @@ class Service:
         on_fatal: What a fatal error of one mirror means for the others.
         memory_bytes: What all slots together may hold; None: `SLOT_BYTES` each.
         observer: Is told what is done; None: nobody asks.
+        hasty_client: Of a source, for what the loop can do without: it waits for seconds at most.
+            None: `client`.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
@@ -88,6 +90,7 @@ class Service:
         on_fatal: OnFatal = "exit",
         memory_bytes: int | None = None,
         observer: Observer | None = None,
+        hasty_client: Callable[[ConnectionSettings], ClusterClient] | None = None,
     ) -> None:
         self._mirrors, self._client = mirrors, client
         self._destination, self._runner = destination, runner
@@ -96,6 +99,7 @@ class Service:
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._drift = DriftSchedule(clock)
+        self._ages = Ages(hasty_client or client, clock, self._observer)
         self._discovered_ms: int | None = None
         self._lease_ms = SHORT_MS
         self._memory_bytes = memory_bytes
@@ -136,6 +140,7 @@ class Service:
                 self._set_targets()
                 targets_set = True
             ticked = self._tick(explicit=targets_set)
+            self._ages.look(self._states, self._mirror_of)
             self._observer.turned(self._states.values())
             if ticked:
                 self._settle()
@@ -248,7 +253,7 @@ class Service:
         unopened = {name for of, name in self._unopened if of == mirror.name}
         self._observer.mirror_opened(mirror.name, unopened)
         if first or opened:
-            self._log_start(mirror, opened)
+            self._observer.mirror_starts(mirror, [self._states[flow] for flow in opened])
 
     def _must_wait(self, mirror: str, destination: str) -> bool:
         unopened = self._unopened.get((mirror, destination))
@@ -282,21 +287,6 @@ class Service:
             self._observer.opened(state)
             destination.opened(state)
             self._mirror_of[flow], self._states[flow] = mirror, state
-
-    def _log_start(self, mirror: MirrorSpec, flows: Sequence[FlowId]) -> None:
-        _LOG.info(
-            "mirror starts",
-            extra={
-                "facts": {
-                    "mirror": mirror.name,
-                    "topic": mirror.topic,
-                    "partitions": len({flow.partition for flow in flows}),
-                    "destinations": [name for name, _ in mirror.destinations],
-                    "formats": [_format(spec) for _, spec in mirror.destinations],
-                    "position": sum(self._states[flow].position for flow in flows),
-                }
-            },
-        )
 
     # -- one tick --------------------------------------------------------------------------------
 
@@ -370,6 +360,7 @@ class Service:
         """Run what is due; whether anything was."""
         slots = self._runner.slots
         memory_bytes = self._memory_bytes // slots if self._memory_bytes else SLOT_BYTES
+        self._observer.budget(slots * memory_bytes)
         planned = plan(
             self._states.values(),
             slots=slots,
@@ -404,6 +395,7 @@ class Service:
                 self._states[flow].lost = True
                 self._failed(self._states[flow], error)
             return True
+        self._observer.ran(results)
         self._commit(works, results)
         return True
 
@@ -486,7 +478,3 @@ class Service:
         now_ms = self._clock.monotonic_ms()
         waiting = [s for s in self._states.values() if not s.reached]
         return all(s.retry_at_ms > now_ms for s in waiting)
-
-
-def _format(spec: DestinationSpec) -> str:
-    return "kafka" if isinstance(spec, KafkaSpec) else spec.format

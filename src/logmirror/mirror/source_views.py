@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UsageError
-from logmirror.mirror.ports import SourceView
+from logmirror.mirror.ports import FlowId, SourceView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
@@ -33,6 +33,16 @@ class MirrorSpec:
     """Effective name, and how the copy is written there."""
 
     chain_start: ChainStart
+
+
+def flows_of(spec: MirrorSpec, numbers: Iterable[int]) -> list[tuple[FlowId, DestinationSpec]]:
+    """Each destination's flow of each of these partitions."""
+    numbers = list(numbers)
+    return [
+        (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), written)
+        for name, written in spec.destinations
+        for n in numbers
+    ]
 
 
 def check_partitions(mirror: MirrorSpec, topic: TopicMetadata) -> Sequence[int]:

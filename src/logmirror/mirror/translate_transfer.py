@@ -110,6 +110,7 @@ class _Copy:
     began_ms: int = 0
     source_bytes: int = 0
     record_count: int = 0
+    batch_count: int = 0
     object_bytes: int = 0
     stalled_ms: int | None = None
     holes: HoleLedger = field(default_factory=HoleLedger)
@@ -336,6 +337,7 @@ class TranslateTransfer:
         crashpoints.reach("translate.committed")
         copy.verified = copy.next_offset
         copy.record_count += sum(run.count for run in copy.written)
+        copy.batch_count += len(copy.written)
         copy.object_bytes += copy.sent_bytes
         pairs = thinned(copy.rule.due(copy.written))
         copy.written, copy.sent_bytes = [], 0
@@ -465,6 +467,7 @@ class TranslateTransfer:
                     trigger=Trigger.EXPLICIT,
                     holes=copy.holes.summary(),
                     elapsed_ms=elapsed_ms,
+                    batch_count=copy.batch_count,
                 ),
             )
         return SliceResult(

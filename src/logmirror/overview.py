@@ -1,0 +1,270 @@
+"""The composition root of `status`: where every flow stands, asked side by side.
+
+    topics -> positions at the destinations -> ends of the sources
+
+A source is asked three questions, whatever the number of mirrors and partitions that are copied
+from it; each goes to all its brokers once. Destinations are asked by several threads: chains of
+objects flow by flow, clusters destination by destination. Positions come before ends: a service
+that runs meanwhile would else seem to be ahead of its source. Nothing is created anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.errors import LogmirrorError, UnavailableError
+from logmirror.mirror.ports import ArchiveSpec, FlowId
+from logmirror.mirror.positions import check_incarnation
+from logmirror.mirror.source_views import flows_of
+from logmirror.stores.opening import open_store
+from logmirror.wiring import PATIENCE_MS, Clients, destinations, mirror_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.config import Settings
+    from logmirror.mirror.ports import DestinationSpec
+    from logmirror.mirror.source_views import MirrorSpec
+    from logmirror.model import TopicPartition
+
+WIDTH: Final = 16
+"""Questions under way at once."""
+
+_FLOWS_AT_ONCE: Final = 8
+"""Chains that one thread looks at before it takes the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRow:
+    """One flow as `status` shows it."""
+
+    flow: FlowId
+    source_end: int | None = None
+    position: int | None = None
+    error: LogmirrorError | None = None
+    is_fencing_degraded: bool = False
+    """The store may replace what is there: two writers are kept apart as well as it goes."""
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets that may be copied and are not."""
+        if self.source_end is None or self.position is None:
+            return None
+        return max(self.source_end - self.position, 0)
+
+
+def status(settings: Settings) -> list[StatusRow]:
+    """Where every flow of every enabled mirror stands, in the order of the file."""
+    with Overview(mirror_specs(settings)) as overview:
+        return overview.rows()
+
+
+class _Desk:
+    """What one thread has open. Clients and stores belong to one thread each."""
+
+    def __init__(self) -> None:
+        self.clients = Clients(PATIENCE_MS)
+        self.store = functools.cache(lambda location: open_store(location, "-"))
+        self.destination = destinations(self.clients, self.store, "-")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What a source says of one partition."""
+
+    log_start: int
+    stable_end: int
+
+
+_Found = int | LogmirrorError | None
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Overview:
+    """The questions of one `status`; use it in a `with`."""
+
+    def __init__(self, specs: Sequence[MirrorSpec]) -> None:
+        self._specs = specs
+        self._pool = ThreadPoolExecutor(WIDTH, thread_name_prefix="status")
+        self._mine = threading.local()
+        self._desks: list[_Desk] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        for desk in self._desks:
+            desk.clients.close()
+
+    def rows(self) -> list[StatusRow]:
+        """Ask all of it."""
+        by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
+        for spec in self._specs:
+            by_source[spec.source].append(spec)
+        topics = _joined(self._pool.map(self._topics, by_source, by_source.values()))
+        asked = [spec for spec in self._specs if not isinstance(topics[spec.name], LogmirrorError)]
+        flows = {spec.name: _flows(spec, topics[spec.name]) for spec in asked}
+        jobs = [job for spec in asked for job in _jobs(spec, flows[spec.name], topics[spec.name])]
+        positions = _joined(self._pool.map(lambda job: self._positions(*job), jobs))
+        ends = self._all_ends(asked, flows)
+        return [
+            row
+            for spec in self._specs
+            for row in _rows(spec, topics[spec.name], flows.get(spec.name, []), positions, ends)
+        ]
+
+    @property
+    def _desk(self) -> _Desk:
+        """What this thread has open."""
+        desk: _Desk | None = getattr(self._mine, "desk", None)
+        if desk is None:
+            desk = self._mine.desk = _Desk()
+            self._desks.append(desk)
+        return desk
+
+    # -- sources ---------------------------------------------------------------------------------
+
+    def _topics(
+        self, source: ConnectionSettings, specs: Sequence[MirrorSpec]
+    ) -> dict[str, TopicMetadata | LogmirrorError]:
+        """The topics of the mirrors of one source, or why they cannot be had, by mirror."""
+        found: dict[str, TopicMetadata | LogmirrorError] = {}
+        try:
+            client = self._desk.clients(source)
+            topics = client.describe_topics({spec.topic for spec in specs})
+        except UnavailableError as error:
+            return dict.fromkeys((spec.name for spec in specs), error)
+        except LogmirrorError:
+            for spec in specs:  # whose topic is it?
+                try:
+                    found[spec.name] = self._desk.clients(source).topic(spec.topic)
+                except LogmirrorError as error:
+                    found[spec.name] = error
+            return found
+        return {spec.name: topics[spec.topic] for spec in specs}
+
+    def _all_ends(
+        self, specs: Iterable[MirrorSpec], flows: Mapping[str, Sequence[_Flow]]
+    ) -> dict[str, dict[TopicPartition, _Ends] | LogmirrorError]:
+        """What the sources say of the partitions of each mirror, by mirror."""
+        by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
+        for spec in specs:
+            by_source[spec.source].append(spec)
+
+        def of(specs: Iterable[MirrorSpec]) -> set[TopicPartition]:
+            return {flow.source for spec in specs for flow, _ in flows[spec.name]}
+
+        found: dict[str, dict[TopicPartition, _Ends] | LogmirrorError] = {}
+        alone: list[MirrorSpec] = []
+        wanted = [of(specs) for specs in by_source.values()]
+        for told, of_source in zip(
+            self._pool.map(self._ends, by_source, wanted), by_source.values(), strict=True
+        ):
+            if isinstance(told, LogmirrorError) and len(of_source) > 1:
+                alone += of_source  # whose partition is it?
+            else:
+                found |= dict.fromkeys((spec.name for spec in of_source), told)
+        each = self._pool.map(lambda spec: self._ends(spec.source, of([spec])), alone)
+        found |= {spec.name: told for spec, told in zip(alone, each, strict=True)}
+        return found
+
+    def _ends(
+        self, source: ConnectionSettings, partitions: set[TopicPartition]
+    ) -> dict[TopicPartition, _Ends] | LogmirrorError:
+        try:
+            client = self._desk.clients(source)
+            starts = client.list_offsets(partitions, EARLIEST)
+            ends = client.list_offsets(partitions, LATEST)
+        except LogmirrorError as error:
+            return error
+        return {where: _Ends(starts[where], ends[where]) for where in partitions}
+
+    # -- destinations ----------------------------------------------------------------------------
+
+    def _positions(
+        self,
+        spec: MirrorSpec,
+        written: DestinationSpec,
+        flows: Sequence[FlowId],
+        topic_id: bytes | None,
+    ) -> dict[FlowId, _Found]:
+        """Where some flows into one destination stand, or why that cannot be had."""
+        try:
+            side = self._desk.destination(written)
+            found: dict[FlowId, _Found] = dict(side.positions(written, flows, spec.chain_start))
+        except LogmirrorError as error:
+            return dict.fromkeys(flows, error)
+        if isinstance(written, ArchiveSpec):
+            for flow, position in found.items():
+                if not isinstance(position, LogmirrorError):
+                    try:
+                        store = self._desk.store(written.location)
+                        check_incarnation(store, flow, topic_id, position or 0)
+                    except LogmirrorError as error:
+                        found[flow] = error
+        return found
+
+
+_Flow = tuple[FlowId, "DestinationSpec"]
+_Job = tuple["MirrorSpec", "DestinationSpec", "Sequence[FlowId]", "bytes | None"]
+
+
+def _joined(parts: Iterable[Mapping[_K, _V]]) -> dict[_K, _V]:
+    return dict(chain.from_iterable(part.items() for part in parts))
+
+
+def _flows(spec: MirrorSpec, topic: TopicMetadata | LogmirrorError) -> list[_Flow]:
+    if isinstance(topic, LogmirrorError):
+        return flows_of(spec, spec.partitions or (-1,))
+    return flows_of(spec, spec.partitions or tuple(sorted(topic.partitions)))
+
+
+def _jobs(
+    spec: MirrorSpec, flows: Sequence[_Flow], topic: TopicMetadata | LogmirrorError
+) -> Iterator[_Job]:
+    """The questions to the destinations of one mirror."""
+    topic_id = None if isinstance(topic, LogmirrorError) else topic.topic_id
+    for _, written in spec.destinations:
+        own = [flow for flow, of in flows if of is written]
+        size = _FLOWS_AT_ONCE if isinstance(written, ArchiveSpec) else len(own)
+        for at in range(0, len(own), size or 1):
+            yield spec, written, own[at : at + size], topic_id
+
+
+def _rows(
+    spec: MirrorSpec,
+    topic: TopicMetadata | LogmirrorError,
+    flows: Sequence[_Flow],
+    positions: Mapping[FlowId, _Found],
+    ends: Mapping[str, dict[TopicPartition, _Ends] | LogmirrorError],
+) -> Iterator[StatusRow]:
+    if isinstance(topic, LogmirrorError):
+        yield from (StatusRow(flow=flow, error=topic) for flow, _ in _flows(spec, topic))
+        return
+    told = ends[spec.name]
+    for flow, written in flows:
+        if isinstance(told, LogmirrorError):
+            yield StatusRow(flow=flow, error=told)
+            continue
+        end, found = told[flow.source], positions[flow]
+        if isinstance(found, LogmirrorError):
+            yield StatusRow(flow=flow, source_end=end.stable_end, error=found)
+            continue
+        is_degraded = isinstance(written, ArchiveSpec) and written.location.is_fencing_degraded
+        yield StatusRow(
+            flow=flow,
+            source_end=end.stable_end,
+            position=end.log_start if found is None else found,
+            is_fencing_degraded=is_degraded,
+        )

@@ -1,0 +1,253 @@
+"""`status`: what it asks, how much of it at once, and that it leaves everything as it was.
+
+Method: the command's own code against the embedded broker in another process, over archives of
+which only names are there, because names are the position. Requests are counted where they leave;
+that listings run side by side is shown by listings that wait for each other.
+"""
+
+import threading
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from kit.clients import produce
+from kit.commands import logmirror_json, mirror, write_config
+from kit.copies import forget_connections
+from kit.embedded import EmbeddedBroker
+from kit.holes import plain_messages
+from kit.inline_run import mirror_to_cluster
+from logmirror import cli, overview
+from logmirror.archive.naming import PARQUET, format_name
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.connection import Connection
+from logmirror.cluster.properties import connection_settings
+from logmirror.config import load
+from logmirror.errors import UnavailableError
+from logmirror.model import OffsetRange
+from logmirror.stores.filesystem import FilesystemStore
+
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+
+PARTITIONS = 1000
+MIRRORS = 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_open():
+    yield
+    forget_connections()
+
+
+@pytest.fixture(scope="module")
+def large_topic(cli_broker):
+    return cli_broker.create_topic("status-large", PARTITIONS)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """Ten offsets of each partition, of which only names are there."""
+    root = tmp_path_factory.mktemp("status")
+    name = format_name(OffsetRange(first=0, last=9), PARQUET)
+    for partition in range(PARTITIONS):
+        folder = root / "parquet" / str(partition)
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+    return root
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Requests to brokers, by kind."""
+    counts, call = Counter(), Connection.call
+
+    def count(self, request, *arguments, **more):
+        counts[type(request).__name__.partition("Request")[0]] += 1
+        return call(self, request, *arguments, **more)
+
+    monkeypatch.setattr(Connection, "call", count)
+    return counts
+
+
+def test_a_thousand_partitions_cost_the_source_as_many_questions_as_one(
+    cli_broker, large_topic, archive, tmp_path, asked
+):
+    totals = []
+    for partitions in ({"partition": 0}, {}):
+        asked.clear()
+        one = mirror(large_topic, cli_broker.bootstrap, archive, **partitions)
+        rows = overview.status(load(write_config(tmp_path / "config.json", one)))
+        assert {(row.position, row.source_end, row.lag, row.error) for row in rows} == {
+            (10, 0, 0, None)
+        }
+        totals.append((len(rows), asked["ListOffsets"]))
+    assert totals == [(1, 2), (PARTITIONS, 2)]
+    assert sum(asked.values()) <= 10, asked
+
+
+def test_hundreds_of_mirrors_of_one_source_cost_it_as_many_questions_as_one(
+    cli_broker, large_topic, archive, tmp_path, asked
+):
+    """As users of mirror-v3 have them: a mirror for each partition."""
+    place = [{"type": "filesystem", "root": str(archive), "name": "parquet"}]
+    many = [
+        mirror(
+            large_topic,
+            cli_broker.bootstrap,
+            archive,
+            name=f"m{partition}",
+            partition=partition,
+            destinations=place,
+        )
+        for partition in range(MIRRORS)
+    ]
+    rows = overview.status(load(write_config(tmp_path / "config.json", *many)))
+    assert [row.flow.mirror for row in rows] == [f"m{n}" for n in range(MIRRORS)]
+    assert {row.position for row in rows} == {10}
+    assert asked["ListOffsets"] == 2
+    assert sum(asked.values()) <= 10, asked
+
+
+def test_listings_run_side_by_side(cli_broker, large_topic, archive, tmp_path, monkeypatch):
+    together, tail, mine = threading.Barrier(overview.WIDTH, timeout=60), FilesystemStore.tail, {}
+
+    def wait_for_the_others(self, *arguments):
+        thread = threading.get_ident()
+        if thread not in mine:  # the first of each
+            mine[thread] = True
+            together.wait()
+        return tail(self, *arguments)
+
+    monkeypatch.setattr(FilesystemStore, "tail", wait_for_the_others)
+    one = mirror(large_topic, cli_broker.bootstrap, archive)
+    rows = overview.status(load(write_config(tmp_path / "config.json", one)))
+    assert len(mine) == overview.WIDTH
+    assert all(row.error is None for row in rows)
+
+
+def test_each_chain_is_looked_at_twice_whatever_its_neighbours(
+    cli_broker, large_topic, archive, tmp_path, monkeypatch
+):
+    """Its objects and its claims."""
+    looks, tail = Counter(), FilesystemStore.tail
+
+    def count(self, folder, *arguments):
+        looks[folder] += 1
+        return tail(self, folder, *arguments)
+
+    monkeypatch.setattr(FilesystemStore, "tail", count)
+    one = mirror(large_topic, cli_broker.bootstrap, archive)
+    overview.status(load(write_config(tmp_path / "config.json", one)))
+    assert len(looks) == 2 * PARTITIONS
+    assert set(looks.values()) == {1}
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(overview, "PATIENCE_MS", 500)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_one_mirror_lacks_is_its_own_row_and_the_others_stand_as_they_are(
+    cli_broker, large_topic, archive, tmp_path
+):
+    here = cli_broker.bootstrap
+    mirrors = [
+        mirror(large_topic, here, archive, name="good", partition=3),
+        mirror("status-none", here, archive, name="no-topic"),
+        mirror(large_topic, here, archive, name="no-partition", partition=PARTITIONS),
+        mirror(large_topic, "127.0.0.1:1", archive, name="no-source"),
+        mirror_to_cluster(large_topic, here, "127.0.0.1:1", name="no-target", topic="x"),
+        mirror(large_topic, here, archive, name="fine", partition=4),
+    ]
+    rows = overview.status(load(write_config(tmp_path / "config.json", *mirrors)))
+    kinds = {row.flow.mirror: row.error and row.error.kind for row in rows}
+    assert kinds == {
+        "good": None,
+        "no-topic": "usage",
+        "no-partition": "usage",
+        "no-source": "unavailable",
+        "no-target": "unavailable",
+        "fine": None,
+    }
+    assert [row.flow.mirror for row in rows if row.flow.mirror != "no-target"] == [
+        "good", "no-topic", "no-partition", "no-source", "fine"
+    ]  # fmt: skip
+
+
+def test_a_source_that_fails_between_two_questions_is_an_error_of_each_row(
+    cli_broker, large_topic, archive, tmp_path, monkeypatch
+):
+    def fail(*_, **__):
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(ClusterClient, "list_offsets", fail)
+    mirrors = [
+        mirror(large_topic, cli_broker.bootstrap, archive, name=name, partition=3)
+        for name in ("a", "b")
+    ]
+    rows = overview.status(load(write_config(tmp_path / "config.json", *mirrors)))
+    assert [(row.flow.mirror, row.error.kind) for row in rows] == [
+        ("a", "unavailable"), ("b", "unavailable")
+    ]  # fmt: skip
+
+
+def everything(folder):
+    """What lies in a folder, with the time of its last change."""
+    return sorted((str(path), path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nothing_is_ever_created(tmp_path):
+    """Not on a broker that makes every topic it is asked about, nor where there are no folders."""
+    root = tmp_path / "archives"
+    root.mkdir()
+    with EmbeddedBroker(tmp_path / "broker", auto_create_topics=True) as broker:
+        here = broker.bootstrap
+        produce(here, "there", plain_messages(10, seed=1))
+        config = write_config(
+            tmp_path / "config.json",
+            mirror("there", here, root, name="files"),
+            mirror("there", here, root / "none" / "yet", name="no-folder"),
+            mirror("missing", here, root, name="no-topic"),
+            mirror_to_cluster("there", here, here, name="copy", topic="copy-of-there"),
+            mirror_to_cluster(
+                "there", here, here, name="new", topic="new-of-there", offsets="translate"
+            ),
+        )
+        client = ClusterClient(connection_settings(here, {}))
+        with client:
+            before = (client.topics(), everything(root))
+            rows = overview.status(load(config))
+            after = (client.topics(), everything(root))
+        assert [row.flow.mirror for row in rows if row.error is None] == ["files", "no-folder"]
+        assert after == before
+        assert before[0] == ["there"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_source_that_is_not_reached_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
+    """CLI-03."""
+    config = write_config(tmp_path / "config.json", mirror("t", "127.0.0.1:1", archive))
+    result = CliRunner().invoke(cli.app, ["status", "-c", str(config)])
+    assert result.exit_code == 1
+    (_, row) = result.stdout.splitlines()
+    assert row.startswith("parquet  parquet      t      all")
+    assert "could not describe" in row
+
+
+def test_json_has_the_lag_of_each_flow(cli_broker, tmp_path):
+    """CLI-04."""
+    topic = cli_broker.create_topic("status-json")
+    produce(cli_broker.bootstrap, topic, plain_messages(10, seed=1))
+    one = mirror(topic, cli_broker.bootstrap, tmp_path)
+    (row,) = logmirror_json("status", "-c", write_config(tmp_path / "config.json", one))
+    assert row == {
+        "mirror": "parquet",
+        "destination": "parquet",
+        "topic": topic,
+        "partition": 0,
+        "source_end": 10,
+        "position": 0,
+        "lag": 10,
+    }
