@@ -8,7 +8,7 @@ RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test nightly lint bench format schema lock clean
+.PHONY: help install demo test nightly lint bench format schema faults lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
@@ -38,6 +38,9 @@ format: install ## Format the code and fix what Ruff can fix
 schema: install ## Write the JSON Schema and the reference pages of configuration and metrics
 	@$(RUN) python scripts/write_schema.py
 	@$(RUN) python scripts/write_metrics.py
+
+faults: install ## Simulate every cell of the fault matrix; writes docs/faults.md
+	@$(RUN) python scripts/write_faults.py 3
 
 lock: install ## Resolve requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \

@@ -5,6 +5,8 @@ anomaly. The faults are those a mirror can commit: drop, swap, repeat, invent, c
 table `PLANTED` at the end lists what a whole history can show, by name and code.
 """
 
+import itertools
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -253,7 +255,7 @@ BORDERS = (0, 4, 11, 16, 20)
 
 
 def cover(*borders):
-    return named([(a, b - 1) for a, b in zip(borders, borders[1:], strict=False)])
+    return named([(a, b - 1) for a, b in itertools.pairwise(borders)])
 
 
 class Observed:

@@ -294,6 +294,10 @@ class History:
         if not self._highest or position > self._highest[-1][1]:
             self._highest.append((at_ms, position))
 
+    def unreadable(self, why: str) -> None:
+        """The copy holds something that is no record: its bytes were changed."""
+        self._findings.add("A13", why)
+
     def stuck(self, why: str) -> None:
         """All faults are over, and still the copy does not go on."""
         self._findings.add("A22", why)

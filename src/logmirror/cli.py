@@ -26,6 +26,7 @@ from logmirror.errors import LogmirrorError, UsageError
 from logmirror.knobs import read_knobs
 from logmirror.log_lines import log_to_stderr
 from logmirror.proof_text import print_reports, report_json
+from logmirror.torture import command as torture_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +43,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+torture_command.register(app)
 
 ConfigOption = Annotated[
     Path, typer.Option("-c", "--config", help="The YAML file.", show_default=False)
