@@ -11,7 +11,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from logmirror.archive.naming import split_name
-from logmirror.stores.filesystem import Syscalls
+from logmirror.stores.syscalls import Syscalls
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,6 +39,7 @@ from logmirror.errors import (
 from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.blocks import BlockWriter
 from logmirror.stores.locks import open_lock, try_lock
+from logmirror.stores.syscalls import Syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -429,46 +430,6 @@ class StagedFile:
             # What matters was said by fdatasync; an error of close has nothing to add.
             with contextlib.suppress(OSError):
                 self._sys.close(descriptor)
-
-
-class Syscalls:
-    """The system calls that order durability, apart so that a test can crash between any two."""
-
-    def make_directory(self, path: Path) -> None:
-        """Make one directory; FileExistsError if it is there."""
-        path.mkdir()
-
-    def open_new(self, path: Path) -> int:
-        """Open a new file for writing; FileExistsError if the name is taken."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        """Append to an open file; returns how many bytes."""
-        return os.write(descriptor, data)
-
-    def sync_data(self, descriptor: int) -> None:
-        """Make a file's bytes and length durable."""
-        os.fdatasync(descriptor)
-
-    def close(self, descriptor: int) -> None:
-        """Close a file."""
-        os.close(descriptor)
-
-    def link(self, source: Path, target: Path) -> None:
-        """Give `source` the second name `target`; FileExistsError if it is taken."""
-        os.link(source, target)
-
-    def unlink(self, path: Path) -> None:
-        """Remove a name."""
-        path.unlink()
-
-    def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _silent(_point: str) -> None:
