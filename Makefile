@@ -40,7 +40,7 @@ schema: install ## Write the JSON Schema and the reference pages of configuratio
 	@$(RUN) python scripts/write_metrics.py
 
 faults: install ## Simulate every cell of the fault matrix; writes docs/faults.md
-	@$(RUN) python scripts/write_faults.py 3
+	@$(RUN) python scripts/write_faults.py 2
 
 lock: install ## Resolve requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \

@@ -111,3 +111,6 @@ def test_the_page_has_every_cell_and_was_written_by_a_run_that_covered_it():
     text = PAGE.read_text()
     assert re.sub(r"\| \d+ (?=\|)", "| 0 ", text) == page([])
     assert "| 0 |" not in text
+    elsewhere = re.findall(r"tests/e2e/\w+\.py", text)
+    assert elsewhere
+    assert all((PAGE.parents[1] / path).exists() for path in elsewhere)

@@ -6,15 +6,20 @@ with real processes on loopback, judged by the exit code and the verdict in JSON
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from kit.commands import mirror, write_config
 from logmirror.archive import claims
+from logmirror.archive.naming import format_name
+from logmirror.checker import Row
 from logmirror.cli import app
 from logmirror.errors import UsageError
+from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS
+from logmirror.torture import real
 from logmirror.torture.command import _flows
 from logmirror.torture.real import REAL_FAULTS, Flow
 
@@ -84,3 +89,24 @@ def test_real_processes_lose_nothing(tmp_path):
     assert verdict["real"]["trials"] == TRIALS
     assert verdict["real"]["kills"] >= 1
     assert verdict["real"]["records"] > 50
+
+
+def test_what_real_processes_have_lost_is_found(tmp_path, monkeypatch):
+    written = [Row(n, 1_000 + n, 0, None, b"%d" % n) for n in range(10)]
+    monkeypatch.setattr(real, "read_topic", lambda _bootstrap, _topic, _partition: written[:-1])
+    stage = SimpleNamespace(
+        direct="nowhere",
+        rows=lambda _flow, partition: written[partition:-1],
+        names=lambda _flow, partition: [
+            format_name(OffsetRange(first=partition, last=8), "ndjson")
+        ],
+    )
+    feeder = SimpleNamespace(
+        count=20, acknowledged={n: {row.offset: row for row in written} for n in range(2)}
+    )
+    torn = real.RealTorture(
+        tmp_path, flows=[Flow("S3", "ndjson")], faults=["kill"], trials=1, seed=8, say=print
+    )
+    torn.judge(stage, feeder)
+    found = {(where, anomaly.code) for where, anomaly in torn.result.anomalies}
+    assert found == {("source", "A2"), ("s3-ndjson/1", "A1"), ("s3-ndjson/1", "A15")}

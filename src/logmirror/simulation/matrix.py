@@ -39,7 +39,7 @@ _ELSEWHERE: Final = {
     "hole.joined": "holes by empty transactions: real processes against Apache Kafka, "
     "`tests/e2e/test_hole_kills.py`",
     "translate": "`offsets: translate`: real processes against Apache Kafka, "
-    "`tests/e2e/test_translate_kills.py`",
+    "`tests/e2e/test_translate.py`",
     "compact": "`logmirror compact`: real processes, `tests/e2e/test_compact.py`",
 }
 """Points, or what their names begin with, that the simulation does not reach, and who does."""
@@ -101,7 +101,7 @@ def why_not(point: str, fault: FaultClass, destination: Destination) -> str:
         return fault.why_not
     if fault.name == "executor-lost" and point in _DRIVER:
         return "the driver reaches this point, no worker does"
-    if fault.name == "two-writers" and point.startswith(("hole.", "head.")):
+    if fault.name == "two-writers" and point.startswith("hole."):
         return _TWO_AT_A_HOLE
     return ""
 

@@ -92,4 +92,7 @@ def read_batches(parts: Iterable[bytes]) -> list[Row]:
             shown.append(rows)
             if header.is_transactional:
                 waiting.setdefault(header.producer_id, []).append(rows)
+    for open_batches in waiting.values():  # the copy ends before their end: nobody is shown them
+        for rows in open_batches:
+            rows.clear()
     return [row for rows in shown for row in rows]

@@ -119,7 +119,7 @@ class _Stage:
     """The processes around the copiers."""
 
     def __init__(self, folder: Path, flows: Sequence[Flow], stack: contextlib.ExitStack) -> None:
-        self.folder, self.flows = folder, flows
+        self.folder, self.flows, self._stack = folder, flows, stack
         self.left_out: list[str] = []
         self.source = self._source(stack)
         self.target = stack.enter_context(Broker(folder / "target", HOST))
@@ -179,7 +179,7 @@ class _Stage:
         """Start a copier."""
         self._count += 1
         log = self.folder / f"copier-{self._count}.log"
-        return Copier(self.config, log, *arguments, crash_at=crash_at)
+        return self._stack.enter_context(Copier(self.config, log, *arguments, crash_at=crash_at))
 
     # -- what is there ---------------------------------------------------------------------------
 
@@ -218,6 +218,9 @@ class RealTorture:
         trials: How many.
         seed: Decides the order of faults, points and moments; not what the machine makes of them.
         say: Is told of each trial.
+
+    Attributes:
+        result: What was found so far.
     """
 
     def __init__(  # noqa: PLR0913  # what the command was given
@@ -233,7 +236,7 @@ class RealTorture:
         self._folder, self._flows, self._faults = folder, flows, faults
         self._trials, self._seed, self._say = trials, seed, say
         self._chooser = Chooser(f"real {seed}")
-        self._result = RealResult()
+        self.result = RealResult()
         self._histories = {
             (flow.name, number): History() for flow in flows for number in range(PARTITIONS)
         }
@@ -251,18 +254,18 @@ class RealTorture:
         began_ms = SYSTEM_CLOCK.monotonic_ms()
         with contextlib.ExitStack() as stack:
             stage = _Stage(self._folder, self._flows, stack)
-            self._result.left_out += stage.left_out
+            self.result.left_out += stage.left_out
             feeder = stack.enter_context(Feeder(stage.direct, _TOPIC, PARTITIONS, self._seed))
             for number in range(self._trials):
                 fault = self._faults[number % len(self._faults)]
-                self._result.trials += 1
+                self.result.trials += 1
                 self._say(f"trial {number + 1} of {self._trials}: {REAL_FAULTS[fault]}")
                 _TRIALS[fault](self, stage)
             feeder.stop()
             self._finish(stage)
-            self._judge(stage, feeder)
-        self._result.seconds = (SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000
-        return self._result
+            self.judge(stage, feeder)
+        self.result.seconds = (SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000
+        return self.result
 
     def _pause(self) -> None:
         SYSTEM_CLOCK.sleep_ms(self._chooser.randint(*_AT_WORK_MS))
@@ -275,7 +278,7 @@ class RealTorture:
             if copier.is_alive:
                 copier.kill()
             if copier.child.returncode == -signal.SIGKILL:
-                self._result.kills += 1
+                self.result.kills += 1
             elif copier.child.returncode:
                 self._say(f"  a copier ended with {copier.child.returncode}: {_last(copier)}")
         for copier in copiers:
@@ -296,10 +299,10 @@ class RealTorture:
                     self._histories[flow.name, partition].listed(names)
 
     def _kill_at_point(self, stage: _Stage) -> None:
-        point = self._points[self._result.trials % len(self._points)]
+        point = self._points[self.result.trials % len(self._points)]
         copier = stage.start(crash_at=f"{point}#{self._chooser.randint(1, 6)}")
         if copier.end(_DIE_MS) is None:
-            self._result.missed += 1
+            self.result.missed += 1
         self._end(stage, copier)
 
     def _kill_at_random(self, stage: _Stage) -> None:
@@ -365,7 +368,7 @@ class RealTorture:
         copier.await_progress()
         stage.s3.faults.extend(["refused"] * 3)
         if not copier.limit_files(_TINY_BYTES):
-            self._result.left_out.append("full disk: this system cannot limit another process")
+            self.result.left_out.append("full disk: this system cannot limit another process")
         SYSTEM_CLOCK.sleep_ms(_FAULT_MS)
         if copier.is_alive:
             copier.limit_files(-1)
@@ -399,8 +402,9 @@ class RealTorture:
             for history in self._histories.values():
                 history.stuck(why)
 
-    def _judge(self, stage: _Stage, feeder: Feeder) -> None:
-        self._result.records = feeder.count
+    def judge(self, stage: _Stage, feeder: Feeder) -> None:
+        """Compare every copy with its source, and the source with what it had acknowledged."""
+        self.result.records = feeder.count
         for partition in range(PARTITIONS):
             rows = read_topic(stage.direct, _TOPIC, partition)
             written = feeder.acknowledged[partition]
@@ -408,13 +412,13 @@ class RealTorture:
                 Truth(rows=[written[at] for at in sorted(written)]),
                 [row for row in rows if row.offset in written],
             )
-            self._result.anomalies += [("source", anomaly) for anomaly in at_source]
+            self.result.anomalies += [("source", anomaly) for anomaly in at_source]
             truth = Truth(rows=rows, end=rows[-1].offset + 1 if rows else 0)
             for flow in self._flows:
                 found = self._histories[flow.name, partition].judge(
                     truth, stage.rows(flow, partition), names=stage.names(flow, partition)
                 )
-                self._result.anomalies += [(f"{flow.name}/{partition}", each) for each in found]
+                self.result.anomalies += [(f"{flow.name}/{partition}", each) for each in found]
 
 
 def _last(copier: Copier) -> str:
