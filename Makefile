@@ -11,7 +11,7 @@ SPREAD := -n 5 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test nightly lint bench format schema lock clean
+.PHONY: help install demo test nightly lint bench format schema faults lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
@@ -42,6 +42,9 @@ schema: install ## Write the JSON Schema, the reference pages of configuration a
 	@$(RUN) python scripts/write_schema.py
 	@$(RUN) python scripts/write_metrics.py
 	@$(RUN) python scripts/write_dashboard.py
+
+faults: install ## Simulate every cell of the fault matrix; writes docs/faults.md
+	@$(RUN) python scripts/write_faults.py 2
 
 lock: install ## Resolve both requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \

@@ -1,8 +1,11 @@
 """The judge is judged: every planted fault is found under its code, and clean copies have none.
 
 Method: draw a history with holes, plant one known fault at a drawn place, and expect exactly that
-anomaly. The faults are those a mirror can commit: drop, swap, repeat, invent, change, miscover.
+anomaly. The faults are those a mirror can commit: drop, swap, repeat, invent, change, miscover. The
+table `PLANTED` at the end lists what a whole history can show, by name and code.
 """
+
+import itertools
 
 import pytest
 from hypothesis import assume, given
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from logmirror.archive.naming import format_name
 from logmirror.model import OffsetRange
-from logmirror.testing import Row, check_tiles, compare
+from logmirror.testing import History, Row, Truth, check_tiles, compare
 
 KEYS = [None, b"", b"key"]
 HEADERS = [(), ((b"h", None),), ((b"h", b""), (b"h", b"1"))]
@@ -235,3 +238,210 @@ def test_a_chain_that_ends_or_begins_elsewhere_is_found(tiling):
     start, end, ranges = tiling
     assert found_in(named(ranges), start, end + 1)
     assert found_in(named(ranges), start + 1, end)
+
+
+# --- whole histories
+
+
+LATER = {n: Row(n, 9_000 + n, 0, b"k", b"anew-%d" % n) for n in range(20)}
+ABORTED = {8: Row(8, 1_008, 0, b"k", b"never"), 9: Row(9, 1_009, 0, b"k", b"never")}
+ROWS = tuple(
+    Row(n, 1_000 + n, n % 2, KEYS[n % 3], b"%d" % n, ((b"a", b"1"), (b"b", None)))
+    for n in range(20)
+    if n not in {8, 9, 10, 15, 19}  # aborted, its marker, compacted away, a commit marker
+)
+WHOLE = Truth(rows=ROWS, end=20, aborted=ABORTED, may_lack={16}, later=LATER)
+BORDERS = (0, 4, 11, 16, 20)
+
+
+def cover(*borders):
+    return named([(a, b - 1) for a, b in itertools.pairwise(borders)])
+
+
+class Observed:
+    """A history without a fault: four objects, a crash between two runs, reports of both."""
+
+    def __init__(self):
+        self.copy = list(ROWS)
+        self.looks = [cover(*BORDERS[:n]) for n in range(1, len(BORDERS))]
+        self.names = cover(*BORDERS)
+        self.reports = [("one", 4, 100, 0, 4), ("one", 11, 200, 0, 11), ("two", 11, 400, 300, 11)]
+        self.reports += [("two", 16, 500, 300, 16), ("two", 20, 600, 300, 20)]
+        self.reread = list(ROWS)
+        self.stuck = ""
+
+    def at(self, offset):
+        return next(n for n, row in enumerate(self.copy) if row.offset == offset)
+
+    def change(self, offset, **fields):
+        at = self.at(offset)
+        self.copy[at] = self.copy[at]._replace(**fields)
+        self.reread = list(self.copy)
+
+    def judge(self):
+        history = History()
+        for look in self.looks:
+            history.listed(look)
+        history.read(self.reread)
+        for run, position, at_ms, began_ms, durable in self.reports:
+            history.reported(run, position, at_ms=at_ms, began_ms=began_ms, durable=durable)
+        if self.stuck:
+            history.stuck(self.stuck)
+        return history.judge(WHOLE, self.copy, names=self.names)
+
+
+def _drop_one(seen):
+    del seen.copy[seen.at(5)]
+
+
+def _drop_the_last(seen):
+    del seen.copy[-1]
+
+
+def _swap_two(seen):
+    seen.copy[2], seen.copy[3] = seen.copy[3], seen.copy[2]
+
+
+def _replay_a_batch(seen):
+    seen.copy[6:6] = seen.copy[2:6]
+
+
+def _wrong_to(seen):
+    seen.names[1] = cover(4, 12)[0]
+
+
+def _commit_before_put(seen):
+    seen.reports[3] = ("two", 20, 500, 300, 16)
+
+
+def _flip_in_key(seen):
+    seen.change(2, key=b"kex")
+
+
+def _flip_in_value(seen):
+    seen.change(2, value=b"3")
+
+
+def _flip_in_header(seen):
+    seen.change(2, headers=((b"a", b"0"), (b"b", None)))
+
+
+def _swap_headers(seen):
+    seen.change(2, headers=((b"b", None), (b"a", b"1")))
+
+
+def _null_for_empty(seen):
+    seen.change(1, key=None)
+
+
+def _empty_for_null(seen):
+    seen.change(3, key=b"")
+
+
+def _shift_a_timestamp(seen):
+    seen.change(4, timestamp_ms=1_005)
+
+
+def _change_timestamp_type(seen):
+    seen.change(4, timestamp_type=1)
+
+
+def _copy_an_aborted_record(seen):
+    seen.copy.insert(8, ABORTED[8])
+    seen.reread = list(seen.copy)
+
+
+def _skip_a_control_record(seen):
+    seen.names[1:3] = cover(4, 10) + cover(11, 16)
+
+
+def _lose_an_object(seen):
+    del seen.names[1]
+
+
+def _overlap_two_objects(seen):
+    seen.names += cover(4, 11, 13)[1:]
+
+
+def _leave_a_foreign_object(seen):
+    seen.names.append("notes.txt")
+
+
+def _bring_an_old_object_back(seen):
+    seen.looks[3:3] = [cover(0, 4)]
+
+
+def _verify_ahead(seen):
+    seen.reports.append(("two", 21, 700, 300, 20))
+
+
+def _step_back(seen):
+    seen.reports.append(("two", 16, 700, 300, 20))
+
+
+def _forget_over_a_restart(seen):
+    seen.reports[2] = ("two", 4, 400, 300, 11)
+
+
+def _join_another_generation(seen):
+    seen.copy[-1] = LATER[18]
+    seen.reread = list(seen.copy)
+
+
+def _change_over_time(seen):
+    seen.reread[5] = seen.reread[5]._replace(value=b"before")
+
+
+def _invent(seen):
+    seen.copy.append(Row(25, 1, 0, b"k", b"v"))
+
+
+def _stop_for_good(seen):
+    seen.stuck = "nothing came for 60 s"
+
+
+PLANTED = {
+    "drop one record": (_drop_one, {"A1": 1}),
+    "drop the last": (_drop_the_last, {"A2": 1}),
+    "swap two": (_swap_two, {"A12": 1}),
+    "replay a batch": (_replay_a_batch, {"A3": 4}),
+    "a name that says more than the object holds": (_wrong_to, {"A15": 1}),
+    "commit before PUT": (_commit_before_put, {"A16": 1}),
+    "byte flipped in a key": (_flip_in_key, {"A13": 1}),
+    "byte flipped in a value": (_flip_in_value, {"A13": 1}),
+    "byte flipped in a header": (_flip_in_header, {"A13": 1}),
+    "headers in another order": (_swap_headers, {"A13": 1}),
+    "null for empty": (_null_for_empty, {"A13": 1}),
+    "empty for null": (_empty_for_null, {"A13": 1}),
+    "timestamp off by one": (_shift_a_timestamp, {"A13": 1}),
+    "timestamp type changed": (_change_timestamp_type, {"A13": 1}),
+    "aborted record copied": (_copy_an_aborted_record, {"A5": 1}),
+    "control record not accounted for": (_skip_a_control_record, {"A15": 1}),
+    "gap in the names": (_lose_an_object, {"A15": 1}),
+    "two objects overlap": (_overlap_two_objects, {"A15": 1}),
+    "foreign object": (_leave_a_foreign_object, {"A15": 1}),
+    "an old object comes back": (_bring_an_old_object_back, {"A20": 1}),
+    "verified ahead of what is durable": (_verify_ahead, {"A16": 1}),
+    "verified steps back": (_step_back, {"A19": 1}),
+    "verified forgotten over a restart": (_forget_over_a_restart, {"A19": 1}),
+    "two generations of a topic joined": (_join_another_generation, {"A2": 1, "A21": 1}),
+    "another content at another time": (_change_over_time, {"A4": 1}),
+    "invented record": (_invent, {"A14": 1}),
+    "no progress after the faults": (_stop_for_good, {"A22": 1}),
+}
+
+
+def test_a_history_without_a_fault_has_no_anomaly():
+    assert Observed().judge() == []
+    lacking = Observed()
+    del lacking.copy[lacking.at(16)]  # compacted at the source since
+    assert lacking.judge() == []
+
+
+@pytest.mark.parametrize(("plant", "found"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_found_under_its_code(plant, found):
+    seen = Observed()
+    plant(seen)
+    anomalies = seen.judge()
+    assert {anomaly.code: anomaly.count for anomaly in anomalies} == found
+    assert all(anomaly.example for anomaly in anomalies)

@@ -17,6 +17,7 @@ import typer
 from logmirror.commands import completion, configuration, copies, running
 from logmirror.commands.screen import print_error
 from logmirror.errors import LogmirrorError
+from logmirror.torture import command as torturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +120,12 @@ _add(
     "logmirror broker --log-dir broker-data --listen 127.0.0.1:0 --partitions 3",
 )
 _add(running.demo, "logmirror demo", "logmirror demo --keep demo-files")
+_add(
+    torturing.torture,
+    "logmirror torture",
+    "logmirror torture -c mirror.yaml --faults kill,power --kills 50",
+    "logmirror torture --seed 7 --seeds 1 --kills 0 --format json",
+)
 _add(
     configuration.schema,
     "logmirror schema",

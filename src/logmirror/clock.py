@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import secrets
 import socket
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Linux stops the usual monotonic clock while it is suspended; other systems have one name for both.
 _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+Chooser = random.Random
+"""Draws what is drawn, the same for the same seed; guards no secret."""
 
 
 class Clock:
@@ -34,13 +41,49 @@ class Clock:
             time.sleep(duration_ms / 1000)
 
 
-SYSTEM_CLOCK = Clock()
+class _SystemClock(Clock):
+    """The machine's clocks, or the clock that drives this process instead."""
+
+    driver: Clock | None = None
+    chooser: Chooser | None = None
+
+    def now_ms(self) -> int:
+        return self.driver.now_ms() if self.driver else super().now_ms()
+
+    def monotonic_ms(self) -> int:
+        return self.driver.monotonic_ms() if self.driver else super().monotonic_ms()
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        if self.driver:
+            self.driver.sleep_ms(duration_ms)
+        else:
+            super().sleep_ms(duration_ms)
+
+
+_system: Final = _SystemClock()
+
+SYSTEM_CLOCK: Final[Clock] = _system
 """The clock of production code that was given none."""
+
+
+@contextlib.contextmanager
+def driven(clock: Clock, chooser: Chooser) -> Iterator[None]:
+    """Let a simulation be time and chance of this process until the block ends.
+
+    Args:
+        clock: Stands in for `SYSTEM_CLOCK`.
+        chooser: What pauses and identifiers are drawn from.
+    """
+    _system.driver, _system.chooser = clock, chooser
+    try:
+        yield
+    finally:
+        _system.driver = _system.chooser = None
 
 
 def jittered_ms(base_ms: float) -> float:
     """A duration in base_ms/2 .. base_ms, so that many waiters do not return at one moment."""
-    return base_ms * random.uniform(0.5, 1.0)  # noqa: S311  # spreads load, guards no secret
+    return base_ms * (_system.chooser or random).uniform(0.5, 1.0)
 
 
 def new_writer_id() -> str:
@@ -54,4 +97,6 @@ def new_writer_id() -> str:
 
 def new_nonce() -> str:
     """64 random bits as 16 hexadecimal digits."""
+    if _system.chooser:
+        return f"{_system.chooser.getrandbits(64):016x}"
     return secrets.token_hex(8)

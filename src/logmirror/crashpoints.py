@@ -9,9 +9,13 @@ look-up. A process that dies here dies by SIGKILL: no `finally`, no flush, no ex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 VARIABLE: Final = "LOGMIRROR_CRASH_AT"
 
@@ -50,10 +54,13 @@ POINTS: Final = (
 )
 
 _reached: dict[str, int] = {}
+_listeners: list[Callable[[str], None]] = []
 
 
 def reach(point: str) -> None:
     """Die here if the environment says so."""
+    for listener in _listeners:
+        listener(point)
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
@@ -63,3 +70,17 @@ def reach(point: str) -> None:
     _reached[point] = _reached.get(point, 0) + 1
     if _reached[point] == int(nth or 1):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[str], None]) -> Iterator[None]:
+    """Tell a simulation of every point that is reached, until the block ends.
+
+    Args:
+        listener: Takes the point's name. What it raises ends whoever has reached it.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

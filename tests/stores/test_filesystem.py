@@ -83,13 +83,24 @@ def test_a_failing_call_is_an_error_of_the_right_kind_and_nothing_appears(tmp_pa
     store_in(tmp_path).create("f/a", b"x")
 
 
+class UnsyncedFolder(Syscalls):
+    """Cannot sync the folder `f`."""
+
+    def sync_directory(self, path):
+        if path.name == "f":
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync_directory(path)
+
+
 def test_a_folder_that_cannot_be_synced_leaves_the_outcome_unknown(tmp_path):
     store_in(tmp_path).create("f/first", b"")
-    store = store_in(tmp_path, syscalls=FailingSyscalls("sync_directory", errno.EIO))
+    store = store_in(tmp_path, syscalls=UnsyncedFolder())
     with pytest.raises(OutcomeUnknownError) as caught:
         store.create("f/a", b"x")
     assert caught.value.facts["name"] == "f/a"
     assert list(store.names("f")) == ["a", "first"]
+    with pytest.raises(UnavailableError):  # nobody may go on behind it
+        store.tail("f")
 
 
 def test_a_failed_sync_spoils_the_staged_object_for_good(tmp_path):

@@ -7,6 +7,7 @@ bytes that were never flushed as zeros or not at all. The folder is made anew fr
 writer opens it.
 """
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -163,3 +164,24 @@ def _check(root: Path, action, *, is_reported):
     if not listed:
         action(survivor)
     assert survivor.read("f/a") == DATA
+
+
+def test_what_a_successor_goes_on_from_survives_power_that_its_dead_writer_never_saw(tmp_path):
+    (tmp_path / "all").mkdir()
+    whole = AccountedCalls(tmp_path / "all")
+    stage_and_publish(FilesystemStore(tmp_path / "all", writer_id="h.1.a", syscalls=whole))
+    seen = 0
+    for power in range(whole.calls + 1):
+        root, left = tmp_path / str(power), tmp_path / f"left-{power}"
+        root.mkdir()
+        calls = AccountedCalls(root, power)
+        with contextlib.suppress(PowerLossError):  # here only the process dies
+            stage_and_publish(FilesystemStore(root, writer_id="h.1.a", syscalls=calls))
+        calls.power = None
+        successor = FilesystemStore(root, writer_id="h.2.b", syscalls=calls)
+        named = successor.tail("f").names
+        successor.create("f/b", DATA)
+        calls.leave(calls.folders[root], left, lambda: False)
+        assert list(FilesystemStore(left, writer_id="h.3.c").names("f")) == [*named, "b"]
+        seen += bool(named)
+    assert 1 < seen < whole.calls

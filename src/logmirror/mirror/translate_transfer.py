@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 TRANSACTION_BYTES: Final = 16 << 20
 """A transaction ends after so many bytes: an end takes some milliseconds, a MiB about one."""
-
 TRANSACTION_MS: Final = 500
 """And after this time: nobody who reads committed records sees any of them before."""
 

@@ -118,7 +118,8 @@ class BlobStore(Protocol):
         """Return the names that sort last, for folders whose names begin with 20 digits.
 
         As `names`, but a store with many names may look at the last of them only. With `after`,
-        those that sort behind it, of very many only the first: one cheap question.
+        those that sort behind it, of very many only the first: one cheap question. What it names
+        survives loss of power, so a caller may go on behind it and say so.
         """
         ...
 

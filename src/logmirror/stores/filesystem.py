@@ -10,7 +10,8 @@
 2. A crash leaves at worst a staged file, which no listing shows. `sweep` removes those of writers
    that are gone.
 3. A name that is taken is made durable before `AlreadyExistsError` is raised: its writer may have
-   died between linking and syncing, and the caller may go on as if it had written it.
+   died between linking and syncing, and the caller may go on as if it had written it. For the same
+   reason `tail`, from which positions are read, makes durable what it names.
 4. Reading creates nothing.
 
 Every system call on the way to a durable name goes through `Syscalls`, so that a test can die
@@ -38,6 +39,7 @@ from logmirror.errors import (
 from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.blocks import BlockWriter
 from logmirror.stores.locks import open_lock, try_lock
+from logmirror.stores.syscalls import Syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,8 +226,17 @@ class FilesystemStore:
         return iter(sorted(entry.name for entry in entries if entry.name[0] != "."))
 
     def tail(self, folder: str, after: str = "") -> Tail:
-        """See `BlobStore.tail`."""
-        return Tail([name for name in self.names(folder) if name > after], is_whole=not after)
+        """See `BlobStore.tail`: names are listed, then made durable.
+
+        Their writer may have died, or its flush failed, between linking and syncing; whoever goes
+        on behind them would report what a loss of power takes back.
+        """
+        names = [name for name in self.names(folder) if name > after]
+        if names:
+            path = self._path(folder)
+            with _translated("make names durable", path):
+                self._sys.sync_directory(path)
+        return Tail(names, is_whole=not after)
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""
@@ -333,20 +344,22 @@ class FilesystemStore:
             try:
                 return action()
             except FileNotFoundError:
-                self._known_folders.discard(folder)  # swept, or removed by somebody: make it again
+                self._known_folders.clear()  # swept, or removed by somebody: make it again
         self._make_folder(folder)
-        self._known_folders.add(folder)
         return action()
 
     def _make_folder(self, folder: Path) -> None:
-        missing: list[Path] = []
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
-        for path in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another process made it just now
-                self._sys.make_directory(path)
-            self._sys.sync_directory(path.parent)
+        """Let a folder be there, durably: who made it may have died before its name was."""
+        if folder in self._known_folders:
+            return
+        is_there = folder.is_dir()
+        if not is_there or self._root in folder.parents:  # what was there above is not ours
+            self._make_folder(folder.parent)
+            if not is_there:
+                with contextlib.suppress(FileExistsError):  # another process made it just now
+                    self._sys.make_directory(folder)
+            self._sys.sync_directory(folder.parent)
+        self._known_folders.add(folder)
 
 
 class StagedFile:
@@ -417,46 +430,6 @@ class StagedFile:
             # What matters was said by fdatasync; an error of close has nothing to add.
             with contextlib.suppress(OSError):
                 self._sys.close(descriptor)
-
-
-class Syscalls:
-    """The system calls that order durability, apart so that a test can crash between any two."""
-
-    def make_directory(self, path: Path) -> None:
-        """Make one directory; FileExistsError if it is there."""
-        path.mkdir()
-
-    def open_new(self, path: Path) -> int:
-        """Open a new file for writing; FileExistsError if the name is taken."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        """Append to an open file; returns how many bytes."""
-        return os.write(descriptor, data)
-
-    def sync_data(self, descriptor: int) -> None:
-        """Make a file's bytes and length durable."""
-        os.fdatasync(descriptor)
-
-    def close(self, descriptor: int) -> None:
-        """Close a file."""
-        os.close(descriptor)
-
-    def link(self, source: Path, target: Path) -> None:
-        """Give `source` the second name `target`; FileExistsError if it is taken."""
-        os.link(source, target)
-
-    def unlink(self, path: Path) -> None:
-        """Remove a name."""
-        path.unlink()
-
-    def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _silent(_point: str) -> None:

@@ -1,0 +1,257 @@
+"""A bucket under `S3Store`: what a server of the S3 API keeps, and a client that may lose answers.
+
+The store's adapter, its requests, their repetitions and their errors are the product's; this stands
+where boto3's client stands. It is strongly consistent, as Amazon's S3 is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import (  # type: ignore[import-untyped]  # ships no py.typed
+    ClientError,
+    EndpointConnectionError,
+    ReadTimeoutError,
+)
+
+from logmirror.archive.naming import split_name
+from logmirror.simulation.world import LATE_MS
+from logmirror.stores.locations import S3Location
+from logmirror.stores.s3_calls import Calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logmirror.simulation.world import Process
+    from logmirror.stores.locations import S3Identity
+
+LOCATION: Final = S3Location(bucket="bucket", prefix="prefix")
+
+_ENDPOINT: Final = "https://simulated"
+_REFUSALS: Final = (
+    ("SlowDown", 503),
+    ("ConditionalRequestConflict", 409),
+    ("InternalError", 500),
+    ("RequestTimeout", 400),
+)
+
+Answer = dict[str, Any]
+
+
+class Bucket:
+    """What the server keeps.
+
+    Args:
+        page: Names in one answer to a listing, at most.
+    """
+
+    def __init__(self, page: int) -> None:
+        self.objects: dict[str, bytes] = {}
+        self._uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
+        self._etags: dict[str, str] = {}
+        self._upload_count = 0
+        self._page = page
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder below the prefix."""
+        start = f"{LOCATION.prefix}/{folder}/"
+        found = (key.removeprefix(start) for key in self.objects if key.startswith(start))
+        return sorted(name for name in found if "/" not in name)
+
+    def durable_end(self, folder: str) -> int:
+        """How far an unbroken chain from 0 reaches."""
+        end = 0
+        for name in self.names(folder):
+            parts = split_name(name)
+            if parts is None or parts[0] != end:
+                break
+            end = parts[1] + 1
+        return end
+
+    # -- requests: each returns what the server answers ------------------------------------------
+
+    def put_object(self, *, Key: str, Body: object, IfNoneMatch: str = "") -> Answer:  # noqa: N803  # boto3's names
+        """Keep an object."""
+        data = Body if isinstance(Body, bytes) else Body.read()  # type: ignore[attr-defined]  # a file
+        etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+        return self._keep(Key, data, etag, IfNoneMatch)
+
+    def _keep(self, key: str, data: bytes, etag: str, condition: str) -> Answer:
+        if condition and key in self.objects:
+            raise _error("PreconditionFailed", 412)
+        self.objects[key], self._etags[key] = data, etag
+        return {"ETag": etag}
+
+    def create_multipart_upload(self, *, Key: str) -> Answer:  # noqa: N803  # the same
+        """Begin an upload."""
+        self._upload_count += 1
+        name = f"upload-{self._upload_count}"
+        self._uploads[name] = (Key, {})
+        return {"UploadId": name}
+
+    def upload_part(self, *, Key: str, UploadId: str, PartNumber: int, Body: bytes) -> Answer:  # noqa: N803  # the same
+        """Keep one part."""
+        del Key
+        if UploadId not in self._uploads:
+            raise _error("NoSuchUpload", 404)
+        self._uploads[UploadId][1][PartNumber] = Body
+        return {"ETag": f'"{hashlib.md5(Body, usedforsecurity=False).hexdigest()}"'}
+
+    def complete_multipart_upload(
+        self,
+        *,
+        Key: str,  # noqa: N803  # the same
+        UploadId: str,  # noqa: N803  # the same
+        MultipartUpload: Mapping[str, Any],  # noqa: N803  # the same
+        IfNoneMatch: str = "",  # noqa: N803  # the same
+    ) -> Answer:
+        """Make an object of its parts."""
+        del MultipartUpload
+        if UploadId not in self._uploads:
+            raise _error("NoSuchUpload", 404)
+        parts = [data for _, data in sorted(self._uploads[UploadId][1].items())]
+        digests = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
+        etag = f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"'
+        answer = self._keep(Key, b"".join(parts), etag, IfNoneMatch)
+        del self._uploads[UploadId]
+        return answer
+
+    def abort_multipart_upload(self, *, Key: str, UploadId: str) -> Answer:  # noqa: N803  # the same
+        """Forget an upload."""
+        del Key
+        self._uploads.pop(UploadId, None)
+        return {}
+
+    def list_multipart_uploads(self, *, Prefix: str) -> Answer:  # noqa: N803  # the same
+        """Name the uploads that are not complete."""
+        found = [
+            {"Key": key, "UploadId": name}
+            for name, (key, _) in self._uploads.items()
+            if key.startswith(Prefix)
+        ]
+        return {"Uploads": found, "IsTruncated": False}
+
+    def list_objects_v2(
+        self,
+        *,
+        Prefix: str,  # noqa: N803  # the same
+        Delimiter: str = "",  # noqa: N803  # the same
+        MaxKeys: int = 1000,  # noqa: N803  # the same
+        StartAfter: str = "",  # noqa: N803  # the same
+        ContinuationToken: str = "",  # noqa: N803  # the same
+    ) -> Answer:
+        """Name objects, in the order of their names."""
+        after = max(StartAfter, ContinuationToken)
+        count = min(MaxKeys, self._page)
+        contents: list[Answer] = []
+        folders: list[str] = []
+        last = ""
+        for key in sorted(key for key in self.objects if key.startswith(Prefix) and key > after):
+            folder, found, _ = key.removeprefix(Prefix).partition(Delimiter or "\0")
+            if found and (common := f"{Prefix}{folder}{found}") in folders:
+                continue
+            if len(contents) + len(folders) == count:
+                break
+            if found:
+                folders.append(common)
+            else:
+                contents.append(
+                    {"Key": key, "Size": len(self.objects[key]), "ETag": self._etags[key]}
+                )
+            last = key
+        else:
+            last = ""
+        return {
+            "Contents": contents,
+            "CommonPrefixes": [{"Prefix": folder} for folder in folders],
+            "IsTruncated": bool(last),
+            **({"NextContinuationToken": last} if last else {}),
+        }
+
+    def get_object(self, *, Key: str, Range: str = "") -> Answer:  # noqa: N803  # the same
+        """Hand an object out, or a part of it."""
+        if Key not in self.objects:
+            raise _error("NoSuchKey", 404)
+        data = self.objects[Key]
+        if Range:
+            first, last = Range.removeprefix("bytes=").split("-")
+            data = data[int(first) : int(last) + 1]
+        return {"Body": io.BytesIO(data)}
+
+    def head_object(self, *, Key: str) -> Answer:  # noqa: N803  # the same
+        """Say how large an object is."""
+        if Key not in self.objects:
+            raise _error("404", 404)
+        return {"ContentLength": len(self.objects[Key])}
+
+    def delete_object(self, *, Key: str) -> Answer:  # noqa: N803  # the same
+        """Remove an object."""
+        self.objects.pop(Key, None)
+        return {}
+
+
+_WRITES: Final = frozenset({"put_object", "upload_part", "complete_multipart_upload"})
+
+
+class BucketClient:
+    """One process's client, whose requests may fail on their way there or back."""
+
+    def __init__(self, process: Process, bucket: Bucket) -> None:
+        self._process, self._world, self._bucket = process, process.world, bucket
+
+    def __getattr__(self, operation: str) -> Callable[..., Answer]:
+        """A request of boto3's client."""
+
+        def send(*, Bucket: str, **arguments: Any) -> Answer:  # noqa: ANN401, N803  # boto3's names
+            del Bucket
+            return self._send(operation, arguments)
+
+        return send
+
+    def _send(self, operation: str, arguments: Mapping[str, Any]) -> Answer:
+        self._process.touch(f"{operation} {arguments.get('Key') or arguments.get('Prefix')}")
+        world = self._world
+        serve = getattr(self._bucket, operation)
+        if world.is_down:
+            raise EndpointConnectionError(endpoint_url=_ENDPOINT)
+        if operation in _WRITES:
+            if world.take("refusals"):
+                raise _error(*world.chooser.choice(_REFUSALS))
+            if world.take("lates"):
+                world.schedule.after(LATE_MS, lambda: _serve_nobody(serve, arguments))
+                raise ReadTimeoutError(endpoint_url=_ENDPOINT)
+        answer: Answer = serve(**arguments)
+        # The request is served; whoever dies now does not know.
+        self._process.touch("answer")
+        if operation in _WRITES and world.take("losses"):
+            raise ReadTimeoutError(endpoint_url=_ENDPOINT)
+        return answer
+
+
+class BucketCalls(Calls):
+    """The requests of one process."""
+
+    def __init__(self, process: Process, bucket: Bucket) -> None:
+        super().__init__(LOCATION, process.world.schedule)
+        self._bucket_client = BucketClient(process, bucket)
+
+    def _client(self, identity: S3Identity) -> BucketClient:
+        del identity
+        return self._bucket_client
+
+
+def _serve_nobody(serve: Callable[..., Answer], arguments: Mapping[str, Any]) -> None:
+    """Serve a request whose sender has given it up."""
+    try:
+        serve(**arguments)
+    except ClientError:
+        return
+
+
+def _error(code: str, status: int) -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "Simulated",
+    )

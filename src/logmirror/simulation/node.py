@@ -1,0 +1,276 @@
+"""The product in a simulation: the loop, the executor and the stores, each in a made-up process."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final, cast
+
+from logmirror.cluster.properties import ConnectionSettings
+from logmirror.errors import LogmirrorError, UnavailableError
+from logmirror.metrics import Recorder
+from logmirror.mirror.archive_copies import ArchiveCopies
+from logmirror.mirror.commit import Committer
+from logmirror.mirror.gate import Gate
+from logmirror.mirror.kafka_copies import KafkaCopies
+from logmirror.mirror.kafka_holes import HoleWriter
+from logmirror.mirror.kafka_proof import KafkaProver
+from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
+from logmirror.mirror.kafka_transfer import KafkaTransfer
+from logmirror.mirror.leases import Lease
+from logmirror.mirror.observer import Observer
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.service import Service
+from logmirror.mirror.shared_read import carry_out
+from logmirror.mirror.source_views import MirrorSpec
+from logmirror.mirror.transfer import Transfer
+from logmirror.mirror.units import units
+from logmirror.simulation.cluster import TOPIC, SourceView
+from logmirror.simulation.schedule import KilledError
+from logmirror.simulation.world import Process
+from logmirror.wire.decode import RecordDecoder
+from logmirror.wire.rebatch import Rebatcher
+from logmirror.wire.scan import BatchScanner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logmirror.clock import Chooser
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.produce import ProducePipeline
+    from logmirror.mirror.destination import Destination
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import DestinationSpec, SliceResult, Work
+    from logmirror.simulation.cluster import TargetView
+    from logmirror.simulation.world import World
+    from logmirror.stores.base import BlobStore
+
+SOURCE: Final = ConnectionSettings(bootstrap_servers=(("source", 1),))
+TARGET: Final = ConnectionSettings(bootstrap_servers=(("target", 1),))
+
+_DECODED_BYTES: Final = 1 << 16
+_FETCHED_BYTES: Final = 1 << 14
+_RESTART_MS: Final = (200, 1500)
+_WAIT_MS: Final = 500
+
+_Tools = tuple[FetchBuffer, BatchScanner, RecordDecoder]
+_spare: Final[list[_Tools]] = []
+
+
+class SimulatedDestination:
+    """Where copies go, as the made-up processes reach it.
+
+    Args:
+        spec: Of the flow.
+        open_store: Opens a store for a process that writes; None: it is a cluster.
+        begin_writing: What a run does at its start; what it returns ends with the run.
+        view: The cluster as a process sees it; None: it is a store.
+    """
+
+    def __init__(
+        self,
+        spec: DestinationSpec,
+        *,
+        open_store: Callable[[Process], BlobStore] | None = None,
+        begin_writing: Callable[[BlobStore, contextlib.ExitStack], None] | None = None,
+        view: Callable[[Process], TargetView] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._open_store, self._begin_writing, self._view = open_store, begin_writing, view
+
+    def store(self, process: Process) -> BlobStore:
+        """A store's adapter of its own for a process."""
+        if self._open_store is None:
+            raise TypeError("a cluster is no store")
+        return self._open_store(process)
+
+    def view(self, process: Process) -> ClusterClient:
+        """The cluster as a process sees it."""
+        if self._view is None:
+            raise TypeError("a store is no cluster")
+        return cast("ClusterClient", self._view(process))
+
+    def begin_writing(self, store: BlobStore, stack: contextlib.ExitStack) -> None:
+        """See `stores.opening.begin_writing`."""
+        if self._begin_writing is not None:
+            self._begin_writing(store, stack)
+
+
+class _Telling(Observer):
+    """Passes every position that is told on to the judge."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(["orders"], Recorder(), process.world.schedule)
+        self._process = process
+
+    def saw(self, state: FlowState) -> None:
+        super().saw(state)
+        self._process.world.told(self._process, state.position)
+
+
+class SimulatedRunner:
+    """A `Runner` whose slots are processes of their own, which may die by themselves."""
+
+    slots: Final = 1
+
+    def __init__(self, process: Process, destination: SimulatedDestination) -> None:
+        self._process, self._world = process, process.world
+        self._destination = destination
+        self._is_stopping = False
+
+    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+        """See `Runner.run`."""
+        executor = Process(self._world, f"{self._process.name}/executor", self._process)
+        tools = _spare.pop() if _spare else _new_tools()
+        self._world.enter(executor)
+        try:
+            return [r for unit in units(works) for r in self._carry_out(unit, executor, tools)]
+        except KilledError:
+            if self._process.is_dead:
+                raise
+            raise UnavailableError("the worker of a slice is lost") from None
+        finally:
+            self._world.leave()
+            _spare.append(tools)
+
+    def end_leases(self) -> None:
+        """See `Runner.end_leases`."""
+        self._is_stopping = True
+
+    def _carry_out(self, unit: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
+        if isinstance(unit[0].destination, KafkaSpec):
+            return self._copy(unit, executor, tools)
+        clock, decoder = self._world.schedule, tools[2]
+        store = self._destination.store(executor)
+        transfers = [Transfer(work, store, decoder, clock=clock) for work in unit]
+        return carry_out(transfers, _source(unit[0], executor, tools), decoder)
+
+    def _copy(self, works: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
+        clock, client = self._world.schedule, self._destination.view(executor)
+        lease_ms = 0 if self._is_stopping else max(work.lease_ms for work in works)
+        return KafkaTransfer(
+            works,
+            source_client=cast("ClusterClient", SourceView(executor)),
+            source={w.slice.flow.source: _source(w, executor, tools) for w in works},
+            client=client,
+            pipeline=_pipeline(client),
+            rebatcher=Rebatcher(),
+            filler=HoleWriter(client, clock),
+            prover=KafkaProver(client, _pipeline(client), tools[2], clock),
+            gate=Gate(tools[2]),
+            lease=Lease(lease_ms, clock),
+            clock=clock,
+        ).run()
+
+
+def _pipeline(client: ClusterClient) -> ProducePipeline:
+    return client.pipeline()
+
+
+def _new_tools() -> _Tools:
+    return FetchBuffer(_FETCHED_BYTES), BatchScanner(), RecordDecoder(_DECODED_BYTES)
+
+
+def _source(work: Work, executor: Process, tools: _Tools) -> KafkaSource:
+    buffer, scanner, _ = tools
+    return KafkaSource(
+        cast("ClusterClient", SourceView(executor)),
+        work.slice.flow.source,
+        topic_id=work.slice.topic_id,
+        buffer=buffer,
+        scanner=scanner,
+    )
+
+
+class Node:
+    """A machine that runs the mirror, and starts it again when it has ended.
+
+    Args:
+        world: Where.
+        name: Of the machine.
+        destination: Of the copy.
+        chooser: Draws how long a new start takes.
+    """
+
+    def __init__(
+        self, world: World, name: str, destination: SimulatedDestination, chooser: Chooser
+    ) -> None:
+        self._world, self._name, self._destination = world, name, destination
+        self._chooser = chooser
+        self._starts = 0
+        self.errors: list[LogmirrorError] = []
+        """With which runs have ended."""
+
+    def live(self) -> None:
+        """Run the mirror until the world is healed."""
+        while not self._world.is_healed:
+            self.run_once(until_now=False)
+            self._world.schedule.sleep_ms(self._chooser.randint(*_RESTART_MS))
+
+    def live_as_second(self) -> None:
+        """The same, from the time on at which a second machine is wanted."""
+        while not (self._world.second_wanted or self._world.is_healed):
+            self._world.schedule.sleep_ms(_WAIT_MS)
+        self.live()
+
+    def run_once(self, *, until_now: bool) -> bool:
+        """One run of the mirror, to its end; whether it ended as it should."""
+        self._starts += 1
+        process = Process(self._world, f"{self._name}.{self._starts}.w")
+        self._world.enter(process)
+        try:
+            with contextlib.ExitStack() as stack:
+                service = self._service(process, stack)
+                process.stop = service.stop
+                if self._world.is_healed and not until_now:
+                    service.stop()
+                service.run(until_now=until_now)
+        except KilledError:
+            return False
+        except LogmirrorError as error:
+            self._world.schedule.note(f"ended with {error.kind}: {error.message}")
+            self.errors.append(error)
+            return False
+        else:
+            return True
+        finally:
+            self._world.leave()
+
+    def _service(self, process: Process, stack: contextlib.ExitStack) -> Service:
+        clock, observer = self._world.schedule, _Telling(process)
+        source = cast("ClusterClient", SourceView(process))
+        return Service(
+            [
+                MirrorSpec(
+                    name="orders",
+                    source=SOURCE,
+                    topic=TOPIC,
+                    partitions=None,
+                    destinations=(("copy", self._destination.spec),),
+                    chain_start=None,
+                )
+            ],
+            client=lambda _settings: source,
+            destination=self._copies(process, observer, stack),
+            runner=SimulatedRunner(process, self._destination),
+            writer_id=process.name,
+            clock=clock,
+            observer=observer,
+        )
+
+    def _copies(
+        self, process: Process, observer: Observer, stack: contextlib.ExitStack
+    ) -> Callable[[DestinationSpec], Destination]:
+        clock = self._world.schedule
+        copies: Destination
+        if isinstance(self._destination.spec, ArchiveSpec):
+            store = self._destination.store(process)
+            self._destination.begin_writing(store, stack)
+            committer = Committer(lambda _location: store, clock=clock, observer=observer)
+            copies = ArchiveCopies(lambda _location: store, committer, clock)
+        else:
+            views = {
+                SOURCE: cast("ClusterClient", SourceView(process)),
+                TARGET: self._destination.view(process),
+            }
+            copies = KafkaCopies(lambda settings: views[settings], clock, observer)
+        return lambda _spec: copies

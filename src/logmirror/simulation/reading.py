@@ -1,0 +1,98 @@
+"""Objects of an archive read plainly: no kernel, no chain, no claim of the product's.
+
+Native batches by the reference decoder, Parquet by Arrow alone, NDJSON by the standard library.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
+
+from logmirror.checker import Row
+from logmirror.wire.records import MarkerType, decode_reference, marker_type, parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TYPES: Final = {"create_time": 0, "log_append_time": 1}
+
+
+def read_rows(extension: str, data: bytes) -> list[Row]:
+    """The records of one object of rows.
+
+    Args:
+        extension: `parquet` or `ndjson`.
+        data: The whole object.
+    """
+    return _parquet(data) if extension == "parquet" else _ndjson(data)
+
+
+def _parquet(data: bytes) -> list[Row]:
+    # One thread: a pool's threads would take turns with those of a simulation.
+    table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+    names = ("offset", "timestamp", "timestampType", "key", "value", "headers")
+    columns = [table[name] for name in names]
+    columns[1] = columns[1].cast("int64")
+    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    return [
+        Row(
+            offset, stamp, kind, key, value, tuple((h["key"].encode(), h["value"]) for h in headers)
+        )
+        for offset, stamp, kind, key, value, headers in rows
+    ]
+
+
+def _ndjson(data: bytes) -> list[Row]:
+    return [_line(json.loads(line)) for line in data.splitlines()]
+
+
+def _line(found: dict[str, Any]) -> Row:
+    return Row(
+        found["offset"],
+        found.get("timestamp_ms", -1),
+        _TYPES[found["timestamp_type"]],
+        _bytes(found.get("key")),
+        _bytes(found.get("value")),
+        tuple(
+            (header["key"].encode(), _bytes(header.get("value")))
+            for header in found.get("headers", ())
+        ),
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
+
+
+def read_batches(parts: Iterable[bytes]) -> list[Row]:
+    """The records that a reader of committed records is shown, of batches back to back.
+
+    Args:
+        parts: Objects of one chain, or what a log holds, in order.
+    """
+    shown: list[list[Row]] = []
+    waiting: dict[int, list[list[Row]]] = {}
+    for data in parts:
+        at = 0
+        while at < len(data):
+            header = parse_header(data, at)
+            batch = data[at : at + header.size_bytes]
+            at += header.size_bytes
+            if header.is_control:
+                open_batches = waiting.pop(header.producer_id, [])
+                if marker_type(batch, parse_header(batch, 0)) is MarkerType.ABORT:
+                    for rows in open_batches:
+                        rows.clear()
+                continue
+            rows = [Row(*record) for record in decode_reference(batch)]
+            shown.append(rows)
+            if header.is_transactional:
+                waiting.setdefault(header.producer_id, []).append(rows)
+    for open_batches in waiting.values():  # the copy ends before their end: nobody is shown them
+        for rows in open_batches:
+            rows.clear()
+    return [row for rows in shown for row in rows]

@@ -1,0 +1,210 @@
+"""Time and turn-taking of a simulation: many actors, one of which goes on at any moment.
+
+Each actor is a thread, so that code of the product runs as it is; but a thread goes on only while
+it has the baton, and gives it away only in `step` and `sleep_ms`. Who has it next is drawn from the
+seed, and time passes only where everybody waits. So a run depends on nothing but its seed: the same
+seed takes the same turns, which `trace` proves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from logmirror.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logmirror.clock import Chooser
+
+BEGIN_MS: Final = 1_790_000_000_000
+"""Wall-clock time at which every simulation begins."""
+
+_TURN: Final = 0.3
+"""How likely somebody else goes on after a step."""
+
+_SHOWN: Final = 60
+"""Steps kept in words, for a person who looks into a seed."""
+
+
+class KilledError(BaseException):
+    """The process is gone, as after `kill -9`. Not an Exception: nobody handles it."""
+
+
+class EndedError(BaseException):
+    """The simulation is over, and whoever still goes on must leave."""
+
+
+class Actor:
+    """One thread of control. Made by `Schedule.add`."""
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self.name, self.act = name, act
+        self.wake_ms = 0
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.error: BaseException | None = None
+
+
+class Schedule(Clock):
+    """The actors of one simulation, and their clock.
+
+    Args:
+        chooser: Draws who goes on.
+        limit_ms: When actors that have not ended are made to.
+        steps_max: The same, in steps: for whoever turns without waiting.
+
+    Attributes:
+        ran_out: A limit was reached.
+        current: Who goes on.
+        words: The last steps, in words.
+    """
+
+    def __init__(self, chooser: Chooser, *, limit_ms: int, steps_max: int) -> None:
+        self._chooser = chooser
+        self._limit_ms, self._steps_max = limit_ms, steps_max
+        self._ms = self._steps = 0
+        self._actors: list[Actor] = []
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._trace = hashlib.blake2b(digest_size=16)
+        self._done = threading.Lock()
+        self._errors: list[BaseException] = []
+        self._is_ending = False
+        self.ran_out = False
+        self.current = Actor("nobody", lambda: None)
+        self.words: deque[str] = deque(maxlen=_SHOWN)
+
+    # -- what actors and the world call ----------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """See `Clock.now_ms`."""
+        return BEGIN_MS + self._ms
+
+    def monotonic_ms(self) -> int:
+        """See `Clock.monotonic_ms`; a simulation begins at 0."""
+        return self._ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """See `Clock.sleep_ms`; also gives the baton away."""
+        self.current.wake_ms = self._ms + max(int(duration_ms), 1)
+        self._turn()
+
+    def step(self, words: str) -> None:
+        """The actor is about to touch the world: somebody else may go first.
+
+        Args:
+            words: What it does; part of the trace.
+        """
+        self.note(words)
+        self._steps += 1
+        if self._chooser.random() < _TURN:
+            self._ms += 1
+            self._turn()
+        elif self._is_ending:
+            raise EndedError
+
+    def note(self, words: str) -> None:
+        """Put something into the trace."""
+        line = f"{self._ms} {self.current.name} {words}"
+        self._trace.update(line.encode() + b"\n")
+        self.words.append(line)
+
+    def after(self, duration_ms: int, act: Callable[[], None]) -> None:
+        """Do something at a later time; it must neither step nor sleep."""
+        self._timer_count += 1
+        self._timers.append((self._ms + duration_ms, self._timer_count, act))
+        self._timers.sort(key=lambda timer: timer[:2])
+
+    @property
+    def trace(self) -> str:
+        """A digest of all steps so far."""
+        return self._trace.hexdigest()
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def add(self, name: str, act: Callable[[], None]) -> Actor:
+        """Add an actor, which begins when it is its turn."""
+        actor = Actor(name, act)
+        actor.wake_ms = self._ms
+        self._actors.append(actor)
+        return actor
+
+    def run(self) -> None:
+        """Let all actors go on until each has ended.
+
+        Raises:
+            BaseException: What an actor raised that it was not told to.
+        """
+        threads = [
+            threading.Thread(target=self._live, args=(actor,), daemon=True, name=actor.name)
+            for actor in self._actors
+        ]
+        self._done.acquire()
+        for thread in threads:
+            thread.start()
+        if threads:
+            self._next().baton.release()
+            self._done.acquire()
+        self._done.release()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def extend(self, limit_ms: int) -> None:
+        """Let a run that is over be followed by another one, of at most this duration."""
+        self._limit_ms, self._steps = self._ms + limit_ms, 0
+        self._is_ending = False
+
+    def _live(self, actor: Actor) -> None:
+        actor.baton.acquire()
+        try:
+            if not self._is_ending:
+                actor.act()
+        except EndedError:
+            pass
+        except BaseException as error:  # noqa: BLE001  # told by `run`, in the thread that asked
+            self._errors.append(error)
+        self._actors.remove(actor)
+        if self._actors:
+            self._next().baton.release()
+        else:
+            self._done.release()
+
+    def _turn(self) -> None:
+        actor = self.current
+        chosen = self._next()
+        if chosen is not actor:
+            chosen.baton.release()
+            actor.baton.acquire()
+        if self._is_ending:
+            raise EndedError
+
+    def _next(self) -> Actor:
+        """Choose who goes on; where nobody may, time passes."""
+        if self._ms > self._limit_ms or self._steps > self._steps_max or self._errors:
+            self._is_ending = self.ran_out = True
+        if self._is_ending:
+            self.current = self._actors[0]
+            return self.current
+        while True:
+            ready = [actor for actor in self._actors if actor.wake_ms <= self._ms]
+            if ready:
+                break
+            wake_ms = min(actor.wake_ms for actor in self._actors)
+            if self._timers and self._timers[0][0] <= wake_ms:
+                self._ms = max(self._ms, self._timers[0][0])
+            else:
+                self._ms = wake_ms
+            self._fire()
+        self._fire()
+        self.current = ready[self._chooser.randrange(len(ready))] if len(ready) > 1 else ready[0]
+        return self.current
+
+    def _fire(self) -> None:
+        while self._timers and self._timers[0][0] <= self._ms:
+            self._timers.pop(0)[2]()

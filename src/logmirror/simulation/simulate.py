@@ -1,0 +1,397 @@
+"""One seed: a mirror, a source, faults; and what the checker says of what became of the copy.
+
+    result = simulate(Plan(seed=7, destination="S3", form="parquet", directive=...))
+
+Everything is drawn from the seed and the plan, so a result can be had again: `Result.trace` is the
+digest of every step that was taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logmirror import crashpoints
+from logmirror.clock import Chooser, driven
+from logmirror.mirror.kafka_guard import producer_id
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
+from logmirror.simulation.cluster import TargetView
+from logmirror.simulation.disk import Disk, DiskCalls
+from logmirror.simulation.log import Log, Memory
+from logmirror.simulation.node import TARGET, Node, SimulatedDestination
+from logmirror.simulation.reading import read_batches, read_rows
+from logmirror.simulation.schedule import Schedule
+from logmirror.simulation.source import Application
+from logmirror.simulation.world import World
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.locations import FolderLocation
+from logmirror.stores.s3 import S3Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from logmirror.checker import Anomaly, Row, Truth
+    from logmirror.simulation.faults import Destination, Directive, Format
+    from logmirror.simulation.world import Process
+    from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
+
+_MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder of its own is made there
+"""Where Linux keeps files in memory: what is flushed is accounted for, and nothing is to last."""
+
+_FOLDER: Final = "copy/0"
+_EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
+_WRITES: Final = 18
+_WRITE_EVERY_MS: Final = (50, 700)
+_HEALED_MS: Final = 9_000
+"""Faults happen until then, if nothing takes longer."""
+
+_PAUSED_MS: Final = 26_000
+"""The same, where somebody is paused: until he has woken up."""
+
+_SETTLED_MS: Final = 12_000
+"""Longer, where a process that the broker does not know waits before it writes."""
+
+_LIMIT_MS: Final = 400_000
+_DRAIN_MS: Final = 300_000
+"""How long a healthy process may take to copy what is there, by the clock of the simulation."""
+
+_STEPS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is simulated; the same plan always takes the same steps."""
+
+    seed: int
+    destination: Destination
+    form: Format
+    """`-` for a cluster."""
+
+    directive: Directive | None = None
+    """The fault that is tied to a crash point."""
+
+    drawn: tuple[str, ...] = ()
+    """Names of further faults, which happen at drawn moments."""
+
+    @property
+    def faults(self) -> set[str]:
+        """Names of all faults that may happen."""
+        return {*self.drawn, self.directive.fault if self.directive else ""}
+
+    def __str__(self) -> str:
+        form = "" if self.form == "-" else f" {self.form}"
+        directed = f" {self.directive.fault}@{self.directive.point}" if self.directive else ""
+        nth = f"#{self.directive.nth}" if self.directive else ""
+        return f"seed {self.seed}: {self.destination}{form}{directed}{nth} {'+'.join(self.drawn)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of it."""
+
+    plan: Plan
+    anomalies: tuple[Anomaly, ...]
+    records: int
+    """Committed at the source."""
+
+    fired: int
+    """How often the directed fault happened."""
+
+    happened: tuple[str, ...]
+    """All faults that happened, in order."""
+
+    points: frozenset[str]
+    """Crash points that were reached."""
+
+    trace: str
+    words: tuple[str, ...]
+    """The last steps, for a person."""
+
+
+class _Copy:
+    """The copy of a simulation: how it is reached, and what it holds."""
+
+    target: SimulatedDestination
+
+    def rows(self) -> list[Row]:
+        """What a reader is shown of it."""
+        raise NotImplementedError
+
+    def names(self) -> list[str] | None:
+        """The names of its objects; None: it has none."""
+        raise NotImplementedError
+
+
+class _Objects(_Copy):
+    """A chain of objects."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._read: dict[tuple[str, int], list[Row]] = {}
+
+    def contents(self) -> dict[str, bytes]:
+        """All objects of the chain that are durable."""
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        return sorted(self.contents())
+
+    def rows(self) -> list[Row]:
+        contents = self.contents()
+        if self._form == "native":
+            return read_batches(contents[name] for name in sorted(contents))
+        extension = _EXTENSIONS[self._form]
+        return [row for name in sorted(contents) for row in self._rows(extension, contents[name])]
+
+    def _rows(self, extension: str, data: bytes) -> list[Row]:
+        key = (extension, hash(data))
+        if key not in self._read:
+            self._read[key] = read_rows(extension, data)
+        return self._read[key]
+
+
+class _Files(_Objects):
+    def __init__(self, world: World, chooser: Chooser, form: Format, folder: Path) -> None:
+        super().__init__(form)
+        self._disk = disk = Disk(folder, chooser)
+        world.power_lost = disk.lose_power
+        world.durable_end = lambda: disk.durable_end(_FOLDER)
+
+        def open_store(process: Process) -> BlobStore:
+            return FilesystemStore(
+                disk.root,
+                writer_id=process.driver.name,
+                syscalls=DiskCalls(process, disk),
+                clock=world.schedule,
+            )
+
+        def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
+            if isinstance(store, FilesystemStore):
+                stack.enter_context(store.hold_writer_lock())
+                store.sweep()
+
+        spec = _archive(form, chooser, FolderLocation("/simulated"))
+        self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
+
+    def contents(self) -> dict[str, bytes]:
+        folder = self._disk.root / _FOLDER
+        names = self._disk.durable_names(_FOLDER)
+        return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+class _Bucket(_Objects):
+    def __init__(self, world: World, chooser: Chooser, form: Format) -> None:
+        super().__init__(form)
+        self._bucket = bucket = Bucket(page=chooser.choice((2, 3, 1000)))
+        world.durable_end = lambda: bucket.durable_end(_FOLDER)
+
+        def open_store(process: Process) -> BlobStore:
+            return S3Store(LOCATION, calls=BucketCalls(process, bucket), clock=world.schedule)
+
+        def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
+            del stack
+            if isinstance(store, S3Store):
+                store.sweep()
+
+        spec = _archive(form, chooser, LOCATION)
+        self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
+
+    def contents(self) -> dict[str, bytes]:
+        prefix = f"{LOCATION.prefix}/{_FOLDER}"
+        return {n: self._bucket.objects[f"{prefix}/{n}"] for n in self._bucket.names(_FOLDER)}
+
+
+class _Cluster(_Copy):
+    def __init__(self, world: World, chooser: Chooser) -> None:
+        self._log = log = Log()
+        world.durable_end = lambda: log.end
+        spec = KafkaSpec(
+            cluster=TARGET, topic="copy", name="copy", mirror="orders", topic_sync="off"
+        )
+        if chooser.random() < 0.7:  # noqa: PLR2004  # how often the broker knows the copier already
+            known = Memory(last_timestamp_ms=world.schedule.now_ms())
+            log.producers[producer_id("copy", 0)] = known
+        self.target = SimulatedDestination(spec, view=lambda process: TargetView(process, log))
+
+    def names(self) -> None:
+        return None
+
+    def rows(self) -> list[Row]:
+        return read_batches(entry.data for entry in self._log.entries)
+
+
+def _archive(form: Format, chooser: Chooser, location: StoreLocation) -> ArchiveSpec:
+    return ArchiveSpec(
+        location=location,
+        format=form,
+        extension=_EXTENSIONS[form],
+        compression="zstd-1",
+        encoding="base64",
+        max_bytes=chooser.choice((200, 600, 1 << 20)),
+        max_offsets=chooser.choice((5, 9, 1000)),
+        max_time_ms=chooser.choice((300, 1000)),
+        drift_check_ms=2_000,
+    )
+
+
+def simulate(plan: Plan) -> Result:
+    """Run one plan to its end.
+
+    Raises:
+        BaseException: Whatever the product raised that is no error of its own: a bug.
+    """
+    chooser = Chooser(f"{plan}")
+    schedule = Schedule(chooser, limit_ms=_LIMIT_MS, steps_max=_STEPS)
+    to_kafka = plan.destination == "Kafka"
+    # Two that fill one hole of a cluster's copy at once double its markers: see the page.
+    is_dense = to_kafka and "two-writers" in plan.faults
+    # Nothing at a cluster says which topic a copy is of, and a compacted one may have nothing left
+    # to compare with.
+    may_compact = not (is_dense or (to_kafka and "recreated" in plan.faults))
+    application = Application(
+        schedule,
+        chooser,
+        compacts=may_compact and chooser.random() < 0.3,  # noqa: PLR2004  # how many topics are
+        transacts=not is_dense,
+        stamps=not to_kafka,
+    )
+    world = World(schedule, chooser, application, plan.directive)
+    if plan.directive and plan.directive.point.startswith("head."):
+        _trim(application)
+    with (
+        _quiet(),
+        driven(schedule, chooser),
+        crashpoints.listening(world.reached),
+        _made(plan, world, chooser) as copy,
+    ):
+        nodes = _play(plan, world, chooser, copy)
+        _drain(world, nodes[0])
+        anomalies = _judge(world, copy)
+    return Result(
+        plan=plan,
+        anomalies=tuple(anomalies),
+        records=len(application.truth().rows),
+        fired=world.fired,
+        happened=tuple(world.happened),
+        points=frozenset(world.points),
+        trace=schedule.trace,
+        words=tuple(schedule.words),
+    )
+
+
+def _trim(application: Application) -> None:
+    """Let the source have lost its first records before anybody has copied them."""
+    for _ in range(3):
+        application.act()
+    application.delete_before(application.log.stable_end)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What made-up processes log is of no interest to anybody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _made(plan: Plan, world: World, chooser: Chooser) -> Iterator[_Copy]:
+    if plan.destination == "Kafka":
+        yield _Cluster(world, chooser)
+    elif plan.destination == "S3":
+        yield _Bucket(world, chooser, plan.form)
+    else:
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="logmirror-simulation-", dir=memory) as folder:
+            yield _Files(world, chooser, plan.form, Path(folder))
+
+
+def _play(plan: Plan, world: World, chooser: Chooser, copy: _Copy) -> list[Node]:
+    """Let everybody act until all faults are over."""
+    schedule = world.schedule
+    faults, to_kafka = plan.faults, plan.destination == "Kafka"
+    healed_ms = _PAUSED_MS if "pause" in faults else _HEALED_MS
+    if to_kafka:
+        healed_ms += _SETTLED_MS
+    nodes = [Node(world, name, copy.target, chooser) for name in ("a", "b")]
+    is_drawn = chooser.random() < 0.3  # noqa: PLR2004  # how often two copy from the beginning
+    world.second_wanted = "two-writers" in faults or (is_drawn and not to_kafka)
+    schedule.add("application", _writing(world, chooser))
+    schedule.add("a", nodes[0].live)
+    schedule.add("b", nodes[1].live_as_second)
+    schedule.add("judge", _watching(world, copy, healed_ms))
+    for fault in plan.drawn:
+        at_ms = chooser.randrange(300, _HEALED_MS - 1000)
+        schedule.after(at_ms, lambda fault=fault: world.happen(fault))  # type: ignore[misc]  # bound at once
+    schedule.run()
+    return nodes
+
+
+def _writing(world: World, chooser: Chooser) -> Callable[[], None]:
+    def write() -> None:
+        for _ in range(_WRITES):
+            world.schedule.sleep_ms(chooser.randint(*_WRITE_EVERY_MS))
+            world.application.act()
+            if chooser.random() < 0.1:  # noqa: PLR2004  # how often
+                world.application.clean()
+
+    return write
+
+
+def _watching(world: World, copy: _Copy, healed_ms: int) -> Callable[[], None]:
+    """Look at the copy now and then, and let the faults be over at the end."""
+
+    def watch() -> None:
+        while world.schedule.monotonic_ms() < healed_ms:
+            world.schedule.sleep_ms(healed_ms // 4)
+            names = copy.names()
+            if names is not None:
+                world.history.listed(names)
+            world.history.read(_rows(world, copy))
+        world.heal()
+
+    return watch
+
+
+def _drain(world: World, node: Node) -> None:
+    """Without faults a new process must copy all that is there."""
+    schedule = world.schedule
+    if schedule.ran_out:
+        world.history.stuck(f"{schedule.words[-1]}: some process did not stop when it was asked to")
+        return
+    world.application.rest()
+    schedule.extend(_DRAIN_MS)
+    ended: list[bool] = []
+    node.errors.clear()
+    schedule.add("drain", lambda: ended.append(node.run_once(until_now=True)))
+    schedule.run()
+    if world.application.is_recreated:
+        return  # it must refuse to go on
+    if schedule.ran_out or ended != [True]:
+        why = node.errors[0] if node.errors else schedule.words[-1]
+        world.history.stuck(f"after all faults: {why}")
+
+
+def _judge(world: World, copy: _Copy) -> list[Anomaly]:
+    rows = _rows(world, copy)
+    truth: Truth = world.application.truth(rows[0] if rows else None)
+    return world.history.judge(truth, rows, names=copy.names())
+
+
+def _rows(world: World, copy: _Copy) -> list[Row]:
+    """What a reader is shown of the copy, if it can be read at all."""
+    try:
+        return copy.rows()
+    except Exception as error:  # noqa: BLE001  # what is broken may break a reader in any way
+        world.history.unreadable(f"the copy cannot be read: {error!r}")
+        return []

@@ -1,0 +1,164 @@
+"""The source's application: it writes what a mirror has to copy, and knows what that was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logmirror.checker import Row, Truth
+from logmirror.model import TimestampType
+from logmirror.simulation.log import Log
+from logmirror.wire.records import MarkerType, Record
+
+if TYPE_CHECKING:
+    from logmirror.clock import Chooser
+    from logmirror.simulation.schedule import Schedule
+
+_KEYS: Final = (None, b"", b"a", b"b", b"c")
+_HEADERS: Final = (
+    (),
+    ((b"h", None),),
+    ((b"h", b""), (b"h", b"1")),
+    ((b"b", b"2"), (b"a", b"\xff")),
+)
+_TRANSACTION: Final = 4000
+"""Producer id of the application's transactions."""
+
+
+class Application:
+    """Writes to one partition, and keeps the truth about it.
+
+    Args:
+        schedule: Time.
+        chooser: Draws what is written.
+        compacts: The topic's cleanup.policy is `compact`.
+        transacts: Whether it has transactions.
+        stamps: Whether the topic's timestamps may be those of the append.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        chooser: Chooser,
+        *,
+        compacts: bool,
+        transacts: bool,
+        stamps: bool,
+    ) -> None:
+        self._schedule, self._chooser = schedule, chooser
+        self.compacts, self._transacts, self._stamps = compacts, transacts, stamps
+        self.topic_id = bytes([1]) * 16
+        self.log = Log()
+        self._rows: dict[int, Row] = {}
+        self._aborted: dict[int, Row] = {}
+        self._gone: set[int] = set()
+        self._generations: list[tuple[dict[int, Row], Truth]] = []
+        self._number = 0
+        self._in_transaction = False
+
+    def act(self) -> None:
+        """Do one of the things that applications and brokers do to a log."""
+        draw = self._chooser.random()
+        if self._in_transaction and draw < 0.5:  # noqa: PLR2004  # how often
+            self._end_transaction()
+        elif self._transacts and draw < 0.2:  # noqa: PLR2004  # how often
+            self._in_transaction = True
+            self._write(_TRANSACTION)
+        else:
+            self._write(-1)
+
+    def rest(self) -> None:
+        """Leave nothing open: what was written is to be copied."""
+        if self._in_transaction:
+            self._end_transaction()
+        self._write(-1)
+
+    def _write(self, producer_id: int) -> None:
+        chooser, log = self._chooser, self.log
+        kind = TimestampType.CREATE_TIME
+        if self._stamps and producer_id < 0 and chooser.random() < 0.2:  # noqa: PLR2004  # how often
+            kind = TimestampType.LOG_APPEND_TIME
+        now_ms = self._schedule.now_ms()
+        records = []
+        for n in range(chooser.randint(1, 5)):
+            self._number += 1
+            value = chooser.choice((b"%d" % self._number, b"", None, b"x" * chooser.randrange(90)))
+            records.append(
+                Record(
+                    log.end + n,
+                    now_ms if kind is TimestampType.LOG_APPEND_TIME else now_ms - n % 2,
+                    kind,
+                    chooser.choice(_KEYS),
+                    None if value is None else b"%d:%b" % (self._number, value),
+                    chooser.choice(_HEADERS),
+                )
+            )
+        log.write(records, producer_id=producer_id, timestamp_type=kind)
+        self._rows |= {record.offset: Row(*record) for record in records}
+
+    def _end_transaction(self) -> None:
+        self._in_transaction = False
+        is_aborted = self._chooser.random() < 0.5  # noqa: PLR2004  # how often
+        marker = MarkerType.ABORT if is_aborted else MarkerType.COMMIT
+        now_ms = self._schedule.now_ms()
+        first = self.log.end_transaction(_TRANSACTION, marker, now_ms)
+        if is_aborted:
+            for entry in self.log.entries:
+                if entry.producer_id == _TRANSACTION and entry.base >= first:
+                    for record in entry.records:
+                        self._aborted[record.offset] = self._rows.pop(record.offset)
+
+    # -- what happens to the log -----------------------------------------------------------------
+
+    def clean(self) -> None:
+        """Compact what is no longer written to."""
+        if self.compacts:
+            self._gone |= self.log.compact(self.log.stable_end - 3)
+
+    def delete_before(self, offset: int) -> None:
+        """Delete what every copy has; of a topic that was made anew there is no copy."""
+        if self._generations:
+            return
+        self.log.delete_before(min(offset, self.log.stable_end))
+        self._gone |= {at for at in self._rows if at < self.log.start}
+
+    def change_leader(self) -> None:
+        """Another broker leads; the log stays."""
+        self.log.epoch += 1
+
+    def recreate(self) -> None:
+        """Delete the topic and make it anew; once, for the copy has one past only."""
+        if self._generations:
+            return
+        self._generations.append((dict(self._rows), self.truth()))
+        self.topic_id = bytes([self.topic_id[0] + 1]) * 16
+        self.log, self._in_transaction = Log(), False
+        self._rows, self._aborted, self._gone = {}, {}, set()
+
+    @property
+    def is_recreated(self) -> bool:
+        """Whether the copy belongs to a topic that is no more."""
+        return bool(self._generations)
+
+    def truth(self, first_copied: Row | None = None) -> Truth:
+        """What the copy must be; of a topic that was made anew, what it may be at most.
+
+        Args:
+            first_copied: The first record of the copy: it says of which of the two topics it is.
+        """
+        old = self._generations[0] if self._generations else None
+        if old and first_copied and first_copied == old[0].get(first_copied.offset):
+            written, first = old
+            return Truth(
+                rows=first.rows,
+                aborted=first.aborted,
+                may_lack=written.keys(),  # the copy ends where the old topic was left
+                later=dict(self._rows),
+            )
+        end = self.log.stable_end
+        rows = [self._rows[at] for at in sorted(self._rows) if at < end]
+        return Truth(
+            rows=rows,
+            end=None if old else end,
+            aborted=dict(self._aborted),
+            may_lack={row.offset for row in rows} if old else frozenset(self._gone),
+        )

@@ -1,0 +1,289 @@
+"""The world of one simulation: processes that die, a source that goes on, faults that happen."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+from logmirror.checker import History
+from logmirror.simulation.faults import Directive
+from logmirror.simulation.schedule import KilledError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logmirror.clock import Chooser
+    from logmirror.simulation.schedule import Actor, Schedule
+    from logmirror.simulation.source import Application
+
+PAUSE_MS: Final = 20_000
+SOURCE_DOWN_MS: Final = 4_000
+DOWN_MS: Final = 15_000
+LATE_MS: Final = 2_000
+EVERYTHING: Final = 1 << 30
+
+
+class Process:
+    """A process of the copier, or one that carries slices out for it.
+
+    Args:
+        world: Where it lives.
+        name: Of its run; no two are alike.
+        parent: With which it dies.
+    """
+
+    def __init__(self, world: World, name: str, parent: Process | None = None) -> None:
+        self.world, self.name, self._parent = world, name, parent
+        self.began_ms = world.schedule.monotonic_ms()
+        self.descriptors: set[int] = set()
+        self.pause_ms = 0
+        self._is_killed = False
+        self.stop: Callable[[], None] = lambda: None
+        """Asks it to end."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it can do nothing any more."""
+        return self._is_killed or (self._parent is not None and self._parent.is_dead)
+
+    @property
+    def is_executor(self) -> bool:
+        """Whether another process has it carry slices out."""
+        return self._parent is not None
+
+    @property
+    def driver(self) -> Process:
+        """The process that runs the loop."""
+        return self._parent or self
+
+    def kill(self) -> None:
+        """It does nothing from now on."""
+        self._is_killed = True
+
+    def touch(self, words: str) -> None:
+        """It is about to touch the world; others may go first, and it may not live to do it."""
+        if self.is_dead:
+            raise KilledError
+        self.world.schedule.step(f"{self.name} {words}")
+        driver = self.driver
+        if driver.pause_ms:
+            pause_ms, driver.pause_ms = driver.pause_ms, 0
+            self.world.schedule.sleep_ms(pause_ms)
+        if self.is_dead:
+            raise KilledError
+
+    def close(self) -> None:
+        """It has ended: the system closes what it had open."""
+        self.kill()
+        for descriptor in self.descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.descriptors.clear()
+
+
+class World:
+    """Everything of one simulation that is not the product's.
+
+    Args:
+        schedule: Time and turns.
+        chooser: Draws what is left to chance.
+        application: The source.
+        directive: The fault that happens at a crash point; None: only what is drawn.
+
+    Attributes:
+        refusals: So many next writes are refused.
+        losses: So many next writes lose their answer.
+        lates: So many next writes lose their answer and are done later.
+        io_errors: So many next flushes fail.
+        fired: How often the directed fault has happened.
+        happened: Names of all faults that have happened, in order.
+        power_lost: Makes the destination what a loss of power leaves.
+        durable_end: How far the copy reaches, counting only what no fault can take away.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        chooser: Chooser,
+        application: Application,
+        directive: Directive | None,
+    ) -> None:
+        self.schedule, self.chooser, self.application = schedule, chooser, application
+        self._directive, self._count = directive, 0
+        self.history = History()
+        self.refusals = self.losses = self.lates = self.io_errors = 0
+        self._source_down_ms = self._down_ms = -1
+        self.is_healed = False
+        self.second_wanted = False
+        self.fired = 0
+        self.happened: list[str] = []
+        self.points: set[str] = set()
+        self.power_lost: Callable[[], None] = lambda: None
+        self.durable_end: Callable[[], int] = lambda: 0
+        self._running: dict[Actor, list[Process]] = {}
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def enter(self, process: Process) -> None:
+        """The current actor is this process from now on."""
+        self._running.setdefault(self.schedule.current, []).append(process)
+
+    def leave(self) -> None:
+        """It has ended; the current actor is what it was before."""
+        self._running[self.schedule.current].pop().close()
+
+    def _processes(self) -> list[Process]:
+        return [process for running in self._running.values() for process in running]
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def reached(self, point: str) -> None:
+        """A process has reached a crash point."""
+        running = self._running.get(self.schedule.current)
+        if not running or self.is_healed:
+            return
+        process = running[-1]
+        process.touch(point)
+        self.points.add(point)
+        directive = self._directive
+        if directive is None or directive.point != point:
+            return
+        self._count += 1
+        if self._count == directive.nth:
+            self.fired += 1
+            if directive.fault == "kill-twice":
+                self._directive = Directive(point, "kill", directive.nth + 1)
+            self.happen(directive.fault, process)
+            if process.is_dead:
+                raise KilledError
+
+    def happen(self, fault: str, process: Process | None = None) -> None:
+        """Let a fault happen, to a process or to one that is drawn."""
+        if self.is_healed:
+            return
+        drivers = [each for each in self._processes() if not each.is_executor]
+        if process is None and drivers:
+            process = drivers[self.chooser.randrange(len(drivers))]
+        self.happened.append(fault)
+        self.schedule.note(f"fault {fault}")
+        if process is not None and fault in _OF_PROCESSES:
+            _OF_PROCESSES[fault](self, process)
+        elif fault in _OF_THE_WORLD:
+            _OF_THE_WORLD[fault](self)
+
+    def _pause(self, process: Process) -> None:
+        process.driver.pause_ms = PAUSE_MS
+        self.second_wanted = True
+
+    def _stop(self, process: Process) -> None:
+        process.driver.stop()
+
+    def _lose_executor(self, process: Process) -> None:
+        executors = [each for each in self._processes() if each.is_executor]
+        if process.is_executor:
+            process.kill()
+        elif executors:
+            executors[0].kill()
+
+    def _lose_power(self) -> None:
+        for process in self._processes():
+            process.kill()
+        self.power_lost()
+
+    def _take_source_down(self) -> None:
+        self._source_down_ms = self.schedule.monotonic_ms() + SOURCE_DOWN_MS
+
+    def _take_destination_down(self) -> None:
+        self._down_ms = self.schedule.monotonic_ms() + DOWN_MS
+
+    def _change_source(self) -> None:
+        application = self.application
+        application.change_leader()
+        application.act()
+        application.clean()
+        application.delete_before(self.durable_end())
+        application.act()
+
+    def _refuse(self) -> None:
+        self.refusals += 1
+
+    def _lose_answer(self) -> None:
+        self.losses += 1
+
+    def _be_late(self) -> None:
+        self.lates += 1
+
+    def _fail_flush(self) -> None:
+        self.io_errors += 1
+
+    def heal(self) -> None:
+        """All faults are over, for good."""
+        self.is_healed = True
+        self.refusals = self.losses = self.lates = self.io_errors = 0
+        self._source_down_ms = self._down_ms = -1
+        for process in self._processes():
+            process.driver.stop()
+
+    @property
+    def source_is_down(self) -> bool:
+        """Whether the source answers nobody."""
+        return self.schedule.monotonic_ms() < self._source_down_ms
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the destination answers nobody."""
+        return self.schedule.monotonic_ms() < self._down_ms
+
+    def take(self, kind: str) -> bool:
+        """Whether a fault of this kind (`refusals`, ...) waits for the next write; takes it."""
+        waiting: int = getattr(self, kind)
+        if waiting:
+            setattr(self, kind, waiting - 1)
+        return waiting > 0
+
+    def maybe_full(self) -> None:
+        """Raise ENOSPC if the next write is to be refused."""
+        if self.take("refusals"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def maybe_io_error(self) -> None:
+        """Raise EIO if the next flush is to fail."""
+        if self.take("io_errors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def told(self, process: Process, position: int) -> None:
+        """A process has reported how far the copy is."""
+        self.history.reported(
+            process.driver.name,
+            position,
+            at_ms=self.schedule.monotonic_ms(),
+            began_ms=process.driver.began_ms,
+            durable=self.durable_end(),
+        )
+
+
+def _kill(_world: World, process: Process) -> None:
+    process.driver.kill()
+
+
+_OF_PROCESSES: Final[dict[str, Callable[[World, Process], None]]] = {
+    "kill": _kill,
+    "kill-twice": _kill,
+    "two-writers": _kill,
+    "pause": World._pause,  # noqa: SLF001  # the world's own table
+    "stop": World._stop,  # noqa: SLF001  # the same
+    "executor-lost": World._lose_executor,  # noqa: SLF001  # the same
+}
+_OF_THE_WORLD: Final[dict[str, Callable[[World], None]]] = {
+    "power": World._lose_power,  # noqa: SLF001  # the same
+    "source-down": World._take_source_down,  # noqa: SLF001  # the same
+    "source-changes": World._change_source,  # noqa: SLF001  # the same
+    "recreated": lambda world: world.application.recreate(),
+    "refused": World._refuse,  # noqa: SLF001  # the same
+    "lost-answer": World._lose_answer,  # noqa: SLF001  # the same
+    "late": World._be_late,  # noqa: SLF001  # the same
+    "down": World._take_destination_down,  # noqa: SLF001  # the same
+    "io-error": World._fail_flush,  # noqa: SLF001  # the same
+}

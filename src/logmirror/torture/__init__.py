@@ -1,0 +1,1 @@
+"""`logmirror torture`: the product against itself on this machine, under faults, judged."""

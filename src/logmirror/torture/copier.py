@@ -1,0 +1,70 @@
+"""A process that runs mirrors as `logmirror run` does, with their slices carried out in itself.
+
+    python -m logmirror.torture.copier CONFIG [--until-now]
+
+Everything but Spark is the product's: configuration, loop, executor, stores, logs, exit codes. It
+starts in a second or two, so many of them can be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, Self
+
+from logmirror import executor, wiring
+from logmirror.config import load
+from logmirror.errors import LogmirrorError
+from logmirror.log_lines import log_to_stderr
+from logmirror.mirror.leases import LeaseDesk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logmirror.mirror.ports import SliceResult, Work
+
+
+class InlineRunner:
+    """A `Runner` with one slot, in the driver's own process."""
+
+    slots: Final = 1
+
+    def __init__(self) -> None:
+        self._desk = LeaseDesk()
+
+    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+        """See `Runner.run`."""
+        self._desk.begin()
+        return list(executor.execute(works, self._desk.address))
+
+    def end_leases(self) -> None:
+        """See `Runner.end_leases`."""
+        self._desk.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._desk.close()
+
+
+def main() -> NoReturn:
+    """Run, and exit as `logmirror run` would."""
+    log_to_stderr("info", "json")
+    try:
+        with contextlib.ExitStack() as stack:
+            specs = wiring.mirror_specs(load(Path(sys.argv[1])))
+            runner = stack.enter_context(InlineRunner())
+            service = wiring.build_service(specs, runner, stack, on_fatal="isolate")
+            signal.signal(signal.SIGTERM, lambda *_: service.stop())
+            service.run(until_now="--until-now" in sys.argv)
+    except LogmirrorError as error:
+        print(error, file=sys.stderr)  # noqa: T201  # whoever started us reads it
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A network between two ends of this machine that can be cut, held up or slowed down."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from typing import Final, Self
+
+from logmirror.clock import SYSTEM_CLOCK
+
+_CHUNK_BYTES: Final = 1 << 16
+_POLL_S: Final = 0.05
+
+
+class Proxy:
+    """Passes on what comes to one address to another one. Use it in a `with`.
+
+    Args:
+        listen: Host and port; port 0 lets the system choose.
+        target: Host and port.
+
+    Attributes:
+        delay_ms: What passes waits for so long.
+        is_silent: Nothing passes, and nobody is told: a black hole.
+    """
+
+    def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(listen)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self.delay_ms = 0
+        self.is_silent = False
+        self._is_closing = False
+        self._is_cut = False
+        self._peers: dict[socket.socket, socket.socket] = {}
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def cut(self) -> None:
+        """Reset all connections that there are."""
+        self._is_cut = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closing = True
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._is_closing:
+                ready = selector.select(_POLL_S)
+                if self._is_cut:
+                    self._is_cut = False
+                    self._drop_all(selector)
+                    continue
+                if self.is_silent:
+                    SYSTEM_CLOCK.sleep_ms(1000 * _POLL_S)
+                    continue
+                for key, _ in ready:
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif isinstance(key.fileobj, socket.socket):
+                        self._pass_on(selector, key.fileobj)
+            self._drop_all(selector)
+        self._listener.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            near, _ = self._listener.accept()
+        except OSError:
+            return
+        try:
+            far = socket.create_connection(self._target, timeout=1)
+        except OSError:
+            near.close()
+            return
+        for one, other in ((near, far), (far, near)):
+            one.settimeout(1)
+            self._peers[one] = other
+            selector.register(one, selectors.EVENT_READ)
+
+    def _pass_on(self, selector: selectors.BaseSelector, near: socket.socket) -> None:
+        if near not in self._peers:
+            return  # its other end went a moment ago
+        try:
+            data = near.recv(_CHUNK_BYTES)
+            if data:
+                SYSTEM_CLOCK.sleep_ms(self.delay_ms)
+                self._peers[near].sendall(data)
+                return
+        except OSError:
+            pass
+        self._drop(selector, near)
+
+    def _drop_all(self, selector: selectors.BaseSelector) -> None:
+        for near in list(self._peers):
+            self._drop(selector, near)
+
+    def _drop(self, selector: selectors.BaseSelector, near: socket.socket) -> None:
+        far = self._peers.pop(near, None)
+        if far is None:
+            return
+        del self._peers[far]
+        for end in (near, far):
+            with contextlib.suppress(KeyError, ValueError):
+                selector.unregister(end)
+            end.close()

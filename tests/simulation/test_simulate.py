@@ -1,0 +1,116 @@
+"""The product keeps its promises in a made-up world, and a product that does not is found out.
+
+Method: seeds of the simulation, each with a fault at a crash point and further ones that are drawn;
+the checker judges what became of the copy. Then the product is broken, one rule at a time, and a
+few seeds must show it. A push takes some 600 seeds, a night every cell of the matrix and 10,000
+further ones.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from logmirror.archive import claims
+from logmirror.mirror.commit import Committer
+from logmirror.mirror.kafka_sink import PartitionWriter
+from logmirror.simulation.disk import DiskCalls
+from logmirror.simulation.faults import Directive
+from logmirror.simulation.matrix import Cell, cells, page, random_plan, run_cell
+from logmirror.simulation.simulate import Plan, simulate
+
+NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
+SEEDS = 10_000 if NIGHTLY else 100
+STRIDE = 1 if NIGHTLY else 2
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+
+
+def test_the_same_plan_takes_the_same_steps():
+    for destination, form in (("files", "parquet"), ("S3", "native"), ("Kafka", "-")):
+        plan = Plan(
+            seed=3,
+            destination=destination,
+            form=form,
+            directive=Directive("fetch.answered", "kill"),
+            drawn=("kill", "stop"),
+        )
+        first, second = simulate(plan), simulate(plan)
+        assert first.trace == second.trace
+        assert first.happened == second.happened
+        assert first.records > 10
+
+
+def test_no_seed_shows_an_anomaly():
+    found = [simulate(random_plan(seed)) for seed in range(SEEDS)]
+    assert [(str(r.plan), r.anomalies) for r in found if r.anomalies] == []
+    assert sum(len(result.happened) >= 3 for result in found) > 0.8 * SEEDS
+
+
+def _no_claims(monkeypatch):
+    monkeypatch.setattr(claims, "_claim", lambda *_: None)
+
+
+def _no_flush_of_folders(monkeypatch):
+    monkeypatch.setattr(DiskCalls, "sync_directory", lambda *_: None)
+
+
+def _no_flush_of_files(monkeypatch):
+    monkeypatch.setattr(DiskCalls, "sync_data", lambda *_: None)
+
+
+def _positions_run_ahead(monkeypatch):
+    accept = Committer._accept  # noqa: SLF001  # the rule that is broken
+
+    def ahead(self, work, position, receipt):
+        covered = accept(self, work, position, receipt)
+        return type(covered)(first=covered.first, last=covered.last + 1)
+
+    monkeypatch.setattr(Committer, "_accept", ahead)
+
+
+def _answers_taken_on_trust(monkeypatch):
+    def trusting(self, answer, _now_ms):
+        sent = self._in_flight.popleft()
+        self.verified = sent.base_offset + sent.records
+
+    monkeypatch.setattr(PartitionWriter, "answered", trusting)
+
+
+BROKEN = {
+    "claims are not made": (_no_claims, "files", "native", "pause", "claim.created"),
+    "folders are not flushed": (_no_flush_of_folders, "files", "ndjson", "power", "publish.done"),
+    "files are not flushed": (_no_flush_of_files, "files", "native", "power", "publish.done"),
+    "the position runs ahead": (_positions_run_ahead, "S3", "ndjson", "kill", "commit.done"),
+    "errors are ignored": (_answers_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
+def test_a_broken_product_is_found_out(case, monkeypatch):
+    broken, destination, form, fault, point = case
+    broken(monkeypatch)
+    cell = Cell(point, fault, destination, form)
+    for seed in range(12):
+        if run_cell(cell, 100 * seed).result.anomalies:
+            return
+    pytest.fail("nobody noticed")
+
+
+def test_cells_of_the_matrix_are_covered_without_an_anomaly():
+    """At night all of them; on a push every second one, with each point and fault among them."""
+    chosen = cells()[::STRIDE]
+    found = [run_cell(cell, 0) for cell in chosen]
+    assert [r for r in found if r.result.anomalies] == []
+    assert [str(r.cell) for r in found if not r.is_covered] == []
+    for name in ("point", "fault", "destination", "form"):
+        assert {getattr(c, name) for c in chosen} == {getattr(c, name) for c in cells()}
+
+
+def test_the_page_has_every_cell_and_was_written_by_a_run_that_covered_it():
+    text = PAGE.read_text()
+    assert re.sub(r"\| \d+ (?=\|)", "| 0 ", text) == page([])
+    assert "| 0 |" not in text
+    elsewhere = re.findall(r"tests/e2e/\w+\.py", text)
+    assert elsewhere
+    assert all((PAGE.parents[1] / path).exists() for path in elsewhere)

@@ -1,0 +1,112 @@
+"""`logmirror torture` tells what it found, how often it looked, and how to look again.
+
+Method: the command in this process for the simulation, with the product as it is and broken; once
+with real processes on loopback, judged by the exit code and the verdict in JSON.
+"""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from kit.commands import mirror, write_config
+from logmirror.archive import claims
+from logmirror.archive.naming import format_name
+from logmirror.checker import Row
+from logmirror.cli import app
+from logmirror.errors import UsageError
+from logmirror.model import OffsetRange
+from logmirror.simulation.faults import FAULTS
+from logmirror.torture import real
+from logmirror.torture.command import _flows
+from logmirror.torture.real import REAL_FAULTS, Flow
+
+NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
+TRIALS, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
+
+
+def torture(*arguments, code=0):
+    result = CliRunner().invoke(app, ["torture", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_clean_simulation_is_bounded_by_the_rule_of_three():
+    found = torture("--seeds", "6", "--kills", "0", "--seed", "41").stdout
+    assert "6 seeds" in found
+    assert "fewer than 50.00% of such seeds" in found
+    assert "seed 41" in found
+    assert found.endswith("nothing was lost, doubled or changed\n")
+
+
+def test_an_anomaly_is_shown_with_the_command_that_shows_it_again(monkeypatch):
+    monkeypatch.setattr(claims, "_claim", lambda *_: None)
+    arguments = ("--faults", "pause,two-writers", "--kills", "0")
+    found = torture(*arguments, "--seeds", "40", "--seed", "1", code=1).stdout
+    assert "ANOMALIES" in found
+    again = next(line for line in found.splitlines() if line.startswith("again: "))
+    words = again.split()[2:]
+    assert words[:3] == ["torture", "--faults", "pause,two-writers"]
+    first = next(line for line in found.splitlines() if line.startswith("first: "))
+    assert first in torture(*words[1:], code=1).stdout
+
+
+def test_an_unknown_fault_lists_the_known_ones():
+    with pytest.raises(UsageError) as caught:
+        torture("--faults", "kill,meteor")
+    assert caught.value.facts["faults"] == ["meteor"]
+    for name in (*REAL_FAULTS, *(fault.name for fault in FAULTS)):
+        assert f"{name}: " in caught.value.hint
+
+
+def test_a_configuration_says_what_is_copied_and_is_left_alone(tmp_path):
+    config = write_config(
+        tmp_path / "config.json",
+        mirror("t", "nowhere:1", tmp_path / "never", form="ndjson", max_bytes=777),
+    )
+    limits = (("max-time-ms", 500), ("max-bytes", 777), ("max-offsets", 1_000_000))
+    assert list(_flows(config)) == [Flow("files", "ndjson", limits)]
+    found = torture("-c", str(config), "--seeds", "3", "--kills", "0", "--format", "json").stdout
+    assert json.loads(found)["clean"] is True
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.timeout(600)
+def test_real_processes_lose_nothing(tmp_path):
+    config = write_config(
+        tmp_path / "config.json",
+        mirror("t", "nowhere:1", tmp_path / "never", form="native", max_bytes=4_000),
+    )
+    found = torture(
+        *(("-c", str(config)) if not NIGHTLY else ()),
+        *("--seeds", "0", "--kills", str(TRIALS), "--seed", "3"),
+        *("--faults", FAULTS_TRIED, "--format", "json"),
+    )
+    verdict = json.loads(found.stdout)
+    assert verdict["clean"] is True
+    assert verdict["real"]["trials"] == TRIALS
+    assert verdict["real"]["kills"] >= 1
+    assert verdict["real"]["records"] > 50
+
+
+def test_what_real_processes_have_lost_is_found(tmp_path, monkeypatch):
+    written = [Row(n, 1_000 + n, 0, None, b"%d" % n) for n in range(10)]
+    monkeypatch.setattr(real, "read_topic", lambda _bootstrap, _topic, _partition: written[:-1])
+    stage = SimpleNamespace(
+        direct="nowhere",
+        rows=lambda _flow, partition: written[partition:-1],
+        names=lambda _flow, partition: [
+            format_name(OffsetRange(first=partition, last=8), "ndjson")
+        ],
+    )
+    feeder = SimpleNamespace(
+        count=20, acknowledged={n: {row.offset: row for row in written} for n in range(2)}
+    )
+    torn = real.RealTorture(
+        tmp_path, flows=[Flow("S3", "ndjson")], faults=["kill"], trials=1, seed=8, say=print
+    )
+    torn.judge(stage, feeder)
+    found = {(where, anomaly.code) for where, anomaly in torn.result.anomalies}
+    assert found == {("source", "A2"), ("s3-ndjson/1", "A1"), ("s3-ndjson/1", "A15")}

@@ -1,0 +1,98 @@
+"""What surrounds real processes under torture: a bucket that spoils answers, a network that fails.
+
+Method: the product's own S3 store and plain sockets against them.
+"""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from logmirror.stores.base import AlreadyExistsError
+from logmirror.stores.locations import S3Identity, S3Location
+from logmirror.stores.s3 import S3Store
+from logmirror.torture.proxy import Proxy
+from logmirror.torture.s3_server import BUCKET, HOST, S3Server
+
+
+@pytest.fixture
+def server():
+    with S3Server() as made:
+        yield made
+
+
+def store_at(port):
+    who = S3Identity(access_key_id="a", secret_access_key="b")
+    return S3Store(
+        S3Location(
+            bucket=BUCKET,
+            prefix="p",
+            region="us-east-1",
+            endpoint=f"http://{HOST}:{port}",
+            path_style=True,
+            checksums="when_required",
+            read=who,
+            write=who,
+        )
+    )
+
+
+def test_the_bucket_keeps_what_it_is_given_and_replaces_nothing(server):
+    store = store_at(server.port)
+    store.create("f/a & b", b"one")
+    with pytest.raises(AlreadyExistsError):
+        store.create("f/a & b", b"two")
+    staged = store.stage("x")
+    staged.write(b"staged")
+    store.publish(staged.finish("f/c", travels=True), "f/c")
+    assert list(store.names("f")) == ["a & b", "c"]
+    assert store.sizes("f") == {"a & b": 3, "c": 6}
+    assert store.read("f/c") == b"staged"
+    with store.open("f/c") as file:
+        file.seek(2)
+        assert file.read(3) == b"age"
+    assert store.sweep() == 0
+    store.delete("f/c")
+    assert server.names("p/f") == ["a & b"]
+    store.prove_create_only()
+
+
+@pytest.mark.parametrize("fault", ["refused", "lost-answer", "late"])
+def test_a_spoiled_write_is_done_in_the_end(server, fault):
+    server.faults.append(fault)
+    store_at(server.port).create("f/a", b"one")
+    assert not server.faults
+    assert server.read("p/f/a") == b"one"
+
+
+def echo(listener):
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            while data := connection.recv(100):
+                connection.sendall(data)
+
+
+def test_the_network_passes_on_cuts_and_falls_silent():
+    with socket.create_server((HOST, 0)) as listener:
+        threading.Thread(target=echo, args=(listener,), daemon=True).start()
+        with Proxy((HOST, 0), listener.getsockname()) as proxy:
+            address = (HOST, proxy.port)
+            with socket.create_connection(address, timeout=10) as client:
+                client.sendall(b"hello")
+                assert client.recv(100) == b"hello"
+                proxy.is_silent = True
+                client.sendall(b"again")
+                client.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    client.recv(100)
+                proxy.is_silent = False
+                client.settimeout(10)
+                assert client.recv(100) == b"again"
+                proxy.cut()
+                with contextlib.suppress(ConnectionError):
+                    assert client.recv(100) == b""
