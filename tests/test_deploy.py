@@ -34,6 +34,7 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
+from logmirror.http_port import Shown
 from logmirror.knobs import Knobs
 from logmirror.metrics import Recorder
 
@@ -48,7 +49,7 @@ KUBERNETES: Final = ("1.28", "1.34")
 USER: Final = 10001
 CONFIG: Final = "/etc/logmirror/mirror.yaml"
 SECRETS: Final = "/run/secrets/logmirror"
-PAGES: Final = set(http_port._pages(Recorder(), None))  # noqa: SLF001  # the paths it answers
+PAGES: Final = set(http_port._pages(Recorder(), None, Shown()))  # noqa: SLF001  # the paths it answers
 
 
 # -- the image -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from kit.commands import mirror, write_config
+from kit.configs import with_files
 from kit.machine import HOST, free_ports
 from logmirror import cli, overview
 
@@ -43,8 +44,8 @@ def away(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_cli_01_validate_accepts_each_example(logmirror, example):
-    code, out, errors = logmirror("validate", "-c", example)
+def test_cli_01_validate_accepts_each_example(logmirror, example, tmp_path):
+    code, out, errors = logmirror("validate", "-c", with_files(example, tmp_path))
 
     assert (code, errors) == (0, "")
     assert out.startswith("OK: ")

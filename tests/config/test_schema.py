@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.configs import mirror, settings_of
+from kit.configs import mirror, settings_of, with_files
 from logmirror import wiring
 from logmirror.acls import needed_acls
 from logmirror.config import (
@@ -79,11 +79,7 @@ def example_settings(tmp_path):
     """Loads an example; the files that it puts in are there, and nothing else is."""
 
     def load_example(example):
-        text = example.read_text(encoding="utf-8")
-        for path in re.findall(r"\$\{file:([^}]+)\}", text):
-            there = tmp_path / path.replace("/", "-")
-            there.write_text("put-in\n")
-            text = text.replace(f"${{file:{path}}}", f"${{file:{there}}}")
+        text = with_files(example, tmp_path).read_text(encoding="utf-8")
         return load_text(text, environ={}, name=example.name)
 
     return load_example

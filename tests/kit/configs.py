@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.config import ConfigError, load_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from logmirror.config import Problem, PropertyCheck, Settings
 
@@ -85,3 +87,15 @@ def complaints(*mirrors: object, **top: object) -> dict[str, str]:
     found = {problem.path: problem.message for problem in problems}
     assert len(found) == len(problems), f"one thing said twice: {problems}"
     return found
+
+
+def with_files(example: Path, folder: Path) -> Path:
+    """A copy of an example that puts in files which are there, in `folder`, and nothing else."""
+    text = example.read_text(encoding="utf-8")
+    for path in set(re.findall(r"\$\{file:([^}]+)\}", text)):
+        there = folder / path.replace("/", "-")
+        there.write_text("put-in\n", encoding="utf-8")
+        text = text.replace(f"${{file:{path}}}", f"${{file:{there}}}")
+    copy = folder / example.name
+    copy.write_text(text, encoding="utf-8")
+    return copy
