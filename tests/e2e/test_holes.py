@@ -393,11 +393,15 @@ def end_of(client, partition):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_markers_of_a_writer_that_was_paused_are_refused(brokers, client, kind, topic_name):
+def test_markers_of_a_writer_that_was_paused_are_refused(
+    brokers, client, kind, topic_name, monkeypatch
+):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     paused, other = HoleWriter(client), HoleWriter(client)
     seen_ms = SYSTEM_CLOCK.monotonic_ms() - 2000
+    for writer in (paused, other):  # the pause comes behind the last look
+        monkeypatch.setattr(writer, "_look_again", lambda _partition, _first, seen_ms: seen_ms)
     other.fill(partition, 0, 2, seen_ms=seen_ms + 1500)
 
     with pytest.raises(PositionMovedError) as caught:
@@ -408,6 +412,22 @@ def test_markers_of_a_writer_that_was_paused_are_refused(brokers, client, kind, 
     # A clock that is behind keeps nobody out for long: the next try goes beyond what was seen.
     paused.fill(partition, 2, 5, seen_ms=seen_ms)
     assert end_of(client, partition) == 5
+
+
+@pytest.mark.parametrize("kind", VERSIONS[-1:])
+def test_of_two_writers_that_are_awake_the_later_one_finds_the_hole_filled(
+    brokers, client, kind, topic_name
+):
+    brokers[kind].create_topic(topic_name)
+    partition = TopicPartition(topic_name, 0)
+    seen_ms = SYSTEM_CLOCK.monotonic_ms() - 50
+    HoleWriter(client).fill(partition, 0, 2, seen_ms=seen_ms)
+
+    with pytest.raises(PositionMovedError) as caught:
+        HoleWriter(client).fill(partition, 0, 2, seen_ms=seen_ms)
+
+    assert (caught.value.facts["expected"], caught.value.facts["found"]) == (0, 2)
+    assert end_of(client, partition) == 2
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
@@ -447,7 +467,7 @@ def test_a_marker_too_many_is_found_before_anything_else_is_written(
         assert raw.write_markers((4711, 0)) == {4711: 0}
 
     with pytest.raises(PositionError) as caught:
-        writer.fill(partition, 1, 2, seen_ms=0)
+        writer.fill(partition, 1, 2, seen_ms=SYSTEM_CLOCK.monotonic_ms() + 1000)  # not looked again
 
     facts = caught.value.facts
     assert (facts["reason"], facts["expected"], facts["found"]) == ("HoleTooLong", 2, 3)

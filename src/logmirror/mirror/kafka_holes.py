@@ -52,6 +52,9 @@ _EPOCH_UNIT_MS: Final = 500
 _EPOCH_MAX: Final = 2**31 - 1
 """Coordinator epochs count half seconds since 2026, which 31 bits do until 2060."""
 
+_FRESH_MS: Final = 2
+"""How old a look at the log's end may be when markers are asked for."""
+
 _PAUSES_MS: Final = (0, 1, 2, 5, 10, 20, 50)
 
 
@@ -93,6 +96,7 @@ class HoleWriter:
         producer = marker_producer_id(partition.topic, partition.partition)
         while first < end:
             count = min(MARKERS_MAX, end - first)
+            seen_ms = self._look_again(partition, first, seen_ms)
             epoch = self._epochs[partition] = self._epoch(partition, seen_ms)
             marker = TxnMarker(producer, 0, coordinator_epoch=epoch)
             error = self._client.admin.write_txn_markers({partition: [marker] * count})[partition]
@@ -110,6 +114,21 @@ class HoleWriter:
             first += count
             seen_ms = self._reach(partition, first, end)
         return None
+
+    def _look_again(self, partition: TopicPartition, first: int, seen_ms: int) -> int:
+        """Make sure that the log still ends at `first`; returns when that was."""
+        looked_ms = self._clock.monotonic_ms()
+        if looked_ms - seen_ms <= _FRESH_MS:
+            return seen_ms
+        found = self._end_of(partition)
+        if found != first:
+            raise PositionMovedError(
+                "another writer has taken offsets of the hole that was to be filled",
+                hint="run one process for each copy; the position is read anew",
+                expected=first,
+                found=found,
+            )
+        return looked_ms
 
     def _epoch(self, partition: TopicPartition, seen_ms: int) -> int:
         now_ms = self._clock.now_ms()  # before the other: a pause in between makes us older
