@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from kit.objects import FOLDER, OBJECTS, PER_OBJECT, TOPIC, make_object, new_chain
-from logmirror.errors import PositionError, UsageError
+from kit.peer_archive import HEAD, cut, odd_rows, snapshot, write_chain
+from logmirror.errors import CorruptionError, PositionError, UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.records import Record
 
@@ -103,6 +104,36 @@ def test_a_task_reads_its_piece_in_the_types_of_spark(tmp_path):
             assert batch.schema.field("timestamp").type == pa.timestamp("us", "UTC")
             assert batch.column("topic").unique().to_pylist() == [TOPIC]
             assert batch.schema.names == SCHEMA.names
+
+
+@pytest.mark.parametrize(
+    ("form", "kinds"),
+    [("ndjson", {}), ("parquet", {"keys": HEAD, "values": HEAD})]
+    + [("parquet", {"keys": kind, "values": kind}) for kind in ("bytes", "utf8")],
+)
+def test_objects_of_mirror_v3_are_rows_like_ours(tmp_path, form, kinds):
+    rows = odd_rows(30, text="utf8" in kinds.values())
+    write_chain(tmp_path / FOLDER, TOPIC, 3, cut(rows, 7), form=form, **kinds)
+    reader = source(tmp_path).reader(SCHEMA)
+
+    read = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+
+    table = pa.Table.from_batches(read)
+    found = zip(
+        *(table.column(name).to_pylist() for name in ("offset", "key", "value")), strict=True
+    )
+    assert list(found) == [(row.offset, row.key, row.value) for row in rows]
+
+
+def test_a_table_of_mirror_v3_is_not_taken_for_a_chain_of_records(tmp_path):
+    """Nothing in its file says that it is one; its order does."""
+    keyed = [row._replace(key=b"%d" % (-row.offset % 7), value=b"v") for row in odd_rows(30)]
+    (whole,) = cut(keyed, 30)
+    write_chain(tmp_path / FOLDER, TOPIC, 3, [whole._replace(rows=snapshot(whole.rows))])
+    reader = source(tmp_path).reader(SCHEMA)
+
+    with pytest.raises(CorruptionError, match="do not ascend"):
+        list(reader.read(reader.partitions()[0]))
 
 
 def test_columns_may_be_left_out_and_nothing_else(tmp_path):
