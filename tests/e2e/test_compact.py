@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import duckdb
 import pytest
 
+from kit.apache import NIGHTLY
 from kit.clients import odd_messages, produce
 from kit.commands import FORMATS, logmirror, logmirror_json, mirror, wait_until, write_config
 from kit.inline_run import InlineRun, run_now
@@ -119,8 +120,12 @@ def rows_that_count(folder: Path, form: str, copy: Path) -> list:
     return archive_rows(copy, form, topic="compact", partition=0)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("where", ["filesystem", "s3"])
+@pytest.mark.parametrize(
+    ("where", "form"),
+    [(where, form) for where in ("filesystem", "s3") for form in FORMATS]
+    if NIGHTLY
+    else [("filesystem", "native"), ("s3", "parquet"), ("filesystem", "ndjson")],
+)
 def test_death_at_every_point_leaves_what_readers_can_read_and_the_next_one_finishes(
     filled, tmp_path, where, form
 ):

@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 import time
+from itertools import cycle, product
 
 import pytest
 
-from kit.apache import VERSIONS
+from kit.apache import NIGHTLY, VERSIONS
 from kit.clients import odd_messages, produce
 from kit.cluster import KafkaCluster
 from kit.commands import Run, wait_until, write_config
@@ -94,9 +95,10 @@ def test_a_mirror_that_stops_anywhere_and_wakes_up_late_changes_nothing(
 ):
     """Each stops at one moment of its way; one other takes all of their copies over."""
     topics = {age: filled(source, f"stops-{age}", age) for age in AGES}
-    copies = {
-        f"stops-{age}-at-{moment}": (age, moment, nth) for age in AGES for moment, nth in MOMENTS
-    }
+    chosen = list(product(AGES, MOMENTS))
+    if not NIGHTLY:  # each moment with one age, each age with two moments
+        chosen = [one for one in chosen if one in zip(cycle(AGES), MOMENTS, strict=False)]
+    copies = {f"stops-{age}-at-{moment}": (age, moment, nth) for age, (moment, nth) in chosen}
     mirrors = {
         name: mirror_to_cluster(
             topics[age],
