@@ -7,7 +7,7 @@ export PYTHON
 RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 # More processes than two cores: much of what tests do is to wait. Longest groups first.
-SPREAD := -n 8 --dist loadgroup --no-loadscope-reorder
+SPREAD := -n 5 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
