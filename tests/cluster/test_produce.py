@@ -166,10 +166,20 @@ def test_nothing_more_is_sent_to_a_partition_whose_failure_was_not_collected(pip
     assert written(brokers[2], T1) == [4]
 
 
+@pytest.fixture
+def patient_pipeline(brokers):
+    """Its broker may be slow to answer."""
+    with (
+        ClusterClient(quick(brokers[1].address, socket_timeout_ms=10_000)) as client,
+        client.pipeline() as pipeline,
+    ):
+        yield pipeline
+
+
 def test_a_batch_that_was_not_sent_is_answered_after_those_that_were_sent_before_it(
-    pipeline, brokers
+    patient_pipeline, brokers
 ):
-    release = threading.Event()
+    pipeline, release = patient_pipeline, threading.Event()
     brokers[2].codes[PRODUCE].append(45)
     pipeline.send([(T1, batch(1))])
     until(lambda: brokers[2].asked(PRODUCE))

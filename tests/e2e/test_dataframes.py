@@ -26,7 +26,7 @@ from kit.truth import Source, object_names
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of a pandas that PySpark does not know
-    from pyspark.errors import PySparkException
+    from pyspark.errors import PySparkException, StreamingQueryException
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as f
 
@@ -309,8 +309,23 @@ def test_a_bucket_is_read_and_its_keys_stand_in_no_plan(spark, archive, tmp_path
     assert server.secret_key not in shown.out + shown.err + str(caught.value)
 
 
+def patiently(act):
+    """Spark gives the process that plans a stream ten seconds to start: few for a busy machine."""
+    for _ in range(4):
+        try:
+            return act()
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    return act()
+
+
 def stream(spark, root, form, folder, **options):
     """Run a stream to what is there now."""
+    return patiently(lambda: _stream(spark, root, form, folder, options))
+
+
+def _stream(spark, root, form, folder, options):
     reader = spark.readStream.format("logmirror").option("root", str(root))
     query = (
         reader.option("destination", form)
@@ -355,7 +370,7 @@ def test_the_page_works_by_copy_and_paste(spark, archive, tmp_path):
             continue
         code = block.replace('"/archive"', repr(str(tmp_path / "archive")))
         code = code.replace('"/tables', f'"{tmp_path}/tables').replace("2-3", "1")
-        exec(compile(code, str(PAGE), "exec"), names)
+        patiently(lambda code=code: exec(compile(code, str(PAGE), "exec"), names))
     assert names["spark"] is spark or names["spark"].sparkContext is spark.sparkContext
     rows = sum(len(archive.source.rows(partition)) for partition in range(2))
     assert names["orders"].count() == rows

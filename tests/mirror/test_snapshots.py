@@ -190,6 +190,17 @@ def test_old_snapshots_are_pruned_as_many_as_configured():
         assert len(found[3, 3]) == 4
 
 
+def test_what_a_dead_predecessor_did_not_prune_goes_at_the_next_start():
+    store, log = MemoryStore(), Log()
+    for offset in range(4):
+        log.batches.append(one(offset, b"k%d" % offset, b"v"))
+        until_now(log, store)
+
+    until_now(log, store, spec=archive_spec(compaction="log", keep_snapshots=2))
+
+    assert list(snapshots(store)) == [(2, 2), (3, 3)]
+
+
 def test_a_store_that_fails_while_old_snapshots_are_pruned_is_asked_again():
     refused = []
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import sweep_claims
-from logmirror.errors import InternalError, LogmirrorError
+from logmirror.errors import (
+    InternalError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from logmirror.mirror.ports import ArchiveSpec
 from logmirror.mirror.positions import check_drift, checked_position, read_chain
 from logmirror.mirror.snapshots import begin_snapshots, prune
@@ -101,6 +107,10 @@ class ArchiveCopies:
         archive = _archive(state.destination)
         if archive.compaction:
             begin_snapshots(state, self._open_store(archive.location))
+            # A predecessor may have died behind its snapshot, and there may be nothing new. What
+            # cannot be deleted now goes with the next snapshot.
+            with contextlib.suppress(UnavailableError, OutcomeUnknownError):
+                prune(self._open_store(archive.location), state.flow, archive)
         location = archive.location
         if archive.format != "parquet" or isinstance(location, S3Location):
             return
