@@ -254,7 +254,8 @@ def considerate(specs: list[MirrorSpec]) -> list[MirrorSpec]:
     """Mirrors of several clusters, with less patience for each of them.
 
     While the loop asks a cluster that does not answer, no flow of another moves; and the loop tries
-    again by itself, less and less often. A single cluster is waited for as long as it may take.
+    again by itself, less and less often. A single cluster is waited for as long as it may take. One
+    attempt is never cut short: a broker may take `socket.timeout.ms` for an answer.
     """
     clusters = {spec.source for spec in specs}
     written = [written for spec in specs for _, written in spec.destinations]

@@ -15,22 +15,21 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import psutil
 
 from kit.commands import Run, logmirror, run_forked
 from kit.inline_server import ForkedProcess
-from logmirror import cli, executor, spark, wiring
-from logmirror.mirror.leases import LeaseDesk
+from logmirror import cli, spark, wiring
+from logmirror.torture import copier
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from kit.machine import Process
     from logmirror.config import Settings
-    from logmirror.mirror.ports import SliceResult, Work
 
 _KIT_PARENT: Final = str(Path(__file__).parent.parent)
 
@@ -62,29 +61,12 @@ def config_text(*mirrors: Mapping[str, object]) -> str:
     return json.dumps({"mirrors": mirrors}, indent=1)
 
 
-class InlineRunner:
-    """A `Runner` that carries works out where it is asked to, as one slot would."""
-
-    slots: Final = 1
+class InlineRunner(copier.InlineRunner):
+    """The product's own runner without Spark, in the place of the one with it."""
 
     def __init__(self, **_: object) -> None:
         """Take what Spark's runner takes; nothing of it applies here."""
-        self._desk = LeaseDesk()
-
-    def run(self, works: Sequence[Work]) -> list[SliceResult]:
-        """Carry out; see `logmirror.executor.execute`."""
-        self._desk.begin()
-        return list(executor.execute(works, self._desk.address))
-
-    def end_leases(self) -> None:
-        """See `Runner.end_leases`."""
-        self._desk.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._desk.close()
+        super().__init__()
 
 
 def copy_now(settings: Settings) -> None:

@@ -21,7 +21,7 @@ from logmirror.simulation.matrix import Cell, cells, page, random_plan, run_cell
 from logmirror.simulation.simulate import Plan, simulate
 
 NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
-SEEDS = 10_000 if NIGHTLY else 100
+SEEDS = 10_000 if NIGHTLY else 500
 STRIDE = 1 if NIGHTLY else 2
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 

@@ -7,6 +7,7 @@ whose answers may be lost or late.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -43,23 +44,25 @@ _BATCHES: Final = 3
 _NOT_LEADER: Final = 6
 
 
-class _View:
+class _View(ABC):
     """What both sides have in common."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._world = process, process.world
 
     @property
+    @abstractmethod
     def _log(self) -> Log:
-        raise NotImplementedError
+        """The log that is looked at."""
 
     @property
+    @abstractmethod
     def _topic_id(self) -> bytes:
-        raise NotImplementedError
+        """Of its topic."""
 
+    @abstractmethod
     def _ask(self, words: str) -> None:
         """Ask the cluster something; raises where it does not answer."""
-        raise NotImplementedError
 
     def topic(self, name: str) -> TopicMetadata:
         """See `ClusterClient.topic`."""
@@ -80,7 +83,7 @@ class _View:
         log = self._log
         return dict.fromkeys(partitions, log.start if at == EARLIEST else log.stable_end)
 
-    def fetch_ahead(
+    def fetch_ahead(  # noqa: B027  # a hint, of which nothing follows here
         self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
     ) -> None:
         """See `ClusterClient.fetch_ahead`; nothing is asked ahead."""
@@ -117,7 +120,7 @@ class _View:
         aborted = log.aborted_from(offset)
         return FetchResult(len(data), log.end, log.stable_end, log.start, aborted, 0)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # nothing is open
         """See `ClusterClient.close`."""
 
 

@@ -45,9 +45,9 @@ _ELSEWHERE: Final = {
 """Points, or what their names begin with, that the simulation does not reach, and who does."""
 
 _TWO_AT_A_HOLE: Final = (
-    "**not kept**: two processes that fill the same hole of a cluster's copy within half a second "
-    "double its markers. A record may then stand at a wrong offset; both stop, with `HoleTooLong` "
-    "or `ForeignRecord`. Elsewhere in this column the source has no holes"
+    "**not kept**: two processes that look at the same hole of a cluster's copy at once and both "
+    "fill it double its markers. A record may then stand at a wrong offset; both stop, with "
+    "`HoleTooLong` or `ForeignRecord`. Elsewhere in this column the source has no holes"
 )
 
 _DRAWN: Final = ("kill", "stop", "source-down", "source-changes", "refused", "executor-lost")

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -115,18 +116,18 @@ class Result:
     """The last steps, for a person."""
 
 
-class _Copy:
+class _Copy(ABC):
     """The copy of a simulation: how it is reached, and what it holds."""
 
     target: SimulatedDestination
 
+    @abstractmethod
     def rows(self) -> list[Row]:
         """What a reader is shown of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def names(self) -> list[str] | None:
         """The names of its objects; None: it has none."""
-        raise NotImplementedError
 
 
 class _Objects(_Copy):
@@ -136,9 +137,9 @@ class _Objects(_Copy):
         self._form = form
         self._read: dict[tuple[str, int], list[Row]] = {}
 
+    @abstractmethod
     def contents(self) -> dict[str, bytes]:
         """All objects of the chain that are durable."""
-        raise NotImplementedError
 
     def names(self) -> list[str]:
         return sorted(self.contents())
