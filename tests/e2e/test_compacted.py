@@ -172,5 +172,6 @@ def test_r13_a_cleaner_and_kills_while_we_read(own_kafka, server, tmp_path):
 
     for folder in (tmp_path / "snapshots", server.files(bucket) / "in-s3"):
         assert newest_snapshot(folder) == view_of_source(own_kafka.bootstrap, topic)
-        assert len(object_names(folder / "0")) == 2
+        # Every process but the last may have died before its first snapshot.
+        assert 1 <= len(object_names(folder / "0")) <= 2
     check_append(tmp_path, own_kafka, topic, produced)
