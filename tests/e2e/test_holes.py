@@ -46,7 +46,6 @@ from logmirror.cluster.properties import connection_settings
 from logmirror.errors import PositionError
 from logmirror.mirror.kafka_guard import marker_producer_id
 from logmirror.mirror.kafka_holes import HoleWriter
-from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -377,100 +376,6 @@ def test_a_head_that_is_not_wanted_stops_the_copy_before_anything_is_written(bro
     facts = caught.value.facts
     assert (facts["reason"], facts["position"], facts["log_start"]) == ("SourceTrimmed", 0, 4)
     assert log_bounds(destination.bootstrap, topic, 0) == (0, 0)
-
-
-# Other writers
-
-
-@pytest.fixture
-def client(brokers, kind):
-    with ClusterClient(connection_settings(brokers[kind].bootstrap, {})) as client:
-        yield client
-
-
-def end_of(client, partition):
-    return client.log_ends([partition])[partition].end_offset
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_markers_of_a_writer_that_was_paused_are_refused(
-    brokers, client, kind, topic_name, monkeypatch
-):
-    brokers[kind].create_topic(topic_name)
-    partition = TopicPartition(topic_name, 0)
-    paused, other = HoleWriter(client), HoleWriter(client)
-    seen_ms = SYSTEM_CLOCK.monotonic_ms() - 2000
-    for writer in (paused, other):  # the pause comes behind the last look
-        monkeypatch.setattr(writer, "_look_again", lambda _partition, _first, seen_ms: seen_ms)
-    other.fill(partition, 0, 2, seen_ms=seen_ms + 1500)
-
-    with pytest.raises(PositionMovedError) as caught:
-        paused.fill(partition, 0, 2, seen_ms=seen_ms)
-
-    assert caught.value.facts["error"] == "TRANSACTION_COORDINATOR_FENCED"
-    assert end_of(client, partition) == 2
-    # A clock that is behind keeps nobody out for long: the next try goes beyond what was seen.
-    paused.fill(partition, 2, 5, seen_ms=seen_ms)
-    assert end_of(client, partition) == 5
-
-
-@pytest.mark.parametrize("kind", VERSIONS[-1:])
-def test_of_two_writers_that_are_awake_the_later_one_finds_the_hole_filled(
-    brokers, client, kind, topic_name
-):
-    brokers[kind].create_topic(topic_name)
-    partition = TopicPartition(topic_name, 0)
-    seen_ms = SYSTEM_CLOCK.monotonic_ms() - 50
-    HoleWriter(client).fill(partition, 0, 2, seen_ms=seen_ms)
-
-    with pytest.raises(PositionMovedError) as caught:
-        HoleWriter(client).fill(partition, 0, 2, seen_ms=seen_ms)
-
-    assert (caught.value.facts["expected"], caught.value.facts["found"]) == (0, 2)
-    assert end_of(client, partition) == 2
-
-
-@pytest.mark.parametrize("kind", VERSIONS)
-def test_two_writers_of_empty_transactions_take_the_ids_from_each_other(
-    brokers, client, kind, topic_name, monkeypatch
-):
-    monkeypatch.setattr(client.admin, "may_write_markers", lambda: False)
-    brokers[kind].create_topic(topic_name)
-    partition = TopicPartition(topic_name, 0)
-    one, other = HoleWriter(client), HoleWriter(client)
-    one.fill(partition, 0, 2, seen_ms=0)
-    other.fill(partition, 2, 4, seen_ms=0)
-
-    with pytest.raises(PositionMovedError):
-        one.fill(partition, 4, 6, seen_ms=0)
-
-    assert end_of(client, partition) == 4
-    one.fill(partition, 4, 6, seen_ms=0)
-    assert end_of(client, partition) == 6
-
-
-@pytest.fixture(params=["markers", "transactions"])
-def writer(request, client, monkeypatch):
-    """A writer of holes that may write markers, or may not."""
-    monkeypatch.setattr(client.admin, "may_write_markers", lambda: request.param == "markers")
-    return HoleWriter(client)
-
-
-@pytest.mark.parametrize("kind", VERSIONS)
-def test_a_marker_too_many_is_found_before_anything_else_is_written(
-    brokers, writer, kind, topic_name
-):
-    brokers[kind].create_topic(topic_name)
-    partition = TopicPartition(topic_name, 0)
-    writer.fill(partition, 0, 1, seen_ms=0)
-    with PartitionClient(brokers[kind].bootstrap, topic_name) as raw:
-        assert raw.write_markers((4711, 0)) == {4711: 0}
-
-    with pytest.raises(PositionError) as caught:
-        writer.fill(partition, 1, 2, seen_ms=SYSTEM_CLOCK.monotonic_ms() + 1000)  # not looked again
-
-    facts = caught.value.facts
-    assert (facts["reason"], facts["expected"], facts["found"]) == ("HoleTooLong", 2, 3)
 
 
 def test_a_record_that_lost_its_place_to_a_marker_is_found_at_the_next_start(brokers):

@@ -135,6 +135,9 @@ class Filler:
         self.filled.append((partition.partition, first, end))
         self.destination.ends[partition.partition] = end
 
+    def rest(self):
+        assert not self.destination.answers, "nothing may be on its way"
+
 
 @dataclass
 class Prover:

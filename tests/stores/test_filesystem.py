@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -276,6 +277,26 @@ def test_sweep_removes_what_dead_writers_of_this_host_left(tmp_path):
     with pytest.raises(UnavailableError, match="gone") as caught:
         dead.publish(token, "f/a")
     assert caught.value.facts == {"token": token}
+
+
+def test_sweep_lets_a_worker_be_that_has_outlived_its_driver(tmp_path, monkeypatch):
+    with store_in(tmp_path, "h.1.a").hold_writer_lock():
+        store_in(tmp_path, "h.1.a").stage("x").finish("f/a", travels=False)
+    folder = tmp_path / ".logmirror" / "staged" / "h.1.a"
+    unlink = Path.unlink
+
+    def beside_a_worker(path, **options):
+        unlink(path, **options)
+        if path.parent == folder:
+            (folder / "9").write_bytes(b"still staging")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", beside_a_worker)
+        assert store_in(tmp_path, "h.2.b").sweep() == 1
+    assert [path.name for path in folder.iterdir()] == ["9"]
+
+    assert store_in(tmp_path, "h.2.b").sweep() == 1
+    assert not folder.exists()
 
 
 def test_sweep_leaves_the_living_alone(tmp_path):

@@ -315,7 +315,10 @@ class Admin:
         return self._router.retry.run(attempt, "could not ask what is allowed", topic=name)
 
     def write_txn_markers(
-        self, markers: Mapping[TopicPartition, Sequence[TxnMarker]]
+        self,
+        markers: Mapping[TopicPartition, Sequence[TxnMarker]],
+        *,
+        send_until_ms: int | None = None,
     ) -> dict[TopicPartition, LogmirrorError | None]:
         """Append control records, one request per leader (WriteTxnMarkers).
 
@@ -325,6 +328,7 @@ class Admin:
 
         Args:
             markers: For each partition one or more; none may be empty.
+            send_until_ms: Monotonic time after which no byte may be sent; None: there is none.
 
         Returns:
             For each partition None: all are appended; or an error: `UsageError` (fact `error` is
@@ -340,7 +344,8 @@ class Admin:
         def call(
             connection: Connection, led: Mapping[TopicPartition, PartitionMetadata]
         ) -> dict[TopicPartition, LogmirrorError | None]:
-            return _write_markers_once(connection, {each: markers[each] for each in led})
+            some = {each: markers[each] for each in led}
+            return _write_markers_once(connection, some, send_until_ms)
 
         return self._router.each_leader(markers, call)
 
@@ -387,7 +392,9 @@ def _configs(connection: Connection, kind: int, name: str) -> dict[str, str | No
 
 
 def _write_markers_once(
-    connection: Connection, markers: Mapping[TopicPartition, Sequence[TxnMarker]]
+    connection: Connection,
+    markers: Mapping[TopicPartition, Sequence[TxnMarker]],
+    send_until_ms: int | None,
 ) -> dict[TopicPartition, LogmirrorError | None]:
     made = WriteTxnMarkersRequest.WritableTxnMarker
     entries = [
@@ -406,7 +413,13 @@ def _write_markers_once(
         for marker in several
     ]
     request = WriteTxnMarkersRequest(markers=entries)
-    response = connection.call(request, low=_MARKERS_VERSION, high=_MARKERS_VERSION, writes=True)
+    response = connection.call(
+        request,
+        low=_MARKERS_VERSION,
+        high=_MARKERS_VERSION,
+        writes=True,
+        send_until_ms=send_until_ms,
+    )
     # The broker answers once per producer id, whatever the number of its markers.
     found: dict[TopicPartition, LogmirrorError | None] = {}
     for marker in response.markers:

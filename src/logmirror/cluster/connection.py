@@ -74,7 +74,6 @@ _SLOWEST_BYTES_PER_MS: Final = 128
 _THROTTLE_MS_MAX: Final = 60_000
 _ANY_VERSION: Final = 32_767
 _SIZE_BYTES: Final = 4
-_TLS_ALERT: Final = b"\x15\x03"
 _UNPROVEN_HINT: Final = (
     "check security.protocol and sasl.mechanism: a broker closes a connection without a word when "
     "the listener expects others"
@@ -178,7 +177,7 @@ class Connection:
             )
         return int(version)
 
-    def call(
+    def call(  # noqa: PLR0913  # how a request is sent; most callers pass one or two
         self,
         request: Any,  # noqa: ANN401  # untyped library
         *,
@@ -186,6 +185,7 @@ class Connection:
         high: int = _ANY_VERSION,
         wait_ms: int = 0,
         writes: bool = False,
+        send_until_ms: int | None = None,
     ) -> Any:  # noqa: ANN401  # untyped library
         """Send a kafka-python request and return its decoded response: the cold path.
 
@@ -198,10 +198,11 @@ class Connection:
             wait_ms: How long the request asks the broker to wait; added to the deadline.
             writes: Whether the request changes something, so that a lost answer leaves open
                 whether it has.
+            send_until_ms: Monotonic time after which no byte of it may be sent.
 
         Raises:
             UnavailableError: No answer in `socket_timeout_ms`, or the connection broke; for a
-                request that writes: it was not sent.
+                request that writes: it was not sent. Or it was too late to send it.
             OutcomeUnknownError: A request that writes was sent, and its answer is lost.
             CorruptionError: The answer is not one to this request.
             UsageError: No common version.
@@ -211,8 +212,10 @@ class Connection:
             self.close()  # while it was idle: better seen before than after sending
         self._ready()
         deadline_ms = self._clock.monotonic_ms() + self._settings.socket_timeout_ms + wait_ms
+        if send_until_ms is not None and self._clock.monotonic_ms() >= send_until_ms:
+            raise UnavailableError("too late to send", host=self.host, port=self.port)
         try:
-            response = self._exchange(request, version, deadline_ms)
+            response = self._exchange(request, version, deadline_ms, send_until_ms)
         except (UnavailableError, CorruptionError) as error:
             if not writes:
                 raise
@@ -367,20 +370,29 @@ class Connection:
 
     # Requests.
 
-    def _exchange(self, request: Any, version: int, deadline_ms: int) -> Any:  # noqa: ANN401  # untyped library
-        return self._decode(request, self._send_and_receive(request, version, deadline_ms))
+    def _exchange(
+        self,
+        request: Any,  # noqa: ANN401  # untyped library
+        version: int,
+        deadline_ms: int,
+        send_until_ms: int | None = None,
+    ) -> Any:  # noqa: ANN401  # untyped library
+        frame = self._send_and_receive(request, version, deadline_ms, send_until_ms)
+        return self._decode(request, frame)
 
     def _send_and_receive(
         self,
         request: Any,  # noqa: ANN401  # untyped library
         version: int,
         deadline_ms: int,
+        send_until_ms: int | None = None,
     ) -> bytearray:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         request.API_VERSION = version
         request.with_header(correlation_id=self._correlation_id, client_id=self._settings.client_id)
         try:
-            self._transport.send(request.encode(header=True, framed=True), deadline_ms)
+            frame = request.encode(header=True, framed=True)
+            self._transport.send(frame, min(deadline_ms, send_until_ms or deadline_ms))
             return self._receive_frame(deadline_ms)
         except BaseException as error:
             self.close()  # invariant 3
@@ -412,7 +424,7 @@ class Connection:
         head = self._scratch_view
         self._transport.receive(head, 0, _SIZE_BYTES, deadline_ms)
         (size,) = _INT.unpack_from(head)
-        self._check_frame(size, self._settings.receive_message_max_bytes)
+        self._transport.check_frame(size, self._settings.receive_message_max_bytes)
         frame = bytearray(size)
         self._transport.receive(memoryview(frame), 0, size, deadline_ms)
         return frame
@@ -443,7 +455,7 @@ class Connection:
                 break
             if filled >= _SIZE_BYTES:
                 cap = max(self._settings.receive_message_max_bytes, len(view) + _FRAME_SLACK_BYTES)
-                self._check_frame(_INT.unpack_from(head_view)[0], cap)
+                self._transport.check_frame(_INT.unpack_from(head_view)[0], cap)
             if parsed > len(head_view):  # many aborted transactions
                 larger = memoryview(bytearray(max(parsed, 2 * len(head_view))))
                 larger[:filled] = head_view[:filled]
@@ -461,7 +473,7 @@ class Connection:
     ) -> Fetched:
         frame_bytes = _SIZE_BYTES + int(_INT.unpack_from(head_view)[0])
         cap = max(self._settings.receive_message_max_bytes, len(view) + _FRAME_SLACK_BYTES)
-        self._check_frame(frame_bytes - _SIZE_BYTES, cap)
+        self._transport.check_frame(frame_bytes - _SIZE_BYTES, cap)
         if filled > frame_bytes:
             raise CorruptionError(
                 "bytes follow a fetch answer that nothing asked for", host=self.host, port=self.port
@@ -478,22 +490,3 @@ class Connection:
         if rest:
             self._transport.discard(rest, deadline_ms)
         return Fetched(head, size, 0)
-
-    # Bytes.
-
-    def _check_frame(self, size: int, cap: int) -> None:
-        if 0 < size <= cap:
-            return
-        facts = {"host": self.host, "port": self.port, "frame_bytes": size, "max_bytes": cap}
-        if _INT.pack(size).startswith(_TLS_ALERT):
-            raise UsageError(
-                "the listener answers with TLS",
-                hint="set security.protocol to SSL or SASL_SSL",
-                **facts,
-            )
-        raise CorruptionError(
-            "an answer's size is outside its limits",
-            hint="raise receive.message.max.bytes if the topic's batches are that large; "
-            "else check that this is a Kafka listener",
-            **facts,
-        )

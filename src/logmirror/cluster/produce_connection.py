@@ -198,7 +198,7 @@ class ProduceConnection(Connection):
         with memoryview(self._received) as received:
             while len(received) - at >= _SIZE.size:
                 size = _SIZE.unpack_from(received, at)[0]
-                self._check_frame(size, self._settings.receive_message_max_bytes)
+                self._transport.check_frame(size, self._settings.receive_message_max_bytes)
                 end = at + _SIZE.size + size
                 if end > len(received):
                     break

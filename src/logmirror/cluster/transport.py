@@ -21,7 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from logmirror.cluster.tls import tls_context, tls_error
-from logmirror.errors import UnavailableError
+from logmirror.errors import CorruptionError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +47,7 @@ _RECORD_BYTES: Final = 16_384
 
 _FAMILIES: Final = {"any": socket.AF_UNSPEC, "v4": socket.AF_INET, "v6": socket.AF_INET6}
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_TLS_ALERT: Final = b"\x15\x03"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -204,6 +205,33 @@ class Transport:
         """Receive `count` bytes and drop them."""
         while count > 0:
             count -= self.receive_some(self._discarded[:count], deadline_ms)
+
+    def check_frame(self, size: int, cap: int) -> None:
+        """Refuse a frame by its size, before anything is made for it.
+
+        Args:
+            size: As the broker says, bytes.
+            cap: The largest that is taken.
+
+        Raises:
+            UsageError: It is no size: the listener speaks TLS.
+            CorruptionError: It is outside its limits.
+        """
+        if 0 < size <= cap:
+            return
+        facts = {"host": self.host, "port": self.port, "frame_bytes": size, "max_bytes": cap}
+        if size.to_bytes(4, "big", signed=True).startswith(_TLS_ALERT):
+            raise UsageError(
+                "the listener answers with TLS",
+                hint="set security.protocol to SSL or SASL_SSL",
+                **facts,
+            )
+        raise CorruptionError(
+            "an answer's size is outside its limits",
+            hint="raise receive.message.max.bytes if the topic's batches are that large; "
+            "else check that this is a Kafka listener",
+            **facts,
+        )
 
     def _set(self, option: int, value: int) -> None:
         try:

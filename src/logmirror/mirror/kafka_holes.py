@@ -14,9 +14,10 @@ Invariants:
    is at a wrong offset yet, and nothing more is written.
 3. A transaction of a dead writer that had joined the partition leaves its marker when we take its
    id over, so ids are taken before the log end is looked at. From then on that writer is fenced.
-4. A marker that was asked for directly says in its coordinator epoch when its writer last saw the
-   log's end. Leaders refuse one below the last that they wrote: what a writer that was paused still
-   had to send comes too late once another has gone on with the hole.
+4. Markers are asked for directly by the owner of the partition's holes alone (`hole_owners`). Each
+   says in its coordinator epoch, too, when its writer last saw the log's end, and leaders refuse
+   one below the last that they wrote: what a writer that was paused still had to send comes too
+   late once another has gone on with the hole, whatever became of its deadline.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import TxnMarker
 from logmirror.errors import FencedError, OutcomeUnknownError, PositionError, UnavailableError
+from logmirror.mirror.hole_owners import HoleOwners
 from logmirror.mirror.kafka_guard import SETTLE_MS, marker_producer_id
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
@@ -35,6 +37,7 @@ from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
 if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.transactions import TransactionalProducer
+    from logmirror.mirror.hole_owners import Right
     from logmirror.model import TopicPartition
 
 MARKERS_MAX: Final = 500
@@ -67,6 +70,7 @@ class HoleWriter:
         self._epochs: dict[TopicPartition, int] = {}
         """The least coordinator epoch that may be used: of our last marker, or beyond another's."""
         self._owned: dict[TopicPartition, list[TransactionalProducer]] = {}
+        self._owners = HoleOwners(client, clock, lambda partition: _transactional_id(partition, 0))
 
     def fill(self, partition: TopicPartition, first: int, end: int, *, seen_ms: int) -> None:
         """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
@@ -90,16 +94,23 @@ class HoleWriter:
         else:
             self._by_transactions(partition, first, end)
 
+    def rest(self) -> None:
+        """A slice is over, and nothing is on its way: others may fill holes without a wait."""
+        self._owners.give_back()
+
     # -- markers ---------------------------------------------------------------------------------
 
     def _by_markers(self, partition: TopicPartition, first: int, end: int, seen_ms: int) -> None:
         producer = marker_producer_id(partition.topic, partition.partition)
         while first < end:
             count = min(MARKERS_MAX, end - first)
-            seen_ms = self._look_again(partition, first, seen_ms)
+            right = self._owners.own(partition, first)
+            seen_ms = self._look_again(partition, first, seen_ms, right)
             epoch = self._epochs[partition] = self._epoch(partition, seen_ms)
             marker = TxnMarker(producer, 0, coordinator_epoch=epoch)
-            error = self._client.admin.write_txn_markers({partition: [marker] * count})[partition]
+            markers = {partition: [marker] * count}
+            until_ms = right.until_ms if right else None
+            error = self._client.admin.write_txn_markers(markers, send_until_ms=until_ms)[partition]
             crashpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
                 # Not idempotent: the request may still be carried out. Wait it out, then look.
@@ -115,10 +126,16 @@ class HoleWriter:
             seen_ms = self._reach(partition, first, end)
         return None
 
-    def _look_again(self, partition: TopicPartition, first: int, seen_ms: int) -> int:
-        """Make sure that the log still ends at `first`; returns when that was."""
+    def _look_again(
+        self, partition: TopicPartition, first: int, seen_ms: int, right: Right | None
+    ) -> int:
+        """Make sure that the log still ends at `first`; returns when that was.
+
+        What an answer says may be old, for a repetition is answered like the batch that it repeats:
+        it counts where nobody else could have filled the hole since the batch was made.
+        """
         looked_ms = self._clock.monotonic_ms()
-        if looked_ms - seen_ms <= _FRESH_MS:
+        if right and right.since_ms < seen_ms and looked_ms - seen_ms <= _FRESH_MS:
             return seen_ms
         found = self._end_of(partition)
         if found != first:

@@ -59,6 +59,10 @@ class HoleFiller(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Let other processes fill holes; nothing is on its way."""
+        ...
+
 
 class Prover(Protocol):
     """Compares what the destination holds with the source."""
@@ -169,6 +173,7 @@ class KafkaTransfer:
                 break
         for copy in self._copies:
             self._guard(copy, self._drain)
+        self._filler.rest()
         return [self._result(copy) for copy in self._copies]
 
     def _guard(self, copy: Copy, action: Callable[[Copy], bool]) -> bool:

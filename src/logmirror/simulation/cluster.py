@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from logmirror.cluster.client import EARLIEST, FetchResult
+from logmirror.cluster.fence import Owner
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
 from logmirror.cluster.topology import PartitionMetadata, TopicMetadata
@@ -154,11 +155,12 @@ class TargetView(_View):
     Args:
         process: Whose view it is.
         log: Of the one partition that is copied.
+        owners: By transactional id, as the cluster's coordinators know them.
     """
 
-    def __init__(self, process: Process, log: Log) -> None:
+    def __init__(self, process: Process, log: Log, owners: dict[str, Owner]) -> None:
         super().__init__(process)
-        self._target = log
+        self._target, self._owners = log, owners
         self.admin = self
 
     @property
@@ -209,6 +211,15 @@ class TargetView(_View):
         """See `ClusterClient.pipeline`."""
         return TargetPipeline(self._process, self._target)
 
+    def has_fences(self) -> bool:
+        """See `ClusterClient.has_fences`."""
+        self._ask("versions")
+        return True
+
+    def fence(self, transactional_id: str) -> SimulatedFence:
+        """See `ClusterClient.fence`."""
+        return SimulatedFence(self._process, self._ask, self._owners, transactional_id)
+
     # -- administration --------------------------------------------------------------------------
 
     def may_write_markers(self) -> bool:
@@ -224,10 +235,15 @@ class TargetView(_View):
         return dict(before)
 
     def write_txn_markers(
-        self, markers: Mapping[TopicPartition, Sequence[TxnMarker]]
+        self,
+        markers: Mapping[TopicPartition, Sequence[TxnMarker]],
+        *,
+        send_until_ms: int | None = None,
     ) -> dict[TopicPartition, LogmirrorError | None]:
         """See `Admin.write_txn_markers`."""
         self._ask("markers")
+        if send_until_ms is not None and self._world.schedule.monotonic_ms() >= send_until_ms:
+            raise UnavailableError("too late to send")
         log, now_ms = self._target, self._world.schedule.now_ms()
 
         def write(each: Sequence[TxnMarker]) -> LogmirrorError | None:
@@ -246,6 +262,63 @@ class TargetView(_View):
             )
             for partition, each in markers.items()
         }
+
+
+class SimulatedFence:
+    """See `Fence`: kept by a coordinator that never forgets."""
+
+    def __init__(
+        self,
+        process: Process,
+        ask: Callable[[str], None],
+        owners: dict[str, Owner],
+        transactional_id: str,
+    ) -> None:
+        self._process, self._ask = process, ask
+        self._owners, self._id = owners, transactional_id
+        self._own: Owner | None = None
+
+    def owner(self) -> Owner | None:
+        """See `Fence.owner`."""
+        self._ask("owner")
+        return self._owners.get(self._id)
+
+    def take(self, seen: Owner | None) -> bool:
+        """See `Fence.take`."""
+        own = self._own = self._init(None, is_holding=True)
+        if seen is None:
+            return own.producer_epoch == 0
+        return not seen.is_holding and own.producer_epoch == seen.producer_epoch + 1
+
+    def confirm(self) -> None:
+        """See `Fence.confirm`."""
+        if self.owner() != self._own:
+            raise FencedError("another process has taken the right to write")
+
+    def give_back(self) -> None:
+        """See `Fence.give_back`."""
+        own, self._own = self._own, None
+        if own is not None:
+            self._init(own, is_holding=False)
+
+    def _init(self, expected: Owner | None, *, is_holding: bool) -> Owner:
+        self._ask("init producer id")
+
+        def write() -> Owner | None:
+            known = self._owners.get(self._id)
+            if expected is not None and known != expected:
+                return None
+            epoch = known.producer_epoch + 1 if known else 0
+            self._owners[self._id] = Owner(1, epoch, is_holding)
+            return self._owners[self._id]
+
+        def failed(error: LogmirrorError) -> Owner | None:
+            raise UnavailableError("the coordinator did not answer in time") from error
+
+        own = _written(self._process, write, lambda answer: answer, failed)
+        if own is None:
+            raise FencedError("another process has taken the right to write")
+        return own
 
 
 class TargetPipeline:

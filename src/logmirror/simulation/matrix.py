@@ -44,12 +44,6 @@ _ELSEWHERE: Final = {
 }
 """Points, or what their names begin with, that the simulation does not reach, and who does."""
 
-_TWO_AT_A_HOLE: Final = (
-    "**not kept**: two processes that look at the same hole of a cluster's copy at once and both "
-    "fill it double its markers. A record may then stand at a wrong offset; both stop, with "
-    "`HoleTooLong` or `ForeignRecord`. Elsewhere in this column the source has no holes"
-)
-
 _DRAWN: Final = ("kill", "stop", "source-down", "source-changes", "refused", "executor-lost")
 _DRAWN_AT: Final[dict[Destination, tuple[str, ...]]] = {
     "files": ("io-error", "power"),
@@ -101,8 +95,6 @@ def why_not(point: str, fault: FaultClass, destination: Destination) -> str:
         return fault.why_not
     if fault.name == "executor-lost" and point in _DRIVER:
         return "the driver reaches this point, no worker does"
-    if fault.name == "two-writers" and point.startswith("hole."):
-        return _TWO_AT_A_HOLE
     return ""
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.checker import Anomaly, Row, Truth
+    from logmirror.cluster.fence import Owner
     from logmirror.simulation.faults import Destination, Directive, Format
     from logmirror.simulation.world import Process
     from logmirror.stores.base import BlobStore
@@ -213,13 +214,16 @@ class _Cluster(_Copy):
     def __init__(self, world: World, chooser: Chooser) -> None:
         self._log = log = Log()
         world.durable_end = lambda: log.end
+        owners: dict[str, Owner] = {}
         spec = KafkaSpec(
             cluster=TARGET, topic="copy", name="copy", mirror="orders", topic_sync="off"
         )
         if chooser.random() < 0.7:  # noqa: PLR2004  # how often the broker knows the copier already
             known = Memory(last_timestamp_ms=world.schedule.now_ms())
             log.producers[producer_id("copy", 0)] = known
-        self.target = SimulatedDestination(spec, view=lambda process: TargetView(process, log))
+        self.target = SimulatedDestination(
+            spec, view=lambda process: TargetView(process, log, owners)
+        )
 
     def names(self) -> None:
         return None
@@ -251,17 +255,15 @@ def simulate(plan: Plan) -> Result:
     chooser = Chooser(f"{plan}")
     schedule = Schedule(chooser, limit_ms=_LIMIT_MS, steps_max=_STEPS)
     to_kafka = plan.destination == "Kafka"
-    # Two that fill one hole of a cluster's copy at once double its markers: see the page.
-    is_dense = to_kafka and "two-writers" in plan.faults
     # Nothing at a cluster says which topic a copy is of, and a compacted one may have nothing left
-    # to compare with. And what is cleaned away while a batch is late makes a hole, whose markers do
-    # not move the sequence that would refuse the batch. Both are on the page.
-    may_compact = not (is_dense or (to_kafka and plan.faults & {"recreated", "late"}))
+    # to compare with. And what is cleaned away while a batch is late, or while another process has
+    # it in hand, makes a hole, whose markers do not move the sequence that would refuse the batch.
+    # Both are on the page.
+    may_compact = not (to_kafka and plan.faults & {"recreated", "late", "two-writers"})
     application = Application(
         schedule,
         chooser,
         compacts=may_compact and chooser.random() < 0.3,  # noqa: PLR2004  # how many topics are
-        transacts=not is_dense,
         stamps=not to_kafka,
     )
     world = World(schedule, chooser, application, plan.directive)

@@ -31,7 +31,6 @@ class Application:
         schedule: Time.
         chooser: Draws what is written.
         compacts: The topic's cleanup.policy is `compact`.
-        transacts: Whether it has transactions.
         stamps: Whether the topic's timestamps may be those of the append.
     """
 
@@ -41,11 +40,10 @@ class Application:
         chooser: Chooser,
         *,
         compacts: bool,
-        transacts: bool,
         stamps: bool,
     ) -> None:
         self._schedule, self._chooser = schedule, chooser
-        self.compacts, self._transacts, self._stamps = compacts, transacts, stamps
+        self.compacts, self._stamps = compacts, stamps
         self.topic_id = bytes([1]) * 16
         self.log = Log()
         self._rows: dict[int, Row] = {}
@@ -60,7 +58,7 @@ class Application:
         draw = self._chooser.random()
         if self._in_transaction and draw < 0.5:  # noqa: PLR2004  # how often
             self._end_transaction()
-        elif self._transacts and draw < 0.2:  # noqa: PLR2004  # how often
+        elif draw < 0.2:  # noqa: PLR2004  # how often
             self._in_transaction = True
             self._write(_TRANSACTION)
         else:

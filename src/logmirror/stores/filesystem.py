@@ -326,7 +326,8 @@ class FilesystemStore:
                 for path in folder.iterdir():
                     path.unlink(missing_ok=True)
                     count += 1
-                folder.rmdir()
+                if not _remove_if_empty(folder):
+                    return count
             lock.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
@@ -430,6 +431,17 @@ class StagedFile:
             # What matters was said by fdatasync; an error of close has nothing to add.
             with contextlib.suppress(OSError):
                 self._sys.close(descriptor)
+
+
+def _remove_if_empty(folder: Path) -> bool:
+    """Remove a folder; False: a worker that has outlived its driver still stages there."""
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def _silent(_point: str) -> None:
