@@ -163,6 +163,47 @@ def test_a_source_that_was_made_again_is_not_joined_to_the_old_copy(
 
 
 @both_ways
+def test_a_source_that_was_made_again_and_begins_where_the_copy_ends_is_not_joined_to_it(
+    ends, mirror, topic_name
+):
+    """Nothing can be compared: the copy itself says which topic it is of."""
+    source, destination = ends
+    copy(mirror)
+    before = rows(destination, topic_name)
+    make_again(source, topic_name, 50)
+    trim(source, topic_name, 50)
+    fill(source, topic_name, 20, seed=3)
+
+    facts = refused(mirror)
+
+    assert (facts["reason"], facts["position"]) == ("SourceRecreated", 50)
+    assert (facts["topic"], facts["target_topic"]) == (topic_name, topic_name)
+    assert rows(destination, topic_name) == before
+
+
+@both_ways
+def test_a_copy_goes_on_from_another_exact_copy(ends, mirror, topic_name):
+    """Equal records prove more than the name of a topic: the first source may be lost."""
+    source, destination = ends
+    second = f"{topic_name}-second"
+    to_second = mirror_to_cluster(
+        topic_name, source.bootstrap, destination.bootstrap, name="second", topic=second
+    )
+    copy(mirror, to_second)
+    fill(source, topic_name, 20, seed=2)
+    copy(to_second)
+
+    copy(
+        mirror_to_cluster(
+            second, destination.bootstrap, destination.bootstrap, name="third", topic=topic_name
+        )
+    )
+
+    found = anomalies(source.bootstrap, topic_name, destination.bootstrap, topic_name)
+    assert found == []
+
+
+@both_ways
 def test_a_source_that_is_made_again_under_a_running_mirror_stops_it(ends, mirror, topic_name):
     source, destination = ends
 

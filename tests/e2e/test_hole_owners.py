@@ -6,6 +6,8 @@ many; Apache Kafka, both releases, and the embedded broker where owners are not 
 
 from __future__ import annotations
 
+import functools
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,20 +15,30 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kit.apache import VERSIONS
-from kit.commands import BrokerCommand
+from kit.cleaning import clean, start_cleaning, stop_cleaning
+from kit.clients import rows_by_librdkafka
+from kit.commands import BrokerCommand, write_config
+from kit.copies import wait_for_end
+from kit.holes import COMPACTED, Writer, log_bounds, look, look_at_all, plain_messages
+from kit.inline_run import mirror_to_cluster
 from kit.partition_client import PartitionClient
+from kit.stopping_run import StoppingRun
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import PositionError
 from logmirror.mirror import hole_owners
+from logmirror.mirror.kafka_guard import producer_id
 from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.mirror.ports import PositionMovedError
-from logmirror.model import TopicPartition
+from logmirror.model import TimestampType, TopicPartition
+from logmirror.wire.records import Record, encode_reference
 
 pytestmark = [pytest.mark.xdist_group("e2e-holes"), pytest.mark.timeout(600)]
 
 KINDS = (*VERSIONS, BrokerCommand.version)
+PRODUCER = producer_id("t", 0, None)
+NAME = {"producer": PRODUCER}
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +68,15 @@ def test_markers_of_a_writer_that_was_paused_are_refused(
     for writer in (paused, other):  # the pause comes behind the last look, and owners behind it
         monkeypatch.setattr(writer, "_look_again", lambda _partition, _first, seen_ms, _: seen_ms)
         monkeypatch.setattr(writer._owners, "own", lambda _partition, _first: None)  # noqa: SLF001  # the second of two guards is what is tested
-    other.fill(partition, 0, 2, seen_ms=seen_ms + 1500)
+    other.fill(partition, 0, 2, **NAME, seen_ms=seen_ms + 1500)
 
     with pytest.raises(PositionMovedError) as caught:
-        paused.fill(partition, 0, 2, seen_ms=seen_ms)
+        paused.fill(partition, 0, 2, **NAME, seen_ms=seen_ms)
 
     assert caught.value.facts["error"] == "TRANSACTION_COORDINATOR_FENCED"
     assert end_of(client, partition) == 2
     # A clock that is behind keeps nobody out for long: the next try goes beyond what was seen.
-    paused.fill(partition, 2, 5, seen_ms=seen_ms)
+    paused.fill(partition, 2, 5, **NAME, seen_ms=seen_ms)
     assert end_of(client, partition) == 5
 
 
@@ -75,10 +87,10 @@ def test_of_two_writers_that_are_awake_the_later_one_finds_the_hole_filled(
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     seen_ms = SYSTEM_CLOCK.monotonic_ms() - 50
-    HoleWriter(client).fill(partition, 0, 2, seen_ms=seen_ms)
+    HoleWriter(client).fill(partition, 0, 2, **NAME, seen_ms=seen_ms)
 
     with pytest.raises(PositionMovedError) as caught:
-        HoleWriter(client).fill(partition, 0, 2, seen_ms=seen_ms)
+        HoleWriter(client).fill(partition, 0, 2, **NAME, seen_ms=seen_ms)
 
     assert (caught.value.facts["expected"], caught.value.facts["found"]) == (0, 2)
     assert end_of(client, partition) == 2
@@ -104,7 +116,7 @@ def test_of_two_writers_at_one_hole_at_the_same_moment_one_fills_it(
             for number in range(ROUNDS):
                 together.wait()
                 try:
-                    writer.fill(partition, 3 * number, 3 * number + 3, seen_ms=0)
+                    writer.fill(partition, 3 * number, 3 * number + 3, **NAME, seen_ms=0)
                 except PositionMovedError:
                     moved.append(number)
                 writer.rest()
@@ -126,22 +138,22 @@ def test_the_holes_of_an_owner_that_is_silent_are_taken_over_after_its_time(
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     silent, other, third = (HoleWriter(client) for _ in range(3))
-    silent.fill(partition, 0, 2, seen_ms=0)
+    silent.fill(partition, 0, 2, **NAME, seen_ms=0)
 
     begun_s = time.monotonic()
-    other.fill(partition, 2, 4, seen_ms=0)
+    other.fill(partition, 2, 4, **NAME, seen_ms=0)
     assert time.monotonic() - begun_s > 1
     other.rest()
     begun_s = time.monotonic()
-    third.fill(partition, 4, 6, seen_ms=0)
+    third.fill(partition, 4, 6, **NAME, seen_ms=0)
     assert time.monotonic() - begun_s < 1, "it was given back"
 
     monkeypatch.setattr(hole_owners, "_CONFIRM_EVERY_MS", 0)
     with pytest.raises(PositionMovedError) as caught:
-        silent.fill(partition, 6, 8, seen_ms=SYSTEM_CLOCK.monotonic_ms())
+        silent.fill(partition, 6, 8, **NAME, seen_ms=SYSTEM_CLOCK.monotonic_ms())
     assert "transactional_id" in caught.value.facts
     silent.rest()
-    third.fill(partition, 6, 8, seen_ms=0)
+    third.fill(partition, 6, 8, **NAME, seen_ms=0)
     assert end_of(client, partition) == 8
 
 
@@ -153,14 +165,14 @@ def test_two_writers_of_empty_transactions_take_the_ids_from_each_other(
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     one, other = HoleWriter(client), HoleWriter(client)
-    one.fill(partition, 0, 2, seen_ms=0)
-    other.fill(partition, 2, 4, seen_ms=0)
+    one.fill(partition, 0, 2, **NAME, seen_ms=0)
+    other.fill(partition, 2, 4, **NAME, seen_ms=0)
 
     with pytest.raises(PositionMovedError):
-        one.fill(partition, 4, 6, seen_ms=0)
+        one.fill(partition, 4, 6, **NAME, seen_ms=0)
 
     assert end_of(client, partition) == 4
-    one.fill(partition, 4, 6, seen_ms=0)
+    one.fill(partition, 4, 6, **NAME, seen_ms=0)
     assert end_of(client, partition) == 6
 
 
@@ -177,12 +189,100 @@ def test_a_marker_too_many_is_found_before_anything_else_is_written(
 ):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
-    writer.fill(partition, 0, 1, seen_ms=0)
+    writer.fill(partition, 0, 1, **NAME, seen_ms=0)
     with PartitionClient(brokers[kind].bootstrap, topic_name) as raw:
         assert raw.write_markers((4711, 0)) == {4711: 0}
 
+    later_ms = SYSTEM_CLOCK.monotonic_ms() + 1000  # not looked again
     with pytest.raises(PositionError) as caught:
-        writer.fill(partition, 1, 2, seen_ms=SYSTEM_CLOCK.monotonic_ms() + 1000)  # not looked again
+        writer.fill(partition, 1, 2, **NAME, seen_ms=later_ms)
 
     facts = caught.value.facts
     assert (facts["reason"], facts["expected"], facts["found"]) == ("HoleTooLong", 2, 3)
+
+
+# A hole to one, a batch to another: the source was cleaned between two readings
+
+
+def one_batch(partition, count, *, epoch, sequence):
+    """As a mirror sends it."""
+    now_ms = SYSTEM_CLOCK.now_ms()
+    rows = [Record(n, now_ms, TimestampType.CREATE_TIME, b"k", b"%d" % n, ()) for n in range(count)]
+    fields = {"producer_epoch": epoch, "base_sequence": sequence, "last_offset": count - 1}
+    return memoryview(encode_reference(rows, base_offset=0, producer_id=PRODUCER, **fields))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_that_were_on_their_way_before_a_fence_are_refused_behind_it(
+    brokers, client, kind, topic_name
+):
+    brokers[kind].create_topic(topic_name)
+    partition = TopicPartition(topic_name, 0)
+
+    def write(count, *, epoch, sequence):
+        with client.pipeline() as pipeline:
+            pipeline.send(
+                [(partition, one_batch(partition, count, epoch=epoch, sequence=sequence))]
+            )
+            (answer,) = pipeline.collect(block=True)
+        return answer.error_code, answer.base_offset
+
+    assert write(5, epoch=0, sequence=0) == (0, 0)
+    writer = HoleWriter(client)
+    assert not writer.fill(partition, 5, 8, **NAME, seen_ms=0)
+    assert write(2, epoch=0, sequence=5) == (0, 8), "most holes leave the data's sequence alone"
+
+    assert writer.fill(partition, 10, 13, **NAME, seen_ms=0, new_epoch=1)
+
+    assert write(7, epoch=0, sequence=7)[0] == 47
+    assert end_of(client, partition) == 13
+    state = client.producer_states({partition: PRODUCER})[partition]
+    assert (state.producer_epoch, state.last_sequence) == (1, -1)
+    assert state.last_timestamp_ms > SYSTEM_CLOCK.now_ms() - 60_000
+    assert write(7, epoch=1, sequence=7)[0] == 45
+    assert write(7, epoch=1, sequence=0) == (0, 13)
+    assert write(2, epoch=1, sequence=7) == (0, 20)
+    with pytest.raises(PositionMovedError):
+        writer.fill(partition, 22, 23, **NAME, seen_ms=0, new_epoch=0)
+    rows = list(rows_by_librdkafka(brokers[kind].bootstrap, topic_name))
+    assert [row.offset for row in rows] == [*range(5), 8, 9, *range(13, 22)]
+
+
+def test_a_batch_in_hand_whose_records_the_cleaner_takes_meanwhile_is_refused(brokers, tmp_path):
+    """One stops with it; another fills its place, and stops before it has written behind it."""
+    source, destination, topic = brokers["4.3.1"], brokers["3.9.2"], "cleaned-meanwhile"
+    source.create_topic(topic, config=COMPACTED)
+    stop_cleaning(source, topic)
+    now_ms = SYSTEM_CLOCK.now_ms()
+    writer = Writer(source.bootstrap, topic, config={"linger.ms": 200})
+    writer.send(plain_messages(5, seed=1, start_ms=now_ms))
+    writer.send(plain_messages(5, seed=2, start_ms=now_ms))
+    writer.send(plain_messages(20, seed=3, keys=1, start_ms=now_ms))
+    writer.send(plain_messages(7, seed=4, keys=1, start_ms=now_ms))
+    mirror = mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, max_batch_bytes=0)
+    config = write_config(tmp_path / "config.json", mirror)
+
+    with StoppingRun(config, "produce.prepared", 3, folder=tmp_path) as late:
+        late.wait_until_stopped()
+        assert log_bounds(destination.bootstrap, topic, 0) == (0, 10), "the third is in its hand"
+        start_cleaning(source, topic)
+        clean(source, topic, 1)
+        stop_cleaning(source, topic)
+        with StoppingRun(config, "hole.filled", 1, folder=tmp_path) as other:
+            other.wait_until_stopped()
+            end = log_bounds(destination.bootstrap, topic, 0)[1]
+            assert end > 30, "its place is taken"
+            late.signal(signal.SIGCONT)
+            time.sleep(2)
+            assert log_bounds(destination.bootstrap, topic, 0) == (0, end), "it is refused"
+            other.signal(signal.SIGCONT)
+            wait_for_end(destination.bootstrap, topic, log_bounds(source.bootstrap, topic, 0)[1])
+            for run in (late, other):
+                run.signal(signal.SIGTERM)
+                assert run.wait() == 0, run.text
+
+    truth, found = look_at_all(
+        functools.partial(look, broker.tools, broker.bootstrap, topic, 1)
+        for broker in (source, destination)
+    )
+    assert found == truth

@@ -44,7 +44,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import PositionError
-from logmirror.mirror.kafka_guard import marker_producer_id
+from logmirror.mirror.kafka_guard import marker_producer_id, producer_id
 from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.model import TopicPartition
 
@@ -58,6 +58,7 @@ PAIRS = tuple(product(VERSIONS, KINDS))
 HEAD = 1_200_000
 """More than two of our filler batches."""
 
+PRODUCER = producer_id("t", 0, None)
 PARTITIONS = {"kept": 4, "cleaned": 3}
 """Of each topic: one that is only deleted from, and one that is compacted."""
 
@@ -243,8 +244,11 @@ def test_documented_permissions_suffice_and_holes_are_empty_transactions(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_where_it_is_allowed_holes_are_markers_of_our_own(copied, brokers, origins, version):
-    topic = origins[version].topic("kept") + "-copy"
-    wanted = {marker_producer_id(topic, 0)}
+    origin = origins[version]
+    topic = origin.topic("kept") + "-copy"
+    with ClusterClient(connection_settings(origin.broker.bootstrap, {})) as client:
+        source_id = client.topic(origin.topic("kept")).topic_id
+    wanted = {marker_producer_id(producer_id(topic, 0, source_id))}
 
     for broker in brokers.values():
         assert producers_of_markers(broker, topic) == wanted
@@ -270,7 +274,7 @@ def test_markers_that_are_refused_after_all_become_empty_transactions(
     guarded[version].create_topic(topic_name)
     allow_copies(guarded[version], [topic_name])
 
-    HoleWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0)
+    HoleWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0, producer=PRODUCER)
 
     assert log_bounds(guarded[version].bootstrap, topic_name, 0) == (0, 5)
     assert max(producers_of_markers(guarded[version], topic_name)) < 1 << 40
@@ -282,9 +286,9 @@ def test_who_may_alter_the_cluster_may_write_markers(guarded, limited, version, 
     allow_copies(guarded[version], [topic_name])
 
     with allowed_on_cluster(guarded[version], "ALTER"):  # includes Describe
-        HoleWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0)
+        HoleWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0, producer=PRODUCER)
 
-    assert producers_of_markers(guarded[version], topic_name) == {marker_producer_id(topic_name, 0)}
+    assert producers_of_markers(guarded[version], topic_name) == {marker_producer_id(PRODUCER)}
 
 
 # Open transactions

@@ -53,7 +53,7 @@ class Destination:
     answers: deque = field(default_factory=deque)
 
     def producer_states(self, producers):
-        assert all(p == producer_id(w.topic, w.partition) for w, p in producers.items())
+        assert all(p == producer_id(w.topic, w.partition, TOPIC_ID) for w, p in producers.items())
         return {where: self.states.get(where.partition) for where in producers}
 
     def log_ends(self, partitions):
@@ -129,11 +129,12 @@ class Filler:
     destination: Destination
     filled: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def fill(self, partition, first, end, *, seen_ms):
+    def fill(self, partition, first, end, *, new_epoch=None, **_others):
         assert not self.destination.answers, "nothing may be on its way"
         assert self.destination.ends[partition.partition] == first
         self.filled.append((partition.partition, first, end))
         self.destination.ends[partition.partition] = end
+        return new_epoch is not None
 
     def rest(self):
         assert not self.destination.answers, "nothing may be on its way"

@@ -29,7 +29,7 @@ from logmirror.wire.records import encode_reference, parse_header
 from logmirror.wire.scan import BatchScanner
 
 WHERE = TopicPartition("t", 3)
-PRODUCER = producer_id("t", 3)
+PRODUCER = producer_id("t", 3, None)
 NOW_MS = 1_800_000_000_000
 FRESH_MS, OLD_MS = NOW_MS - GUARD_AGE_MS + 1, NOW_MS - GUARD_AGE_MS
 ALIVE = ProducerState(0, 99, FRESH_MS)
@@ -72,6 +72,32 @@ def test_a_writer_begins_at_the_log_end_with_the_sequence_that_the_broker_expect
     assert send(writer()) == (100, 100, PRODUCER)
     assert send(writer(end=130)) == (130, 100, PRODUCER), "30 of the offsets are holes"
     assert send(writer(state=None)) == (100, 100, PRODUCER), "nothing remembered: the offset"
+
+
+def test_a_hole_that_begins_an_epoch_begins_sequences_anew():
+    made = writer()
+    assert made.next_epoch == 1
+    made.passed_hole(107, 2000)
+    assert made.next_epoch == 1, "most holes leave the data's producer alone"
+
+    made.passed_hole(130, 2000, fenced=True)
+
+    for first, sequence in ((130, 0), (140, 10)):
+        sent = piece(first)
+        made.prepare(sent, at_ms=1000, now_ms=NOW_MS)
+        header = parse_header(bytes(sent.data), 0)
+        found = (header.producer_id, header.producer_epoch, header.base_sequence)
+        assert found == (PRODUCER, 1, sequence)
+    assert made.next_epoch == 2
+
+
+def test_the_epoch_goes_on_as_the_broker_remembers_it():
+    made = writer(end=130, state=ProducerState(1, -1, FRESH_MS))
+    sent = piece(130)
+    made.prepare(sent, at_ms=1000, now_ms=NOW_MS)
+    header = parse_header(bytes(sent.data), 0)
+    assert (header.producer_epoch, header.base_sequence) == (1, 0)
+    assert writer(state=ProducerState(32_767, 99, FRESH_MS)).next_epoch is None
 
 
 @pytest.mark.parametrize("end", [2**31 - 5, 2**31 - 1, 2**31, 2**40 + 7])
@@ -176,7 +202,7 @@ def test_a_duplicate_answer_with_the_first_offset_is_success():
     assert (made.error, made.verified) == (None, 110)
 
 
-@pytest.mark.parametrize("code", [45, 46, 59])
+@pytest.mark.parametrize("code", [45, 46, 47, 59])
 def test_a_sequence_that_is_refused_means_look(code):
     made = writer()
     send(made)

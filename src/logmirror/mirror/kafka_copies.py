@@ -104,6 +104,7 @@ class KafkaCopies:
             kafka,
             guard_age_ms=self._guard_ages_ms[kafka.cluster],
             max_message_bytes=self._max_message_bytes(kafka),
+            source_id=topic.topic_id,
         )
 
     def _max_message_bytes(self, kafka: KafkaSpec) -> int:
@@ -131,7 +132,7 @@ class KafkaCopies:
         kafka = kafka_spec(spec)
         client, of = self._client(kafka.cluster), {flow: target(kafka, flow) for flow in flows}
         guards = client.producer_states(
-            {of[flow]: producer_id(kafka.topic, flow.partition) for flow in flows}
+            {of[flow]: producer_id(kafka.topic, flow.partition, kafka.source_id) for flow in flows}
         )
         ends = client.log_ends(of.values())
         now_ms = self._clock.now_ms()
@@ -185,9 +186,11 @@ class KafkaCopies:
         Until nobody has written for so long that nobody can have anything on its way: whoever is
         alive is left alone.
         """
-        if self._guarded[state.flow]:
+        kafka = kafka_spec(state.destination)
+        # What is still on its way from a topic that is no more has another name than ours.
+        if self._guarded[state.flow] and state.topic_id == kafka.source_id:
             return
-        wait_ms = settle_ms(kafka_spec(state.destination).max_message_bytes)
+        wait_ms = settle_ms(kafka.max_message_bytes)
         now_ms, since = self._clock.monotonic_ms(), self._quiet_since.get(state.flow)
         if since is not None and since.position == state.position:
             waited_ms = now_ms - since.at_ms
@@ -223,6 +226,7 @@ class KafkaCopies:
             self._observer.copied(state.flow, receipt)
         self._tell(state)
         state.proven |= result.proven
+        state.fenced |= result.fenced
         state.advance(result, position, self._clock.monotonic_ms())
         crashpoints.reach("commit.done")
         return result.error

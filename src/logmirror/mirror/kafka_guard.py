@@ -66,29 +66,44 @@ SEQUENCE_MASK: Final = 0x7FFFFFFF
 _DATA_PREFIX: Final = 0x6C6D << 48
 _MARKER_PREFIX: Final = 0x6C6E << 48
 _FILLER_PREFIX: Final = 0x6C6F << 48
+_HASH_MASK: Final = (1 << 48) - 1
 
 
-def producer_id(topic: str, partition: int) -> int:
-    """The producer id of whoever copies into this partition of the destination.
+def producer_id(topic: str, partition: int, source_id: bytes | None) -> int:
+    """The producer id of whoever copies a topic into this partition of the destination.
 
-    Derived, so that nothing is stored, and the same for every mirror that writes there, so that the
-    broker's guard stands between them. Positive, and far from the ids that brokers hand out.
+    Derived, so that nothing is stored, and the same for every mirror that copies that topic there,
+    so that the broker's guard stands between them. It also says which topic a copy is of, in every
+    batch. Positive, and far from the ids that brokers hand out.
+
+    Args:
+        topic: At the destination.
+        partition: At both.
+        source_id: Topic id of the source; None: it has none.
     """
-    return _DATA_PREFIX | _hash(topic, partition)
+    name = f"{topic}/{partition}/{source_id.hex() if source_id else ''}"
+    return _DATA_PREFIX | int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
-def marker_producer_id(topic: str, partition: int) -> int:
+def marker_producer_id(producer: int) -> int:
     """The producer id of markers: another one, so that they leave the sequences alone."""
-    return _MARKER_PREFIX | _hash(topic, partition)
+    return _MARKER_PREFIX | producer & _HASH_MASK
 
 
-def filler_producer_id(topic: str, partition: int) -> int:
+def filler_producer_id(producer: int) -> int:
     """The producer id of filler at the head of a log, by which it is known again."""
-    return _FILLER_PREFIX | _hash(topic, partition)
+    return _FILLER_PREFIX | producer & _HASH_MASK
 
 
-def _hash(topic: str, partition: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{topic}/{partition}".encode()).digest()[:6], "big")
+def is_of_another_source(found: int, producer: int) -> bool:
+    """Whether a mirror wrote a batch that copies another topic than ours, or from elsewhere.
+
+    Args:
+        found: The batch's producer id.
+        producer: Ours.
+    """
+    is_mirrors = found & ~_HASH_MASK in (_DATA_PREFIX, _MARKER_PREFIX, _FILLER_PREFIX)
+    return is_mirrors and (found ^ producer) & _HASH_MASK != 0
 
 
 def target(spec: KafkaSpec, flow: FlowId) -> TopicPartition:

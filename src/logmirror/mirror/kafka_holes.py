@@ -18,6 +18,9 @@ Invariants:
    says in its coordinator epoch, too, when its writer last saw the log's end, and leaders refuse
    one below the last that they wrote: what a writer that was paused still had to send comes too
    late once another has gone on with the hole, whatever became of its deadline.
+5. A marker in the name of the data's own producer, with the next epoch, ends the one before, and
+   batches of it that are still on their way are refused. Where a reader of the source may have
+   found a hole in the place of such a batch, the hole begins with it (decision 0004).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import TxnMarker
+from logmirror.cluster.transactions import ProducerIdentity
 from logmirror.errors import FencedError, OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.hole_owners import HoleOwners
 from logmirror.mirror.kafka_guard import SETTLE_MS, marker_producer_id
@@ -35,6 +39,8 @@ from logmirror.mirror.ports import PositionMovedError
 from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.transactions import TransactionalProducer
     from logmirror.mirror.hole_owners import Right
@@ -72,7 +78,16 @@ class HoleWriter:
         self._owned: dict[TopicPartition, list[TransactionalProducer]] = {}
         self._owners = HoleOwners(client, clock, lambda partition: _transactional_id(partition, 0))
 
-    def fill(self, partition: TopicPartition, first: int, end: int, *, seen_ms: int) -> None:
+    def fill(  # noqa: PLR0913  # what the hole is, and who writes on behind it
+        self,
+        partition: TopicPartition,
+        first: int,
+        end: int,
+        *,
+        seen_ms: int,
+        producer: int,
+        new_epoch: int | None = None,
+    ) -> bool:
         """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
 
         Args:
@@ -80,6 +95,11 @@ class HoleWriter:
             first: Where its log ends.
             end: Where it shall end.
             seen_ms: Monotonic time at which it was known to end at `first`.
+            producer: Producer id of the data.
+            new_epoch: In which it goes on behind the hole; None: as before.
+
+        Returns:
+            Whether that epoch has begun. It does not where markers come from empty transactions.
 
         Raises:
             PositionError: The log ends beyond the hole, see invariant 2.
@@ -90,9 +110,11 @@ class HoleWriter:
         if self._may_write_markers is None:
             self._may_write_markers = self._client.admin.may_write_markers()
         if self._may_write_markers:
-            self._by_markers(partition, first, end, seen_ms)
-        else:
-            self._by_transactions(partition, first, end)
+            names = _names(producer, new_epoch)
+            self._by_markers(partition, first, end, seen_ms, names)
+            return self._may_write_markers and new_epoch is not None
+        self._by_transactions(partition, first, end)
+        return False
 
     def rest(self) -> None:
         """A slice is over, and nothing is on its way: others may fill holes without a wait."""
@@ -100,15 +122,21 @@ class HoleWriter:
 
     # -- markers ---------------------------------------------------------------------------------
 
-    def _by_markers(self, partition: TopicPartition, first: int, end: int, seen_ms: int) -> None:
-        producer = marker_producer_id(partition.topic, partition.partition)
+    def _by_markers(
+        self,
+        partition: TopicPartition,
+        first: int,
+        end: int,
+        seen_ms: int,
+        names: tuple[ProducerIdentity, ProducerIdentity],
+    ) -> None:
         while first < end:
             count = min(MARKERS_MAX, end - first)
             right = self._owners.own(partition, first)
             seen_ms = self._look_again(partition, first, seen_ms, right)
             epoch = self._epochs[partition] = self._epoch(partition, seen_ms)
-            marker = TxnMarker(producer, 0, coordinator_epoch=epoch)
-            markers = {partition: [marker] * count}
+            made = [TxnMarker(*name, coordinator_epoch=epoch) for name in names]
+            markers = {partition: made[:1] + made[1:] * (count - 1)}
             until_ms = right.until_ms if right else None
             error = self._client.admin.write_txn_markers(markers, send_until_ms=until_ms)[partition]
             crashpoints.reach("hole.marked")
@@ -116,13 +144,14 @@ class HoleWriter:
                 # Not idempotent: the request may still be carried out. Wait it out, then look.
                 self._clock.sleep_ms(SETTLE_MS)
             if isinstance(error, FencedError):
-                raise self._overtaken(partition, producer, error)
+                raise self._overtaken(partition, names, error)
             if error is not None and error.facts.get("code") == CLUSTER_AUTHORIZATION_FAILED:
                 self._may_write_markers = False  # nothing was written
                 return self._by_transactions(partition, first, end)
             if error is not None:
                 raise error
             first += count
+            names = (names[1], names[1])  # the epoch has begun
             seen_ms = self._reach(partition, first, end)
         return None
 
@@ -154,12 +183,14 @@ class HoleWriter:
         return min(max(epoch, self._epochs.get(partition, 0)), _EPOCH_MAX)
 
     def _overtaken(
-        self, partition: TopicPartition, producer: int, error: FencedError
+        self, partition: TopicPartition, names: Iterable[ProducerIdentity], error: FencedError
     ) -> PositionMovedError:
         """A later marker than ours is there: we were paused, or its writer's clock is ahead."""
-        state = self._client.producer_states({partition: producer})[partition]
-        if state is not None:
-            self._epochs[partition] = state.coordinator_epoch + 1
+        for name in names:
+            state = self._client.producer_states({partition: name.producer_id})[partition]
+            if state is not None:
+                least = max(self._epochs.get(partition, 0), state.coordinator_epoch + 1)
+                self._epochs[partition] = least
         return _moved(error)
 
     # -- empty transactions ----------------------------------------------------------------------
@@ -238,6 +269,12 @@ class HoleWriter:
                 raise UnavailableError("the hole is longer than was asked for; looking again")
             raise hole_too_long(partition, expected=end, found=found)
         return looked_ms
+
+
+def _names(producer: int, new_epoch: int | None) -> tuple[ProducerIdentity, ProducerIdentity]:
+    """In whose name the first marker of a hole is written, and all others."""
+    own = ProducerIdentity(marker_producer_id(producer), 0)
+    return own if new_epoch is None else ProducerIdentity(producer, new_epoch), own
 
 
 def transactional_id_prefix(topic: str) -> str:

@@ -18,7 +18,12 @@ from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST
 from logmirror.errors import PositionError
 from logmirror.mirror.kafka_compare import difference, rows
-from logmirror.mirror.kafka_guard import SEND_DEADLINE_MS, SEQUENCE_MASK, filler_producer_id
+from logmirror.mirror.kafka_guard import (
+    SEND_DEADLINE_MS,
+    SEQUENCE_MASK,
+    filler_producer_id,
+    is_of_another_source,
+)
 from logmirror.mirror.kafka_holes import hole_too_long
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import PositionMovedError
@@ -28,7 +33,7 @@ from logmirror.wire.scan import KIND_CONTROL
 if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
-    from logmirror.mirror.kafka_transfer import Copy
+    from logmirror.mirror.kafka_copy import Copy
     from logmirror.model import TopicPartition
     from logmirror.wire.decode import RecordDecoder
 
@@ -73,13 +78,14 @@ class KafkaProver:
         """
         where, end = copy.writer.partition, copy.writer.verified
         log = KafkaSource(self._client, where, topic_id=None, buffer=self._buffer)
-        start = self._drop_filler(log, where, self._start_of(where), end)
+        producer = filler_producer_id(copy.writer.producer)
+        start = self._drop_filler(log, where, self._start_of(where), end, producer)
         if end < source_start:
             if start < end:
                 raise _trimmed(end, start, source_start)
-            self._take_head(where, end, source_start)
+            self._take_head(where, end, source_start, producer)
             return source_start
-        if start < end and source_start < end:
+        if start < end:
             self._compare_last(copy, log, max(start, source_start), end)
         return end
 
@@ -95,14 +101,19 @@ class KafkaProver:
         is_marker = fetched.batches.kinds[fetched.start] == KIND_CONTROL
         base = int(fetched.batches.base_offsets[fetched.start])
         first = max(end - _MARKERS_COMPARED if is_marker else base, oldest)
+        writer = int(fetched.batches.producer_ids[fetched.start])
         found = rows(log, self._decoder, first, end)
+        expected = rows(copy.source, self._decoder, first, end)
         differs = difference(
             found,
-            rows(copy.source, self._decoder, first, end),
+            expected,
             timestamps=copy.work.kafka.keeps_timestamps,
             compacted=copy.work.slice.compacted,
         )
         if differs is None:
+            # Equal records prove more than a name: a source may be an exact copy of another one.
+            if expected.num_rows == 0 and is_of_another_source(writer, copy.writer.producer):
+                raise _recreated(copy, end)
             return
         lost = differs["offset"]
         if is_marker and isinstance(lost, int) and lost not in found["offset"].to_pylist():
@@ -120,10 +131,11 @@ class KafkaProver:
 
     # -- the head --------------------------------------------------------------------------------
 
-    def _drop_filler(self, log: KafkaSource, where: TopicPartition, start: int, end: int) -> int:
+    def _drop_filler(
+        self, log: KafkaSource, where: TopicPartition, start: int, end: int, producer: int
+    ) -> int:
         """Delete filler at the log start that a crash of ours or of a broker has left."""
         at = start
-        producer = filler_producer_id(where.topic, where.partition)
         while at < end:
             fetched = log.poll(at, max_wait_ms=_WAIT_MS).fetched
             if fetched is None or fetched.batches.producer_ids[fetched.start] != producer:
@@ -133,8 +145,7 @@ class KafkaProver:
             self._client.admin.delete_records({where: at})
         return at
 
-    def _take_head(self, where: TopicPartition, first: int, end: int) -> None:
-        producer = filler_producer_id(where.topic, where.partition)
+    def _take_head(self, where: TopicPartition, first: int, end: int, producer: int) -> None:
         batch, size = bytearray(), 0
         while first < end:
             if size != min(FILLER_RECORDS, end - first):
@@ -160,6 +171,19 @@ class KafkaProver:
             first += size
             self._client.admin.delete_records({where: first})
             crashpoints.reach("head.deleted")
+
+
+def _recreated(copy: Copy, end: int) -> PositionError:
+    topic_id = copy.work.slice.topic_id
+    return PositionError(
+        "the copy is of another topic than the source's, and nothing at its end can be compared",
+        hint="the topic was deleted and created again, or is in another cluster, and was compacted "
+        "or trimmed. Records of two topics must not share a log. Keep this copy as it is, and copy "
+        "into another topic.",
+        reason="SourceRecreated",
+        position=end,
+        found_topic_id=topic_id.hex() if topic_id else "",
+    )
 
 
 def _trimmed(end: int, start: int, source_start: int) -> PositionError:

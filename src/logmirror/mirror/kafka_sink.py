@@ -39,8 +39,10 @@ IN_FLIGHT_MAX: Final = 64
 """Batches of one partition on their way at once. What a broker refuses takes all behind it along,
 so the number is for memory in the broker and for the time that a stop takes."""
 
-_LOOK_CODES: Final = frozenset({45, 46, 59})
-"""Sequence refused or forgotten: the log is not where we thought. Nothing was written."""
+_EPOCH_MAX: Final = 2**15 - 1
+
+_LOOK_CODES: Final = frozenset({45, 46, 47, 59})
+"""Sequence or epoch refused or forgotten: the log is not where we thought. Nothing was written."""
 
 
 class _Sent(NamedTuple):
@@ -70,7 +72,7 @@ class PartitionWriter:
         self.record_count = self.batch_count = self.sent_bytes = 0
         """Of batches that were acknowledged."""
 
-        self._sequence = 0
+        self._sequence = self._epoch = 0
         self._guarded = False
         self._seen_ms = 0
         self._in_flight: deque[_Sent] = deque()
@@ -84,6 +86,11 @@ class PartitionWriter:
     def seen_ms(self) -> int:
         """Monotonic time at which the destination's log was last known to end at `verified`."""
         return self._seen_ms
+
+    @property
+    def next_epoch(self) -> int | None:
+        """With which a marker makes the leader refuse our older batches; None: none is left."""
+        return None if self._epoch == _EPOCH_MAX else self._epoch + 1
 
     @property
     def send_until_ms(self) -> int:
@@ -105,6 +112,7 @@ class PartitionWriter:
         self._guarded = is_guarded(state, now_ms, self._guard_age_ms)
         follows = end.end_offset if state is None else state.last_sequence + 1
         self._sequence = follows & SEQUENCE_MASK
+        self._epoch = 0 if state is None else state.producer_epoch
         self._seen_ms = at_ms
 
     def may_send(self) -> bool:
@@ -125,7 +133,12 @@ class PartitionWriter:
         """
         if piece.max_timestamp_ms <= now_ms - self._guard_age_ms:
             self._guarded = False
-        stamp(piece.data, producer_id=self.producer, producer_epoch=0, sequence=self._sequence)
+        stamp(
+            piece.data,
+            producer_id=self.producer,
+            producer_epoch=self._epoch,
+            sequence=self._sequence,
+        )
         self._in_flight.append(
             _Sent(piece.base_offset, piece.count, len(piece.data), piece.max_timestamp_ms, at_ms)
         )
@@ -163,10 +176,18 @@ class PartitionWriter:
         self._in_flight.pop()
         self.fail(error)
 
-    def passed_hole(self, end: int, at_ms: int) -> None:
-        """A hole was written, and the log now ends at `end`; sequences do not count it."""
+    def passed_hole(self, end: int, at_ms: int, *, fenced: bool = False) -> None:
+        """A hole was written, and the log now ends at `end`; sequences do not count it.
+
+        Args:
+            end: Offset.
+            at_ms: Monotonic time before the hole was begun.
+            fenced: Whether it began `next_epoch`, in which sequences begin at 0.
+        """
         self.verified = self.next_offset = end
         self._seen_ms = at_ms
+        if fenced:
+            self._epoch, self._sequence, self._guarded = self._epoch + 1, 0, True
 
     def fail(self, error: LogmirrorError) -> None:
         """Stop for a reason from outside; the first one counts."""

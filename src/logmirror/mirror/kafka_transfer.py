@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -19,13 +18,14 @@ from logmirror import crashpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError
-from logmirror.mirror.holes import HoleLedger, batch_holes, check_dense, unexplained_gap
+from logmirror.mirror.holes import batch_holes, check_dense, unexplained_gap
+from logmirror.mirror.kafka_copy import Copy
 from logmirror.mirror.kafka_guard import producer_id, target
 from logmirror.mirror.kafka_sink import PartitionWriter
 from logmirror.mirror.kafka_source import STALL_MS
 from logmirror.mirror.leases import LISTEN_MS, SLICE_MS
-from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
-from logmirror.model import Hole, HoleCause, OffsetRange, TopicPartition, Trigger
+from logmirror.mirror.ports import PositionMovedError
+from logmirror.model import Hole, HoleCause, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.gate import Gate
     from logmirror.mirror.kafka_source import Fetched, KafkaSource
     from logmirror.mirror.leases import Lease
-    from logmirror.mirror.ports import Work
+    from logmirror.mirror.ports import SliceResult, Work
     from logmirror.wire.rebatch import Piece, Rebatcher
 
 _COPIED_BYTES_MAX: Final = 64 << 10
@@ -52,10 +52,20 @@ ten times as long as the answer took, where that is longer."""
 class HoleFiller(Protocol):
     """Makes offsets without a record at the destination."""
 
-    def fill(self, partition: TopicPartition, first: int, end: int, *, seen_ms: int) -> None:
+    def fill(  # noqa: PLR0913  # what the hole is, and who writes on behind it
+        self,
+        partition: TopicPartition,
+        first: int,
+        end: int,
+        *,
+        seen_ms: int,
+        producer: int,
+        new_epoch: int | None = None,
+    ) -> bool:
         """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
 
-        At the monotonic time `seen_ms` it ended at `first`.
+        At the monotonic time `seen_ms` it ended at `first`. Returns whether the leader refuses all
+        batches of `producer` with older epochs than `new_epoch` from now on.
         """
         ...
 
@@ -70,36 +80,6 @@ class Prover(Protocol):
     def prove(self, item: Copy, *, source_start: int) -> int:
         """Compare the end of the copy; returns its log end, which a missing head may have moved."""
         ...
-
-
-@dataclass(slots=True)
-class Copy:
-    """One slice on its way."""
-
-    work: Work
-    source: KafkaSource
-    writer: PartitionWriter
-    started_ms: int
-    known_end: int
-    """How far the source is known to reach."""
-
-    proven: bool = False
-    source_bytes: int = 0
-    stalled_ms: int | None = None
-    holes: HoleLedger = field(default_factory=HoleLedger)
-
-    @property
-    def limit(self) -> int:
-        """One past the last offset that this slice may copy, as far as is known."""
-        if self.work.lease_ms:
-            return self.known_end
-        return min(self.known_end, self.work.slice.end)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the slice must not go on."""
-        budget = self.source_bytes >= self.work.slice.budget_bytes
-        return self.writer.error is not None or budget
 
 
 class KafkaTransfer:
@@ -174,7 +154,8 @@ class KafkaTransfer:
         for copy in self._copies:
             self._guard(copy, self._drain)
         self._filler.rest()
-        return [self._result(copy) for copy in self._copies]
+        now_ms = self._clock.monotonic_ms()
+        return [copy.result(now_ms) for copy in self._copies]
 
     def _guard(self, copy: Copy, action: Callable[[Copy], bool]) -> bool:
         """Do something for one flow; what goes wrong stops that flow alone."""
@@ -308,8 +289,16 @@ class KafkaTransfer:
         self._drain(copy)
         crashpoints.reach("hole.begin")
         at_ms = self._clock.monotonic_ms()
-        self._filler.fill(copy.writer.partition, first, end, seen_ms=copy.writer.seen_ms)
-        copy.writer.passed_hole(end, at_ms)
+        fenced = self._filler.fill(
+            copy.writer.partition,
+            first,
+            end,
+            seen_ms=copy.writer.seen_ms,
+            producer=copy.writer.producer,
+            new_epoch=copy.new_epoch,
+        )
+        copy.fenced |= fenced
+        copy.writer.passed_hole(end, at_ms, fenced=fenced)
         crashpoints.reach("hole.filled")
         position = first
         for hole in known[bisect.bisect_left(known, first, key=lambda hole: hole.last) :]:
@@ -439,49 +428,10 @@ class KafkaTransfer:
         self._clock.sleep_ms(max(_WATCH_MS, 10 * took_ms))
         return False
 
-    # -- the end ---------------------------------------------------------------------------------
-
-    def _result(self, copy: Copy) -> SliceResult:
-        work, writer = copy.work, copy.writer
-        flow, error = work.slice.flow, writer.error
-        elapsed_ms = self._clock.monotonic_ms() - copy.started_ms
-        if error is not None:
-            error.add_facts(
-                mirror=flow.mirror,
-                destination=flow.destination,
-                topic=flow.topic,
-                partition=flow.partition,
-                target_topic=writer.partition.topic,
-            )
-        receipts: tuple[Receipt, ...] = ()
-        if writer.verified > work.slice.first and not isinstance(error, PositionMovedError):
-            receipts = (
-                Receipt(
-                    covered=OffsetRange(first=work.slice.first, last=writer.verified - 1),
-                    record_count=writer.record_count,
-                    payload_bytes=writer.sent_bytes,
-                    object_bytes=writer.sent_bytes,
-                    digest="",
-                    trigger=Trigger.EXPLICIT,
-                    holes=copy.holes.summary(),
-                    elapsed_ms=elapsed_ms,
-                    batch_count=writer.batch_count,
-                ),
-            )
-        return SliceResult(
-            slice=work.slice,
-            receipts=receipts,
-            next_offset=writer.verified,
-            source_bytes=copy.source_bytes,
-            elapsed_ms=elapsed_ms,
-            proven=copy.proven,
-            error=error,
-        )
-
 
 def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
-    producer = producer_id(where.topic, where.partition)
+    producer = producer_id(where.topic, where.partition, work.slice.topic_id)
     return PartitionWriter(where, producer, work.kafka.guard_age_ms)
 
 

@@ -88,6 +88,9 @@ class FlowState:
     proven: bool = True
     """Whether what the destination holds is known to continue the source; archives have claims."""
 
+    fenced: bool = False
+    """See `Work.fenced`."""
+
     @property
     def end(self) -> int:
         """One past the last offset to copy now."""

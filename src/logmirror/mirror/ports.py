@@ -133,6 +133,9 @@ class KafkaSpec:
     max_message_bytes: int = 1_048_588
     """The largest batch that the destination's topic takes."""
 
+    source_id: bytes | None = None
+    """Topic id of the source when the destination was prepared."""
+
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """What keys and values must be to be copied."""
 
@@ -185,6 +188,10 @@ class Work:
     proven: bool = True
     """False: before anything is written, what the destination holds must be compared with the
     source. Archives need no such look, their claims say where they come from."""
+
+    fenced: bool = False
+    """Whether batches that were on their way when the position was read are known to be refused,
+    also behind a hole; clusters only."""
 
     lease_ms: int = 0
     """Go on with what arrives at the source for so long after `slice.end` is reached."""
@@ -269,6 +276,9 @@ class SliceResult:
     elapsed_ms: int = 0
     proven: bool = False
     """What the destination held was compared with the source, and continues it."""
+
+    fenced: bool = False
+    """Older batches are refused from now on, see `Work.fenced`."""
 
     peak_bytes: int = 0
     """The most memory that the process which ran the slice has ever had resident; 0: not known."""

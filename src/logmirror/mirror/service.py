@@ -352,6 +352,7 @@ class Service:
         state.log_start = view.log_start
         state.probed_bytes, state.probed_end = 0, state.position
         state.lost, state.proven = False, isinstance(spec, ArchiveSpec)
+        state.fenced = False
         destination.opened(state)
         self._observer.saw(state)
         return view.stable_end
@@ -380,6 +381,7 @@ class Service:
                 writer_id=self._writer_id,
                 estimated_bytes=p.estimated_bytes,
                 proven=self._states[p.slice.flow].proven,
+                fenced=self._states[p.slice.flow].fenced,
                 lease_ms=0 if explicit else self._lease_ms,
                 memory_bytes=memory_bytes,
             )

@@ -204,7 +204,7 @@ class TargetView(_View):
             found[each] = None
             if memory is not None:
                 told = (memory.last_sequence, memory.last_timestamp_ms, memory.coordinator_epoch)
-                found[each] = ProducerState(0, *told)
+                found[each] = ProducerState(memory.epoch, *told)
         return found
 
     def pipeline(self) -> TargetPipeline:
@@ -249,7 +249,8 @@ class TargetView(_View):
         def write(each: Sequence[TxnMarker]) -> LogmirrorError | None:
             for marker in each:
                 epoch = marker.coordinator_epoch
-                if not log.append_marker(marker.producer_id, epoch, now_ms):
+                name = (marker.producer_id, marker.producer_epoch)
+                if not log.append_marker(*name, epoch, now_ms):
                     return FencedError("a later coordinator has written here")
             return None
 

@@ -17,6 +17,8 @@ from logmirror.wire.records import MarkerType, Record, encode_marker, encode_ref
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 OUT_OF_ORDER: Final = 45
 """OUT_OF_ORDER_SEQUENCE_NUMBER."""
+OLD_EPOCH: Final = 47
+"""INVALID_PRODUCER_EPOCH."""
 
 _REMEMBERED: Final = 5
 """Batches of each producer that a leader answers as repetitions."""
@@ -46,11 +48,17 @@ class Appended(NamedTuple):
 class Memory:
     """What a leader remembers of a producer."""
 
+    epoch: int = 0
     last_sequence: int = -1
     last_timestamp_ms: int = 0
     coordinator_epoch: int = -1
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """First and last sequence, base offset."""
+
+    def begin(self, epoch: int) -> None:
+        """Forget the epoch before: sequences begin at 0."""
+        self.epoch, self.last_sequence = epoch, -1
+        self.recent.clear()
 
 
 class Log:
@@ -131,25 +139,33 @@ class Log:
         memory = self.producers.get(header.producer_id)
         first = header.base_sequence
         last = (first + count - 1) & SEQUENCE_MASK
+        if memory is not None and header.producer_epoch < memory.epoch:
+            return Appended(OLD_EPOCH, -1)
+        if memory is not None and header.producer_epoch > memory.epoch:
+            memory.begin(header.producer_epoch)
         if memory is not None:
             for known_first, known_last, base in memory.recent:
                 if (known_first, known_last) == (first, last):
                     return Appended(0, base)
             if first != (memory.last_sequence + 1) & SEQUENCE_MASK:
                 return Appended(OUT_OF_ORDER, -1)
-        memory = self.producers.setdefault(header.producer_id, Memory())
+        memory = self.producers.setdefault(header.producer_id, Memory(header.producer_epoch))
         memory.last_sequence, memory.last_timestamp_ms = last, header.max_timestamp_ms
         memory.recent.append((first, last, self.end))
         base = self.end
         self._add(self._placed(data), (), header.producer_id)
         return Appended(0, base)
 
-    def append_marker(self, producer_id: int, coordinator_epoch: int, timestamp_ms: int) -> bool:
-        """Append a marker that somebody asked for directly; False: its epoch is too low."""
-        memory = self.producers.setdefault(producer_id, Memory())
-        if coordinator_epoch < memory.coordinator_epoch:
+    def append_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
+    ) -> bool:
+        """Append a marker that somebody asked for directly; False: an epoch is too low."""
+        memory = self.producers.setdefault(producer_id, Memory(epoch))
+        if epoch < memory.epoch or coordinator_epoch < memory.coordinator_epoch:
             return False
-        memory.coordinator_epoch = coordinator_epoch
+        if epoch > memory.epoch:
+            memory.begin(epoch)
+        memory.coordinator_epoch, memory.last_timestamp_ms = coordinator_epoch, timestamp_ms
         data = encode_marker(
             MarkerType.ABORT, offset=self.end, producer_id=producer_id, timestamp_ms=timestamp_ms
         )

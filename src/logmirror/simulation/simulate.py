@@ -220,7 +220,7 @@ class _Cluster(_Copy):
         )
         if chooser.random() < 0.7:  # noqa: PLR2004  # how often the broker knows the copier already
             known = Memory(last_timestamp_ms=world.schedule.now_ms())
-            log.producers[producer_id("copy", 0)] = known
+            log.producers[producer_id("copy", 0, world.application.topic_id)] = known
         self.target = SimulatedDestination(
             spec, view=lambda process: TargetView(process, log, owners)
         )
@@ -255,11 +255,9 @@ def simulate(plan: Plan) -> Result:
     chooser = Chooser(f"{plan}")
     schedule = Schedule(chooser, limit_ms=_LIMIT_MS, steps_max=_STEPS)
     to_kafka = plan.destination == "Kafka"
-    # Nothing at a cluster says which topic a copy is of, and a compacted one may have nothing left
-    # to compare with. And what is cleaned away while a batch is late, or while another process has
-    # it in hand, makes a hole, whose markers do not move the sequence that would refuse the batch.
-    # Both are on the page.
-    may_compact = not (to_kafka and plan.faults & {"recreated", "late", "two-writers"})
+    # What is cleaned away while another process has it in hand makes a hole, whose markers do not
+    # move the sequence that would refuse the batch: see the page.
+    may_compact = not (to_kafka and "two-writers" in plan.faults)
     application = Application(
         schedule,
         chooser,
