@@ -9,40 +9,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from logmirror.cluster.client import EARLIEST, FetchResult
-from logmirror.cluster.fence import Owner
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
 from logmirror.cluster.topology import PartitionMetadata, TopicMetadata
 from logmirror.errors import (
     FencedError,
     LogmirrorError,
-    OutcomeUnknownError,
     PositionError,
     UnavailableError,
 )
-from logmirror.simulation.world import LATE_MS
+from logmirror.simulation.coordinator import SimulatedFence, SimulatedProducer
+from logmirror.simulation.world import written
 from logmirror.wire.messages import api_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from logmirror.cluster.admin import TxnMarker
     from logmirror.model import TopicPartition
+    from logmirror.simulation.coordinator import Transactions
     from logmirror.simulation.log import Log
     from logmirror.simulation.world import Process
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 TOPIC: Final = "orders"
 
 _BATCHES: Final = 3
 """In one answer to a fetch."""
-
-_NOT_LEADER: Final = 6
 
 
 class _View(ABC):
@@ -155,12 +151,15 @@ class TargetView(_View):
     Args:
         process: Whose view it is.
         log: Of the one partition that is copied.
-        owners: By transactional id, as the cluster's coordinators know them.
+        transactions: What the cluster's coordinators know.
+        grants: Whether markers may be asked for.
     """
 
-    def __init__(self, process: Process, log: Log, owners: dict[str, Owner]) -> None:
+    def __init__(
+        self, process: Process, log: Log, transactions: Transactions, *, grants: bool
+    ) -> None:
         super().__init__(process)
-        self._target, self._owners = log, owners
+        self._target, self._transactions, self._grants = log, transactions, grants
         self.admin = self
 
     @property
@@ -218,14 +217,21 @@ class TargetView(_View):
 
     def fence(self, transactional_id: str) -> SimulatedFence:
         """See `ClusterClient.fence`."""
-        return SimulatedFence(self._process, self._ask, self._owners, transactional_id)
+        return SimulatedFence(self._process, self._ask, self._transactions, transactional_id)
+
+    def transactional_producer(
+        self, transactional_id: str, *, timeout_ms: int
+    ) -> SimulatedProducer:
+        """See `ClusterClient.transactional_producer`."""
+        del timeout_ms
+        return SimulatedProducer(self._process, self._ask, self._transactions, transactional_id)
 
     # -- administration --------------------------------------------------------------------------
 
     def may_write_markers(self) -> bool:
         """See `Admin.may_write_markers`."""
         self._ask("operations")
-        return True
+        return self._grants
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """See `Admin.delete_records`."""
@@ -255,7 +261,7 @@ class TargetView(_View):
             return None
 
         return {
-            partition: _written(
+            partition: written(
                 self._process,
                 lambda each=each: write(each),  # type: ignore[misc]  # bound at once
                 lambda answer: answer,
@@ -263,63 +269,6 @@ class TargetView(_View):
             )
             for partition, each in markers.items()
         }
-
-
-class SimulatedFence:
-    """See `Fence`: kept by a coordinator that never forgets."""
-
-    def __init__(
-        self,
-        process: Process,
-        ask: Callable[[str], None],
-        owners: dict[str, Owner],
-        transactional_id: str,
-    ) -> None:
-        self._process, self._ask = process, ask
-        self._owners, self._id = owners, transactional_id
-        self._own: Owner | None = None
-
-    def owner(self) -> Owner | None:
-        """See `Fence.owner`."""
-        self._ask("owner")
-        return self._owners.get(self._id)
-
-    def take(self, seen: Owner | None) -> bool:
-        """See `Fence.take`."""
-        own = self._own = self._init(None, is_holding=True)
-        if seen is None:
-            return own.producer_epoch == 0
-        return not seen.is_holding and own.producer_epoch == seen.producer_epoch + 1
-
-    def confirm(self) -> None:
-        """See `Fence.confirm`."""
-        if self.owner() != self._own:
-            raise FencedError("another process has taken the right to write")
-
-    def give_back(self) -> None:
-        """See `Fence.give_back`."""
-        own, self._own = self._own, None
-        if own is not None:
-            self._init(own, is_holding=False)
-
-    def _init(self, expected: Owner | None, *, is_holding: bool) -> Owner:
-        self._ask("init producer id")
-
-        def write() -> Owner | None:
-            known = self._owners.get(self._id)
-            if expected is not None and known != expected:
-                return None
-            epoch = known.producer_epoch + 1 if known else 0
-            self._owners[self._id] = Owner(1, epoch, is_holding)
-            return self._owners[self._id]
-
-        def failed(error: LogmirrorError) -> Owner | None:
-            raise UnavailableError("the coordinator did not answer in time") from error
-
-        own = _written(self._process, write, lambda answer: answer, failed)
-        if own is None:
-            raise FencedError("another process has taken the right to write")
-        return own
 
 
 class TargetPipeline:
@@ -353,7 +302,7 @@ class TargetPipeline:
 
         if self._is_cut or self._world.is_down:
             return failed(UnavailableError("the connection is gone"))
-        return _written(self._process, lambda: self._log.append(data), answered, failed)
+        return written(self._process, lambda: self._log.append(data), answered, failed)
 
     def collect(self, *, block: bool) -> list[ProduceAnswer]:
         """See `ProducePipeline.collect`."""
@@ -364,27 +313,3 @@ class TargetPipeline:
         if not self._answers:
             self._is_cut = False
         return found
-
-
-def _written(
-    process: Process,
-    write: Callable[[], _T],
-    answered: Callable[[_T], _R],
-    failed: Callable[[LogmirrorError], _R],
-) -> _R:
-    """Let a write happen, or what the faults make of it."""
-    world = process.world
-    if world.take("refusals"):
-        return failed(api_error(_NOT_LEADER, action="could not write"))
-    if world.take("lates"):
-        world.schedule.after(LATE_MS, lambda: _forget(write))
-        return failed(OutcomeUnknownError("no answer to a write"))
-    answer = write()
-    if world.take("losses"):
-        return failed(OutcomeUnknownError("no answer to a write"))
-    return answered(answer)
-
-
-def _forget(write: Callable[[], object]) -> None:
-    """Write for a sender who is no longer there."""
-    write()

@@ -32,12 +32,11 @@ _ARCHIVE: Final = (
     *("claim.created", "publish.linked", "publish.done"),
 )
 _CLUSTER: Final = (
-    *("head.filled", "head.deleted", "hole.begin", "hole.marked", "hole.filled"),
+    *("head.filled", "head.deleted"),
+    *("hole.begin", "hole.joined", "hole.marked", "hole.filled"),
     *("produce.prepared", "produce.sent", "produce.answered"),
 )
 _ELSEWHERE: Final = {
-    "hole.joined": "holes by empty transactions: real processes against Apache Kafka, "
-    "`tests/e2e/test_hole_kills.py`",
     "translate": "`offsets: translate`: real processes against Apache Kafka, "
     "`tests/e2e/test_translate.py`",
     "compact": "`logmirror compact`: real processes, `tests/e2e/test_compact.py`",

@@ -23,6 +23,7 @@ from logmirror.mirror.kafka_guard import producer_id
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
 from logmirror.simulation.cluster import TargetView
+from logmirror.simulation.coordinator import Transactions
 from logmirror.simulation.disk import Disk, DiskCalls
 from logmirror.simulation.log import Log, Memory
 from logmirror.simulation.node import TARGET, Node, SimulatedDestination
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.checker import Anomaly, Row, Truth
-    from logmirror.cluster.fence import Owner
     from logmirror.simulation.faults import Destination, Directive, Format
     from logmirror.simulation.world import Process
     from logmirror.stores.base import BlobStore
@@ -211,10 +211,10 @@ class _Bucket(_Objects):
 
 
 class _Cluster(_Copy):
-    def __init__(self, world: World, chooser: Chooser) -> None:
+    def __init__(self, world: World, chooser: Chooser, *, grants: bool) -> None:
         self._log = log = Log()
         world.durable_end = lambda: log.end
-        owners: dict[str, Owner] = {}
+        transactions = Transactions(log, world.schedule.now_ms)
         spec = KafkaSpec(
             cluster=TARGET, topic="copy", name="copy", mirror="orders", topic_sync="off"
         )
@@ -222,7 +222,7 @@ class _Cluster(_Copy):
             known = Memory(last_timestamp_ms=world.schedule.now_ms())
             log.producers[producer_id("copy", 0, world.application.topic_id)] = known
         self.target = SimulatedDestination(
-            spec, view=lambda process: TargetView(process, log, owners)
+            spec, view=lambda process: TargetView(process, log, transactions, grants=grants)
         )
 
     def names(self) -> None:
@@ -255,9 +255,11 @@ def simulate(plan: Plan) -> Result:
     chooser = Chooser(f"{plan}")
     schedule = Schedule(chooser, limit_ms=_LIMIT_MS, steps_max=_STEPS)
     to_kafka = plan.destination == "Kafka"
-    # What is cleaned away while another process has it in hand makes a hole, whose markers do not
-    # move the sequence that would refuse the batch: see the page.
-    may_compact = not (to_kafka and "two-writers" in plan.faults)
+    grants = _grants_markers(plan, chooser)
+    # What is cleaned away while a batch is late, or in another process's hand, makes a hole. Empty
+    # transactions do not begin the epoch that would refuse the batch behind it: see the page.
+    is_shared = "two-writers" in plan.faults or chooser.random() < 0.3  # noqa: PLR2004  # how many
+    may_compact = grants or not (is_shared or plan.faults & {"late", "pause"})
     application = Application(
         schedule,
         chooser,
@@ -271,8 +273,9 @@ def simulate(plan: Plan) -> Result:
         _quiet(),
         driven(schedule, chooser),
         crashpoints.listening(world.reached),
-        _made(plan, world, chooser) as copy,
+        _made(plan, world, chooser, grants=grants) as copy,
     ):
+        world.second_wanted = is_shared
         nodes = _play(plan, world, chooser, copy)
         _drain(world, nodes[0])
         anomalies = _judge(world, copy)
@@ -286,6 +289,13 @@ def simulate(plan: Plan) -> Result:
         trace=schedule.trace,
         words=tuple(schedule.words),
     )
+
+
+def _grants_markers(plan: Plan, chooser: Chooser) -> bool:
+    """Whether the destination lets us write markers ourselves."""
+    if plan.directive and plan.directive.point == "hole.joined":
+        return False
+    return plan.destination != "Kafka" or chooser.random() < 0.7  # noqa: PLR2004  # how many do
 
 
 def _trim(application: Application) -> None:
@@ -307,9 +317,9 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _made(plan: Plan, world: World, chooser: Chooser) -> Iterator[_Copy]:
+def _made(plan: Plan, world: World, chooser: Chooser, *, grants: bool) -> Iterator[_Copy]:
     if plan.destination == "Kafka":
-        yield _Cluster(world, chooser)
+        yield _Cluster(world, chooser, grants=grants)
     elif plan.destination == "S3":
         yield _Bucket(world, chooser, plan.form)
     else:
@@ -326,8 +336,6 @@ def _play(plan: Plan, world: World, chooser: Chooser, copy: _Copy) -> list[Node]
     if to_kafka:
         healed_ms += _SETTLED_MS
     nodes = [Node(world, name, copy.target, chooser) for name in ("a", "b")]
-    is_drawn = chooser.random() < 0.3  # noqa: PLR2004  # how often two copy from the beginning
-    world.second_wanted = "two-writers" in faults or (is_drawn and not to_kafka)
     schedule.add("application", _writing(world, chooser))
     schedule.add("a", nodes[0].live)
     schedule.add("b", nodes[1].live_as_second)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from logmirror.checker import History
+from logmirror.errors import LogmirrorError, OutcomeUnknownError
 from logmirror.simulation.faults import Directive
 from logmirror.simulation.schedule import KilledError
+from logmirror.wire.messages import NOT_LEADER_OR_FOLLOWER, api_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 PAUSE_MS: Final = 20_000
 SOURCE_DOWN_MS: Final = 4_000
 DOWN_MS: Final = 15_000
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
 LATE_MS: Final = 2_000
 EVERYTHING: Final = 1 << 30
 
@@ -287,3 +292,27 @@ _OF_THE_WORLD: Final[dict[str, Callable[[World], None]]] = {
     "down": World._take_destination_down,  # noqa: SLF001  # the same
     "io-error": World._fail_flush,  # noqa: SLF001  # the same
 }
+
+
+def written(
+    process: Process,
+    write: Callable[[], _T],
+    answered: Callable[[_T], _R],
+    failed: Callable[[LogmirrorError], _R],
+) -> _R:
+    """Let a write happen, or what the faults make of it."""
+    world = process.world
+    if world.take("refusals"):
+        return failed(api_error(NOT_LEADER_OR_FOLLOWER, action="could not write"))
+    if world.take("lates"):
+        world.schedule.after(LATE_MS, lambda: _forget(write))
+        return failed(OutcomeUnknownError("no answer to a write"))
+    answer = write()
+    if world.take("losses"):
+        return failed(OutcomeUnknownError("no answer to a write"))
+    return answered(answer)
+
+
+def _forget(write: Callable[[], object]) -> None:
+    """Write for a sender who is no longer there."""
+    write()
