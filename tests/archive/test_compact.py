@@ -5,7 +5,7 @@ the names must have a valid cover of the same rows. Then another compact finishe
 In place of a crash, another compact, a late mirror or a reader runs to its end before it goes on.
 """
 
-import json
+import dataclasses
 
 import pytest
 
@@ -19,23 +19,18 @@ from kit.objects import (
     odd_records,
     records_for,
 )
-from logmirror.archive.claims import claim_name
+from logmirror.archive.claims import Claim, claim_name, publish_object
 from logmirror.archive.compact import Limits, compact, plan
 from logmirror.archive.compactions import (
-    Compaction,
-    Part,
-    compaction_name,
     links_from,
-    read_compaction,
     read_cover,
-    settled,
 )
 from logmirror.archive.merge import Archive
 from logmirror.archive.naming import format_name, parse_name
 from logmirror.archive.reader import check_object, iterate
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import CorruptionError, UnavailableError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.model import HoleCause, OffsetRange
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
 
@@ -324,6 +319,36 @@ def test_other_content_under_the_name_of_a_part_is_not_deleted(extension):
     assert victim in store.objects
 
 
+@pytest.mark.parametrize("extension", FORMATS)
+def test_a_mirror_that_wakes_up_late_and_finds_less_at_a_cleaned_source_is_replaced(extension):
+    """It finds the range claimed and no object: what is left of it is said, then written."""
+    store, made = new_chain(extension)
+    victim = sorted(made)[1]
+    covered = parse_name(victim.rpartition("/")[2])[0]
+    name = claim_name("orders", 3, covered.first)
+    claim = dataclasses.replace(
+        Claim.from_bytes(store.objects[name], name=name), writer="late", rewritable=True
+    )
+    store.objects[name] = claim.to_bytes()
+    truth = content(store, extension)
+    run(store, extension)
+    records = records_for(covered, seed=77)[1:]
+    _, data, digest = make_object(extension, records, covered=covered)
+    late = dataclasses.replace(claim, digest=digest, record_count=len(records))
+    staged = store.stage("late")
+    staged.write(data)
+    token = staged.finish(victim, travels=False)
+    publish_object(store, token=token, folder=FOLDER, extension=extension, claim=late)
+    assert store.objects[victim] == data
+    assert content(store, extension) == truth
+
+    outcome = run(store, extension)
+
+    assert outcome.finished == 1
+    assert victim not in store.objects
+    assert content(store, extension) == truth
+
+
 def test_parts_that_differ_from_what_was_merged_before_are_not_merged():
     store, made = new_chain("parquet", claims=False)
     copy = dict(store.objects)
@@ -389,73 +414,6 @@ def test_holes_are_added_up_and_keep_their_causes():
     missing = merged.covered.offset_count - report.metadata.record_count
     assert report.metadata.hole_counts == {HoleCause.COMPACTED: missing}
     assert report.metadata.topic_id == "ab" * 16
-
-
-RECORD = Compaction(
-    covered=OffsetRange(first=10, last=29),
-    digest="xxh3:" + "0" * 32,
-    record_count=18,
-    parts=(
-        Part(covered=OffsetRange(first=10, last=19), digest="a"),
-        Part(covered=OffsetRange(first=20, last=29), digest="b"),
-    ),
-    writer="w",
-    topic="t",
-    topic_id="",
-    partition=3,
-    created_ms=5,
-    holes=(Hole(first=12, last=13, cause=HoleCause.CONTROL),),
-    hole_counts={HoleCause.CONTROL: 2},
-)
-
-
-def test_a_record_survives_its_bytes():
-    name = compaction_name("orders/3", RECORD.covered)
-    assert Compaction.from_bytes(RECORD.to_bytes(), name=name) == RECORD
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"from": 11},
-        {"to": 30},
-        {"parts": [[10, 29, "a"]]},
-        {"parts": [[10, 18, "a"], [20, 29, "b"]]},
-        {"digest": None},
-        {"partition": 4},
-        {"version": 0},
-        {"holes": [[1, 2, "because"]]},
-    ],
-)
-def test_a_record_that_is_none_is_refused_by_name(change):
-    name = compaction_name("orders/3", RECORD.covered)
-    store = MemoryStore()
-    store.objects[name] = json.dumps(json.loads(RECORD.to_bytes()) | change).encode()
-    with pytest.raises(CorruptionError, match="unreadable record") as caught:
-        read_compaction(store, "orders/3", RECORD.covered)
-    assert caught.value.facts["name"] == name
-
-
-def test_a_record_of_a_newer_version_is_not_guessed_at():
-    data = json.dumps(json.loads(RECORD.to_bytes()) | {"version": 2}).encode()
-    with pytest.raises(UsageError, match="newer version"):
-        Compaction.from_bytes(data, name=compaction_name("orders/3", RECORD.covered))
-
-
-def test_a_listing_is_refused_only_when_the_next_one_is_the_same():
-    good, bad, worse = ["good"], ["bad"], ["worse"]
-
-    def judge(names):
-        if names != good:
-            raise CorruptionError("gap", name=names[0])
-        return "fine"
-
-    assert settled(iter([bad, worse, good]).__next__, judge) == "fine"
-    with pytest.raises(CorruptionError) as caught:
-        settled(iter([bad, worse, worse, good]).__next__, judge)
-    assert caught.value.facts["name"] == "worse"
-    with pytest.raises(CorruptionError):
-        settled(iter([bad, worse] * 9).__next__, judge)
 
 
 def test_a_reader_whose_object_is_gone_finds_what_replaces_it():

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from logmirror.archive.claims import read_rewrites
+from logmirror.archive.claims import promised_digests
 from logmirror.archive.compactions import read_promise
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
@@ -134,12 +134,8 @@ class ObjectRows:
                 expected=claim.covered,
                 found=covered,
             )
-        digests = {claim.digest}
-        if claim.rewritable:
-            destination = self._folder.rpartition("/")[0]
-            more = read_rewrites(self._store, destination, self._partition, covered.first)
-            digests |= {rewrite.digest for rewrite in more}
-        return Promise(frozenset(digests), claim.topic)
+        destination = self._folder.rpartition("/")[0]
+        return Promise(promised_digests(self._store, destination, claim), claim.topic)
 
     def _native(
         self, file: BinaryIO, name: str, covered: OffsetRange, settle: Settle | None

@@ -339,6 +339,14 @@ def read_rewrites(store: BlobStore, destination: str, partition: int, first: int
     return found
 
 
+def promised_digests(store: BlobStore, destination: str, claim: Claim) -> frozenset[str]:
+    """What an object of a claimed range may hold: what was claimed, or what its finishers said."""
+    if not claim.rewritable:
+        return frozenset({claim.digest})
+    said = read_rewrites(store, destination, claim.partition, claim.covered.first)
+    return frozenset({claim.digest, *(rewrite.digest for rewrite in said)})
+
+
 def _rewrites(folder: str) -> str:
     return folder.replace(".logmirror/claims/", ".logmirror/rewrites/", 1)
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from logmirror import crashpoints
-from logmirror.archive.claims import first_claimed, read_claim
+from logmirror.archive.claims import first_claimed, promised_digests, read_claim
 from logmirror.archive.compactions import (
     Compaction,
     Part,
     compaction_name,
     read_compaction,
+    read_promise,
 )
 from logmirror.archive.digest import object_digest
 from logmirror.archive.envelope import ParquetEncoder
@@ -200,7 +201,7 @@ def finish(archive: Archive, around: Link, inside: Mapping[Link, str]) -> int:
             found = archive.check(link.covered)
         except GoneError:
             continue
-        if found.digest != digest:
+        if found.digest != digest and found.digest not in _promised(archive, link.covered):
             raise CorruptionError(
                 "an object inside a merged one has other content than what was merged",
                 hint=_HINT,
@@ -212,6 +213,18 @@ def finish(archive: Archive, around: Link, inside: Mapping[Link, str]) -> int:
         _delete(archive, link)
         count += 1
     return count
+
+
+def _promised(archive: Archive, covered: OffsetRange) -> frozenset[str]:
+    """What a writer may bring back that was paused for long, beside what was merged.
+
+    It finds its range claimed and no object, and a source that was cleaned meanwhile; what it then
+    writes, it says before. The merged object holds what the first one wrote.
+    """
+    claim = read_promise(archive.store, archive.folder, covered)
+    if claim is None or claim.covered != covered:
+        return frozenset()
+    return promised_digests(archive.store, archive.folder.rpartition("/")[0], claim)
 
 
 class _Merging:

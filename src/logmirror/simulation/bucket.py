@@ -16,7 +16,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]  # ships no py
     ReadTimeoutError,
 )
 
-from logmirror.archive.naming import split_name
+from logmirror.simulation.reading import chain_end
 from logmirror.simulation.world import LATE_MS
 from logmirror.stores.locations import S3Location
 from logmirror.stores.s3_calls import Calls
@@ -62,13 +62,7 @@ class Bucket:
 
     def durable_end(self, folder: str) -> int:
         """How far an unbroken chain from 0 reaches."""
-        end = 0
-        for name in self.names(folder):
-            parts = split_name(name)
-            if parts is None or parts[0] != end:
-                break
-            end = parts[1] + 1
-        return end
+        return chain_end(self.names(folder))
 
     # -- requests: each returns what the server answers ------------------------------------------
 

@@ -10,7 +10,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from logmirror.archive.naming import split_name
+from logmirror.simulation.reading import chain_end
 from logmirror.stores.syscalls import Syscalls
 
 if TYPE_CHECKING:
@@ -109,13 +109,7 @@ class Disk:
 
     def durable_end(self, folder: str) -> int:
         """How far an unbroken chain from 0 reaches, of durable names."""
-        end = 0
-        for name in self.durable_names(folder):
-            parts = split_name(name)
-            if parts is None or parts[0] != end:
-                break
-            end = parts[1] + 1
-        return end
+        return chain_end(self.durable_names(folder))
 
     # -- the account of system calls -------------------------------------------------------------
 

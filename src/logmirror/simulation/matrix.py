@@ -30,6 +30,8 @@ _BOTH: Final = (*_DRIVER, "fetch.answered")
 _ARCHIVE: Final = (
     *("stage.opened", "stage.written", "stage.finished"),
     *("claim.created", "publish.linked", "publish.done"),
+    *("compact.staged", "compact.recorded", "compact.published"),
+    *("compact.proven", "compact.deleted"),
 )
 _CLUSTER: Final = (
     *("head.filled", "head.deleted"),
@@ -39,7 +41,6 @@ _CLUSTER: Final = (
 _ELSEWHERE: Final = {
     "translate": "`offsets: translate`: real processes against Apache Kafka, "
     "`tests/e2e/test_translate.py`",
-    "compact": "`logmirror compact`: real processes, `tests/e2e/test_compact.py`",
 }
 """Points, or what their names begin with, that the simulation does not reach, and who does."""
 
@@ -127,7 +128,9 @@ def plan_of(cell: Cell, seed: int) -> Plan:
 
 
 def _nths(point: str) -> tuple[int, ...]:
-    return (1,) if point.startswith("head.") else _NTHS  # a log has one head
+    if point.startswith("head."):
+        return (1,)  # a log has one head
+    return _NTHS[:2] if point.startswith("compact.") else _NTHS
 
 
 def _draw(chooser: Chooser, destination: Destination, count: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
+from logmirror.archive.naming import split_name
 from logmirror.checker import Row
 from logmirror.wire.records import MarkerType, decode_reference, marker_type, parse_header
 
@@ -19,6 +20,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _TYPES: Final = {"create_time": 0, "log_append_time": 1}
+
+
+def covering(names: Iterable[str]) -> list[str]:
+    """The objects that count, where merged ones stand beside their parts: who lies in none other.
+
+    Args:
+        names: Without folder. What is no object's name counts.
+
+    Returns:
+        In ascending order.
+    """
+    found: list[str] = []
+    until = -1
+    for name in sorted(names, key=_outer_first):
+        parts = split_name(name)
+        if parts is None or parts[1] > until:
+            found.append(name)
+            until = until if parts is None else parts[1]
+    return found
+
+
+def chain_end(names: Iterable[str]) -> int:
+    """How far an unbroken chain from 0 reaches."""
+    end = 0
+    for name in covering(names):
+        parts = split_name(name)
+        if parts is None or parts[0] != end:
+            break
+        end = parts[1] + 1
+    return end
+
+
+def _outer_first(name: str) -> tuple[int, int]:
+    parts = split_name(name)
+    return (-1, 0) if parts is None else (parts[0], -parts[1])
 
 
 def read_rows(extension: str, data: bytes) -> list[Row]:

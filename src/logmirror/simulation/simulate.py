@@ -23,11 +23,12 @@ from logmirror.mirror.kafka_guard import producer_id
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
 from logmirror.simulation.cluster import TargetView
+from logmirror.simulation.compactor import Compactor
 from logmirror.simulation.coordinator import Transactions
 from logmirror.simulation.disk import Disk, DiskCalls
 from logmirror.simulation.log import Log, Memory
 from logmirror.simulation.node import TARGET, Node, SimulatedDestination
-from logmirror.simulation.reading import read_batches, read_rows
+from logmirror.simulation.reading import covering, read_batches, read_rows
 from logmirror.simulation.schedule import Schedule
 from logmirror.simulation.source import Application
 from logmirror.simulation.world import World
@@ -143,14 +144,15 @@ class _Objects(_Copy):
         """All objects of the chain that are durable."""
 
     def names(self) -> list[str]:
-        return sorted(self.contents())
+        return covering(self.contents())
 
     def rows(self) -> list[Row]:
         contents = self.contents()
+        names = covering(contents)
         if self._form == "native":
-            return read_batches(contents[name] for name in sorted(contents))
+            return read_batches(contents[name] for name in names)
         extension = _EXTENSIONS[self._form]
-        return [row for name in sorted(contents) for row in self._rows(extension, contents[name])]
+        return [row for name in names for row in self._rows(extension, contents[name])]
 
     def _rows(self, extension: str, data: bytes) -> list[Row]:
         key = (extension, hash(data))
@@ -339,12 +341,21 @@ def _play(plan: Plan, world: World, chooser: Chooser, copy: _Copy) -> list[Node]
     schedule.add("application", _writing(world, chooser))
     schedule.add("a", nodes[0].live)
     schedule.add("b", nodes[1].live_as_second)
+    if not to_kafka and _merges(plan, chooser):
+        schedule.add("c", Compactor(world, copy.target, chooser).live)
     schedule.add("judge", _watching(world, copy, healed_ms))
     for fault in plan.drawn:
         at_ms = chooser.randrange(300, _HEALED_MS - 1000)
         schedule.after(at_ms, lambda fault=fault: world.happen(fault))  # type: ignore[misc]  # bound at once
     schedule.run()
     return nodes
+
+
+def _merges(plan: Plan, chooser: Chooser) -> bool:
+    """Whether small objects are merged meanwhile."""
+    if plan.directive and plan.directive.point.startswith("compact."):
+        return True
+    return chooser.random() < 0.2  # noqa: PLR2004  # how often
 
 
 def _writing(world: World, chooser: Chooser) -> Callable[[], None]:
