@@ -29,7 +29,7 @@ from logmirror.archive.merge import Archive
 from logmirror.archive.naming import format_name, parse_name
 from logmirror.archive.reader import check_object, iterate
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.model import HoleCause, OffsetRange
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
