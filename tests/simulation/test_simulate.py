@@ -41,6 +41,7 @@ def test_the_same_plan_takes_the_same_steps():
         assert first.records > 10
 
 
+@pytest.mark.timeout(2400)  # at night
 def test_no_seed_shows_an_anomaly():
     found = [simulate(random_plan(seed)) for seed in range(SEEDS)]
     assert [(str(r.plan), r.anomalies) for r in found if r.anomalies] == []
@@ -97,6 +98,7 @@ def test_a_broken_product_is_found_out(case, monkeypatch):
     pytest.fail("nobody noticed")
 
 
+@pytest.mark.timeout(2400)  # at night
 def test_cells_of_the_matrix_are_covered_without_an_anomaly():
     """At night all of them; on a push every third one, with each point and fault among them."""
     chosen = cells()[::STRIDE]
