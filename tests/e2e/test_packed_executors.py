@@ -83,10 +83,10 @@ def wait_for_packed(run: Run, watch: Watch) -> None:
 
 
 def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_broker, pack, tmp_path):
-    source = filled(cli_broker, "submitted")
+    source = filled(cli_broker, "packed")
     archive = tmp_path / "archive"
     config = tmp_path / "config.json"
-    mirrors = [mirror("submitted", cli_broker.bootstrap, archive, form=form) for form in FORMATS]
+    mirrors = [mirror("packed", cli_broker.bootstrap, archive, form=form) for form in FORMATS]
     config.write_text(config_text(*mirrors))
     with StandaloneCluster(tmp_path) as cluster:
         options = ["--master", cluster.master, "--archives", f"{pack}#env"]
