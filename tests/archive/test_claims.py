@@ -27,7 +27,13 @@ from logmirror.archive.claims import (
     sweep_claims,
 )
 from logmirror.archive.naming import format_name
-from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
+from logmirror.errors import (
+    CorruptionError,
+    LogmirrorError,
+    PositionError,
+    UnavailableError,
+    UsageError,
+)
 from logmirror.model import OFFSET_MAX, Hole, HoleCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 
@@ -86,6 +92,20 @@ def test_publishing_again_is_harmless():
     assert len(objects(store)) == 1
     assert store.staged == {}
     assert read_claim(store, "orders", 3, 0).writer == "h.1.a"
+
+
+def test_an_object_that_compact_replaces_while_it_is_compared_is_looked_for_anew():
+    store = MemoryStore()
+    name = publish(store, 0, 9, b"data").name
+
+    def replaced(operation, asked):
+        if (operation, asked) == ("open", name):
+            store.objects.pop(name, None)
+
+    store.before = replaced
+    with pytest.raises(UnavailableError, match="merged") as caught:
+        publish(store, 0, 9, b"data", writer="h.2.b")
+    assert caught.value.facts["name"] == name
 
 
 def test_a_claim_whose_object_is_missing_is_kept_by_the_next_writer():

@@ -257,7 +257,12 @@ def publish_object(
         # Only here, because it loads the readers of every format.
         from logmirror.archive.digest import object_digest  # noqa: PLC0415  # see above
 
-        found = object_digest(store, name, expected=claim.digest)
+        try:
+            found = object_digest(store, name, expected=claim.digest)
+        except KeyError:
+            raise UnavailableError(
+                "the object was replaced by a merged one just now; plan again", name=name
+            ) from None
         if found != claim.digest and not claim.rewritable:
             raise PositionError(
                 "the name is taken by an object with other content",
