@@ -2,11 +2,14 @@
 
 Three things keep a writer out that was paused and wakes up late (decision 0004):
 
-1. The broker's sequence guard: everybody who copies into a partition uses the same derived producer
-   id, so a stale batch has a sequence that the broker has seen or does not expect, and is refused.
+1. The broker's sequence guard: everybody who copies a topic into a partition uses the same derived
+   producer id, so a stale batch has a sequence that the broker has seen or does not expect, and is
+   refused.
 2. Where the broker forgets producers (old records), a deadline: no byte is sent later than
    `deadline_ms` after the log end was last seen.
 3. The successor's patience: without a guard it waits `settle_ms` at its start and looks again.
+
+Holes, whose markers no guard refuses, have an owner: `hole_owners`.
 """
 
 from __future__ import annotations
