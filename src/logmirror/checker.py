@@ -10,6 +10,7 @@
     A14  phantom       a record at an offset where the source has none
     A15  chain         names do not tile the range: a gap, an overlap, or a strange name
     A16  durability    a position was reported that what is durable does not prove
+    A17  translation   a pair of offsets was told that is not of one record
     A19  regress       a reported position went back
     A20  resurrection  an object that was gone is there again
     A21  generations   records of a topic that was made anew joined to the copy of the old one
@@ -229,8 +230,8 @@ class Truth:
 class History:
     """What was seen of one partition's copy, from its beginning to its end.
 
-    Call `listed`, `read`, `reported` and `stuck` as things happen, in the order of time; then
-    `judge` once. Memory grows with the records that were read.
+    Call `listed`, `read`, `reported`, `mistranslated` and `stuck` as things happen, in the order of
+    time; then `judge` once. Memory grows with the records that were read.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -297,6 +298,10 @@ class History:
     def unreadable(self, why: str) -> None:
         """The copy holds something that is no record: its bytes were changed."""
         self._findings.add("A13", why)
+
+    def mistranslated(self, why: str) -> None:
+        """A pair of offsets was told by which groups would go on at another record."""
+        self._findings.add("A17", why)
 
     def stuck(self, why: str) -> None:
         """All faults are over, and still the copy does not go on."""

@@ -13,7 +13,10 @@ Invariants:
    answered as the first time, and with an error when the transaction ended the other way.
 2. A newer owner of the transactional id ends this one for good: `FencedError`, also for everything
    after it. Where `end` was under way then, its outcome is what the newer owner finds.
-3. Progress committed by `commit_offsets` is seen by others if and only if `end(commit=True)` was
+3. A request whose answer was lost may be carried out long after it was repeated, and then would end
+   or begin whatever is under way in the same epoch: after one, `has_stray` says that the next
+   transaction needs a newer epoch, from `init`. (KIP-890 has one for each transaction.)
+4. Progress committed by `commit_offsets` is seen by others if and only if `end(commit=True)` was
    done.
 """
 
@@ -37,6 +40,7 @@ from logmirror.cluster.router import by_topic
 from logmirror.errors import (
     FencedError,
     InternalError,
+    LogmirrorError,
     OutcomeUnknownError,
     UnavailableError,
     UsageError,
@@ -96,6 +100,12 @@ class TransactionalProducer:
         self._added_groups: set[str] = set()
         self._unsure = False
         """Whether something may not have been added that was to be."""
+        self._has_stray = False
+
+    @property
+    def has_stray(self) -> bool:
+        """Whether a request without an answer may still be on its way; until `init`."""
+        return self._has_stray
 
     @property
     def identity(self) -> ProducerIdentity:
@@ -129,6 +139,7 @@ class TransactionalProducer:
             return ProducerIdentity(int(response.producer_id), int(response.producer_epoch))
 
         self._identity = self._run(attempt, "could not take the transactional id")
+        self._has_stray = False  # a late repetition of this one would fence us
         return self._identity
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
@@ -327,9 +338,16 @@ class TransactionalProducer:
         coordinator: Coordinator | None = None,
         **facts: object,
     ) -> Any:  # noqa: ANN401  # whatever the attempt returns
+        def watched(connection: Connection) -> Any:  # noqa: ANN401  # the same
+            try:
+                return attempt(connection)
+            except LogmirrorError as error:
+                self._has_stray |= "code" not in error.facts  # nobody has answered
+                raise
+
         try:
             return (coordinator or self._coordinator).run(
-                attempt, action, transactional_id=self.transactional_id, **facts
+                watched, action, transactional_id=self.transactional_id, **facts
             )
         except FencedError:
             self._fenced = True

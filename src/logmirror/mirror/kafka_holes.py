@@ -197,17 +197,13 @@ class HoleWriter:
 
     def _by_transactions(self, partition: TopicPartition, first: int, end: int) -> None:
         try:
-            if partition not in self._owned:
-                first = self._take_ids(partition, end)
-            owned = self._owned[partition]
-            for number in range(end - first):
-                producer = owned[number % len(owned)]
-                producer.add_partitions([partition])
-                crashpoints.reach("hole.joined")
-                producer.end(commit=False)
-                crashpoints.reach("hole.marked")
-            for producer in owned[: end - first]:
-                producer.await_markers()
+            while first < end:
+                if partition not in self._owned:
+                    first = self._take_ids(partition, end)
+                if self._has_emptied(partition, end - first):
+                    first = end
+                else:
+                    del self._owned[partition]
             self._reach(partition, end, end)
         except FencedError as error:
             # Another process of ours went on with this partition, or another mirror does.
@@ -216,6 +212,27 @@ class HoleWriter:
         except BaseException:
             self._owned.pop(partition, None)  # taking them anew ends what was left open
             raise
+
+    def _has_emptied(self, partition: TopicPartition, count: int) -> bool:
+        """Begin and end so many transactions.
+
+        Returns:
+            False: not all of them. A request may still be on its way that would begin one more,
+            and it is refused only once the ids are taken anew.
+        """
+        owned = self._owned[partition]
+        for number in range(count):
+            producer = owned[number % len(owned)]
+            producer.add_partitions([partition])
+            crashpoints.reach("hole.joined")
+            if not producer.has_stray:
+                producer.end(commit=False)
+                crashpoints.reach("hole.marked")
+            if producer.has_stray:
+                return False
+        for producer in owned[:count]:
+            producer.await_markers()
+        return True
 
     def _take_ids(self, partition: TopicPartition, end: int) -> int:
         """Fence whoever had our transactional ids; returns where the log ends after that."""

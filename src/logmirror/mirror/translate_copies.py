@@ -101,6 +101,7 @@ class TranslateCopies(KafkaCopies):
         reader = self._reader(kafka)
         target_id = self._client(kafka.cluster).topic(kafka.topic).topic_id
         self._target_ids[(kafka.cluster, kafka.topic)] = target_id
+        reader.await_markers(flow_key(kafka, flow) for flow in flows)
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
             owner = reader.owner(flow_key(kafka, flow))
@@ -177,7 +178,8 @@ class TranslateCopies(KafkaCopies):
     def _reader(self, kafka: KafkaSpec) -> ProgressReader:
         reader = self._readers.get(kafka.cluster)
         if reader is None:
-            reader = self._readers[kafka.cluster] = ProgressReader(self._client(kafka.cluster))
+            reader = ProgressReader(self._client(kafka.cluster), clock=self._clock)
+            self._readers[kafka.cluster] = reader
         return reader.refresh(may_be_missing=kafka.cluster not in self._made)
 
     def _check_not_renamed(self, kafka: KafkaSpec, flow: FlowId, view: SourceView) -> None:

@@ -53,7 +53,7 @@ from logmirror.wire.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -78,6 +78,9 @@ STALL_MS: Final = 30_000
 """How long the topic may deliver nothing below its end."""
 
 _WAIT_MS: Final = 500
+_MARKERS_MS: Final = 200
+"""How long the markers of a transaction may take that was committed just now."""
+_LOOK_AGAIN_MS: Final = 10
 _LINKS_MAX: Final = 16
 
 _UNDECIDED_CODES: Final = frozenset({45, 46, 48, 59, 120})
@@ -227,6 +230,24 @@ class ProgressReader:
                     found=self._next,
                 )
         return self
+
+    def await_markers(self, keys: Iterable[FlowKey]) -> None:
+        """Wait a moment for the markers of transactions that have told of these flows.
+
+        A coordinator answers that a transaction is committed before all its markers are written.
+        Whoever goes by this topic alone would see the position of before. A transaction that
+        somebody left open has no markers for a long time: nobody waits for those.
+
+        Raises:
+            LogmirrorError: See `refresh`.
+        """
+        wanted = {_json(["next", *key]) for key in keys}
+        give_up_ms = self._clock.monotonic_ms() + _MARKERS_MS
+        while self._clock.monotonic_ms() < give_up_ms and any(
+            one.key in wanted for said in self._open.values() for one in said
+        ):
+            self._clock.sleep_ms(_LOOK_AGAIN_MS)
+            self.refresh()
 
     def progress(self, key: FlowKey) -> Progress | None:
         """How far a flow is, as of the last look; None: nothing was ever committed."""

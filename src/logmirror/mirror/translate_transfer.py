@@ -97,8 +97,9 @@ class _Copy:
     target_id: bytes | None = None
     sequence: int = 0
     progress_sequence: int = 0
-    in_flight: deque[Piece | None] = field(default_factory=deque)
-    """What is on its way, in order; None is progress."""
+    in_flight: deque[Piece] = field(default_factory=deque)
+    """What is on its way into the copy, in order: its leader answers in that order. Progress, which
+    has another leader, is answered at any time."""
 
     written: list[Run] = field(default_factory=list)
     """What the transaction has written."""
@@ -239,7 +240,7 @@ class TranslateTransfer:
         return copy.sent_bytes >= TRANSACTION_BYTES or age_ms >= TRANSACTION_MS or copy.is_done
 
     def _take_over(self, copy: _Copy) -> None:
-        """Fence whoever copied before, then see where the flow stands."""
+        """Fence whoever copied before, be it ourselves, then see where the flow stands."""
         work, flow = copy.work, copy.work.slice.flow
         # Looked at before, too, so that a run that is no longer the owner fences nobody.
         for step in ("before", "after"):
@@ -252,16 +253,17 @@ class TranslateTransfer:
                     copy.link = self._links.take(copy.key.transactional_id)
                 except FencedError as error:
                     raise looked_into(error) from error
+        copy.sequence = copy.progress_sequence = 0
         copy.target_id = self._client.topic(copy.where.topic).topic_id
         found = current(self._progress, work.kafka, flow, copy.target_id)
         if found is not None:
             position = found.next_offset
         else:  # nothing is there, or no longer: then it begins where the source does
             position = self._source_client.list_offsets([flow.source], EARLIEST)[flow.source]
-        if position != work.slice.first:
+        if position != copy.verified:
             raise PositionMovedError(
-                "the copy does not stand where the slice begins",
-                expected=work.slice.first,
+                "the copy does not stand where the slice begins, or has come to",
+                expected=copy.verified,
                 found=position,
             )
         crashpoints.reach("translate.taken")
@@ -321,9 +323,8 @@ class TranslateTransfer:
         batch = memoryview(encode_progress(copy.key, progress, self._clock.now_ms()))
         if copy.failed is None:
             self._transmit(copy, PROGRESS, batch, copy.progress_sequence)
-            copy.in_flight.append(None)
             copy.progress_sequence += 1
-        while copy.in_flight:
+        while _link(copy).pipeline.in_flight():
             self._collect(copy, block=True)
         if copy.failed is not None:
             return
@@ -340,6 +341,8 @@ class TranslateTransfer:
         copy.object_bytes += copy.sent_bytes
         pairs = thinned(copy.rule.due(copy.written))
         copy.written, copy.sent_bytes = [], 0
+        if _link(copy).producer.has_stray:
+            copy.link = None  # it must not end the next transaction: that gets a newer epoch
         self._teller.tell(work.slice.flow.source, pairs)
 
     # -- the destination -------------------------------------------------------------------------
@@ -363,7 +366,7 @@ class TranslateTransfer:
 
     def _collect(self, copy: _Copy, *, block: bool) -> None:
         for answer in _link(copy).pipeline.collect(block=block):
-            piece = copy.in_flight.popleft()
+            piece = copy.in_flight.popleft() if answer.partition == copy.where else None
             if answer.error is not None:
                 self._fail(copy, answer.error)
             elif piece is not None:

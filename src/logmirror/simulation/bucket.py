@@ -214,7 +214,8 @@ class BucketClient:
             if world.take("refusals"):
                 raise _error(*world.chooser.choice(_REFUSALS))
             if world.take("lates"):
-                world.schedule.after(LATE_MS, lambda: _serve_nobody(serve, arguments))
+                late_ms = world.chooser.choice(LATE_MS)
+                world.schedule.after(late_ms, lambda: _serve_nobody(serve, arguments))
                 raise ReadTimeoutError(endpoint_url=_ENDPOINT)
         answer: Answer = serve(**arguments)
         # The request is served; whoever dies now does not know.

@@ -1,4 +1,4 @@
-"""Clusters as one process sees them: what `ClusterClient` offers, answered from a `Log`.
+"""Clusters as one process sees them: what `ClusterClient` offers, answered from a `Log` per topic.
 
 `SourceView` is the cluster that is copied. `TargetView` is the one that receives a copy: it also
 says where logs really end and what leaders remember of producers, and takes batches and markers,
@@ -7,85 +7,95 @@ whose answers may be lost or late.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.cluster.client import EARLIEST, FetchResult
+from logmirror.cluster.fence import Fence
 from logmirror.cluster.offsets import LogEnd, ProducerState
-from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
+from logmirror.cluster.retry import NotFoundError
 from logmirror.cluster.topology import PartitionMetadata, TopicMetadata
+from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.errors import (
     FencedError,
     LogmirrorError,
     PositionError,
     UnavailableError,
+    UsageError,
 )
-from logmirror.simulation.coordinator import SimulatedFence, SimulatedProducer
+from logmirror.simulation.coordinator import SimulatedRouter
+from logmirror.simulation.pipelines import SourcePipeline, TargetPipeline
 from logmirror.simulation.world import written
-from logmirror.wire.messages import api_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from logmirror.cluster.admin import TxnMarker
+    from logmirror.cluster.router import Router
     from logmirror.model import TopicPartition
-    from logmirror.simulation.coordinator import Transactions
     from logmirror.simulation.log import Log
+    from logmirror.simulation.topics import Topics
     from logmirror.simulation.world import Process
-
-
-TOPIC: Final = "orders"
 
 _BATCHES: Final = 3
 """In one answer to a fetch."""
 
 
 class _View(ABC):
-    """What both sides have in common."""
+    """What both sides have in common.
 
-    def __init__(self, process: Process) -> None:
-        self._process, self._world = process, process.world
+    Args:
+        process: Whose view it is.
+        topics: Of the cluster.
+    """
 
-    @property
-    @abstractmethod
-    def _log(self) -> Log:
-        """The log that is looked at."""
-
-    @property
-    @abstractmethod
-    def _topic_id(self) -> bytes:
-        """Of its topic."""
+    def __init__(self, process: Process, topics: Topics) -> None:
+        self._process, self._world, self._topics = process, process.world, topics
+        self.admin = self
 
     @abstractmethod
     def _ask(self, words: str) -> None:
         """Ask the cluster something; raises where it does not answer."""
 
+    def _log(self, topic: str) -> Log:
+        log = self._topics.logs.get(topic)
+        if log is None:
+            raise NotFoundError("no such topic", topic=topic)
+        return log
+
     def topic(self, name: str) -> TopicMetadata:
         """See `ClusterClient.topic`."""
         self._ask("metadata")
-        one = PartitionMetadata(leader=1, leader_epoch=self._log.epoch, error=0)
-        return TopicMetadata(name=name, topic_id=self._topic_id, partitions={0: one})
+        one = PartitionMetadata(leader=1, leader_epoch=self._log(name).epoch, error=0)
+        return TopicMetadata(name=name, topic_id=self._topics.ids[name], partitions={0: one})
 
     def describe_topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
         """See `ClusterClient.describe_topics`."""
         return {name: self.topic(name) for name in sorted(names)}
 
+    def create_topic(self, name: str, **_settings: object) -> None:
+        """See `Admin.create_topic`."""
+        self._ask(f"create {name}")
+        if not self._topics.create(name):
+            raise UsageError("it exists", error="TOPIC_ALREADY_EXISTS")
+
     def list_offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool = True
     ) -> dict[TopicPartition, int]:
         """See `ClusterClient.list_offsets`."""
-        del read_committed
         self._ask("list offsets")
-        log = self._log
-        return dict.fromkeys(partitions, log.start if at == EARLIEST else log.stable_end)
+        logs = {each: self._log(each.topic) for each in partitions}
+        if at == EARLIEST:
+            return {each: log.start for each, log in logs.items()}
+        return {each: _end(log, read_committed=read_committed) for each, log in logs.items()}
 
     def fetch_ahead(  # noqa: B027  # a hint, of which nothing follows here
         self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
     ) -> None:
         """See `ClusterClient.fetch_ahead`; nothing is asked ahead."""
 
-    def fetch(
+    def fetch(  # noqa: PLR0913  # as the client's
         self,
         partition: TopicPartition,
         offset: int,
@@ -93,15 +103,16 @@ class _View(ABC):
         *,
         topic_id: bytes | None,
         max_wait_ms: int = 500,
+        read_committed: bool = True,
     ) -> FetchResult:
         """See `ClusterClient.fetch`."""
-        del partition
+        name = partition.topic
         self._ask(f"fetch {offset}")
-        if max_wait_ms and offset >= self._log.stable_end:
+        if max_wait_ms and offset >= _end(self._log(name), read_committed=read_committed):
             self._world.schedule.sleep_ms(max_wait_ms)
             self._ask("waited")
-        log = self._log
-        if topic_id is not None and topic_id != self._topic_id:
+        log = self._log(name)
+        if topic_id is not None and topic_id != self._topics.ids[name]:
             raise PositionError("the topic was deleted and created again")
         if not log.start <= offset <= log.end:
             raise PositionError(
@@ -110,27 +121,27 @@ class _View(ABC):
                 log_start_offset=log.start,
                 log_end_offset=log.end,
             )
-        data = b"".join(log.read(offset, count=_BATCHES))
+        end = _end(log, read_committed=read_committed)
+        data = b"".join(log.read(offset, end, count=_BATCHES))
         if len(data) > len(view):
             return FetchResult(0, log.end, log.stable_end, log.start, (), len(data))
         view[: len(data)] = data
-        aborted = log.aborted_from(offset)
+        aborted = log.aborted_from(offset) if read_committed else ()
         return FetchResult(len(data), log.end, log.stable_end, log.start, aborted, 0)
 
     def close(self) -> None:  # noqa: B027  # nothing is open
         """See `ClusterClient.close`."""
 
 
+def _end(log: Log, *, read_committed: bool) -> int:
+    return log.stable_end if read_committed else log.end
+
+
 class SourceView(_View):
     """The source, as one process sees it."""
 
-    @property
-    def _log(self) -> Log:
-        return self._world.application.log
-
-    @property
-    def _topic_id(self) -> bytes:
-        return self._world.application.topic_id
+    def __init__(self, process: Process) -> None:
+        super().__init__(process, process.world.application.topics)
 
     def _ask(self, words: str) -> None:
         self._process.touch(f"source: {words}")
@@ -144,31 +155,25 @@ class SourceView(_View):
         self._ask("configs")
         return {"cleanup.policy": "compact" if self._world.application.compacts else "delete"}
 
+    def pipeline(self) -> SourcePipeline:
+        """See `ClusterClient.pipeline`."""
+        return SourcePipeline(self._process, self._topics)
+
 
 class TargetView(_View):
     """The cluster that receives a copy, as one process sees it; also its administration.
 
     Args:
         process: Whose view it is.
-        log: Of the one partition that is copied.
-        transactions: What the cluster's coordinators know.
+        topics: Of the cluster.
         grants: Whether markers may be asked for.
     """
 
-    def __init__(
-        self, process: Process, log: Log, transactions: Transactions, *, grants: bool
-    ) -> None:
-        super().__init__(process)
-        self._target, self._transactions, self._grants = log, transactions, grants
-        self.admin = self
-
-    @property
-    def _log(self) -> Log:
-        return self._target
-
-    @property
-    def _topic_id(self) -> bytes:
-        return bytes([200]) * 16
+    def __init__(self, process: Process, topics: Topics, *, grants: bool) -> None:
+        super().__init__(process, topics)
+        self._grants = grants
+        router = SimulatedRouter(process, self._ask, topics.transactions)
+        self._router = cast("Router", router)
 
     def _ask(self, words: str) -> None:
         self._process.touch(f"target: {words}")
@@ -190,7 +195,8 @@ class TargetView(_View):
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         """See `ClusterClient.log_ends`."""
         self._ask("log ends")
-        return {each: LogEnd(self._target.end, self._target.epoch) for each in partitions}
+        logs = {each: self._log(each.topic) for each in partitions}
+        return {each: LogEnd(log.end, log.epoch) for each, log in logs.items()}
 
     def producer_states(
         self, producers: Mapping[TopicPartition, int]
@@ -199,32 +205,32 @@ class TargetView(_View):
         self._ask("producer states")
         found: dict[TopicPartition, ProducerState | None] = {}
         for each, producer in producers.items():
-            memory = self._target.producers.get(producer)
+            memory = self._log(each.topic).producers.get(producer)
             found[each] = None
             if memory is not None:
                 told = (memory.last_sequence, memory.last_timestamp_ms, memory.coordinator_epoch)
                 found[each] = ProducerState(memory.epoch, *told)
         return found
 
-    def pipeline(self) -> TargetPipeline:
+    def pipeline(self, *, transactional_id: str | None = None) -> TargetPipeline:
         """See `ClusterClient.pipeline`."""
-        return TargetPipeline(self._process, self._target)
+        del transactional_id  # batches say whose they are
+        return TargetPipeline(self._process, self._topics)
 
     def has_fences(self) -> bool:
         """See `ClusterClient.has_fences`."""
         self._ask("versions")
         return True
 
-    def fence(self, transactional_id: str) -> SimulatedFence:
+    def fence(self, transactional_id: str) -> Fence:
         """See `ClusterClient.fence`."""
-        return SimulatedFence(self._process, self._ask, self._transactions, transactional_id)
+        return Fence(self._router, transactional_id)
 
     def transactional_producer(
-        self, transactional_id: str, *, timeout_ms: int
-    ) -> SimulatedProducer:
+        self, transactional_id: str, *, timeout_ms: int = 60_000
+    ) -> TransactionalProducer:
         """See `ClusterClient.transactional_producer`."""
-        del timeout_ms
-        return SimulatedProducer(self._process, self._ask, self._transactions, transactional_id)
+        return TransactionalProducer(self._router, transactional_id, timeout_ms=timeout_ms)
 
     # -- administration --------------------------------------------------------------------------
 
@@ -236,8 +242,8 @@ class TargetView(_View):
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """See `Admin.delete_records`."""
         self._ask("delete records")
-        for offset in before.values():
-            self._target.delete_before(offset)
+        for partition, offset in before.items():
+            self._log(partition.topic).delete_before(offset)
         return dict(before)
 
     def write_txn_markers(
@@ -250,9 +256,9 @@ class TargetView(_View):
         self._ask("markers")
         if send_until_ms is not None and self._world.schedule.monotonic_ms() >= send_until_ms:
             raise UnavailableError("too late to send")
-        log, now_ms = self._target, self._world.schedule.now_ms()
+        now_ms = self._world.schedule.now_ms()
 
-        def write(each: Sequence[TxnMarker]) -> LogmirrorError | None:
+        def write(log: Log, each: Sequence[TxnMarker]) -> LogmirrorError | None:
             for marker in each:
                 epoch = marker.coordinator_epoch
                 name = (marker.producer_id, marker.producer_epoch)
@@ -263,53 +269,9 @@ class TargetView(_View):
         return {
             partition: written(
                 self._process,
-                lambda each=each: write(each),  # type: ignore[misc]  # bound at once
+                functools.partial(write, self._log(partition.topic), each),
                 lambda answer: answer,
                 lambda error: error,
             )
             for partition, each in markers.items()
         }
-
-
-class TargetPipeline:
-    """See `ProducePipeline`: batches on their way to one leader."""
-
-    def __init__(self, process: Process, log: Log) -> None:
-        self._process, self._world, self._log = process, process.world, log
-        self._answers: deque[ProduceAnswer] = deque()
-        self._is_cut = False
-
-    def send(
-        self, batches: Sequence[tuple[TopicPartition, memoryview]], *, not_after_ms: int
-    ) -> None:
-        """See `ProducePipeline.send`."""
-        self._process.touch(f"produce {[len(view) for _, view in batches]}")
-        if self._world.schedule.monotonic_ms() >= not_after_ms:
-            raise UnavailableError("too late to send")
-        for partition, view in batches:
-            self._answers.append(self._produce(partition, bytes(view)))
-
-    def _produce(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
-        def answered(answer: tuple[int, int]) -> ProduceAnswer:
-            code, base = answer
-            error = api_error(code, action="could not write") if code else None
-            return ProduceAnswer(partition, code, base, -1, 0, error)
-
-        def failed(error: LogmirrorError) -> ProduceAnswer:
-            code = error.facts.get("code", NO_ANSWER)
-            self._is_cut = True  # what is behind it on the same connection goes with it
-            return ProduceAnswer(partition, int(str(code)), -1, -1, -1, error)
-
-        if self._is_cut or self._world.is_down:
-            return failed(UnavailableError("the connection is gone"))
-        return written(self._process, lambda: self._log.append(data), answered, failed)
-
-    def collect(self, *, block: bool) -> list[ProduceAnswer]:
-        """See `ProducePipeline.collect`."""
-        if not self._answers or not (block or self._world.chooser.random() < 0.5):  # noqa: PLR2004  # how often
-            return []
-        self._process.touch("answers")
-        found = [self._answers.popleft()]
-        if not self._answers:
-            self._is_cut = False
-        return found

@@ -9,8 +9,8 @@ from logmirror.archive.compact import Limits, compact
 from logmirror.archive.merge import Archive
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.mirror.ports import ArchiveSpec
-from logmirror.simulation.cluster import TOPIC
 from logmirror.simulation.schedule import KilledError
+from logmirror.simulation.source import TOPIC
 from logmirror.simulation.world import Process
 from logmirror.stores.filesystem import FilesystemStore
 

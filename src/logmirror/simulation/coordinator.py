@@ -1,195 +1,283 @@
 """The coordinator of the cluster that receives a copy: transactional ids, and who has them.
 
-It never forgets, and what it has answered is done. Markers are written as it ends a transaction;
-that a leader changes while they are on their way is left to real brokers.
+It is asked in the requests of the protocol, so that the product's own `TransactionalProducer` and
+`Fence` do the asking. It never forgets, and what it has answered is done; as on real brokers, the
+markers of a transaction are written after its end was answered, in each log at another moment. That
+a leader changes while they are on their way is left to real brokers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
-from logmirror.cluster.fence import Owner
-from logmirror.cluster.transactions import ProducerIdentity
-from logmirror.errors import FencedError, LogmirrorError, UnavailableError
+from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
+    DescribeTransactionsRequest,
+)
+from kafka.protocol.metadata import (  # type: ignore[import-untyped]  # ships no py.typed
+    FindCoordinatorRequest,
+)
+from kafka.protocol.producer import (  # type: ignore[import-untyped]  # ships no py.typed
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
+
+from logmirror.cluster.properties import ConnectionSettings
+from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.simulation.world import written
+from logmirror.wire.messages import (
+    CONCURRENT_TRANSACTIONS,
+    DESCRIBE_TRANSACTIONS,
+    INVALID_TXN_STATE,
+    NONE,
+    NOT_COORDINATOR,
+    TRANSACTIONAL_ID_NOT_FOUND,
+    api_error,
+)
+from logmirror.wire.records import MarkerType, encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from logmirror.model import TopicPartition
+    from logmirror.clock import Chooser
     from logmirror.simulation.log import Log
+    from logmirror.simulation.schedule import Schedule
     from logmirror.simulation.world import Process
 
-_FIRST_PRODUCER = 1000
-_ASKED_AGAIN_MS = 100
-_TRIES = 20
+PRODUCER_FENCED: Final = 90
+
+_FIRST_PRODUCER: Final = 1000
+_NOBODY: Final = -1
+MARKER_MS: Final = (0, 0, 2, 30)
+"""How long after the end of a transaction a marker may be written."""
 
 
-@dataclass
+@dataclass(kw_only=True, eq=False)
 class _Id:
     """A transactional id."""
 
-    owner: Owner
-    is_joined: bool = False
-    """Whether the partition is in its transaction."""
+    producer_id: int
+    epoch: int = -1
+    timeout_ms: int = 0
+    joined: set[str] = field(default_factory=set)
+    """Topics in the transaction that is open."""
+
+    count: int = 0
+    """Of transactions that were begun."""
+
+    outcome: MarkerType | None = None
+    """How the last one ended."""
+
+    awaited: int = 0
+    """Its markers that are not written yet."""
 
 
 class Transactions:
     """What coordinators know.
 
     Args:
-        log: Of the one partition that is copied.
-        now_ms: Wall-clock time.
+        schedule: Time.
+        chooser: Draws how long markers take.
+        log: Of a topic.
     """
 
-    def __init__(self, log: Log, now_ms: Callable[[], int]) -> None:
-        self._log, self._now_ms = log, now_ms
+    def __init__(self, schedule: Schedule, chooser: Chooser, log: Callable[[str], Log]) -> None:
+        self._schedule, self._chooser, self._log = schedule, chooser, log
         self._ids: dict[str, _Id] = {}
+        self._unwritten: list[tuple[_Id, str]] = []
 
-    def owner(self, transactional_id: str) -> Owner | None:
-        """Who has an id."""
-        known = self._ids.get(transactional_id)
-        return known.owner if known else None
+    def decided(self, topic: str) -> list[bytes]:
+        """Markers that will be in a topic's log, whatever happens, and are not there yet."""
+        now_ms = self._schedule.now_ms()
+        return [
+            encode_marker(
+                known.outcome, offset=0, producer_id=known.producer_id, timestamp_ms=now_ms
+            )
+            for known, where in self._unwritten
+            if where == topic and known.outcome is not None
+        ]
 
-    def take(
-        self, transactional_id: str, expected: Owner | None, *, is_holding: bool
-    ) -> Owner | None:
-        """InitProducerId; None: it is not the expected owner's any more."""
-        known = self._ids.get(transactional_id)
-        if known is None:
-            known = _Id(Owner(_FIRST_PRODUCER + len(self._ids), -1, is_holding))
-            self._ids[transactional_id] = known
-        elif expected is not None and known.owner != expected:
-            return None
-        self._end(known)
-        epoch = known.owner.producer_epoch + 1
-        known.owner = Owner(known.owner.producer_id, epoch, is_holding)
-        return known.owner
+    def describe(self, name: str) -> _Id | None:
+        """DescribeTransactions; None: nobody has ever had the id."""
+        return self._ids.get(name)
 
-    def join(self, transactional_id: str, own: Owner) -> bool:
-        """AddPartitionsToTxn; whether the id is still its."""
-        known = self._ids[transactional_id]
-        if known.owner != own:
-            return False
-        known.is_joined = True
-        return True
+    def is_joined(self, own: tuple[int, int], topic: str) -> bool:
+        """Whether a topic is in the open transaction of a producer."""
+        ids = self._ids.values()
+        return any(own == (k.producer_id, k.epoch) and topic in k.joined for k in ids)
 
-    def end(self, transactional_id: str, own: Owner) -> bool:
-        """EndTxn, which may be repeated; whether the id is still its."""
-        known = self._ids[transactional_id]
-        if known.owner != own:
-            return False
-        self._end(known)
-        return True
+    def init(self, name: str, timeout_ms: int, expected: tuple[int, int]) -> tuple[int, int, int]:
+        """InitProducerId.
 
-    def _end(self, known: _Id) -> None:
-        if known.is_joined:
-            known.is_joined = False
-            self._log.append_marker(known.owner.producer_id, 0, 0, self._now_ms())
+        Returns:
+            Error code, producer id, epoch.
+        """
+        known = self._ids.setdefault(name, _Id(producer_id=_FIRST_PRODUCER + len(self._ids)))
+        repeated = (known.producer_id, known.epoch - 1)
+        if expected[0] != _NOBODY and expected not in (repeated, (known.producer_id, known.epoch)):
+            return PRODUCER_FENCED, -1, -1
+        if known.joined:
+            self._abort(known)
+        if known.awaited:
+            return CONCURRENT_TRANSACTIONS, -1, -1
+        if expected != repeated:
+            known.epoch += 1
+        known.timeout_ms = timeout_ms
+        return NONE, known.producer_id, known.epoch
+
+    def add(self, name: str, own: tuple[int, int], topics: Iterable[str]) -> int:
+        """AddPartitionsToTxn; returns an error code."""
+        known = self._ids[name]
+        if own != (known.producer_id, known.epoch):
+            return PRODUCER_FENCED
+        if known.awaited:
+            return CONCURRENT_TRANSACTIONS
+        if not known.joined:
+            known.count += 1
+            count = known.count
+
+            def time_out() -> None:
+                if known.joined and known.count == count:
+                    self._abort(known)
+
+            self._schedule.after(known.timeout_ms, time_out)
+        known.joined.update(topics)
+        return NONE
+
+    def end(self, name: str, own: tuple[int, int], marker: MarkerType) -> int:
+        """EndTxn, which may be repeated; returns an error code."""
+        known = self._ids[name]
+        if own != (known.producer_id, known.epoch):
+            return PRODUCER_FENCED
+        if not known.joined:
+            return NONE if known.outcome is marker else INVALID_TXN_STATE
+        self._decide(known, marker)
+        return NONE
+
+    def _abort(self, known: _Id) -> None:
+        """Against the will of its producer, who is fenced by that."""
+        known.epoch += 1
+        self._decide(known, MarkerType.ABORT)
+
+    def _decide(self, known: _Id, marker: MarkerType) -> None:
+        known.outcome = marker
+        topics, known.joined = sorted(known.joined), set()
+        known.awaited = len(topics)
+        for topic in topics:
+            self._unwritten.append((known, topic))
+            delay_ms = self._chooser.choice(MARKER_MS)
+            if delay_ms:
+                self._schedule.after(delay_ms, lambda topic=topic: self._mark(known, topic))  # type: ignore[misc]  # bound at once
+            else:
+                self._mark(known, topic)
+
+    def _mark(self, known: _Id, topic: str) -> None:
+        assert known.outcome is not None  # noqa: S101  # for mypy
+        known.awaited -= 1
+        self._unwritten.remove((known, topic))
+        self._log(topic).append_marker(
+            known.producer_id, known.epoch, 0, self._schedule.now_ms(), known.outcome
+        )
 
 
-class _Client:
-    """Asks the coordinator about one id, and again where it does not answer."""
+class SimulatedRouter:
+    """What the product's parts ask of a `Router` to reach a coordinator.
+
+    Args:
+        process: Who asks.
+        ask: Asks the cluster something; raises where it does not answer.
+        transactions: What coordinators know.
+    """
 
     def __init__(
-        self,
-        process: Process,
-        ask: Callable[[str], None],
-        transactions: Transactions,
-        transactional_id: str,
+        self, process: Process, ask: Callable[[str], None], transactions: Transactions
     ) -> None:
-        self._process, self._ask_once = process, ask
-        self._transactions, self.transactional_id = transactions, transactional_id
+        self.settings = ConnectionSettings(bootstrap_servers=(("target", 1),))
+        self.clock = process.world.schedule
+        self.topology = self
+        self._connection = _Connection(process, ask, transactions)
 
-    def _repeat(self, words: str, write: Callable[[], Owner | bool | None]) -> Owner | bool:
-        """Do something that can be repeated without doing it twice.
+    def any_connection(self) -> _Connection:
+        """See `Topology.any_connection`."""
+        return self._connection
 
-        Raises:
-            FencedError: The id is another's.
-            UnavailableError: No answer within the budget.
-        """
+    def connection_at(self, host: str, port: int) -> _Connection:
+        """See `Topology.connection_at`."""
+        del host, port
+        return self._connection
 
-        def failed(error: LogmirrorError) -> LogmirrorError:
-            return error
 
-        for _ in range(_TRIES):
-            self._ask_once(words)
-            answer = written(self._process, write, lambda answer: answer, failed)
-            if not isinstance(answer, LogmirrorError):
-                if not answer:
-                    raise FencedError("another process has taken the transactional id")
-                return answer
-            self._process.world.schedule.sleep_ms(_ASKED_AGAIN_MS)
-        raise UnavailableError("the coordinator did not answer in time")
+class _Connection:
+    """See `Connection`: requests to a coordinator, and what they answer."""
 
-    def _init(self, expected: Owner | None, *, is_holding: bool) -> Owner:
-        own = self._repeat(
-            "init producer id",
-            lambda: self._transactions.take(self.transactional_id, expected, is_holding=is_holding),
+    versions: Final = {DESCRIBE_TRANSACTIONS: (0, 0), InitProducerIdRequest.API_KEY: (0, 5)}
+
+    def __init__(
+        self, process: Process, ask: Callable[[str], None], transactions: Transactions
+    ) -> None:
+        self._process, self._ask, self._transactions = process, ask, transactions
+
+    def call(
+        self,
+        request: Any,  # noqa: ANN401  # untyped library
+        *,
+        low: int = 0,
+        high: int = 0,
+    ) -> SimpleNamespace:
+        """See `Connection.call`."""
+        del low, high
+        if isinstance(request, FindCoordinatorRequest):
+            return SimpleNamespace(error_code=NONE, host="target", port=1)
+        self._ask(type(request).__name__)
+        if isinstance(request, DescribeTransactionsRequest):
+            return self._describe(*request.transactional_ids)
+
+        def failed(error: LogmirrorError) -> SimpleNamespace | LogmirrorError:
+            if isinstance(error, OutcomeUnknownError):
+                return UnavailableError(error.message)
+            return api_error(NOT_COORDINATOR, action="could not ask")
+
+        def answered(answer: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
+            return answer
+
+        answer = written(self._process, lambda: self._change(request), answered, failed)
+        if isinstance(answer, LogmirrorError):
+            raise answer
+        return answer
+
+    def _describe(self, name: str) -> SimpleNamespace:
+        known = self._transactions.describe(name)
+        if known is None:
+            return SimpleNamespace(
+                transaction_states=[SimpleNamespace(error_code=TRANSACTIONAL_ID_NOT_FOUND)]
+            )
+        state = SimpleNamespace(
+            error_code=NONE,
+            producer_id=known.producer_id,
+            producer_epoch=known.epoch,
+            transaction_timeout_ms=known.timeout_ms,
+            transaction_state="PrepareAbort" if known.awaited else "Empty",
         )
-        assert isinstance(own, Owner)  # noqa: S101  # for mypy
-        return own
+        return SimpleNamespace(transaction_states=[state])
 
-
-class SimulatedFence(_Client):
-    """See `Fence`."""
-
-    _own: Owner | None = None
-
-    def owner(self) -> Owner | None:
-        """See `Fence.owner`."""
-        self._ask_once("owner")
-        return self._transactions.owner(self.transactional_id)
-
-    def take(self, seen: Owner | None) -> bool:
-        """See `Fence.take`."""
-        own = self._own = self._init(None, is_holding=True)
-        if seen is None:
-            return own.producer_epoch == 0
-        return not seen.is_holding and own.producer_epoch == seen.producer_epoch + 1
-
-    def confirm(self) -> None:
-        """See `Fence.confirm`."""
-        if self.owner() != self._own:
-            raise FencedError("another process has taken the right to write")
-
-    def give_back(self) -> None:
-        """See `Fence.give_back`."""
-        own, self._own = self._own, None
-        if own is not None:
-            self._init(own, is_holding=False)
-
-
-class SimulatedProducer(_Client):
-    """See `TransactionalProducer`; it writes nothing but markers."""
-
-    _own: Owner | None = None
-
-    def init(self) -> ProducerIdentity:
-        """See `TransactionalProducer.init`."""
-        own = self._own = self._init(None, is_holding=True)
-        return ProducerIdentity(own.producer_id, own.producer_epoch)
-
-    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `TransactionalProducer.add_partitions`."""
-        del partitions  # there is one
-        own = self._owned()
-        self._repeat("add partitions", lambda: self._transactions.join(self.transactional_id, own))
-
-    def end(self, *, commit: bool) -> None:
-        """See `TransactionalProducer.end`."""
-        del commit
-        own = self._owned()
-        self._repeat("end transaction", lambda: self._transactions.end(self.transactional_id, own))
-
-    def await_markers(self) -> None:
-        """See `TransactionalProducer.await_markers`."""
-        self._ask_once("transaction")
-        if self._transactions.owner(self.transactional_id) != self._owned():
-            raise FencedError("another owner has taken the transactional id")
-
-    def _owned(self) -> Owner:
-        if self._own is None:
-            raise FencedError("another owner has taken the transactional id")
-        return self._own
+    def _change(self, request: Any) -> SimpleNamespace:  # noqa: ANN401  # untyped library
+        known = self._transactions
+        if isinstance(request, InitProducerIdRequest):
+            expected = (request.producer_id, request.producer_epoch)
+            code, producer_id, epoch = known.init(
+                request.transactional_id, request.transaction_timeout_ms, expected
+            )
+            return SimpleNamespace(error_code=code, producer_id=producer_id, producer_epoch=epoch)
+        if isinstance(request, EndTxnRequest):
+            own = (request.producer_id, request.producer_epoch)
+            marker = MarkerType.COMMIT if request.committed else MarkerType.ABORT
+            return SimpleNamespace(error_code=known.end(request.transactional_id, own, marker))
+        assert isinstance(request, AddPartitionsToTxnRequest)  # noqa: S101  # nothing else is asked
+        own = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        topics = [topic.name for topic in request.v3_and_below_topics]
+        code = known.add(request.v3_and_below_transactional_id, own, topics)
+        partition = SimpleNamespace(partition_index=0, partition_error_code=code)
+        result = SimpleNamespace(name=topics[0], results_by_partition=[partition])
+        return SimpleNamespace(results_by_topic_v3_and_below=[result])

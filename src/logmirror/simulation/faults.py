@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Destination = Literal["files", "S3", "Kafka"]
-Format = Literal["native", "parquet", "ndjson", "-"]
+Format = Literal["native", "parquet", "ndjson", "-", "translate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ FAULTS: Final = (
     ),
     FaultClass(
         "late",
-        "the next write gets no answer and is done 2 s later",
+        "the next write gets no answer and is done up to 2 s later",
         ("S3", "Kafka"),
         "a local disk does nothing behind the back of a call that has failed",
     ),

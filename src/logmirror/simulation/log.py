@@ -135,6 +135,8 @@ class Log:
     def append(self, data: bytes) -> Appended:
         """Append a batch that a producer sent, if its sequence is the one that must follow."""
         header = parse_header(data, 0)
+        if header.producer_id < 0:
+            return Appended(0, self._add(self._placed(data), (), -1).base)
         count = header.last_offset_delta + 1
         memory = self.producers.get(header.producer_id)
         first = header.base_sequence
@@ -153,21 +155,31 @@ class Log:
         memory.last_sequence, memory.last_timestamp_ms = last, header.max_timestamp_ms
         memory.recent.append((first, last, self.end))
         base = self.end
+        if header.is_transactional:
+            self._open.setdefault(header.producer_id, base)
         self._add(self._placed(data), (), header.producer_id)
         return Appended(0, base)
 
     def append_marker(
-        self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
+        self,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        timestamp_ms: int,
+        marker: MarkerType = MarkerType.ABORT,
     ) -> bool:
-        """Append a marker that somebody asked for directly; False: an epoch is too low."""
+        """Append a marker that somebody else asked for; False: an epoch is too low."""
         memory = self.producers.setdefault(producer_id, Memory(epoch))
         if epoch < memory.epoch or coordinator_epoch < memory.coordinator_epoch:
             return False
         if epoch > memory.epoch:
             memory.begin(epoch)
         memory.coordinator_epoch, memory.last_timestamp_ms = coordinator_epoch, timestamp_ms
+        first = self._open.pop(producer_id, None)
+        if first is not None and marker is MarkerType.ABORT:
+            self.aborted.append((producer_id, first, self.end))
         data = encode_marker(
-            MarkerType.ABORT, offset=self.end, producer_id=producer_id, timestamp_ms=timestamp_ms
+            marker, offset=self.end, producer_id=producer_id, timestamp_ms=timestamp_ms
         )
         self._add(data, (), producer_id, is_control=True)
         return True
@@ -181,9 +193,12 @@ class Log:
 
     # -- what is read and removed ----------------------------------------------------------------
 
-    def read(self, offset: int, *, count: int) -> list[bytes]:
-        """The batches from the one that holds `offset` on, below the last stable offset."""
-        end = self.stable_end
+    def is_open(self, producer_id: int) -> bool:
+        """Whether a producer has written here what nobody has decided on."""
+        return producer_id in self._open
+
+    def read(self, offset: int, end: int, *, count: int) -> list[bytes]:
+        """The batches from the one that holds `offset` on, as far as they begin below `end`."""
         found = [e.data for e in self.entries if e.last >= offset and e.base < end]
         return found[:count]
 

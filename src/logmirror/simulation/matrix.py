@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 FORMATS: Final[dict[Destination, tuple[Format, ...]]] = {
     "files": ("native", "parquet", "ndjson"),
     "S3": ("native", "parquet", "ndjson"),
-    "Kafka": ("-",),
+    "Kafka": ("-", "translate"),
 }
 
-_DRIVER: Final = ("plan.positions", "plan.dispatch", "commit.received", "commit.done")
-_BOTH: Final = (*_DRIVER, "fetch.answered")
+_DRIVER: Final = (
+    *("plan.positions", "plan.dispatch", "commit.received", "commit.done"),
+    "translate.owned",
+)
+_ALL: Final = (*_DRIVER[:4], "fetch.answered")
 _ARCHIVE: Final = (
     *("stage.opened", "stage.written", "stage.finished"),
     *("claim.created", "publish.linked", "publish.done"),
@@ -38,11 +41,10 @@ _CLUSTER: Final = (
     *("hole.begin", "hole.joined", "hole.marked", "hole.filled"),
     *("produce.prepared", "produce.sent", "produce.answered"),
 )
-_ELSEWHERE: Final = {
-    "translate": "`offsets: translate`: real processes against Apache Kafka, "
-    "`tests/e2e/test_translate.py`",
-}
-"""Points, or what their names begin with, that the simulation does not reach, and who does."""
+_TRANSLATED: Final = (
+    *("translate.owned", "translate.taken", "translate.joined"),
+    *("translate.sent", "translate.noted", "translate.committed"),
+)
 
 _DRAWN: Final = ("kill", "stop", "source-down", "source-changes", "refused", "executor-lost")
 _DRAWN_AT: Final[dict[Destination, tuple[str, ...]]] = {
@@ -83,10 +85,12 @@ class CellResult:
         return self.result.fired > 0
 
 
-def simulated_points(destination: Destination) -> tuple[str, ...]:
+def simulated_points(destination: Destination, form: Format) -> tuple[str, ...]:
     """The crash points on the way to a destination."""
-    own = _CLUSTER if destination == "Kafka" else _ARCHIVE
-    return tuple(point for point in POINTS if point in _BOTH or point in own)
+    own: tuple[str, ...] = _CLUSTER if destination == "Kafka" else _ARCHIVE
+    if form == "translate":
+        own = _TRANSLATED
+    return tuple(point for point in POINTS if point in _ALL or point in own)
 
 
 def why_not(point: str, fault: FaultClass, destination: Destination) -> str:
@@ -109,7 +113,7 @@ def cells(faults: Iterable[str] | None = None) -> list[Cell]:
         Cell(point, fault.name, destination, form)
         for destination, forms in FORMATS.items()
         for form in forms
-        for point in simulated_points(destination)
+        for point in simulated_points(destination, form)
         for fault in FAULTS
         if (wanted is None or fault.name in wanted) and not why_not(point, fault, destination)
     ]
@@ -197,9 +201,6 @@ def page(results: Iterable[CellResult]) -> str:
         "",
         *_faults_table(),
         *(line for destination in FORMATS for line in _tables(destination, found)),
-        *("## Not simulated", ""),
-        *(f"- `{point}`: {why}" for point, why in _ELSEWHERE.items()),
-        "",
     ]
     return "\n".join(lines)
 
@@ -224,7 +225,7 @@ def _tables(destination: Destination, found: Sequence[CellResult]) -> Iterator[s
         yield from (f"## {destination}{'' if form == '-' else f', {form}'}", "")
         yield f"| crash point | {' | '.join(fault.name for fault in FAULTS)} |"
         yield f"|---|{'---|' * len(FAULTS)}"
-        for point in simulated_points(destination):
+        for point in simulated_points(destination, form):
             shown = []
             for fault in FAULTS:
                 cell = Cell(point, fault.name, destination, form)

@@ -18,14 +18,19 @@ from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.kafka_transfer import KafkaTransfer
 from logmirror.mirror.leases import Lease
 from logmirror.mirror.observer import Observer
+from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
 from logmirror.mirror.shared_read import carry_out
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.transfer import Transfer
+from logmirror.mirror.translate_copies import TranslateCopies
+from logmirror.mirror.translate_progress import Links, ProgressReader
+from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.mirror.units import units
-from logmirror.simulation.cluster import TOPIC, SourceView
+from logmirror.simulation.cluster import SourceView
 from logmirror.simulation.schedule import KilledError
+from logmirror.simulation.source import TOPIC
 from logmirror.simulation.world import Process
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
@@ -147,10 +152,27 @@ class SimulatedRunner:
     def _copy(self, works: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
         clock, client = self._world.schedule, self._destination.view(executor)
         lease_ms = 0 if self._is_stopping else max(work.lease_ms for work in works)
+        source_client = cast("ClusterClient", SourceView(executor))
+        source = {w.slice.flow.source: _source(w, executor, tools) for w in works}
+        if works[0].kafka.offsets == "translate":
+            syncs, mirror = _pipeline(source_client), works[0].kafka.mirror
+            return TranslateTransfer(
+                works,
+                source_client=source_client,
+                source=source,
+                client=client,
+                links=Links(client),
+                progress=ProgressReader(client, clock=clock),
+                rebatcher=Rebatcher(),
+                gate=Gate(tools[2]),
+                teller=SyncTeller(syncs, works[0].kafka.name, clock, mirror=mirror),
+                lease=Lease(lease_ms, clock),
+                clock=clock,
+            ).run()
         return KafkaTransfer(
             works,
-            source_client=cast("ClusterClient", SourceView(executor)),
-            source={w.slice.flow.source: _source(w, executor, tools) for w in works},
+            source_client=source_client,
+            source=source,
             client=client,
             pipeline=_pipeline(client),
             rebatcher=Rebatcher(),
@@ -272,5 +294,11 @@ class Node:
                 SOURCE: cast("ClusterClient", SourceView(process)),
                 TARGET: self._destination.view(process),
             }
-            copies = KafkaCopies(lambda settings: views[settings], clock, observer)
+            spec = self._destination.spec
+            if spec.offsets == "translate":
+                copies = TranslateCopies(
+                    lambda settings: views[settings], clock, process.name, observer
+                )
+            else:
+                copies = KafkaCopies(lambda settings: views[settings], clock, observer)
         return lambda _spec: copies

@@ -10,46 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import tempfile
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror import crashpoints
 from logmirror.clock import Chooser, driven
-from logmirror.mirror.kafka_guard import producer_id
-from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
-from logmirror.simulation.cluster import TargetView
 from logmirror.simulation.compactor import Compactor
-from logmirror.simulation.coordinator import Transactions
-from logmirror.simulation.disk import Disk, DiskCalls
-from logmirror.simulation.log import Log, Memory
-from logmirror.simulation.node import TARGET, Node, SimulatedDestination
-from logmirror.simulation.reading import covering, read_batches, read_rows
+from logmirror.simulation.coordinator import MARKER_MS
+from logmirror.simulation.copies import made
+from logmirror.simulation.node import Node
 from logmirror.simulation.schedule import Schedule
 from logmirror.simulation.source import Application
 from logmirror.simulation.world import World
-from logmirror.stores.filesystem import FilesystemStore
-from logmirror.stores.locations import FolderLocation
-from logmirror.stores.s3 import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.checker import Anomaly, Row, Truth
+    from logmirror.simulation.copies import Copy
     from logmirror.simulation.faults import Destination, Directive, Format
-    from logmirror.simulation.world import Process
-    from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
-_MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder of its own is made there
-"""Where Linux keeps files in memory: what is flushed is accounted for, and nothing is to last."""
-
-_FOLDER: Final = "copy/0"
-_EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
 _WRITES: Final = 18
 _WRITE_EVERY_MS: Final = (50, 700)
 _HEALED_MS: Final = 9_000
@@ -75,7 +55,7 @@ class Plan:
     seed: int
     destination: Destination
     form: Format
-    """`-` for a cluster."""
+    """`-` for a cluster at the source's offsets."""
 
     directive: Directive | None = None
     """The fault that is tied to a crash point."""
@@ -118,136 +98,6 @@ class Result:
     """The last steps, for a person."""
 
 
-class _Copy(ABC):
-    """The copy of a simulation: how it is reached, and what it holds."""
-
-    target: SimulatedDestination
-
-    @abstractmethod
-    def rows(self) -> list[Row]:
-        """What a reader is shown of it."""
-
-    @abstractmethod
-    def names(self) -> list[str] | None:
-        """The names of its objects; None: it has none."""
-
-
-class _Objects(_Copy):
-    """A chain of objects."""
-
-    def __init__(self, form: Format) -> None:
-        self._form = form
-        self._read: dict[tuple[str, int], list[Row]] = {}
-
-    @abstractmethod
-    def contents(self) -> dict[str, bytes]:
-        """All objects of the chain that are durable."""
-
-    def names(self) -> list[str]:
-        return covering(self.contents())
-
-    def rows(self) -> list[Row]:
-        contents = self.contents()
-        names = covering(contents)
-        if self._form == "native":
-            return read_batches(contents[name] for name in names)
-        extension = _EXTENSIONS[self._form]
-        return [row for name in names for row in self._rows(extension, contents[name])]
-
-    def _rows(self, extension: str, data: bytes) -> list[Row]:
-        key = (extension, hash(data))
-        if key not in self._read:
-            self._read[key] = read_rows(extension, data)
-        return self._read[key]
-
-
-class _Files(_Objects):
-    def __init__(self, world: World, chooser: Chooser, form: Format, folder: Path) -> None:
-        super().__init__(form)
-        self._disk = disk = Disk(folder, chooser)
-        world.power_lost = disk.lose_power
-        world.durable_end = lambda: disk.durable_end(_FOLDER)
-
-        def open_store(process: Process) -> BlobStore:
-            return FilesystemStore(
-                disk.root,
-                writer_id=process.driver.name,
-                syscalls=DiskCalls(process, disk),
-                clock=world.schedule,
-            )
-
-        def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
-            if isinstance(store, FilesystemStore):
-                stack.enter_context(store.hold_writer_lock())
-                store.sweep()
-
-        spec = _archive(form, chooser, FolderLocation("/simulated"))
-        self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
-
-    def contents(self) -> dict[str, bytes]:
-        folder = self._disk.root / _FOLDER
-        names = self._disk.durable_names(_FOLDER)
-        return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
-
-
-class _Bucket(_Objects):
-    def __init__(self, world: World, chooser: Chooser, form: Format) -> None:
-        super().__init__(form)
-        self._bucket = bucket = Bucket(page=chooser.choice((2, 3, 1000)))
-        world.durable_end = lambda: bucket.durable_end(_FOLDER)
-
-        def open_store(process: Process) -> BlobStore:
-            return S3Store(LOCATION, calls=BucketCalls(process, bucket), clock=world.schedule)
-
-        def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
-            del stack
-            if isinstance(store, S3Store):
-                store.sweep()
-
-        spec = _archive(form, chooser, LOCATION)
-        self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
-
-    def contents(self) -> dict[str, bytes]:
-        prefix = f"{LOCATION.prefix}/{_FOLDER}"
-        return {n: self._bucket.objects[f"{prefix}/{n}"] for n in self._bucket.names(_FOLDER)}
-
-
-class _Cluster(_Copy):
-    def __init__(self, world: World, chooser: Chooser, *, grants: bool) -> None:
-        self._log = log = Log()
-        world.durable_end = lambda: log.end
-        transactions = Transactions(log, world.schedule.now_ms)
-        spec = KafkaSpec(
-            cluster=TARGET, topic="copy", name="copy", mirror="orders", topic_sync="off"
-        )
-        if chooser.random() < 0.7:  # noqa: PLR2004  # how often the broker knows the copier already
-            known = Memory(last_timestamp_ms=world.schedule.now_ms())
-            log.producers[producer_id("copy", 0, world.application.topic_id)] = known
-        self.target = SimulatedDestination(
-            spec, view=lambda process: TargetView(process, log, transactions, grants=grants)
-        )
-
-    def names(self) -> None:
-        return None
-
-    def rows(self) -> list[Row]:
-        return read_batches(entry.data for entry in self._log.entries)
-
-
-def _archive(form: Format, chooser: Chooser, location: StoreLocation) -> ArchiveSpec:
-    return ArchiveSpec(
-        location=location,
-        format=form,
-        extension=_EXTENSIONS[form],
-        compression="zstd-1",
-        encoding="base64",
-        max_bytes=chooser.choice((200, 600, 1 << 20)),
-        max_offsets=chooser.choice((5, 9, 1000)),
-        max_time_ms=chooser.choice((300, 1000)),
-        drift_check_ms=2_000,
-    )
-
-
 def simulate(plan: Plan) -> Result:
     """Run one plan to its end.
 
@@ -261,12 +111,15 @@ def simulate(plan: Plan) -> Result:
     # What is cleaned away while a batch is late, or in another process's hand, makes a hole. Empty
     # transactions do not begin the epoch that would refuse the batch behind it: see the page.
     is_shared = "two-writers" in plan.faults or chooser.random() < 0.3  # noqa: PLR2004  # how many
-    may_compact = grants or not (is_shared or plan.faults & {"late", "pause"})
+    may_compact = (
+        grants or plan.form == "translate" or not (is_shared or plan.faults & {"late", "pause"})
+    )
     application = Application(
         schedule,
         chooser,
         compacts=may_compact and chooser.random() < 0.3,  # noqa: PLR2004  # how many topics are
         stamps=not to_kafka,
+        numbers=plan.form == "translate",
     )
     world = World(schedule, chooser, application, plan.directive)
     if plan.directive and plan.directive.point.startswith("head."):
@@ -275,7 +128,7 @@ def simulate(plan: Plan) -> Result:
         _quiet(),
         driven(schedule, chooser),
         crashpoints.listening(world.reached),
-        _made(plan, world, chooser, grants=grants) as copy,
+        made(plan.destination, plan.form, world, chooser, grants=grants) as copy,
     ):
         world.second_wanted = is_shared
         nodes = _play(plan, world, chooser, copy)
@@ -318,19 +171,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-@contextlib.contextmanager
-def _made(plan: Plan, world: World, chooser: Chooser, *, grants: bool) -> Iterator[_Copy]:
-    if plan.destination == "Kafka":
-        yield _Cluster(world, chooser, grants=grants)
-    elif plan.destination == "S3":
-        yield _Bucket(world, chooser, plan.form)
-    else:
-        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="logmirror-simulation-", dir=memory) as folder:
-            yield _Files(world, chooser, plan.form, Path(folder))
-
-
-def _play(plan: Plan, world: World, chooser: Chooser, copy: _Copy) -> list[Node]:
+def _play(plan: Plan, world: World, chooser: Chooser, copy: Copy) -> list[Node]:
     """Let everybody act until all faults are over."""
     schedule = world.schedule
     faults, to_kafka = plan.faults, plan.destination == "Kafka"
@@ -369,7 +210,7 @@ def _writing(world: World, chooser: Chooser) -> Callable[[], None]:
     return write
 
 
-def _watching(world: World, copy: _Copy, healed_ms: int) -> Callable[[], None]:
+def _watching(world: World, copy: Copy, healed_ms: int) -> Callable[[], None]:
     """Look at the copy now and then, and let the faults be over at the end."""
 
     def watch() -> None:
@@ -394,7 +235,12 @@ def _drain(world: World, node: Node) -> None:
     schedule.extend(_DRAIN_MS)
     ended: list[bool] = []
     node.errors.clear()
-    schedule.add("drain", lambda: ended.append(node.run_once(until_now=True)))
+
+    def drain() -> None:
+        ended.append(node.run_once(until_now=True))
+        schedule.sleep_ms(max(MARKER_MS))  # until readers are shown what was committed
+
+    schedule.add("drain", drain)
     schedule.run()
     if world.application.is_recreated:
         return  # it must refuse to go on
@@ -403,13 +249,15 @@ def _drain(world: World, node: Node) -> None:
         world.history.stuck(f"after all faults: {why}")
 
 
-def _judge(world: World, copy: _Copy) -> list[Anomaly]:
+def _judge(world: World, copy: Copy) -> list[Anomaly]:
     rows = _rows(world, copy)
+    for pair in copy.wrong_pairs():
+        world.history.mistranslated(pair)
     truth: Truth = world.application.truth(rows[0] if rows else None)
     return world.history.judge(truth, rows, names=copy.names())
 
 
-def _rows(world: World, copy: _Copy) -> list[Row]:
+def _rows(world: World, copy: Copy) -> list[Row]:
     """What a reader is shown of the copy, if it can be read at all."""
     try:
         return copy.rows()

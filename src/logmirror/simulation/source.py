@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Final
 from logmirror.checker import Row, Truth
 from logmirror.model import TimestampType
 from logmirror.simulation.log import Log
+from logmirror.simulation.topics import Topics
 from logmirror.wire.records import MarkerType, Record
 
 if TYPE_CHECKING:
     from logmirror.clock import Chooser
     from logmirror.simulation.schedule import Schedule
+
+TOPIC: Final = "orders"
+NUMBER: Final = b"n"
+"""Header that says which record of all this is, where the copy has other offsets."""
 
 _KEYS: Final = (None, b"", b"a", b"b", b"c")
 _HEADERS: Final = (
@@ -32,6 +37,7 @@ class Application:
         chooser: Draws what is written.
         compacts: The topic's cleanup.policy is `compact`.
         stamps: Whether the topic's timestamps may be those of the append.
+        numbers: Whether each record says in a header which it is.
     """
 
     def __init__(
@@ -41,17 +47,31 @@ class Application:
         *,
         compacts: bool,
         stamps: bool,
+        numbers: bool = False,
     ) -> None:
         self._schedule, self._chooser = schedule, chooser
-        self.compacts, self._stamps = compacts, stamps
-        self.topic_id = bytes([1]) * 16
-        self.log = Log()
+        self.compacts, self._stamps, self._numbers = compacts, stamps, numbers
+        self.topics = Topics(schedule, chooser, 1)
+        self.topics.create(TOPIC)
+        self.offsets: dict[int, int] = {}
+        """By number: where each record was written."""
+
         self._rows: dict[int, Row] = {}
         self._aborted: dict[int, Row] = {}
         self._gone: set[int] = set()
         self._generations: list[tuple[dict[int, Row], Truth]] = []
         self._number = 0
         self._in_transaction = False
+
+    @property
+    def log(self) -> Log:
+        """Of the one partition, as the topic is now."""
+        return self.topics.logs[TOPIC]
+
+    @property
+    def topic_id(self) -> bytes:
+        """Of the topic as it is now."""
+        return self.topics.ids[TOPIC]
 
     def act(self) -> None:
         """Do one of the things that applications and brokers do to a log."""
@@ -79,7 +99,11 @@ class Application:
         records = []
         for n in range(chooser.randint(1, 5)):
             self._number += 1
+            self.offsets[self._number] = log.end + n
             value = chooser.choice((b"%d" % self._number, b"", None, b"x" * chooser.randrange(90)))
+            headers = chooser.choice(_HEADERS)
+            if self._numbers:
+                headers = (*headers, (NUMBER, b"%d" % self._number))
             records.append(
                 Record(
                     log.end + n,
@@ -87,7 +111,7 @@ class Application:
                     kind,
                     chooser.choice(_KEYS),
                     None if value is None else b"%d:%b" % (self._number, value),
-                    chooser.choice(_HEADERS),
+                    headers,
                 )
             )
         log.write(records, producer_id=producer_id, timestamp_type=kind)
@@ -128,8 +152,8 @@ class Application:
         if self._generations:
             return
         self._generations.append((dict(self._rows), self.truth()))
-        self.topic_id = bytes([self.topic_id[0] + 1]) * 16
-        self.log, self._in_transaction = Log(), False
+        self.topics.replace(TOPIC, Log())
+        self._in_transaction = False
         self._rows, self._aborted, self._gone = {}, {}, set()
 
     @property

@@ -26,7 +26,9 @@ DOWN_MS: Final = 15_000
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-LATE_MS: Final = 2_000
+LATE_MS: Final = (30, 400, 2_000)
+"""How much later a write is done that got no answer: soon enough to meet what was written since."""
+
 EVERYTHING: Final = 1 << 30
 
 
@@ -305,7 +307,7 @@ def written(
     if world.take("refusals"):
         return failed(api_error(NOT_LEADER_OR_FOLLOWER, action="could not write"))
     if world.take("lates"):
-        world.schedule.after(LATE_MS, lambda: _forget(write))
+        world.schedule.after(world.chooser.choice(LATE_MS), lambda: _forget(write))
         return failed(OutcomeUnknownError("no answer to a write"))
     answer = write()
     if world.take("losses"):

@@ -243,7 +243,7 @@ class RealTorture:
         points = {
             point
             for flow in flows
-            for point in simulated_points(flow.destination)
+            for point in simulated_points(flow.destination, flow.form)
             if not point.startswith(("head.", "hole."))  # the source has all its records
         }
         self._points = sorted(points)

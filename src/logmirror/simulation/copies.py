@@ -1,0 +1,269 @@
+"""Copies that a simulation makes, and how its judge reads them: by no code of the writers'."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logmirror.mirror.kafka_guard import producer_id
+from logmirror.mirror.offset_syncs import decode, topic_of
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.translate_progress import PROGRESS_TOPIC
+from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
+from logmirror.simulation.cluster import TargetView
+from logmirror.simulation.disk import Disk, DiskCalls
+from logmirror.simulation.log import Memory
+from logmirror.simulation.node import TARGET, SimulatedDestination
+from logmirror.simulation.reading import covering, read_batches, read_rows
+from logmirror.simulation.source import NUMBER
+from logmirror.simulation.topics import Topics
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.locations import FolderLocation
+from logmirror.stores.s3 import S3Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from logmirror.checker import Row
+    from logmirror.clock import Chooser
+    from logmirror.simulation.faults import Destination, Format
+    from logmirror.simulation.log import Log
+    from logmirror.simulation.world import Process, World
+    from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
+
+_MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder of its own is made there
+"""Where Linux keeps files in memory: what is flushed is accounted for, and nothing is to last."""
+
+_FOLDER: Final = "copy/0"
+_EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
+_TOPIC: Final = "copy"
+
+
+class Copy(ABC):
+    """The copy of a simulation: how it is reached, and what it holds."""
+
+    target: SimulatedDestination
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """What a reader is shown of it."""
+
+    @abstractmethod
+    def names(self) -> list[str] | None:
+        """The names of its objects; None: it has none."""
+
+    def wrong_pairs(self) -> Iterator[str]:
+        """Pairs of offsets that were told and are not of one record."""
+        return iter(())
+
+
+class _Objects(Copy):
+    """A chain of objects."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._read: dict[tuple[str, int], list[Row]] = {}
+
+    @abstractmethod
+    def contents(self) -> dict[str, bytes]:
+        """All objects of the chain that are durable."""
+
+    def names(self) -> list[str]:
+        return covering(self.contents())
+
+    def rows(self) -> list[Row]:
+        contents = self.contents()
+        names = covering(contents)
+        if self._form == "native":
+            return read_batches(contents[name] for name in names)
+        extension = _EXTENSIONS[self._form]
+        return [row for name in names for row in self._rows(extension, contents[name])]
+
+    def _rows(self, extension: str, data: bytes) -> list[Row]:
+        key = (extension, hash(data))
+        if key not in self._read:
+            self._read[key] = read_rows(extension, data)
+        return self._read[key]
+
+
+class _Files(_Objects):
+    def __init__(self, world: World, chooser: Chooser, form: Format, folder: Path) -> None:
+        super().__init__(form)
+        self._disk = disk = Disk(folder, chooser)
+        world.power_lost = disk.lose_power
+        world.durable_end = lambda: disk.durable_end(_FOLDER)
+
+        def open_store(process: Process) -> BlobStore:
+            return FilesystemStore(
+                disk.root,
+                writer_id=process.driver.name,
+                syscalls=DiskCalls(process, disk),
+                clock=world.schedule,
+            )
+
+        def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
+            if isinstance(store, FilesystemStore):
+                stack.enter_context(store.hold_writer_lock())
+                store.sweep()
+
+        spec = _archive(form, chooser, FolderLocation("/simulated"))
+        self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
+
+    def contents(self) -> dict[str, bytes]:
+        folder = self._disk.root / _FOLDER
+        names = self._disk.durable_names(_FOLDER)
+        return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+class _Bucket(_Objects):
+    def __init__(self, world: World, chooser: Chooser, form: Format) -> None:
+        super().__init__(form)
+        self._bucket = bucket = Bucket(page=chooser.choice((2, 3, 1000)))
+        world.durable_end = lambda: bucket.durable_end(_FOLDER)
+
+        def open_store(process: Process) -> BlobStore:
+            return S3Store(LOCATION, calls=BucketCalls(process, bucket), clock=world.schedule)
+
+        def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
+            del stack
+            if isinstance(store, S3Store):
+                store.sweep()
+
+        spec = _archive(form, chooser, LOCATION)
+        self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
+
+    def contents(self) -> dict[str, bytes]:
+        prefix = f"{LOCATION.prefix}/{_FOLDER}"
+        return {n: self._bucket.objects[f"{prefix}/{n}"] for n in self._bucket.names(_FOLDER)}
+
+
+class _Cluster(Copy):
+    """A partition at the source's offsets."""
+
+    def __init__(self, world: World, chooser: Chooser, *, grants: bool) -> None:
+        topics = Topics(world.schedule, chooser, 2)
+        topics.create(_TOPIC)
+        self._log = log = topics.logs[_TOPIC]
+        world.durable_end = lambda: log.end
+        spec = KafkaSpec(
+            cluster=TARGET, topic=_TOPIC, name="copy", mirror="orders", topic_sync="off"
+        )
+        if chooser.random() < 0.7:  # noqa: PLR2004  # how often the broker knows the copier already
+            known = Memory(last_timestamp_ms=world.schedule.now_ms())
+            log.producers[producer_id(_TOPIC, 0, world.application.topic_id)] = known
+        self.target = SimulatedDestination(
+            spec, view=lambda process: TargetView(process, topics, grants=grants)
+        )
+
+    def names(self) -> None:
+        return None
+
+    def rows(self) -> list[Row]:
+        return _shown(self._log)
+
+
+class _Translated(Copy):
+    """A partition at offsets of its own: each record says by a number which one it is."""
+
+    def __init__(self, world: World, chooser: Chooser) -> None:
+        self._application = world.application
+        self._topics = topics = Topics(world.schedule, chooser, 2)
+        topics.create(_TOPIC)
+        world.durable_end = self._durable_end
+        spec = KafkaSpec(
+            cluster=TARGET,
+            topic=_TOPIC,
+            name="copy",
+            mirror="orders",
+            topic_sync="off",
+            offsets="translate",
+        )
+        self.target = SimulatedDestination(
+            spec, view=lambda process: TargetView(process, topics, grants=False)
+        )
+
+    def _durable_end(self) -> int:
+        """What the last record of progress says of which a commit is decided.
+
+        Where there is none, that is where the source begins.
+        """
+        log = self._topics.logs.get(PROGRESS_TOPIC)
+        end = self._application.log.start
+        decided = self._topics.transactions.decided(PROGRESS_TOPIC)
+        for row in _shown(log, decided) if log else ():
+            if json.loads(row.key or b"")[0] == "next":
+                end = max(end, json.loads(row.value or b"")["next"])
+        return end
+
+    def names(self) -> None:
+        return None
+
+    def rows(self) -> list[Row]:
+        """At the offsets of the source; -1: it has never had such a record."""
+        return [row._replace(offset=self._origin(row)) for row in self._shown()]
+
+    def _shown(self) -> list[Row]:
+        return _shown(self._topics.logs[_TOPIC])
+
+    def _origin(self, row: Row) -> int:
+        numbers = [int(value or b"-1") for name, value in row.headers if name == NUMBER]
+        return self._application.offsets.get(numbers[0], -1) if len(numbers) == 1 else -1
+
+    def wrong_pairs(self) -> Iterator[str]:
+        syncs = self._application.topics.logs.get(topic_of("copy") or "")
+        origins = {row.offset: self._origin(row) for row in self._shown()}
+        for row in _shown(syncs) if syncs else ():
+            sync = decode(row.key, row.value)
+            if origins.get(sync.downstream) != sync.upstream:
+                found = origins.get(sync.downstream)
+                yield f"{sync}: at {sync.downstream} is what was at {found}"
+
+
+def _shown(log: Log, decided: Iterable[bytes] = ()) -> list[Row]:
+    """What a reader of committed records is shown, or will be once these markers are there."""
+    return read_batches([*(entry.data for entry in log.entries), *decided])
+
+
+def _archive(form: Format, chooser: Chooser, location: StoreLocation) -> ArchiveSpec:
+    return ArchiveSpec(
+        location=location,
+        format=form,
+        extension=_EXTENSIONS[form],
+        compression="zstd-1",
+        encoding="base64",
+        max_bytes=chooser.choice((200, 600, 1 << 20)),
+        max_offsets=chooser.choice((5, 9, 1000)),
+        max_time_ms=chooser.choice((300, 1000)),
+        drift_check_ms=2_000,
+    )
+
+
+@contextlib.contextmanager
+def made(
+    destination: Destination, form: Format, world: World, chooser: Chooser, *, grants: bool
+) -> Iterator[Copy]:
+    """Make an empty copy, for as long as the block lasts.
+
+    Args:
+        destination: Its kind.
+        form: Of objects; of a cluster `translate` for offsets of its own.
+        world: Where.
+        chooser: Draws its settings.
+        grants: Whether a cluster lets us write markers ourselves.
+    """
+    if form == "translate":
+        yield _Translated(world, chooser)
+    elif destination == "Kafka":
+        yield _Cluster(world, chooser, grants=grants)
+    elif destination == "S3":
+        yield _Bucket(world, chooser, form)
+    else:
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="logmirror-simulation-", dir=memory) as folder:
+            yield _Files(world, chooser, form, Path(folder))

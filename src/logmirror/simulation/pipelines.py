@@ -1,0 +1,136 @@
+"""Batches on their way to leaders, whose answers may be lost or late.
+
+As with real leaders, answers come in the order of sending for each partition, and in any order
+between partitions; after a failure, nothing more of a partition is sent until it was collected.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
+
+from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
+from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
+from logmirror.simulation.world import written
+from logmirror.wire.messages import api_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logmirror.model import TopicPartition
+    from logmirror.simulation.log import Appended
+    from logmirror.simulation.topics import Topics
+    from logmirror.simulation.world import Process
+
+_SOON: Final = 0.5
+"""How likely an answer has come by itself."""
+
+_LOST: Final = 0.1
+"""How likely a write to the source has no answer; half of these are not done."""
+
+
+class _Pipeline(ABC):
+    """See `ProducePipeline`.
+
+    Args:
+        process: Whose it is.
+        topics: Of the cluster.
+    """
+
+    def __init__(self, process: Process, topics: Topics) -> None:
+        self._process, self._world, self._topics = process, process.world, topics
+        self._answers: dict[TopicPartition, deque[ProduceAnswer]] = {}
+        self._failed: set[TopicPartition] = set()
+
+    @abstractmethod
+    def _write(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
+        """Let a batch be written, or what the faults make of it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """See `ProducePipeline.close`; what was sent is written."""
+        self._answers.clear()
+        self._failed.clear()
+
+    def in_flight(self) -> int:
+        """See `ProducePipeline.in_flight`."""
+        return sum(map(len, self._answers.values()))
+
+    def send(
+        self,
+        batches: Sequence[tuple[TopicPartition, memoryview]],
+        *,
+        not_after_ms: int | None = None,
+    ) -> None:
+        """See `ProducePipeline.send`."""
+        self._process.touch(f"produce {[len(view) for _, view in batches]}")
+        if not_after_ms is not None and self._world.schedule.monotonic_ms() >= not_after_ms:
+            raise UnavailableError("too late to send")
+        for partition, view in batches:
+            if partition in self._failed:
+                answer = _failure(partition, UnavailableError("not sent after a failure"))
+            else:
+                answer = self._write(partition, bytes(view))
+            if answer.error is not None:
+                self._failed.add(partition)
+            self._answers.setdefault(partition, deque()).append(answer)
+
+    def collect(self, *, block: bool) -> list[ProduceAnswer]:
+        """See `ProducePipeline.collect`."""
+        chooser, waiting = self._world.chooser, list(self._answers)
+        if not waiting or not (block or chooser.random() < _SOON):
+            return []
+        self._process.touch("answers")
+        partition = waiting[chooser.randrange(len(waiting))] if len(waiting) > 1 else waiting[0]
+        answers = self._answers[partition]
+        found = answers.popleft()
+        if not answers:
+            del self._answers[partition]
+            self._failed.discard(partition)
+        return [found]
+
+    def _answered(self, partition: TopicPartition, appended: Appended) -> ProduceAnswer:
+        code, base = appended
+        error = api_error(code, action="could not write") if code else None
+        return ProduceAnswer(partition, code, base, -1, 0, error)
+
+
+class TargetPipeline(_Pipeline):
+    """To the cluster that receives a copy."""
+
+    def _write(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
+        if self._world.is_down:
+            return _failure(partition, UnavailableError("the connection is gone"))
+        return written(
+            self._process,
+            lambda: self._topics.append(partition.topic, data),
+            lambda appended: self._answered(partition, appended),
+            lambda error: _failure(partition, error),
+        )
+
+
+class SourcePipeline(_Pipeline):
+    """To the source, where nothing depends on what is written."""
+
+    def _write(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
+        chooser = self._world.chooser
+        if self._world.source_is_down or partition.topic not in self._topics.logs:
+            return _failure(partition, UnavailableError("the connection is gone"))
+        is_lost = chooser.random() < _LOST
+        if is_lost and chooser.random() < _SOON:
+            return _failure(partition, OutcomeUnknownError("no answer to a write"))
+        appended = self._topics.append(partition.topic, data)
+        if is_lost:
+            return _failure(partition, OutcomeUnknownError("no answer to a write"))
+        return self._answered(partition, appended)
+
+
+def _failure(partition: TopicPartition, error: LogmirrorError) -> ProduceAnswer:
+    code = error.facts.get("code", NO_ANSWER)
+    return ProduceAnswer(partition, int(str(code)), -1, -1, -1, error)
