@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from kit.clients import rows_by_librdkafka
+from kit.dropping import Dropping
 from kit.scripted_broker import Topic, World, hang_up
 from kit.scripted_writes import (
     ADD_PARTITIONS,
@@ -33,6 +34,7 @@ from logmirror.errors import (
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.wire.records import Record, encode_reference
 
+INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -213,26 +215,6 @@ def test_what_the_brokers_do_not_permit_is_a_usage_error(client, producer, topic
         client.transactional_producer(topic_name).add_partitions([T0])
 
 
-class Dropping:
-    """Lets the next request of a kind be done, and loses its answer."""
-
-    def __init__(self, monkeypatch):
-        self.names = []
-        self.seen = []
-        call = Connection.call
-
-        def lossy(connection, request, **options):
-            answer = call(connection, request, **options)
-            self.seen.append(request.name)
-            if request.name in self.names:
-                self.names.remove(request.name)
-                connection.close()
-                raise UnavailableError("the answer was dropped")
-            return answer
-
-        monkeypatch.setattr(Connection, "call", lossy)
-
-
 @pytest.fixture
 def dropping(monkeypatch):
     return Dropping(monkeypatch)
@@ -267,6 +249,42 @@ def test_each_lost_answer_is_asked_for_again_and_nothing_is_done_twice(
     assert values(apache_kafka, partitions[0]) == ([b"v"] if commit else [])
     found = client.group_offsets(topic_name, partitions[:1])[partitions[0]]
     assert found == (GroupOffset(7, -1, "") if commit else None)
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["newer epoch", "same epoch"])
+def test_an_end_that_comes_late_ends_the_next_transaction_unless_that_has_a_newer_epoch(
+    apache_kafka, client, dropping, topic_name, anew
+):
+    """What a broker does to a request that was lost on its way and is repeated meanwhile."""
+    apache_kafka.create_topic(topic_name, 1)
+    partition, producer = TopicPartition(topic_name, 0), client.transactional_producer(topic_name)
+    producer.init()
+    dropping.names = ["EndTxnRequest"]
+    for value in (b"a", b"b"):
+        assert not producer.has_stray
+        producer.add_partitions([partition])
+        writer = Writer(client, producer)
+        writer.next = {partition: 0 if anew or value == b"a" else 1}
+        assert writer.write(partition, value).error is None
+        writer.pipeline.close()
+        if value == b"b":
+            break
+        producer.end(commit=True)
+        assert producer.has_stray
+        if anew:
+            producer.init()
+        else:
+            producer._has_stray = False  # noqa: SLF001  # the rule that is left out
+    answer = dropping.arrives_late(high=4)
+    if anew:
+        assert answer.error_code in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED)
+        producer.end(commit=False)
+        assert values(apache_kafka, partition) == [b"a"]
+    else:
+        assert answer.error_code == 0
+        with pytest.raises(UsageError):
+            producer.end(commit=False)
+        until(lambda: values(apache_kafka, partition) == [b"a", b"b"])
 
 
 def test_an_abort_after_an_add_that_may_not_have_been_done_ends_cleanly(

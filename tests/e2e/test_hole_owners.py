@@ -19,6 +19,7 @@ from kit.cleaning import clean, start_cleaning, stop_cleaning
 from kit.clients import rows_by_librdkafka
 from kit.commands import BrokerCommand, write_config
 from kit.copies import wait_for_end
+from kit.dropping import Dropping
 from kit.holes import COMPACTED, Writer, log_bounds, look, look_at_all, plain_messages
 from kit.inline_run import mirror_to_cluster
 from kit.partition_client import PartitionClient
@@ -36,6 +37,7 @@ from logmirror.wire.records import Record, encode_reference
 
 pytestmark = [pytest.mark.xdist_group("e2e-holes"), pytest.mark.timeout(600)]
 
+PRODUCER_FENCED = 90
 KINDS = (*VERSIONS, BrokerCommand.version)
 PRODUCER = producer_id("t", 0, None)
 NAME = {"producer": PRODUCER}
@@ -174,6 +176,26 @@ def test_two_writers_of_empty_transactions_take_the_ids_from_each_other(
     assert end_of(client, partition) == 4
     one.fill(partition, 4, 6, **NAME, seen_ms=0)
     assert end_of(client, partition) == 6
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_an_add_that_comes_late_begins_no_transaction_behind_the_hole(
+    brokers, client, kind, topic_name, monkeypatch
+):
+    """It would be left open, and end with a marker in the place of a record."""
+    monkeypatch.setattr(client.admin, "may_write_markers", lambda: False)
+    brokers[kind].create_topic(topic_name)
+    partition = TopicPartition(topic_name, 0)
+    dropping = Dropping(monkeypatch)
+    dropping.names = ["AddPartitionsToTxnRequest"]
+    HoleWriter(client).fill(partition, 0, 4, **NAME, seen_ms=0)
+    assert end_of(client, partition) == 4
+
+    (topic,) = dropping.arrives_late(high=3).results_by_topic_v3_and_below
+
+    assert topic.results_by_partition[0].partition_error_code == PRODUCER_FENCED
+    HoleWriter(client).fill(partition, 4, 5, **NAME, seen_ms=0)  # takes the ids, ends what is open
+    assert end_of(client, partition) == 5
 
 
 @pytest.fixture(params=["markers", "transactions"])

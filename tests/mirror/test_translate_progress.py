@@ -11,6 +11,7 @@ import json
 import pytest
 from confluent_kafka import Producer
 
+from logmirror.clock import Clock
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import (
@@ -237,3 +238,44 @@ def test_a_log_that_is_longer_than_one_answer_is_read_to_its_end(client, where, 
     found = reader.refresh().progress(KEY)
     assert found is not None
     assert found.next_offset == 39
+
+
+class ActingClock(Clock):
+    """A clock that stands still, but for those who wait; they wake up to what somebody has done."""
+
+    def __init__(self, act):
+        self.act, self.slept_ms = act, 0
+
+    def monotonic_ms(self):
+        return self.slept_ms
+
+    def sleep_ms(self, duration_ms):
+        self.slept_ms += duration_ms
+        self.act()
+
+
+def test_markers_that_are_on_their_way_are_awaited(client, where, copier):
+    one = copier(KEY)
+    one.say(5)
+    clock = ActingClock(lambda: one.end(commit=True))
+    reader = ProgressReader(client, where, clock).refresh()
+    assert reader.progress(KEY) is None
+
+    reader.await_markers([OTHER, KEY])
+
+    assert reader.progress(KEY) == progress(5)
+    reader.await_markers([OTHER, KEY])
+    assert clock.slept_ms == 10
+
+
+def test_nobody_waits_long_for_a_transaction_that_was_left_open(client, where, copier):
+    copier(KEY).say(5)
+    clock = ActingClock(lambda: None)
+    reader = ProgressReader(client, where, clock).refresh()
+
+    reader.await_markers([OTHER])
+    assert clock.slept_ms == 0
+    reader.await_markers([OTHER, KEY])
+
+    assert clock.slept_ms == 200
+    assert reader.progress(KEY) is None

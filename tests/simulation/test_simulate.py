@@ -13,13 +13,22 @@ from pathlib import Path
 import pytest
 
 from logmirror.archive import claims
+from logmirror.cluster.transactions import TransactionalProducer
+from logmirror.crashpoints import POINTS
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_sink import PartitionWriter
+from logmirror.mirror.offset_syncs import Run
+from logmirror.mirror.translate_progress import PROGRESS
+from logmirror.mirror.translate_transfer import TranslateTransfer
+from logmirror.simulation.coordinator import Transactions
 from logmirror.simulation.disk import DiskCalls
 from logmirror.simulation.faults import Directive
 from logmirror.simulation.matrix import Cell, cells, page, random_plan, run_cell
 from logmirror.simulation.simulate import Plan, simulate
+from logmirror.simulation.world import World
+from logmirror.wire.rebatch import stamp
 
+TRANSLATED, SENT = ("Kafka", "translate"), "translate.sent"
 NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
 SEEDS = 10_000 if NIGHTLY else 500
 STRIDE = 1 if NIGHTLY else 3
@@ -27,7 +36,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
 
 def test_the_same_plan_takes_the_same_steps():
-    for destination, form in (("files", "parquet"), ("S3", "native"), ("Kafka", "-")):
+    for destination, form in (("files", "parquet"), ("S3", "native"), ("Kafka", "-"), TRANSLATED):
         plan = Plan(
             seed=3,
             destination=destination,
@@ -78,12 +87,44 @@ def _answers_taken_on_trust(monkeypatch):
     monkeypatch.setattr(PartitionWriter, "answered", trusting)
 
 
+def _progress_outside_of_transactions(monkeypatch):
+    transmit = TranslateTransfer._transmit  # noqa: SLF001  # the rule that is broken
+
+    def plainly(self, copy, where, batch, sequence):
+        if where != PROGRESS:
+            transmit(self, copy, where, batch, sequence)
+            return
+        stamp(batch, producer_id=-1, producer_epoch=-1, sequence=-1, transactional=False)
+        copy.link.pipeline.send([(where, batch)])
+
+    monkeypatch.setattr(TranslateTransfer, "_transmit", plainly)
+
+
+def _answers_of_two_leaders_mixed_up(monkeypatch):
+    def collect(self, copy, *, block):
+        for answer in copy.link.pipeline.collect(block=block):
+            if answer.error is not None:
+                self._fail(copy, answer.error)
+            elif copy.in_flight:
+                piece = copy.in_flight.popleft()
+                copy.written.append(Run(piece.base_offset, answer.base_offset, piece.count))
+
+    monkeypatch.setattr(TranslateTransfer, "_collect", collect)
+
+
+def _commits_whatever_was_answered(monkeypatch):
+    monkeypatch.setattr(TranslateTransfer, "_fail", lambda *_: None)
+
+
 BROKEN = {
     "claims are not made": (_no_claims, "files", "native", "pause", "claim.created"),
     "folders are not flushed": (_no_flush_of_folders, "files", "ndjson", "power", "publish.done"),
     "files are not flushed": (_no_flush_of_files, "files", "native", "power", "publish.done"),
     "the position runs ahead": (_positions_run_ahead, "S3", "ndjson", "kill", "commit.done"),
     "errors are ignored": (_answers_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
+    "progress is on its own": (_progress_outside_of_transactions, *TRANSLATED, "kill", SENT),
+    "leaders are mixed up": (_answers_of_two_leaders_mixed_up, *TRANSLATED, "kill", SENT),
+    "it commits all the same": (_commits_whatever_was_answered, *TRANSLATED, "refused", SENT),
 }
 
 
@@ -96,6 +137,38 @@ def test_a_broken_product_is_found_out(case, monkeypatch):
         if run_cell(cell, 100 * seed).result.anomalies:
             return
     pytest.fail("nobody noticed")
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["as it is", "without its rule"])
+def test_an_end_that_comes_late_does_not_end_the_next_transaction(monkeypatch, is_broken):
+    """Each EndTxn whose answer is lost is carried out once more, when records are sent again."""
+    ended, lost = [], []
+    end, take, reached = Transactions.end, World.take, World.reached
+
+    def remember(self, *request):
+        ended[:] = [(self, *request)]
+        return end(self, *request)
+
+    def lose(self, kind):
+        is_taken = take(self, kind)
+        if is_taken and kind == "losses":
+            lost[:] = ended
+        ended.clear()
+        return is_taken
+
+    def repeat(self, point):
+        reached(self, point)
+        if point == SENT and lost:
+            end(*lost.pop())
+
+    monkeypatch.setattr(Transactions, "end", remember)
+    monkeypatch.setattr(World, "take", lose)
+    monkeypatch.setattr(World, "reached", repeat)
+    if is_broken:
+        monkeypatch.setattr(TransactionalProducer, "has_stray", False)
+    found = [run_cell(Cell("translate.noted", "lost-answer", *TRANSLATED), n) for n in range(8)]
+    codes = {anomaly.code for each in found for anomaly in each.result.anomalies}
+    assert codes >= {"A3"} if is_broken else not codes
 
 
 @pytest.mark.timeout(2400)  # at night
@@ -113,6 +186,4 @@ def test_the_page_has_every_cell_and_was_written_by_a_run_that_covered_it():
     text = PAGE.read_text()
     assert re.sub(r"\| \d+ (?=\|)", "| 0 ", text) == page([])
     assert "| 0 |" not in text
-    elsewhere = re.findall(r"tests/e2e/\w+\.py", text)
-    assert elsewhere
-    assert all((PAGE.parents[1] / path).exists() for path in elsewhere)
+    assert all(f"`{point}`" in text for point in POINTS)
