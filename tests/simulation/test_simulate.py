@@ -28,7 +28,8 @@ from logmirror.simulation.simulate import Plan, simulate
 from logmirror.simulation.world import World
 from logmirror.wire.rebatch import stamp
 
-TRANSLATED, SENT = ("Kafka", "translate"), "translate.sent"
+TRANSLATED = ("Kafka", "translate")
+SENT, NOTED = "translate.sent", "translate.noted"
 NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
 SEEDS = 10_000 if NIGHTLY else 500
 STRIDE = 1 if NIGHTLY else 3
@@ -122,7 +123,7 @@ BROKEN = {
     "files are not flushed": (_no_flush_of_files, "files", "native", "power", "publish.done"),
     "the position runs ahead": (_positions_run_ahead, "S3", "ndjson", "kill", "commit.done"),
     "errors are ignored": (_answers_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
-    "progress is on its own": (_progress_outside_of_transactions, *TRANSLATED, "kill", SENT),
+    "progress is on its own": (_progress_outside_of_transactions, *TRANSLATED, "kill", NOTED),
     "leaders are mixed up": (_answers_of_two_leaders_mixed_up, *TRANSLATED, "kill", SENT),
     "it commits all the same": (_commits_whatever_was_answered, *TRANSLATED, "refused", SENT),
 }
@@ -166,7 +167,7 @@ def test_an_end_that_comes_late_does_not_end_the_next_transaction(monkeypatch, i
     monkeypatch.setattr(World, "reached", repeat)
     if is_broken:
         monkeypatch.setattr(TransactionalProducer, "has_stray", False)
-    found = [run_cell(Cell("translate.noted", "lost-answer", *TRANSLATED), n) for n in range(8)]
+    found = [run_cell(Cell(NOTED, "lost-answer", *TRANSLATED), n) for n in range(8)]
     codes = {anomaly.code for each in found for anomaly in each.result.anomalies}
     assert codes >= {"A3"} if is_broken else not codes
 

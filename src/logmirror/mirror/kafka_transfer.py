@@ -22,7 +22,6 @@ from logmirror.mirror.holes import batch_holes, check_dense, unexplained_gap
 from logmirror.mirror.kafka_copy import Copy
 from logmirror.mirror.kafka_guard import producer_id, target
 from logmirror.mirror.kafka_sink import PartitionWriter
-from logmirror.mirror.kafka_source import STALL_MS
 from logmirror.mirror.leases import LISTEN_MS, SLICE_MS
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import Hole, HoleCause, TopicPartition
@@ -225,24 +224,11 @@ class KafkaTransfer:
         polled = copy.source.poll(writer.next_offset, max_wait_ms=0, limit=copy.limit)
         copy.known_end = max(copy.known_end, polled.stable_end)
         if polled.fetched is None:
-            self._note_stall(copy)
+            copy.note_stall(writer.next_offset, self._clock.monotonic_ms())
             return False
         copy.stalled_ms = None
         self._send_fetched(copy, polled.fetched, min(copy.limit, polled.stable_end))
         return True
-
-    def _note_stall(self, copy: Copy) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if copy.stalled_ms is None:
-            copy.stalled_ms = now_ms
-        elif now_ms - copy.stalled_ms > STALL_MS:
-            raise PositionError(
-                "the source delivers nothing below an offset that it had called stable",
-                hint="the source's log was cut (unclean leader election, or a restored disk). What "
-                "is copied is kept; compare it with the source before anything else.",
-                expected=copy.limit,
-                found=copy.writer.next_offset,
-            )
 
     def _send_fetched(self, copy: Copy, fetched: Fetched, limit: int) -> None:
         """Send the pieces of one response up to `limit`, and take its holes."""

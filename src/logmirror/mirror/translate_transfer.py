@@ -16,8 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,28 +25,24 @@ from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import (
     FencedError,
-    InternalError,
     LogmirrorError,
     OutcomeUnknownError,
-    PositionError,
     UnavailableError,
 )
-from logmirror.mirror.holes import HoleLedger, batch_holes, check_dense, unexplained_gap
-from logmirror.mirror.kafka_guard import SEQUENCE_MASK, target
-from logmirror.mirror.kafka_source import STALL_MS
+from logmirror.mirror.holes import batch_holes, check_dense, unexplained_gap
+from logmirror.mirror.kafka_guard import SEQUENCE_MASK
 from logmirror.mirror.leases import LISTEN_MS, SLICE_MS
-from logmirror.mirror.offset_syncs import Run, SyncRule, SyncTeller, thinned
-from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
+from logmirror.mirror.offset_syncs import Run, SyncTeller, thinned
+from logmirror.mirror.ports import PositionMovedError, SliceResult
+from logmirror.mirror.translate_copy import begun
 from logmirror.mirror.translate_progress import (
     PROGRESS,
     Progress,
     current,
     encode_progress,
-    flow_key,
     looked_into,
     taken_over,
 )
-from logmirror.model import OffsetRange, Trigger
 from logmirror.wire.rebatch import stamp
 
 if TYPE_CHECKING:
@@ -59,7 +53,8 @@ if TYPE_CHECKING:
     from logmirror.mirror.kafka_source import Fetched, KafkaSource
     from logmirror.mirror.leases import Lease
     from logmirror.mirror.ports import Work
-    from logmirror.mirror.translate_progress import FlowKey, Link, Links, ProgressReader
+    from logmirror.mirror.translate_copy import TranslatedCopy
+    from logmirror.mirror.translate_progress import Links, ProgressReader
     from logmirror.model import TopicPartition
     from logmirror.wire.rebatch import Piece, Rebatcher
 
@@ -73,65 +68,6 @@ _WATCH_MS: Final = 10
 
 _TAKEN_OVER_SOON: Final = (PositionMovedError, UnavailableError, OutcomeUnknownError)
 """After these the flow goes on, and whoever takes it over aborts what was left open."""
-
-
-@dataclass(slots=True)
-class _Copy:
-    """One slice on its way."""
-
-    work: Work
-    source: KafkaSource
-    key: FlowKey
-    where: TopicPartition
-    started_ms: int
-    known_end: int
-    """How far the source is known to reach."""
-
-    next_offset: int
-    """Of the source: the first that is not in the transaction."""
-
-    verified: int
-    """Of the source: the first that is not committed."""
-
-    link: Link | None = None
-    target_id: bytes | None = None
-    sequence: int = 0
-    progress_sequence: int = 0
-    in_flight: deque[Piece] = field(default_factory=deque)
-    """What is on its way into the copy, in order: its leader answers in that order. Progress, which
-    has another leader, is answered at any time."""
-
-    written: list[Run] = field(default_factory=list)
-    """What the transaction has written."""
-
-    sent_bytes: int = 0
-    """Of the transaction."""
-
-    began_ms: int = 0
-    source_bytes: int = 0
-    record_count: int = 0
-    batch_count: int = 0
-    object_bytes: int = 0
-    stalled_ms: int | None = None
-    holes: HoleLedger = field(default_factory=HoleLedger)
-    rule: SyncRule = field(default_factory=SyncRule)
-    failed: LogmirrorError | None = None
-    """Why the transaction cannot be committed."""
-
-    error: LogmirrorError | None = None
-    """Why the slice ends."""
-
-    @property
-    def limit(self) -> int:
-        """One past the last offset that this slice may copy, as far as is known."""
-        if self.work.lease_ms:
-            return self.known_end
-        return min(self.known_end, self.work.slice.end)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the slice must not go on."""
-        return self.error is not None or self.source_bytes >= self.work.slice.budget_bytes
 
 
 class TranslateTransfer:
@@ -171,7 +107,7 @@ class TranslateTransfer:
         self._rebatcher, self._gate, self._teller = rebatcher, gate, teller
         self._lease, self._clock = lease, clock
         now_ms = clock.monotonic_ms()
-        self._copies = [_copy(work, source[work.slice.flow.source], now_ms) for work in works]
+        self._copies = [begun(work, source[work.slice.flow.source], now_ms) for work in works]
 
     def run(self) -> list[SliceResult]:
         """Carry all slices out as far as they go; a LogmirrorError becomes part of a result."""
@@ -191,9 +127,10 @@ class TranslateTransfer:
         for copy in self._copies:
             self._guard(copy, self._leave)
         self._teller.finish()
-        return [self._result(copy) for copy in self._copies]
+        now_ms = self._clock.monotonic_ms()
+        return [copy.result(now_ms) for copy in self._copies]
 
-    def _guard(self, copy: _Copy, action: Callable[[_Copy], bool]) -> bool:
+    def _guard(self, copy: TranslatedCopy, action: Callable[[TranslatedCopy], bool]) -> bool:
         """Do something for one flow; what goes wrong stops that flow alone."""
         try:
             return action(copy)
@@ -203,18 +140,18 @@ class TranslateTransfer:
 
     # -- one transaction -------------------------------------------------------------------------
 
-    def _step(self, copy: _Copy) -> bool:
+    def _step(self, copy: TranslatedCopy) -> bool:
         """Copy one transaction's worth; whether anything was there."""
         polled = copy.source.poll(copy.next_offset, max_wait_ms=0, limit=copy.limit)
         copy.known_end = max(copy.known_end, polled.stable_end)
         if polled.fetched is None:
-            self._note_stall(copy)
+            copy.note_stall(copy.next_offset, self._clock.monotonic_ms())
             return False
         copy.stalled_ms = None
         self._transact(copy, polled.fetched, min(copy.limit, polled.stable_end))
         return True
 
-    def _transact(self, copy: _Copy, fetched: Fetched, limit: int) -> None:
+    def _transact(self, copy: TranslatedCopy, fetched: Fetched, limit: int) -> None:
         if copy.link is None:
             self._take_over(copy)
         copy.began_ms = self._clock.monotonic_ms()
@@ -235,11 +172,11 @@ class TranslateTransfer:
         if copy.failed is not None:
             raise copy.failed
 
-    def _is_full(self, copy: _Copy) -> bool:
+    def _is_full(self, copy: TranslatedCopy) -> bool:
         age_ms = self._clock.monotonic_ms() - copy.began_ms
         return copy.sent_bytes >= TRANSACTION_BYTES or age_ms >= TRANSACTION_MS or copy.is_done
 
-    def _take_over(self, copy: _Copy) -> None:
+    def _take_over(self, copy: TranslatedCopy) -> None:
         """Fence whoever copied before, be it ourselves, then see where the flow stands."""
         work, flow = copy.work, copy.work.slice.flow
         # Looked at before, too, so that a run that is no longer the owner fences nobody.
@@ -268,7 +205,7 @@ class TranslateTransfer:
             )
         crashpoints.reach("translate.taken")
 
-    def _send_fetched(self, copy: _Copy, fetched: Fetched, limit: int) -> None:
+    def _send_fetched(self, copy: TranslatedCopy, fetched: Fetched, limit: int) -> None:
         """Send the pieces of one response up to `limit`; its holes are passed over."""
         limit, refusal = self._gate.limit(copy.work, fetched, copy.next_offset, limit)
         batches, start = fetched.batches, fetched.start
@@ -294,7 +231,7 @@ class TranslateTransfer:
         if refusal is not None and copy.failed is None:
             raise refusal
 
-    def _send(self, copy: _Copy, piece: Piece) -> bool:
+    def _send(self, copy: TranslatedCopy, piece: Piece) -> bool:
         """Send one piece as part of the transaction; False: something failed."""
         if not copy.in_flight and not copy.written:
             self._join(copy, copy.where)
@@ -310,7 +247,7 @@ class TranslateTransfer:
             self._collect(copy, block=False)
         return copy.failed is None
 
-    def _commit(self, copy: _Copy) -> None:
+    def _commit(self, copy: TranslatedCopy) -> None:
         """Add the progress, wait for every answer, and end the transaction."""
         work = copy.work
         progress = Progress(
@@ -324,75 +261,57 @@ class TranslateTransfer:
         if copy.failed is None:
             self._transmit(copy, PROGRESS, batch, copy.progress_sequence)
             copy.progress_sequence += 1
-        while _link(copy).pipeline.in_flight():
+        while copy.open_link.pipeline.in_flight():
             self._collect(copy, block=True)
         if copy.failed is not None:
             return
         crashpoints.reach("translate.noted")
         try:
-            _link(copy).producer.end(commit=True)
+            copy.open_link.producer.end(commit=True)
         except LogmirrorError as error:
             self._fail(copy, error)
             return
         crashpoints.reach("translate.committed")
-        copy.verified = copy.next_offset
-        copy.record_count += sum(run.count for run in copy.written)
-        copy.batch_count += len(copy.written)
-        copy.object_bytes += copy.sent_bytes
-        pairs = thinned(copy.rule.due(copy.written))
-        copy.written, copy.sent_bytes = [], 0
-        if _link(copy).producer.has_stray:
+        pairs = thinned(copy.rule.due(copy.commit()))
+        if copy.open_link.producer.has_stray:
             copy.link = None  # it must not end the next transaction: that gets a newer epoch
         self._teller.tell(work.slice.flow.source, pairs)
 
     # -- the destination -------------------------------------------------------------------------
 
-    def _join(self, copy: _Copy, where: TopicPartition) -> None:
+    def _join(self, copy: TranslatedCopy, where: TopicPartition) -> None:
         """Let a partition take part in the transaction, and progress with the first of them."""
         try:
-            _link(copy).producer.add_partitions(dict.fromkeys((where, PROGRESS)))
+            copy.open_link.producer.add_partitions(dict.fromkeys((where, PROGRESS)))
         except LogmirrorError as error:
             self._fail(copy, error)
         else:
             crashpoints.reach("translate.joined")
 
     def _transmit(
-        self, copy: _Copy, where: TopicPartition, batch: memoryview, sequence: int
+        self, copy: TranslatedCopy, where: TopicPartition, batch: memoryview, sequence: int
     ) -> None:
-        link = _link(copy)
+        link = copy.open_link
         producer = link.producer.identity._asdict()
         stamp(batch, **producer, sequence=sequence, transactional=True)
         link.pipeline.send([(where, batch)])
 
-    def _collect(self, copy: _Copy, *, block: bool) -> None:
-        for answer in _link(copy).pipeline.collect(block=block):
+    def _collect(self, copy: TranslatedCopy, *, block: bool) -> None:
+        for answer in copy.open_link.pipeline.collect(block=block):
             piece = copy.in_flight.popleft() if answer.partition == copy.where else None
             if answer.error is not None:
                 self._fail(copy, answer.error)
             elif piece is not None:
                 copy.written.append(Run(piece.base_offset, answer.base_offset, piece.count))
 
-    def _fail(self, copy: _Copy, error: LogmirrorError) -> None:
+    def _fail(self, copy: TranslatedCopy, error: LogmirrorError) -> None:
         """The transaction cannot be committed; the first reason counts."""
         if copy.failed is None:
             copy.failed = looked_into(error)
 
     # -- waiting ---------------------------------------------------------------------------------
 
-    def _note_stall(self, copy: _Copy) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if copy.stalled_ms is None:
-            copy.stalled_ms = now_ms
-        elif now_ms - copy.stalled_ms > STALL_MS:
-            raise PositionError(
-                "the source delivers nothing below an offset that it had called stable",
-                hint="its log was cut (unclean leader election, or a restored disk); what is "
-                "copied is kept, compare it with the source",
-                expected=copy.limit,
-                found=copy.next_offset,
-            )
-
-    def _wait_for_more(self, copies: Sequence[_Copy]) -> bool:
+    def _wait_for_more(self, copies: Sequence[TranslatedCopy]) -> bool:
         """Wait until something has come at the source, or the lease is over."""
         behind = [copy for copy in copies if copy.next_offset < copy.limit and copy.error is None]
         if behind:  # the source called it stable and does not deliver it yet
@@ -406,7 +325,7 @@ class TranslateTransfer:
                 return True
         return False
 
-    def _follow(self, copy: _Copy) -> bool:
+    def _follow(self, copy: TranslatedCopy) -> bool:
         """Let the source itself wait for what comes to the one partition that we watch."""
         wait_ms = min(self._lease.left_ms, LISTEN_MS)
         polled = copy.source.poll(copy.next_offset, max_wait_ms=wait_ms)
@@ -415,7 +334,7 @@ class TranslateTransfer:
             self._transact(copy, polled.fetched, polled.stable_end)
         return True
 
-    def _watch(self, watched: Sequence[_Copy]) -> bool:
+    def _watch(self, watched: Sequence[TranslatedCopy]) -> bool:
         begun_ms = self._clock.monotonic_ms()
         try:
             asked = {copy.work.slice.flow.source for copy in watched}
@@ -434,7 +353,7 @@ class TranslateTransfer:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _leave(self, copy: _Copy) -> bool:
+    def _leave(self, copy: TranslatedCopy) -> bool:
         """Tell the newest pair; leave no transaction open that nobody will end."""
         self._teller.tell(copy.work.slice.flow.source, copy.rule.rest())
         if copy.failed is None or copy.link is None:
@@ -445,59 +364,3 @@ class TranslateTransfer:
             with contextlib.suppress(LogmirrorError):
                 copy.link.producer.init()
         return True
-
-    def _result(self, copy: _Copy) -> SliceResult:
-        work, error, flow = copy.work, copy.error, copy.work.slice.flow
-        elapsed_ms = self._clock.monotonic_ms() - copy.started_ms
-        if error is not None:
-            error.add_facts(
-                mirror=flow.mirror,
-                destination=flow.destination,
-                topic=flow.topic,
-                partition=flow.partition,
-                target_topic=copy.where.topic,
-            )
-        receipts: tuple[Receipt, ...] = ()
-        if copy.verified > work.slice.first:
-            receipts = (
-                Receipt(
-                    covered=OffsetRange(first=work.slice.first, last=copy.verified - 1),
-                    record_count=copy.record_count,
-                    payload_bytes=copy.object_bytes,
-                    object_bytes=copy.object_bytes,
-                    digest="",
-                    trigger=Trigger.EXPLICIT,
-                    holes=copy.holes.summary(),
-                    elapsed_ms=elapsed_ms,
-                    batch_count=copy.batch_count,
-                ),
-            )
-        return SliceResult(
-            slice=work.slice,
-            receipts=receipts,
-            next_offset=copy.verified,
-            source_bytes=copy.source_bytes,
-            elapsed_ms=elapsed_ms,
-            proven=True,
-            error=error,
-        )
-
-
-def _copy(work: Work, source: KafkaSource, now_ms: int) -> _Copy:
-    first, flow = work.slice.first, work.slice.flow
-    return _Copy(
-        work=work,
-        source=source,
-        key=flow_key(work.kafka, flow),
-        where=target(work.kafka, flow),
-        started_ms=now_ms,
-        known_end=work.slice.end,
-        next_offset=first,
-        verified=first,
-    )
-
-
-def _link(copy: _Copy) -> Link:
-    if copy.link is None:
-        raise InternalError("a transaction without a producer")
-    return copy.link

@@ -24,8 +24,8 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.simulation.coordinator import SimulatedRouter
 from logmirror.simulation.pipelines import SourcePipeline, TargetPipeline
+from logmirror.simulation.router import SimulatedRouter
 from logmirror.simulation.world import written
 
 if TYPE_CHECKING:

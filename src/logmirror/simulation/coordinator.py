@@ -1,40 +1,19 @@
-"""The coordinator of the cluster that receives a copy: transactional ids, and who has them.
+"""The coordinator of a cluster: transactional ids, who has them, and markers in logs.
 
-It is asked in the requests of the protocol, so that the product's own `TransactionalProducer` and
-`Fence` do the asking. It never forgets, and what it has answered is done; as on real brokers, the
-markers of a transaction are written after its end was answered, in each log at another moment. That
-a leader changes while they are on their way is left to real brokers.
+It never forgets, and what it has answered is done. As on real brokers, the markers of a transaction
+are written after its end was answered, in each log at another moment. That a leader changes while
+they are on their way is left to real brokers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
-    DescribeTransactionsRequest,
-)
-from kafka.protocol.metadata import (  # type: ignore[import-untyped]  # ships no py.typed
-    FindCoordinatorRequest,
-)
-from kafka.protocol.producer import (  # type: ignore[import-untyped]  # ships no py.typed
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-)
-
-from logmirror.cluster.properties import ConnectionSettings
-from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.simulation.world import written
 from logmirror.wire.messages import (
     CONCURRENT_TRANSACTIONS,
-    DESCRIBE_TRANSACTIONS,
     INVALID_TXN_STATE,
     NONE,
-    NOT_COORDINATOR,
-    TRANSACTIONAL_ID_NOT_FOUND,
-    api_error,
 )
 from logmirror.wire.records import MarkerType, encode_marker
 
@@ -44,7 +23,6 @@ if TYPE_CHECKING:
     from logmirror.clock import Chooser
     from logmirror.simulation.log import Log
     from logmirror.simulation.schedule import Schedule
-    from logmirror.simulation.world import Process
 
 PRODUCER_FENCED: Final = 90
 
@@ -180,104 +158,3 @@ class Transactions:
         self._log(topic).append_marker(
             known.producer_id, known.epoch, 0, self._schedule.now_ms(), known.outcome
         )
-
-
-class SimulatedRouter:
-    """What the product's parts ask of a `Router` to reach a coordinator.
-
-    Args:
-        process: Who asks.
-        ask: Asks the cluster something; raises where it does not answer.
-        transactions: What coordinators know.
-    """
-
-    def __init__(
-        self, process: Process, ask: Callable[[str], None], transactions: Transactions
-    ) -> None:
-        self.settings = ConnectionSettings(bootstrap_servers=(("target", 1),))
-        self.clock = process.world.schedule
-        self.topology = self
-        self._connection = _Connection(process, ask, transactions)
-
-    def any_connection(self) -> _Connection:
-        """See `Topology.any_connection`."""
-        return self._connection
-
-    def connection_at(self, host: str, port: int) -> _Connection:
-        """See `Topology.connection_at`."""
-        del host, port
-        return self._connection
-
-
-class _Connection:
-    """See `Connection`: requests to a coordinator, and what they answer."""
-
-    versions: Final = {DESCRIBE_TRANSACTIONS: (0, 0), InitProducerIdRequest.API_KEY: (0, 5)}
-
-    def __init__(
-        self, process: Process, ask: Callable[[str], None], transactions: Transactions
-    ) -> None:
-        self._process, self._ask, self._transactions = process, ask, transactions
-
-    def call(
-        self,
-        request: Any,  # noqa: ANN401  # untyped library
-        *,
-        low: int = 0,
-        high: int = 0,
-    ) -> SimpleNamespace:
-        """See `Connection.call`."""
-        del low, high
-        if isinstance(request, FindCoordinatorRequest):
-            return SimpleNamespace(error_code=NONE, host="target", port=1)
-        self._ask(type(request).__name__)
-        if isinstance(request, DescribeTransactionsRequest):
-            return self._describe(*request.transactional_ids)
-
-        def failed(error: LogmirrorError) -> SimpleNamespace | LogmirrorError:
-            if isinstance(error, OutcomeUnknownError):
-                return UnavailableError(error.message)
-            return api_error(NOT_COORDINATOR, action="could not ask")
-
-        def answered(answer: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
-            return answer
-
-        answer = written(self._process, lambda: self._change(request), answered, failed)
-        if isinstance(answer, LogmirrorError):
-            raise answer
-        return answer
-
-    def _describe(self, name: str) -> SimpleNamespace:
-        known = self._transactions.describe(name)
-        if known is None:
-            return SimpleNamespace(
-                transaction_states=[SimpleNamespace(error_code=TRANSACTIONAL_ID_NOT_FOUND)]
-            )
-        state = SimpleNamespace(
-            error_code=NONE,
-            producer_id=known.producer_id,
-            producer_epoch=known.epoch,
-            transaction_timeout_ms=known.timeout_ms,
-            transaction_state="PrepareAbort" if known.awaited else "Empty",
-        )
-        return SimpleNamespace(transaction_states=[state])
-
-    def _change(self, request: Any) -> SimpleNamespace:  # noqa: ANN401  # untyped library
-        known = self._transactions
-        if isinstance(request, InitProducerIdRequest):
-            expected = (request.producer_id, request.producer_epoch)
-            code, producer_id, epoch = known.init(
-                request.transactional_id, request.transaction_timeout_ms, expected
-            )
-            return SimpleNamespace(error_code=code, producer_id=producer_id, producer_epoch=epoch)
-        if isinstance(request, EndTxnRequest):
-            own = (request.producer_id, request.producer_epoch)
-            marker = MarkerType.COMMIT if request.committed else MarkerType.ABORT
-            return SimpleNamespace(error_code=known.end(request.transactional_id, own, marker))
-        assert isinstance(request, AddPartitionsToTxnRequest)  # noqa: S101  # nothing else is asked
-        own = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
-        topics = [topic.name for topic in request.v3_and_below_topics]
-        code = known.add(request.v3_and_below_transactional_id, own, topics)
-        partition = SimpleNamespace(partition_index=0, partition_error_code=code)
-        result = SimpleNamespace(name=topics[0], results_by_partition=[partition])
-        return SimpleNamespace(results_by_topic_v3_and_below=[result])

@@ -130,7 +130,8 @@ def _flows(config: Path | None) -> Sequence[Flow]:
     for mirror in load(config, needs_variables=False).mirrors:
         for destination in mirror.destinations if mirror.enabled else ():
             if isinstance(destination, KafkaDestination):
-                flow = Flow("Kafka", "-")
+                is_translated = destination.offsets == "translate"
+                flow = Flow("Kafka", "translate" if is_translated else "-")
             elif mirror.flush is not None:
                 limits = (
                     ("max-time-ms", min(mirror.flush.max_time_ms, _MAX_TIME_MS)),
@@ -181,6 +182,11 @@ def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
     if not names:
         asked.say("real processes: these faults are simulated only")
         return
+    flows = [flow for flow in asked.flows if flow.form != "translate"]
+    if len(flows) < len(asked.flows):
+        asked.say("`offsets: translate` is simulated only: the embedded broker has no transactions")
+    if not flows:
+        return
     asked.say(
         "real processes: brokers, a bucket and copiers on loopback; slices are carried out in the "
         "copier's process, without Spark. A loss of power is simulated only."
@@ -188,7 +194,7 @@ def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
     with tempfile.TemporaryDirectory(prefix="logmirror-torture-") as folder:
         result = RealTorture(
             Path(folder),
-            flows=asked.flows,
+            flows=flows,
             faults=names,
             trials=trials,
             seed=asked.seed,

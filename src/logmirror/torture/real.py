@@ -62,7 +62,8 @@ class Flow:
 
     Attributes:
         destination: Its kind.
-        form: Of its objects; `-` for a cluster.
+        form: Of its objects; of a cluster `-`, or `translate` for new offsets, which are simulated
+            only.
         limits: Its `flush`.
     """
 
@@ -88,6 +89,7 @@ FLOWS: Final = (
     Flow("S3", "native"),
     Flow("S3", "parquet"),
     Flow("Kafka", "-"),
+    Flow("Kafka", "translate"),
 )
 """What is copied where no configuration says otherwise."""
 

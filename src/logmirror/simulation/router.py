@@ -1,0 +1,130 @@
+"""How processes ask a coordinator: in requests of the protocol, whose answers may be lost or late.
+
+So the product's own `TransactionalProducer` and `Fence` do the asking.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from logmirror.cluster.properties import ConnectionSettings
+from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
+from logmirror.simulation.world import written
+from logmirror.wire.messages import (
+    DESCRIBE_TRANSACTIONS,
+    NONE,
+    NOT_COORDINATOR,
+    TRANSACTIONAL_ID_NOT_FOUND,
+    api_error,
+)
+from logmirror.wire.records import MarkerType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logmirror.simulation.coordinator import Transactions
+    from logmirror.simulation.world import Process
+
+_INIT_PRODUCER_ID: Final = 22
+
+
+class SimulatedRouter:
+    """What the product's parts ask of a `Router` to reach a coordinator.
+
+    Args:
+        process: Who asks.
+        ask: Asks the cluster something; raises where it does not answer.
+        transactions: What coordinators know.
+    """
+
+    def __init__(
+        self, process: Process, ask: Callable[[str], None], transactions: Transactions
+    ) -> None:
+        self.settings = ConnectionSettings(bootstrap_servers=(("target", 1),))
+        self.clock = process.world.schedule
+        self.topology = self
+        self._connection = _Connection(process, ask, transactions)
+
+    def any_connection(self) -> _Connection:
+        """See `Topology.any_connection`."""
+        return self._connection
+
+    def connection_at(self, host: str, port: int) -> _Connection:
+        """See `Topology.connection_at`."""
+        del host, port
+        return self._connection
+
+
+class _Connection:
+    """See `Connection`: requests to a coordinator, and what they answer."""
+
+    versions: Final = {DESCRIBE_TRANSACTIONS: (0, 0), _INIT_PRODUCER_ID: (0, 5)}
+
+    def __init__(
+        self, process: Process, ask: Callable[[str], None], transactions: Transactions
+    ) -> None:
+        self._process, self._ask, self._transactions = process, ask, transactions
+
+    def call(
+        self,
+        request: Any,  # noqa: ANN401  # untyped library
+        *,
+        low: int = 0,
+        high: int = 0,
+    ) -> SimpleNamespace:
+        """See `Connection.call`."""
+        del low, high
+        if request.name == "FindCoordinatorRequest":
+            return SimpleNamespace(error_code=NONE, host="target", port=1)
+        self._ask(request.name)
+        if request.name == "DescribeTransactionsRequest":
+            return self._describe(*request.transactional_ids)
+
+        def failed(error: LogmirrorError) -> SimpleNamespace | LogmirrorError:
+            if isinstance(error, OutcomeUnknownError):
+                return UnavailableError(error.message)
+            return api_error(NOT_COORDINATOR, action="could not ask")
+
+        def answered(answer: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
+            return answer
+
+        answer = written(self._process, lambda: self._change(request), answered, failed)
+        if isinstance(answer, LogmirrorError):
+            raise answer
+        return answer
+
+    def _describe(self, name: str) -> SimpleNamespace:
+        known = self._transactions.describe(name)
+        if known is None:
+            return SimpleNamespace(
+                transaction_states=[SimpleNamespace(error_code=TRANSACTIONAL_ID_NOT_FOUND)]
+            )
+        state = SimpleNamespace(
+            error_code=NONE,
+            producer_id=known.producer_id,
+            producer_epoch=known.epoch,
+            transaction_timeout_ms=known.timeout_ms,
+            transaction_state="PrepareAbort" if known.awaited else "Empty",
+        )
+        return SimpleNamespace(transaction_states=[state])
+
+    def _change(self, request: Any) -> SimpleNamespace:  # noqa: ANN401  # untyped library
+        known = self._transactions
+        if request.name == "InitProducerIdRequest":
+            expected = (request.producer_id, request.producer_epoch)
+            code, producer_id, epoch = known.init(
+                request.transactional_id, request.transaction_timeout_ms, expected
+            )
+            return SimpleNamespace(error_code=code, producer_id=producer_id, producer_epoch=epoch)
+        if request.name == "EndTxnRequest":
+            own = (request.producer_id, request.producer_epoch)
+            marker = MarkerType.COMMIT if request.committed else MarkerType.ABORT
+            return SimpleNamespace(error_code=known.end(request.transactional_id, own, marker))
+        assert request.name == "AddPartitionsToTxnRequest"  # noqa: S101  # nothing else is asked
+        own = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        topics = [topic.name for topic in request.v3_and_below_topics]
+        code = known.add(request.v3_and_below_transactional_id, own, topics)
+        partition = SimpleNamespace(partition_index=0, partition_error_code=code)
+        result = SimpleNamespace(name=topics[0], results_by_partition=[partition])
+        return SimpleNamespace(results_by_topic_v3_and_below=[result])
