@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from logmirror.archive import claims
@@ -18,6 +19,7 @@ from logmirror.crashpoints import POINTS
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_sink import PartitionWriter
 from logmirror.mirror.offset_syncs import Run
+from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.translate_progress import PROGRESS
 from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.simulation.coordinator import Transactions
@@ -113,6 +115,20 @@ def _answers_of_two_leaders_mixed_up(monkeypatch):
     monkeypatch.setattr(TranslateTransfer, "_collect", collect)
 
 
+def _snapshots_forget(monkeypatch):
+    monkeypatch.setattr(SnapshotTransfer, "_before", lambda *_: iter(()))
+
+
+def _tombstones_remove_nothing(monkeypatch):
+    def read(self, view, covered, *, anew):
+        add = view.add
+        view.add = lambda batch: add(batch.filter(pc.is_valid(batch["value"])))
+        return read_source(self, view, covered, anew=anew)
+
+    read_source = SnapshotTransfer._read_source  # noqa: SLF001  # the rule that is broken
+    monkeypatch.setattr(SnapshotTransfer, "_read_source", read)
+
+
 def _commits_whatever_was_answered(monkeypatch):
     monkeypatch.setattr(TranslateTransfer, "_fail", lambda *_: None)
 
@@ -123,6 +139,8 @@ BROKEN = {
     "files are not flushed": (_no_flush_of_files, "files", "native", "power", "publish.done"),
     "the position runs ahead": (_positions_run_ahead, "S3", "ndjson", "kill", "commit.done"),
     "errors are ignored": (_answers_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
+    "snapshots forget": (_snapshots_forget, "S3", "snapshots", "kill", "publish.done"),
+    "tombstones stay": (_tombstones_remove_nothing, "files", "snapshots", "kill", "commit.done"),
     "progress is on its own": (_progress_outside_of_transactions, *TRANSLATED, "kill", NOTED),
     "leaders are mixed up": (_answers_of_two_leaders_mixed_up, *TRANSLATED, "kill", SENT),
     "it commits all the same": (_commits_whatever_was_answered, *TRANSLATED, "refused", SENT),

@@ -16,7 +16,6 @@ from botocore.exceptions import (  # type: ignore[import-untyped]  # ships no py
     ReadTimeoutError,
 )
 
-from logmirror.simulation.reading import chain_end
 from logmirror.simulation.world import LATE_MS
 from logmirror.stores.locations import S3Location
 from logmirror.stores.s3_calls import Calls
@@ -59,10 +58,6 @@ class Bucket:
         start = f"{LOCATION.prefix}/{folder}/"
         found = (key.removeprefix(start) for key in self.objects if key.startswith(start))
         return sorted(name for name in found if "/" not in name)
-
-    def durable_end(self, folder: str) -> int:
-        """How far an unbroken chain from 0 reaches."""
-        return chain_end(self.names(folder))
 
     # -- requests: each returns what the server answers ------------------------------------------
 

@@ -19,7 +19,14 @@ from logmirror.simulation.cluster import TargetView
 from logmirror.simulation.disk import Disk, DiskCalls
 from logmirror.simulation.log import Memory
 from logmirror.simulation.node import TARGET, SimulatedDestination
-from logmirror.simulation.reading import covering, read_batches, read_rows
+from logmirror.simulation.reading import (
+    chain_end,
+    covering,
+    latest_by_key,
+    newest_end,
+    read_batches,
+    read_rows,
+)
 from logmirror.simulation.source import NUMBER
 from logmirror.simulation.topics import Topics
 from logmirror.stores.filesystem import FilesystemStore
@@ -29,7 +36,7 @@ from logmirror.stores.s3 import S3Store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from logmirror.checker import Row
+    from logmirror.checker import Row, Truth
     from logmirror.clock import Chooser
     from logmirror.simulation.faults import Destination, Format
     from logmirror.simulation.log import Log
@@ -41,7 +48,12 @@ _MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder of its own is made there
 """Where Linux keeps files in memory: what is flushed is accounted for, and nothing is to last."""
 
 _FOLDER: Final = "copy/0"
-_EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
+_EXTENSIONS: Final = {
+    "native": "batches",
+    "parquet": "parquet",
+    "ndjson": "ndjson",
+    "snapshots": "parquet",
+}
 _TOPIC: Final = "copy"
 
 
@@ -62,28 +74,51 @@ class Copy(ABC):
         """Pairs of offsets that were told and are not of one record."""
         return iter(())
 
+    def expected(self, truth: Truth) -> Truth:
+        """What a reader must be shown, of what the source was."""
+        return truth
+
 
 class _Objects(Copy):
     """A chain of objects."""
 
-    def __init__(self, form: Format) -> None:
-        self._form = form
+    def __init__(self, world: World, spec: ArchiveSpec, form: Format) -> None:
+        self.spec, self._form = spec, form
+        world.durable_end = self.durable_end
         self._read: dict[tuple[str, int], list[Row]] = {}
+
+    @abstractmethod
+    def durable_names(self) -> list[str]:
+        """Of all objects that no fault can take away."""
 
     @abstractmethod
     def contents(self) -> dict[str, bytes]:
         """All objects of the chain that are durable."""
 
-    def names(self) -> list[str]:
-        return covering(self.contents())
+    def names(self) -> list[str] | None:
+        is_pruned = self._form == "snapshots" and self.spec.keep_snapshots
+        return None if is_pruned else covering(self.contents())
+
+    def durable_end(self) -> int:
+        """How far the copy reaches."""
+        names = self.durable_names()
+        return newest_end(names) if self._form == "snapshots" else chain_end(names)
 
     def rows(self) -> list[Row]:
         contents = self.contents()
         names = covering(contents)
         if self._form == "native":
             return read_batches(contents[name] for name in names)
+        if self._form == "snapshots":  # the newest one is the whole table, in the order of keys
+            names = names[-1:]
+            return sorted(row for name in names for row in self._rows("parquet", contents[name]))
         extension = _EXTENSIONS[self._form]
         return [row for name in names for row in self._rows(extension, contents[name])]
+
+    def expected(self, truth: Truth) -> Truth:
+        if self._form != "snapshots":
+            return truth
+        return latest_by_key(truth, end=self.durable_end())
 
     def _rows(self, extension: str, data: bytes) -> list[Row]:
         key = (extension, hash(data))
@@ -94,10 +129,10 @@ class _Objects(Copy):
 
 class _Files(_Objects):
     def __init__(self, world: World, chooser: Chooser, form: Format, folder: Path) -> None:
-        super().__init__(form)
+        spec = _archive(form, chooser, FolderLocation("/simulated"))
+        super().__init__(world, spec, form)
         self._disk = disk = Disk(folder, chooser)
         world.power_lost = disk.lose_power
-        world.durable_end = lambda: disk.durable_end(_FOLDER)
 
         def open_store(process: Process) -> BlobStore:
             return FilesystemStore(
@@ -112,20 +147,21 @@ class _Files(_Objects):
                 stack.enter_context(store.hold_writer_lock())
                 store.sweep()
 
-        spec = _archive(form, chooser, FolderLocation("/simulated"))
         self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
 
+    def durable_names(self) -> list[str]:
+        return self._disk.durable_names(_FOLDER)
+
     def contents(self) -> dict[str, bytes]:
-        folder = self._disk.root / _FOLDER
-        names = self._disk.durable_names(_FOLDER)
+        folder, names = self._disk.root / _FOLDER, self.durable_names()
         return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
 class _Bucket(_Objects):
     def __init__(self, world: World, chooser: Chooser, form: Format) -> None:
-        super().__init__(form)
+        spec = _archive(form, chooser, LOCATION)
+        super().__init__(world, spec, form)
         self._bucket = bucket = Bucket(page=chooser.choice((2, 3, 1000)))
-        world.durable_end = lambda: bucket.durable_end(_FOLDER)
 
         def open_store(process: Process) -> BlobStore:
             return S3Store(LOCATION, calls=BucketCalls(process, bucket), clock=world.schedule)
@@ -135,12 +171,14 @@ class _Bucket(_Objects):
             if isinstance(store, S3Store):
                 store.sweep()
 
-        spec = _archive(form, chooser, LOCATION)
         self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
+
+    def durable_names(self) -> list[str]:
+        return self._bucket.names(_FOLDER)
 
     def contents(self) -> dict[str, bytes]:
         prefix = f"{LOCATION.prefix}/{_FOLDER}"
-        return {n: self._bucket.objects[f"{prefix}/{n}"] for n in self._bucket.names(_FOLDER)}
+        return {name: self._bucket.objects[f"{prefix}/{name}"] for name in self.durable_names()}
 
 
 class _Cluster(Copy):
@@ -231,9 +269,12 @@ def _shown(log: Log, decided: Iterable[bytes] = ()) -> list[Row]:
 
 
 def _archive(form: Format, chooser: Chooser, location: StoreLocation) -> ArchiveSpec:
+    is_snapshot = form == "snapshots"
     return ArchiveSpec(
         location=location,
-        format=form,
+        format="parquet" if form == "snapshots" else form,
+        compaction="log" if is_snapshot else None,
+        keep_snapshots=chooser.choice((None, 1, 3)) if is_snapshot else None,
         extension=_EXTENSIONS[form],
         compression="zstd-1",
         encoding="base64",

@@ -10,7 +10,6 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from logmirror.simulation.reading import chain_end
 from logmirror.stores.syscalls import Syscalls
 
 if TYPE_CHECKING:
@@ -106,10 +105,6 @@ class Disk:
             for name, file in found.durable.items()
             if isinstance(file, _File) and file.durable is not None
         )
-
-    def durable_end(self, folder: str) -> int:
-        """How far an unbroken chain from 0 reaches, of durable names."""
-        return chain_end(self.durable_names(folder))
 
     # -- the account of system calls -------------------------------------------------------------
 

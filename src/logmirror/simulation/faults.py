@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Destination = Literal["files", "S3", "Kafka"]
-Format = Literal["native", "parquet", "ndjson", "-", "translate"]
+Format = Literal["native", "parquet", "ndjson", "snapshots", "-", "translate"]
 
 
 @dataclass(frozen=True, slots=True)

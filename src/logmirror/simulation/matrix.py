@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 FORMATS: Final[dict[Destination, tuple[Format, ...]]] = {
-    "files": ("native", "parquet", "ndjson"),
-    "S3": ("native", "parquet", "ndjson"),
+    "files": ("native", "parquet", "ndjson", "snapshots"),
+    "S3": ("native", "parquet", "ndjson", "snapshots"),
     "Kafka": ("-", "translate"),
 }
 
@@ -90,6 +90,8 @@ def simulated_points(destination: Destination, form: Format) -> tuple[str, ...]:
     own: tuple[str, ...] = _CLUSTER if destination == "Kafka" else _ARCHIVE
     if form == "translate":
         own = _TRANSLATED
+    if form == "snapshots":  # each is whole: nobody merges them
+        own = tuple(point for point in own if not point.startswith("compact."))
     return tuple(point for point in POINTS if point in _ALL or point in own)
 
 

@@ -22,6 +22,7 @@ from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
 from logmirror.mirror.shared_read import carry_out
+from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.translate_copies import TranslateCopies
@@ -146,6 +147,13 @@ class SimulatedRunner:
             return self._copy(unit, executor, tools)
         clock, decoder = self._world.schedule, tools[2]
         store = self._destination.store(executor)
+        if unit[0].archive.compaction:
+            return [
+                SnapshotTransfer(
+                    work, _source(work, executor, tools), store, decoder, clock=clock
+                ).run()
+                for work in unit
+            ]
         transfers = [Transfer(work, store, decoder, clock=clock) for work in unit]
         return carry_out(transfers, _source(unit[0], executor, tools), decoder)
 

@@ -6,6 +6,7 @@ Native batches by the reference decoder, Parquet by Arrow alone, NDJSON by the s
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ from logmirror.wire.records import MarkerType, decode_reference, marker_type, pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from logmirror.checker import Truth
 
 _TYPES: Final = {"create_time": 0, "log_append_time": 1}
 
@@ -50,6 +53,11 @@ def chain_end(names: Iterable[str]) -> int:
             break
         end = parts[1] + 1
     return end
+
+
+def newest_end(names: Iterable[str]) -> int:
+    """Where the newest snapshot ends; those before it may be gone."""
+    return max((parts[1] + 1 for name in names if (parts := split_name(name))), default=0)
 
 
 def _outer_first(name: str) -> tuple[int, int]:
@@ -132,3 +140,26 @@ def read_batches(parts: Iterable[bytes]) -> list[Row]:
         for rows in open_batches:
             rows.clear()
     return [row for rows in shown for row in rows]
+
+
+def latest_by_key(truth: Truth, end: int) -> Truth:
+    """What a snapshot of all offsets below `end` holds of a source: the latest record of each key.
+
+    Where the cleaner had removed that one, because a later one replaces it that the snapshot does
+    not reach, the one before may stand in its place. A tombstone removes its key.
+    """
+    kept = [row for row in truth.rows if row.offset >= end]
+    may_lack = set(truth.may_lack)
+    seen: set[bytes | None] = set()
+    settled: set[bytes | None] = set()
+    for row in reversed(truth.rows):
+        if row.offset >= end or row.key in settled:
+            continue
+        if row.value is not None:
+            kept.append(row)
+            if row.key in seen:
+                may_lack.add(row.offset)
+        seen.add(row.key)
+        if row.offset not in truth.may_lack:
+            settled.add(row.key)
+    return dataclasses.replace(truth, rows=sorted(kept), may_lack=may_lack)

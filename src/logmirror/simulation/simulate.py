@@ -26,7 +26,7 @@ from logmirror.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logmirror.checker import Anomaly, Row, Truth
+    from logmirror.checker import Anomaly, Row
     from logmirror.simulation.copies import Copy
     from logmirror.simulation.faults import Destination, Directive, Format
 
@@ -114,12 +114,14 @@ def simulate(plan: Plan) -> Result:
     may_compact = (
         grants or plan.form == "translate" or not (is_shared or plan.faults & {"late", "pause"})
     )
+    has_tables = plan.form == "snapshots"
     application = Application(
         schedule,
         chooser,
-        compacts=may_compact and chooser.random() < 0.3,  # noqa: PLR2004  # how many topics are
+        compacts=has_tables or (may_compact and chooser.random() < 0.3),  # noqa: PLR2004  # how many topics are
         stamps=not to_kafka,
         numbers=plan.form == "translate",
+        keyed=has_tables,
     )
     world = World(schedule, chooser, application, plan.directive)
     if plan.directive and plan.directive.point.startswith("head."):
@@ -182,7 +184,7 @@ def _play(plan: Plan, world: World, chooser: Chooser, copy: Copy) -> list[Node]:
     schedule.add("application", _writing(world, chooser))
     schedule.add("a", nodes[0].live)
     schedule.add("b", nodes[1].live_as_second)
-    if not to_kafka and _merges(plan, chooser):
+    if not to_kafka and plan.form != "snapshots" and _merges(plan, chooser):
         schedule.add("c", Compactor(world, copy.target, chooser).live)
     schedule.add("judge", _watching(world, copy, healed_ms))
     for fault in plan.drawn:
@@ -253,7 +255,7 @@ def _judge(world: World, copy: Copy) -> list[Anomaly]:
     rows = _rows(world, copy)
     for pair in copy.wrong_pairs():
         world.history.mistranslated(pair)
-    truth: Truth = world.application.truth(rows[0] if rows else None)
+    truth = copy.expected(world.application.truth(rows[0] if rows else None))
     return world.history.judge(truth, rows, names=copy.names())
 
 

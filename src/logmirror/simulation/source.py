@@ -38,9 +38,10 @@ class Application:
         compacts: The topic's cleanup.policy is `compact`.
         stamps: Whether the topic's timestamps may be those of the append.
         numbers: Whether each record says in a header which it is.
+        keyed: Whether each has a key, as compaction wants it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what applications do is drawn once, by the seed
         self,
         schedule: Schedule,
         chooser: Chooser,
@@ -48,9 +49,11 @@ class Application:
         compacts: bool,
         stamps: bool,
         numbers: bool = False,
+        keyed: bool = False,
     ) -> None:
         self._schedule, self._chooser = schedule, chooser
         self.compacts, self._stamps, self._numbers = compacts, stamps, numbers
+        self._keys = _KEYS[1:] if keyed else _KEYS
         self.topics = Topics(schedule, chooser, 1)
         self.topics.create(TOPIC)
         self.offsets: dict[int, int] = {}
@@ -109,7 +112,7 @@ class Application:
                     log.end + n,
                     now_ms if kind is TimestampType.LOG_APPEND_TIME else now_ms - n % 2,
                     kind,
-                    chooser.choice(_KEYS),
+                    chooser.choice(self._keys),
                     None if value is None else b"%d:%b" % (self._number, value),
                     headers,
                 )

@@ -16,6 +16,7 @@ from logmirror.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from logmirror.simulation.faults import Format
     from logmirror.torture.real import Flow
     from logmirror.torture.verdict import Verdict
 
@@ -141,13 +142,14 @@ def _flows(config: Path | None) -> Sequence[Flow]:
                 kind: Literal["S3", "files"] = "files"
                 if isinstance(destination, S3Destination):
                     kind = "S3"
-                flow = Flow(kind, _form(mirror.format), limits)
+                form = "snapshots" if mirror.compaction else _form(mirror.format)
+                flow = Flow(kind, form, limits)
             found[flow.name] = flow
     return list(found.values())
 
 
-def _form(written: str) -> Literal["native", "parquet", "ndjson"]:
-    forms: dict[str, Literal["native", "parquet", "ndjson"]] = {
+def _form(written: str) -> Format:
+    forms: dict[str, Format] = {
         "native": "native",
         "parquet": "parquet",
         "ndjson": "ndjson",
@@ -176,7 +178,10 @@ def _simulate(verdict: Verdict, asked: _Asked, seeds: int) -> None:
 
 
 def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
-    from logmirror.torture.real import REAL_FAULTS, RealTorture  # noqa: PLC0415  # see `torture`
+    from logmirror.torture.real import (  # noqa: PLC0415  # see `torture`
+        REAL_FAULTS,
+        RealTorture,
+    )
 
     names = [name for name in REAL_FAULTS if asked.faults is None or name in asked.faults]
     if not names:

@@ -62,8 +62,7 @@ class Flow:
 
     Attributes:
         destination: Its kind.
-        form: Of its objects; of a cluster `-`, or `translate` for new offsets, which are simulated
-            only.
+        form: Of its objects; of a cluster `-`, or `translate` for new offsets.
         limits: Its `flush`.
     """
 
@@ -90,8 +89,15 @@ FLOWS: Final = (
     Flow("S3", "parquet"),
     Flow("Kafka", "-"),
     Flow("Kafka", "translate"),
+    Flow("files", "snapshots"),
 )
 """What is copied where no configuration says otherwise."""
+
+SIMULATED_ONLY: Final = {
+    "translate": "simulated only: `offsets: translate` (the embedded broker has no transactions)",
+    "snapshots": "simulated only: `compaction: log` (the topics here have records without keys)",
+}
+"""Forms of flows that real processes do not copy here, and why."""
 
 
 @dataclass
