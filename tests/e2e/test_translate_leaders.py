@@ -1,0 +1,85 @@
+"""Copies at new offsets in a cluster whose leaders die and move while transactions are under way.
+
+Method: Apache Kafka with three brokers, which lead partitions, progress and transactions by turns.
+What librdkafka shows of both topics must be the same sequence, and each pair of offsets that was
+told must be of one record.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.apache import VERSIONS
+from kit.clients import rows_by_librdkafka
+from kit.cluster import KafkaCluster
+from kit.copies import copy, copying, forget_connections, wait_for_end
+from kit.inline_run import mirror_to_cluster
+from kit.translated import visible
+from kit.writer import writing
+from logmirror.mirror.offset_syncs import decode, topic_of
+from logmirror.mirror.translate_progress import PROGRESS_TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kit.kafka import ApacheKafka
+
+PARTITIONS = 4
+ALIAS = "led"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
+    with KafkaCluster(VERSIONS[-1], tmp_path / "cluster") as cluster:
+        yield cluster
+        forget_connections()
+
+
+def wrong_pairs(source: ApacheKafka, cluster: KafkaCluster, topic: str) -> list[str]:
+    """Pairs that were told and are not of one record; each partition has some."""
+    syncs = defaultdict(list)
+    for row in rows_by_librdkafka(source.bootstrap, topic_of(ALIAS)):
+        sync = decode(row.key, row.value)
+        syncs[sync.partition].append(sync)
+    assert {len(of_one) > 3 for of_one in syncs.values()} == {True}
+    assert sorted(syncs) == list(range(PARTITIONS))
+    wrong = []
+    for number, of_one in syncs.items():
+        here = {
+            r.offset: r[1:] for r in rows_by_librdkafka(source.bootstrap, topic, partition=number)
+        }
+        there = {
+            r.offset: r[1:] for r in rows_by_librdkafka(cluster.bootstrap, topic, partition=number)
+        }
+        wrong += [s for s in of_one if there.get(s.downstream, ()) != here[s.upstream]]
+    return wrong
+
+
+@pytest.mark.timeout(600)
+def test_leaders_that_die_and_move_neither_double_nor_lose(kafka_431, cluster, topic_name):
+    source = kafka_431
+    source.create_topic(topic_name, partitions=PARTITIONS)
+    servers = (source.bootstrap, cluster.bootstrap)
+    mirror = mirror_to_cluster(topic_name, *servers, name=ALIAS, offsets="translate")
+    with (
+        writing(source.bootstrap, topic_name, partitions=PARTITIONS, seed=3),
+        copying(mirror),
+    ):
+        wait_for_end(cluster.bootstrap, topic_name, 20)
+        leaders = {cluster.leader(topic_name, number) for number in range(PARTITIONS)}
+        assert len(leaders | {cluster.leader(PROGRESS_TOPIC)}) > 1
+        for node in cluster.brokers:
+            cluster.wait_until_in_sync(topic_name, partitions=PARTITIONS)
+            cluster.wait_until_in_sync(PROGRESS_TOPIC)
+            cluster.restart_node(node, kill=node == cluster.leader(PROGRESS_TOPIC))
+    copy(mirror)
+
+    for number in range(PARTITIONS):
+        expected = visible(source, topic_name, number)
+        assert len(expected) > 100
+        assert visible(cluster, topic_name, number) == expected
+    assert wrong_pairs(source, cluster, topic_name) == []
