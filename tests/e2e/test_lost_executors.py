@@ -25,7 +25,7 @@ from kit.writer import writing
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(2400)]  # at night
 
 ROUNDS = 10 if NIGHTLY else 1
 PARTITIONS = 2

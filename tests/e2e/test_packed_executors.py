@@ -83,10 +83,12 @@ def wait_for_packed(run: Run, watch: Watch) -> None:
 
 
 def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_broker, pack, tmp_path):
-    source = filled(cli_broker, "packed")
+    source = filled(cli_broker, "submitted-pack")
     archive = tmp_path / "archive"
     config = tmp_path / "config.json"
-    mirrors = [mirror("packed", cli_broker.bootstrap, archive, form=form) for form in FORMATS]
+    mirrors = [
+        mirror("submitted-pack", cli_broker.bootstrap, archive, form=form) for form in FORMATS
+    ]
     config.write_text(config_text(*mirrors))
     with StandaloneCluster(tmp_path) as cluster:
         options = ["--master", cluster.master, "--archives", f"{pack}#env"]
@@ -106,12 +108,12 @@ def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_brok
 
 
 def test_a_run_of_ours_sends_the_pack_along(cli_broker, pack, tmp_path):
-    source = filled(cli_broker, "packed")
+    source = filled(cli_broker, "packed-along")
     archive = tmp_path / "archive"
     home = spark_home(tmp_path)
     config = write_config(
         tmp_path / "config.json",
-        *(mirror("packed", cli_broker.bootstrap, archive, form=form) for form in FORMATS),
+        *(mirror("packed-along", cli_broker.bootstrap, archive, form=form) for form in FORMATS),
         properties=PACKED
         | {"spark.archives": f"{pack}#env", "spark.executorEnv.PYTHONPATH": str(tmp_path / "no")},
     )

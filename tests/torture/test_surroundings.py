@@ -58,6 +58,16 @@ def test_the_bucket_keeps_what_it_is_given_and_replaces_nothing(server):
     store.prove_create_only()
 
 
+@pytest.mark.parametrize("body", [b"", b"on"])
+def test_the_bucket_keeps_nothing_whose_sender_was_killed_at_it(server, body):
+    with socket.create_connection((HOST, server.port)) as sender:
+        head = f"PUT /{BUCKET}/p/f/a HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 3\r\n\r\n"
+        sender.sendall(head.encode() + body)
+        sender.shutdown(socket.SHUT_WR)
+        assert sender.recv(1) == b""
+    assert server.names("p/f") == []
+
+
 @pytest.mark.parametrize("fault", ["refused", "lost-answer", "late"])
 def test_a_spoiled_write_is_done_in_the_end(server, fault):
     server.faults.append(fault)

@@ -168,7 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
         return key, dict(parse_qsl(parts.query, keep_blank_values=True))
 
     def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        size = int(self.headers.get("Content-Length") or 0)
+        data = self.rfile.read(size)
+        if len(data) < size:
+            raise ConnectionAbortedError("a body that is cut off is nobody's object")
+        return data
 
     def _serve(
         self,
