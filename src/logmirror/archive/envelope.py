@@ -165,6 +165,10 @@ class ParquetEncoder:
     def __del__(self) -> None:
         # Arrow completes an open file when it is collected. An object that nobody finished must
         # not become whole, and its target may be gone.
+        self.detach()
+
+    def detach(self) -> None:
+        """The object is given up: nothing more is written to the target."""
         self._sink.detach()
 
     def append(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:

@@ -129,4 +129,7 @@ class ObjectWriter:
 
     def abort(self) -> None:
         """Throw the object away. Never raises."""
+        # Arrow's own memory refers to it and it to us, a ring that no collector sees.
+        if isinstance(self._encoder, ParquetEncoder):
+            self._encoder.detach()
         self._staged.abort()

@@ -58,7 +58,7 @@ _FETCHED_BYTES: Final = 1 << 14
 _RESTART_MS: Final = (200, 1500)
 _WAIT_MS: Final = 500
 
-_Tools = tuple[FetchBuffer, BatchScanner, RecordDecoder]
+_Tools = tuple[FetchBuffer, BatchScanner, RecordDecoder, Rebatcher]
 _spare: Final[list[_Tools]] = []
 
 
@@ -171,7 +171,7 @@ class SimulatedRunner:
                 client=client,
                 links=Links(client),
                 progress=ProgressReader(client, clock=clock),
-                rebatcher=Rebatcher(),
+                rebatcher=tools[3],
                 gate=Gate(tools[2]),
                 teller=SyncTeller(syncs, works[0].kafka.name, clock, mirror=mirror),
                 lease=Lease(lease_ms, clock),
@@ -183,7 +183,7 @@ class SimulatedRunner:
             source=source,
             client=client,
             pipeline=_pipeline(client),
-            rebatcher=Rebatcher(),
+            rebatcher=tools[3],
             filler=HoleWriter(client, clock),
             prover=KafkaProver(client, _pipeline(client), tools[2], clock),
             gate=Gate(tools[2]),
@@ -197,11 +197,11 @@ def _pipeline(client: ClusterClient) -> ProducePipeline:
 
 
 def _new_tools() -> _Tools:
-    return FetchBuffer(_FETCHED_BYTES), BatchScanner(), RecordDecoder(_DECODED_BYTES)
+    return FetchBuffer(_FETCHED_BYTES), BatchScanner(), RecordDecoder(_DECODED_BYTES), Rebatcher()
 
 
 def _source(work: Work, executor: Process, tools: _Tools) -> KafkaSource:
-    buffer, scanner, _ = tools
+    buffer, scanner, *_ = tools
     return KafkaSource(
         cast("ClusterClient", SourceView(executor)),
         work.slice.flow.source,
