@@ -269,6 +269,7 @@ class Observed:
         self.reports += [("two", 16, 500, 300, 16), ("two", 20, 600, 300, 20)]
         self.reread = list(ROWS)
         self.stuck = ""
+        self.wrong_pair = ""
 
     def at(self, offset):
         return next(n for n, row in enumerate(self.copy) if row.offset == offset)
@@ -287,6 +288,8 @@ class Observed:
             history.reported(run, position, at_ms=at_ms, began_ms=began_ms, durable=durable)
         if self.stuck:
             history.stuck(self.stuck)
+        if self.wrong_pair:
+            history.mistranslated(self.wrong_pair)
         return history.judge(WHOLE, self.copy, names=self.names)
 
 
@@ -400,6 +403,10 @@ def _stop_for_good(seen):
     seen.stuck = "nothing came for 60 s"
 
 
+def _tell_a_wrong_pair(seen):
+    seen.wrong_pair = "7 told as 9, where the record is that was at 8"
+
+
 PLANTED = {
     "drop one record": (_drop_one, {"A1": 1}),
     "drop the last": (_drop_the_last, {"A2": 1}),
@@ -427,6 +434,7 @@ PLANTED = {
     "two generations of a topic joined": (_join_another_generation, {"A2": 1, "A21": 1}),
     "another content at another time": (_change_over_time, {"A4": 1}),
     "invented record": (_invent, {"A14": 1}),
+    "a pair of offsets of two records": (_tell_a_wrong_pair, {"A17": 1}),
     "no progress after the faults": (_stop_for_good, {"A22": 1}),
 }
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.mirror.kafka_guard import producer_id
-from logmirror.mirror.offset_syncs import decode, topic_of
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.translate_progress import PROGRESS_TOPIC
 from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
 from logmirror.simulation.cluster import TargetView
 from logmirror.simulation.disk import Disk, DiskCalls
@@ -55,6 +54,9 @@ _EXTENSIONS: Final = {
     "snapshots": "parquet",
 }
 _TOPIC: Final = "copy"
+_PROGRESS: Final = "__logmirror-progress"
+_SYNCS: Final = "mm2-offset-syncs.copy.internal"
+"""Topics of the product and of MirrorMaker 2, written out: the judge reads their formats itself."""
 
 
 class Copy(ABC):
@@ -231,9 +233,9 @@ class _Translated(Copy):
 
         Where there is none, that is where the source begins.
         """
-        log = self._topics.logs.get(PROGRESS_TOPIC)
+        log = self._topics.logs.get(_PROGRESS)
         end = self._application.log.start
-        decided = self._topics.transactions.decided(PROGRESS_TOPIC)
+        decided = self._topics.transactions.decided(_PROGRESS)
         for row in _shown(log, decided) if log else ():
             if json.loads(row.key or b"")[0] == "next":
                 end = max(end, json.loads(row.value or b"")["next"])
@@ -254,13 +256,13 @@ class _Translated(Copy):
         return self._application.offsets.get(numbers[0], -1) if len(numbers) == 1 else -1
 
     def wrong_pairs(self) -> Iterator[str]:
-        syncs = self._application.topics.logs.get(topic_of("copy") or "")
+        syncs = self._application.topics.logs.get(_SYNCS)
         origins = {row.offset: self._origin(row) for row in self._shown()}
         for row in _shown(syncs) if syncs else ():
-            sync = decode(row.key, row.value)
-            if origins.get(sync.downstream) != sync.upstream:
-                found = origins.get(sync.downstream)
-                yield f"{sync}: at {sync.downstream} is what was at {found}"
+            upstream, downstream = struct.unpack(">qq", row.value or b"")
+            found = origins.get(downstream)
+            if found != upstream:
+                yield f"{upstream} told as {downstream}, where the record is that was at {found}"
 
 
 def _shown(log: Log, decided: Iterable[bytes] = ()) -> list[Row]:

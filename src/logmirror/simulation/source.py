@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.checker import Row, Truth
 from logmirror.model import TimestampType
-from logmirror.simulation.log import Log
 from logmirror.simulation.topics import Topics
 from logmirror.wire.records import MarkerType, Record
 
 if TYPE_CHECKING:
     from logmirror.clock import Chooser
+    from logmirror.simulation.log import Log
     from logmirror.simulation.schedule import Schedule
 
 TOPIC: Final = "orders"
@@ -155,7 +155,7 @@ class Application:
         if self._generations:
             return
         self._generations.append((dict(self._rows), self.truth()))
-        self.topics.replace(TOPIC, Log())
+        self.topics.replace(TOPIC)
         self._in_transaction = False
         self._rows, self._aborted, self._gone = {}, {}, set()
 

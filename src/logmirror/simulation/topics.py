@@ -36,22 +36,17 @@ class Topics:
         self.verifies = chooser.random() < 0.5  # noqa: PLR2004  # releases before and after
         self.transactions = Transactions(schedule, chooser, lambda topic: self.logs[topic])
 
-    def create(self, name: str, log: Log | None = None) -> bool:
-        """Make a topic; False: it exists.
-
-        Args:
-            name: Of the topic.
-            log: Which log it has; None: an empty one.
-        """
+    def create(self, name: str) -> bool:
+        """Make a topic; False: it exists."""
         if name in self.logs:
             return False
-        self.replace(name, log or Log())
+        self.replace(name)
         return True
 
-    def replace(self, name: str, log: Log) -> None:
+    def replace(self, name: str) -> None:
         """Delete a topic, if there is one, and make it anew."""
         generation = self.ids.get(name, bytes(16))[-1] + 1
-        self.logs[name] = log
+        self.logs[name] = Log()
         self.ids[name] = bytes([self._number, len(self.ids), *bytes(13), generation])
 
     def append(self, topic: str, data: bytes) -> Appended:
