@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.commands import mirror, write_config
+from kit.inline_run import mirror_to_cluster
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
 from logmirror.checker import Row
@@ -21,7 +22,7 @@ from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS
 from logmirror.torture import real
 from logmirror.torture.command import _flows
-from logmirror.torture.real import REAL_FAULTS, Flow
+from logmirror.torture.real import REAL_FAULTS, SIMULATED_ONLY, Flow
 
 NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
 TRIALS, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
@@ -73,14 +74,24 @@ def test_a_configuration_says_what_is_copied_and_is_left_alone(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-@pytest.mark.timeout(600)
-def test_real_processes_lose_nothing(tmp_path):
+def test_what_real_processes_do_not_copy_is_said(tmp_path):
     config = write_config(
         tmp_path / "config.json",
-        mirror("t", "nowhere:1", tmp_path / "never", form="native", max_bytes=4_000),
+        mirror("t", "nowhere:1", tmp_path / "never", compaction="log"),
+        mirror_to_cluster("u", "nowhere:1", "nowhere:2", name="copy", offsets="translate"),
     )
+    arguments = ("-c", str(config), "--faults", "kill", "--kills", "1", "--seeds")
+    said = torture(*arguments, "1").stderr
+    assert all(why in said for why in SIMULATED_ONLY.values())
+    assert "trial" not in said
+    with pytest.raises(UsageError, match="nothing was tried"):
+        torture(*arguments, "0")
+
+
+@pytest.mark.timeout(600)
+def test_real_processes_lose_nothing():
+    """What is copied is what it is for somebody who names no configuration."""
     found = torture(
-        *(("-c", str(config)) if not NIGHTLY else ()),
         *("--seeds", "0", "--kills", str(TRIALS), "--seed", "3"),
         *("--faults", FAULTS_TRIED, "--format", "json"),
     )

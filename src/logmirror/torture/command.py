@@ -75,6 +75,11 @@ def torture(  # noqa: PLR0913  # one parameter for each option
         _simulate(verdict, asked, seeds)
     if kills and verdict.is_clean:
         _torture(verdict, asked, kills)
+    if not verdict.seeds and verdict.real is None:
+        raise UsageError(
+            "nothing was tried",
+            hint="what --faults and -c leave is for the part that --seeds 0 or --kills 0 leaves out",
+        )
     if output == "json":
         typer.echo(json.dumps(verdict.to_json(), indent=2))
     else:
@@ -180,6 +185,7 @@ def _simulate(verdict: Verdict, asked: _Asked, seeds: int) -> None:
 def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
     from logmirror.torture.real import (  # noqa: PLC0415  # see `torture`
         REAL_FAULTS,
+        SIMULATED_ONLY,
         RealTorture,
     )
 
@@ -187,9 +193,9 @@ def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
     if not names:
         asked.say("real processes: these faults are simulated only")
         return
-    flows = [flow for flow in asked.flows if flow.form != "translate"]
-    if len(flows) < len(asked.flows):
-        asked.say("`offsets: translate` is simulated only: the embedded broker has no transactions")
+    flows = [flow for flow in asked.flows if flow.form not in SIMULATED_ONLY]
+    for form in sorted({flow.form for flow in asked.flows} & SIMULATED_ONLY.keys()):
+        asked.say(SIMULATED_ONLY[form])
     if not flows:
         return
     asked.say(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 from logmirror.archive.naming import split_name
 from logmirror.checker import Anomaly, History, Truth
 from logmirror.clock import SYSTEM_CLOCK, Chooser
+from logmirror.cluster.retry import NotFoundError
+from logmirror.config import load
 from logmirror.simulation.matrix import simulated_points
 from logmirror.simulation.reading import read_batches, read_rows
 from logmirror.torture.feeder import Feeder, read_topic
@@ -136,6 +138,7 @@ class _Stage:
         self.files = folder / "archive"
         self.config = folder / "config.json"
         self.config.write_text(json.dumps({"mirrors": [self._mirror(flow) for flow in flows]}))
+        load(self.config)  # before every copier refuses it
         self._count = 0
 
     def _source(self, stack: contextlib.ExitStack) -> Broker:
@@ -203,7 +206,10 @@ class _Stage:
     def rows(self, flow: Flow, partition: int) -> list[Row]:
         """The records of a copy."""
         if flow.destination == "Kafka":
-            return read_topic(f"{HOST}:{self.target.port}", _TOPIC, partition)
+            try:
+                return read_topic(f"{HOST}:{self.target.port}", _TOPIC, partition)
+            except NotFoundError:
+                return []  # no copier came so far
         contents = [self._read(flow, partition, name) for name in self.names(flow, partition) or ()]
         if flow.form == "native":
             return read_batches(contents)
