@@ -250,7 +250,8 @@ def test_a_throttle_is_waited_out_before_the_next_send(client, pipeline, brokers
 @pytest.mark.parametrize("newest", range(3, 14))
 def test_any_version_that_a_broker_speaks_will_do(brokers, newest):
     brokers[1].versions[PRODUCE] = (3, newest)
-    with ClusterClient(quick(brokers[1].address)) as client, client.pipeline() as pipeline:
+    patient = quick(brokers[1].address, socket_timeout_ms=20_000)
+    with ClusterClient(patient) as client, client.pipeline() as pipeline:
         pipeline.send([(T0, batch(7))])
         (answer,) = collect_all(pipeline)
     assert (answer.error, answer.base_offset) == (None, 0)

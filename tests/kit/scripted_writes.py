@@ -346,9 +346,9 @@ def mark_of(data):
 
 
 def quick(address, **changes):
-    """Settings that give up soon: an answer may take 300 ms."""
+    """Settings that give up soon: an answer may take 600 ms."""
     base = {
-        "socket_timeout_ms": 200,
+        "socket_timeout_ms": 500,
         "connect_timeout_ms": 1000,
         "request_timeout_ms": 100,
         "reconnect_backoff_ms": 60,

@@ -78,7 +78,7 @@ def torture(  # noqa: PLR0913  # one parameter for each option
     if not verdict.seeds and verdict.real is None:
         raise UsageError(
             "nothing was tried",
-            hint="what --faults and -c leave is for the part that --seeds 0 or --kills 0 leaves out",
+            hint="what --faults and -c leave is for the part that --seeds or --kills turned off",
         )
     if output == "json":
         typer.echo(json.dumps(verdict.to_json(), indent=2))
