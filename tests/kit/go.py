@@ -1,11 +1,15 @@
-"""Programs that Go's own tools build from published modules, once a machine."""
+"""Programs that Go's own tools build from published modules, once a machine.
+
+python -m kit.go        build all of them, with any Python; `scripts/setup.sh tests` does it while
+                        packages are fetched, for it takes minutes
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kit.machine import cache_folder, program
 
@@ -13,15 +17,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def go_program(name: str, package: str) -> Path:
-    """Return the program; the first use on a machine builds it.
+_PROGRAMS: Final = {
+    # Go of 1.17 and later builds it, which every distribution has.
+    "toxiproxy": "github.com/Shopify/toxiproxy/v2/cmd/server@v2.5.0",
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+}
+"""What to build, as `go install` takes it; the program bears the last name of its path."""
 
-    Args:
-        name: Of the folder that keeps it, its version included.
-        package: What to build, as `go install` takes it; the program bears its last name.
-    """
-    home = cache_folder() / name
-    found = home / package.partition("@")[0].rpartition("/")[2]
+
+def go_program(name: str) -> Path:
+    """Return one of the programs; the first use on a machine builds it."""
+    package = _PROGRAMS[name]
+    path, _, version = package.partition("@v")
+    home = cache_folder() / f"{name}-{version}"
+    found = home / path.rpartition("/")[2]
     if not found.exists():
         home.mkdir(parents=True, exist_ok=True)
         with (home / "lock").open("w") as lock:
@@ -30,3 +39,8 @@ def go_program(name: str, package: str) -> Path:
                 environment = {**os.environ, "GOBIN": str(home)}
                 subprocess.run([program("go"), "install", package], env=environment, check=True)
     return found
+
+
+if __name__ == "__main__":
+    for each in _PROGRAMS:
+        go_program(each)

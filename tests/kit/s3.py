@@ -29,14 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-VERSION: Final = "1.8.0"
-_PACKAGE: Final = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
 _START_TIMEOUT_S: Final = 30
 REGION: Final = "us-east-1"
 
 
 def _program() -> Path:
-    return go_program(f"versitygw-{VERSION}", _PACKAGE)
+    return go_program("versitygw")
 
 
 class S3Server:

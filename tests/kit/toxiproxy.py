@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Go of 1.17 and later builds it, which every distribution has.
-VERSION: Final = "2.5.0"
-_PACKAGE: Final = f"github.com/Shopify/toxiproxy/v2/cmd/server@v{VERSION}"
 _START_TIMEOUT_S: Final = 30
 
 
@@ -99,7 +96,7 @@ class Toxiproxy:
         return json.loads(content) if content else None
 
     def __enter__(self) -> Self:
-        program = go_program(f"toxiproxy-{VERSION}", _PACKAGE)
+        program = go_program("toxiproxy")
         command = [str(program), "-host", HOST, "-port", str(self._port)]
         self._process = Process(command, log=self._folder / "toxiproxy.log")
         deadline = time.monotonic() + _START_TIMEOUT_S
