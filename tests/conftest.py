@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit.apache import NIGHTLY, RELEASES, VERSIONS, ApacheTools
+from kit.apache import RELEASES, VERSIONS, ApacheTools
 from kit.kafka import ApacheKafka
 from kit.machine import remove_temporary_folder
 from kit.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
@@ -33,7 +33,6 @@ _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
-    config: pytest.Config,
     items: list[pytest.Item],
 ) -> Generator[None, object, object]:
     """Keep the tests that share a broker in one process, so that each broker starts only once.
@@ -42,10 +41,6 @@ def pytest_collection_modifyitems(
     `--no-loadscope-reorder` groups of minutes come first, and the many tests that belong to no
     group fill the gaps at the end.
     """
-    if not NIGHTLY:
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
     for item in items:
         brokers = _SHARED_BROKERS.intersection(getattr(item, "fixturenames", ()))
         parameters = item.callspec.params if hasattr(item, "callspec") else {}

@@ -26,8 +26,8 @@ from logmirror.crashpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(1800)]
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "5"))
-ON_SPARK = {1: "the driver", 3: "all processes"}
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10"))
+ON_SPARK = {2: "the driver", 6: "all processes"}
 """Which of the random kills hit a mirror on Spark, and what of it."""
 
 WAYS = [p for p in POINTS if p.split(".")[0] in {"plan", "fetch", "produce", "commit"}]

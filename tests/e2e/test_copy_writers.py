@@ -273,7 +273,6 @@ def test_requests_that_wait_in_a_stopped_brokers_socket_come_late_and_change_not
         assert anomalies(source.bootstrap, topic, destination.bootstrap) == [], topic
 
 
-@pytest.mark.nightly
 def test_a_paused_driver_and_paused_workers_on_spark_change_nothing(source, destination, tmp_path):
     """Of one mirror on Spark the driver is paused, of another the workers."""
     topics = {"spark-driver": "fresh", "spark-workers": "fresh"}
@@ -336,7 +335,6 @@ def cluster(tmp_path_factory):
         forget_connections()
 
 
-@pytest.mark.nightly
 def test_leaders_that_die_move_and_lack_replicas_leave_the_copy_exact(source, cluster, tmp_path):
     topics = {"led-fresh": "fresh", "led-old": "old"}
     for topic in topics:

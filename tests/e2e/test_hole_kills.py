@@ -43,7 +43,7 @@ from logmirror.errors import PositionError
 
 pytestmark = [pytest.mark.xdist_group("e2e-hole-kills"), pytest.mark.timeout(1200)]
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10"))
 SOURCE, GUARDED = "4.3.1", "3.9.2"
 WAYS = ("markers", "transactions")
 
@@ -250,7 +250,6 @@ def cluster(tmp_path):
         yield cluster
 
 
-@pytest.mark.nightly
 def test_brokers_restarted_one_by_one_spoil_nothing_unseen(source, cluster, monkeypatch):
     """A broker that is restarted while it writes a marker may write it twice; that must be found.
 

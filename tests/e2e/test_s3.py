@@ -36,7 +36,7 @@ POINTS = [
     if p.split(".")[0] not in {"head", "hole", "produce", "translate", "compact"}
 ]
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10"))
 """Each hits a run that writes all formats."""
 
 

@@ -1,7 +1,7 @@
 """Programs that Go's own tools build from published modules, once a machine.
 
-python -m kit.go        build all of them, with any Python; `scripts/setup.sh tests` does it while
-                        packages are fetched, for it takes minutes
+`python -m kit.go` builds all of them, with any Python. It takes minutes, so `scripts/setup.sh
+tests` does it while packages are fetched.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kit.commands import mirror, write_config
 from kit.inline_run import mirror_to_cluster
+from kit.machine import HOST
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
 from logmirror.checker import Row
@@ -22,6 +23,8 @@ from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS
 from logmirror.torture import real
 from logmirror.torture.command import _flows
+from logmirror.torture.feeder import read_topic
+from logmirror.torture.processes import Broker
 from logmirror.torture.real import REAL_FAULTS, SIMULATED_ONLY, Flow
 
 NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
@@ -86,6 +89,25 @@ def test_what_real_processes_do_not_copy_is_said(tmp_path):
     assert "trial" not in said
     with pytest.raises(UsageError, match="nothing was tried"):
         torture(*arguments, "0")
+
+
+def test_what_every_copier_would_refuse_is_refused_before_the_first_trial(tmp_path):
+    said = []
+    with pytest.raises(UsageError, match="the configuration has"):
+        real.RealTorture(
+            tmp_path,
+            flows=[Flow("files", "snapshots")],
+            faults=["kill"],
+            trials=1,
+            seed=8,
+            say=said.append,
+        ).run()
+    assert said == []
+
+
+def test_a_copy_in_a_cluster_that_nobody_has_begun_is_empty(tmp_path):
+    with Broker(tmp_path / "target", HOST) as target:
+        assert read_topic(f"{HOST}:{target.port}", "orders", 0) == []
 
 
 @pytest.mark.timeout(600)

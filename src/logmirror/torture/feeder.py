@@ -10,6 +10,7 @@ from logmirror.checker import Row
 from logmirror.clock import SYSTEM_CLOCK, Chooser
 from logmirror.cluster.client import EARLIEST, ClusterClient
 from logmirror.cluster.properties import connection_settings
+from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, PositionError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.simulation.reading import read_batches
@@ -109,9 +110,15 @@ class Feeder:
 
 
 def read_topic(bootstrap: str, topic: str, partition: int) -> list[Row]:
-    """Everything that a partition holds, read without the product's kernels."""
+    """Everything that a partition holds, read without the product's kernels.
+
+    Of a topic that does not exist, nothing: no copier has come so far as to make it.
+    """
     with ClusterClient(connection_settings(bootstrap)) as client:
-        return read_batches(_batches(client, TopicPartition(topic, partition)))
+        try:
+            return read_batches(_batches(client, TopicPartition(topic, partition)))
+        except NotFoundError:
+            return []
 
 
 def _batches(client: ClusterClient, where: TopicPartition) -> Iterator[bytes]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from logmirror.archive.naming import split_name
 from logmirror.checker import Anomaly, History, Truth
 from logmirror.clock import SYSTEM_CLOCK, Chooser
-from logmirror.cluster.retry import NotFoundError
 from logmirror.config import load
 from logmirror.simulation.matrix import simulated_points
 from logmirror.simulation.reading import read_batches, read_rows
@@ -206,10 +205,7 @@ class _Stage:
     def rows(self, flow: Flow, partition: int) -> list[Row]:
         """The records of a copy."""
         if flow.destination == "Kafka":
-            try:
-                return read_topic(f"{HOST}:{self.target.port}", _TOPIC, partition)
-            except NotFoundError:
-                return []  # no copier came so far
+            return read_topic(f"{HOST}:{self.target.port}", _TOPIC, partition)
         contents = [self._read(flow, partition, name) for name in self.names(flow, partition) or ()]
         if flow.form == "native":
             return read_batches(contents)
