@@ -4,6 +4,9 @@
 PYTHON ?=
 export PYTHON
 
+# Many processes start here; each would compile all it imports, three times the work of a start.
+unexport PYTHONDONTWRITEBYTECODE
+
 RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 # More processes than two cores: much of what tests do is to wait. Longest groups first.

@@ -109,7 +109,9 @@ make_environment() {
     fi
 }
 
-# Modules are compiled when they are first imported; most never are.
+# Modules are compiled when they are first imported; most never are. Where this is forbidden, as in
+# many images, every start of a process would compile them again.
+unset PYTHONDONTWRITEBYTECODE
 pip_install() {
     .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@"
 }

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from pyspark.daemon import manager
 
 from logmirror.archive.snapshots import RUN_BYTES
@@ -39,11 +38,11 @@ from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.translate_progress import Links, ProgressReader
 from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.mirror.units import units
+from logmirror.model import TimestampType
 from logmirror.stores.opening import open_store
-from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.encode import encode_batches
 from logmirror.wire.rebatch import Rebatcher
+from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
@@ -222,11 +221,7 @@ def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
 def warm_up() -> None:
     """Load and compile in this process what the first slice would otherwise wait for."""
     _, scanner, decoder = _tools(os.getpid())
-    stamps = pa.array([0], pa.timestamp("ms", "UTC"))
-    columns = [pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary())]
-    columns += [pa.array(["t"]), pa.array([0], pa.int32()), pa.array([0]), stamps]
-    columns += [pa.array([0], pa.int32()), pa.array([[]], SCHEMA.field("headers").type)]
-    batch = encode_batches(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    batch = encode_reference([Record(0, 0, TimestampType.CREATE_TIME, b"k", b"v", ())])
     batches = scanner.scan(batch, len(batch))
     for rows in decoder.decode(batch, batches, first=0, end=1):
         rows.to_arrow("t", 0)

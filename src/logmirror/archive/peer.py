@@ -43,7 +43,7 @@ _BASE64: Final = "mirror_v3.bytes_base64"
 _TEXTS: Final = frozenset(("", "arrow.json"))
 
 _NO_TIMESTAMP: Final = 2
-_TIMESTAMP_TYPES: Final = pa.array(["create_time", "log_append_time", "not_available"])
+_TIMESTAMP_TYPES: Final = ("create_time", "log_append_time", "not_available")
 """Their index is our `TimestampType`, but for the last: our rows have -1 ms and create time then,
 as a record without timestamp has them in Kafka's batches."""
 
@@ -138,7 +138,7 @@ class _Rows:
         return self._from_base64(column, values) if reader == "base64" else values.cast(pa.binary())
 
     def _timestamp_types(self, stamps: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
-        found = pc.index_in(self._columns["timestamp_type"], value_set=_TIMESTAMP_TYPES)
+        found = pc.index_in(self._columns["timestamp_type"], value_set=pa.array(_TIMESTAMP_TYPES))
         self._fail_where(found.is_null(), "timestamp_type", "a timestamp type that nobody knows")
         is_none = pc.equal(found, _NO_TIMESTAMP)
         self._fail_where(

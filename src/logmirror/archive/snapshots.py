@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.wire.columns import SCHEMA
+from logmirror.wire.columns import NO_ROWS, SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,6 @@ their records and keeps the merge's memory to a chunk for each of them."""
 CHUNK_BYTES: Final = 1 << 20
 """A run is read back in chunks of about this size."""
 
-_EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 _SPILL: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -160,7 +159,7 @@ def align(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, Any]
     while any(filled := [head.fill() for head in heads]):
         both = list(zip(heads, filled, strict=True))
         bound = min(head.last_key for head, has_rows in both if has_rows)
-        one, other = (head.take(bound) if has_rows else _EMPTY for head, has_rows in both)
+        one, other = (head.take(bound) if has_rows else NO_ROWS for head, has_rows in both)
         yield one, other
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logmirror.wire.columns import SCHEMA
+from logmirror.wire.columns import NO_ROWS
 from logmirror.wire.scan import KIND_ABORTED
 
 if TYPE_CHECKING:
@@ -160,4 +160,4 @@ def shown(table: pa.Table, at: int) -> object:
     }
 
 
-_EMPTY: Final = SCHEMA.empty_table()
+_EMPTY: Final = pa.Table.from_batches([NO_ROWS])

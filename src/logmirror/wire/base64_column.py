@@ -21,7 +21,7 @@ def decode_column(texts: Any) -> tuple[Any, int | None]:  # noqa: ANN401  # pyar
     """
     rows = len(texts)
     if not rows:
-        return pa.array([], pa.binary()), None
+        return pa.nulls(0, pa.binary()), None
     valid = texts.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
     _, offsets, data = texts.buffers()
     edges = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + rows + 1]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BYTES_MAX",
     "HEADERS_TYPE",
+    "NO_ROWS",
     "SCHEMA",
     "TIMESTAMP_TYPE",
     "Columns",
@@ -60,6 +61,13 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """Columns of `Columns.to_arrow`. A record without headers has an empty list, never null."""
+
+# pa.array and pa.scalar load pandas where that is installed: a second of every executor's start.
+# So what an executor does always gets along without them.
+NO_ROWS: Final = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA
+)
+"""No records, in the columns of `SCHEMA`."""
 
 BYTES_MAX: Final = 2**31 - 1 - SLACK
 """The most that one data column can hold: Arrow's binary type has 32-bit offsets."""
@@ -195,8 +203,11 @@ class Columns:
     def _constant_columns(self, topic: str, partition: int, n: int) -> tuple[Any, Any]:
         made_topic, made_partition, made, topics, partitions = self._constants
         if made < n or (made_topic, made_partition) != (topic, partition):
-            topics = pa.repeat(pa.scalar(topic, pa.string()), n)
-            partitions = pa.repeat(pa.scalar(partition, pa.int32()), n)
+            name = topic.encode()
+            edges = np.array([0, len(name)], np.int32)
+            buffers = [None, pa.py_buffer(edges), pa.py_buffer(name)]
+            topics = pa.repeat(pa.Array.from_buffers(pa.string(), 1, buffers)[0], n)
+            partitions = _fixed(pa.int32(), np.full(n, partition, np.int32))
             self._constants = (topic, partition, n, topics, partitions)
         return topics.slice(0, n), partitions.slice(0, n)
 

@@ -1,0 +1,20 @@
+"""What the start of an executor costs: it stands before every run, and again after each crash."""
+
+import importlib.util
+import subprocess
+import sys
+
+START = """
+import sys
+from logmirror import executor
+executor.warm_up()
+print("pandas" in sys.modules)
+"""
+
+
+def test_a_start_does_not_load_pandas_which_nothing_there_needs():
+    assert importlib.util.find_spec("pandas"), "nothing is tested without it"
+    started = subprocess.run(
+        [sys.executable, "-c", START], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert started.stdout == "False\n"
