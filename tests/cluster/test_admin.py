@@ -45,14 +45,14 @@ def brokers(world):
 def client(brokers):
     settings = replace(
         connection_settings(brokers[1].address),
-        socket_timeout_ms=200,
+        socket_timeout_ms=1000,
         request_timeout_ms=100,
-        connect_timeout_ms=500,
+        connect_timeout_ms=1000,
         retry_backoff_ms=5,
         retry_backoff_max_ms=20,
         reconnect_backoff_ms=5,
         reconnect_backoff_max_ms=20,
-        retry_budget_ms=1000,
+        retry_budget_ms=3000,
     )
     with ClusterClient(settings) as client:
         yield client

@@ -54,7 +54,7 @@ def broker(world):
 
 def settings_for(broker, **changes):
     settings = connection_settings(broker.address)
-    changes = {"socket_timeout_ms": 300, "connect_timeout_ms": 1000, **changes}
+    changes = {"socket_timeout_ms": 1000, "connect_timeout_ms": 1000, **changes}
     return replace(settings, **changes)
 
 

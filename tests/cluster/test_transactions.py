@@ -335,12 +335,12 @@ def brokers(world):
 def scripted(brokers):
     settings = replace(
         connection_settings(brokers[1].address),
-        socket_timeout_ms=300,
+        socket_timeout_ms=1000,
         retry_backoff_ms=5,
         retry_backoff_max_ms=20,
         reconnect_backoff_ms=5,
         reconnect_backoff_max_ms=20,
-        retry_budget_ms=500,
+        retry_budget_ms=2000,
     )
     with ClusterClient(settings) as client:
         yield client.transactional_producer("mine")
