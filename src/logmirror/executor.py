@@ -2,7 +2,7 @@
 
 Spark starts this module by name (`spark.python.daemon.module`) and forks a worker for each slot.
 What slices need is loaded and compiled here, once, so a worker starts in milliseconds and shares
-the memory, where it would otherwise take two CPU-seconds, again after every crash of one. The
+the memory, where it would otherwise take a CPU-second or more, again after every crash of one. The
 driver names `execute` and never imports it.
 """
 
