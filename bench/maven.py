@@ -42,6 +42,7 @@ def maven_jars(
     )
     options = ["-q", "-B", "--strict-checksums", "-f", str(home / "pom.xml"), _PLUGIN]
     arguments = ["-DincludeScope=runtime", f"-DoutputDirectory={home}"]
-    subprocess.run([program("mvn"), *options, *arguments], check=True)
+    # Its warnings are no part of the figures that a script writes to its output.
+    subprocess.run([program("mvn"), *options, *arguments], check=True, stdout=sys.stderr)
     (home / "done").touch()
     return home

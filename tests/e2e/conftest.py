@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 
-collect_ignore = (
-    [] if NIGHTLY else ["test_installed.py", "test_lost_executors.py", "test_packed_executors.py"]
-)
-"""Minutes: of downloads; and of Spark, which is long in seeing that an executor is gone, and sends
-half a gigabyte to each."""
+collect_ignore = [] if NIGHTLY else ["test_installed.py", "test_lost_executors.py"]
+"""Minutes: of downloads; and of Spark, which is long in seeing that an executor is gone."""
 
 
 @pytest.hookimpl(tryfirst=True)
