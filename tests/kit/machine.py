@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -55,12 +56,15 @@ def temporary_folder() -> Path:
     """Return a folder for what programs leave behind that are killed, Java machines above all.
 
     Its name is short: Unix sockets lie in it, whose names have about a hundred characters.
+    Deleted when this process ends; a test's worker, which may end otherwise, deletes it itself.
     """
-    return Path(tempfile.mkdtemp(prefix="lm-"))
+    folder = Path(tempfile.mkdtemp(prefix="lm-"))
+    atexit.register(remove_temporary_folder)
+    return folder
 
 
 def remove_temporary_folder() -> None:
-    """Delete it, at the end of all tests."""
+    """Delete it, at the end of all tests or of a benchmark."""
     if temporary_folder.cache_info().currsize:
         shutil.rmtree(temporary_folder(), ignore_errors=True)
         temporary_folder.cache_clear()
