@@ -142,6 +142,17 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     assert all(1 <= int(row[2]) <= RECORDS for row in found)
 
 
+def test_nothing_follows_at_once_on_what_takes_a_moment_to_be_ready() -> None:
+    """Whoever pastes a whole block gives a program in the background no time to start."""
+    started = [
+        block.splitlines() for block in blocks("sh") if re.search(r"&$", block, re.MULTILINE)
+    ]
+
+    assert started
+    for lines in started:
+        assert [line for line in lines if line.endswith("&")] == [lines[-1]]
+
+
 def test_the_make_targets_of_the_page_exist_and_do_what_it_says() -> None:
     targets = [c.removeprefix("make ") for c in COMMANDS if c.startswith("make ")]
     steps = {
