@@ -106,7 +106,7 @@ class Verdict:
                 f"{real.records} records, {real.seconds:.1f} s"
             )
             if real.missed:
-                yield f"  {real.missed} crash points were not reached in time"
+                yield f"  crash points that were not reached in time: {real.missed}"
             yield from (f"  left out: {reason}" for reason in real.left_out)
             yield from self._rate(real.trials, "trial")
         for code, count in sorted(self.anomalies.items(), key=lambda item: int(item[0][1:])):
