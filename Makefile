@@ -12,6 +12,9 @@ RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 # More processes than two cores: much of what tests do is to wait. Longest groups first.
 SPREAD := -n 5 --dist loadgroup --no-loadscope-reorder
 
+# Tests leave gigabytes in their folder. It goes when all pass, and is there to look at when one fails.
+IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; }
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help install demo test nightly lint bench format schema faults lock clean
@@ -27,10 +30,11 @@ demo: install ## Watch the main job on this machine in about a minute
 	@$(RUN) logmirror demo
 
 test: testtools checks ## Lint, then every test, against real Apache Kafka brokers
-	@$(RUN) pytest $(SPREAD) --durations 15
+	@folder=$$(mktemp -d) && $(RUN) pytest $(SPREAD) --durations 15 $(IN_A_FOLDER)
 
 nightly: testtools checks ## The same with 50 kills of each kind, and all releases of Kafka everywhere
-	@LOGMIRROR_TEST_NIGHTLY=1 LOGMIRROR_TEST_KILLS=50 $(RUN) pytest $(SPREAD) --durations 15
+	@folder=$$(mktemp -d) && LOGMIRROR_TEST_NIGHTLY=1 LOGMIRROR_TEST_KILLS=50 \
+	  $(RUN) pytest $(SPREAD) --durations 15 $(IN_A_FOLDER)
 
 lint: install checks ## Ruff, mypy --strict, import contracts
 
