@@ -114,8 +114,16 @@ def produce_transactions(
     partition: int = 0,
     transactional_id: str,
 ) -> None:
-    """Write transactions one after the other: each its messages, then commit (True) or abort."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    """Write transactions one after the other: each its messages, then commit (True) or abort.
+
+    Returns when the last marker stands in the log, too. The end of a transaction is answered before
+    that (its coordinator has noted it, no more); who takes the id next is answered after it.
+    """
+    settings: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "transactional.id": transactional_id,
+    }
+    producer = Producer(settings)
     producer.init_transactions(_TIMEOUT_S)
     for messages, commit in transactions:
         producer.begin_transaction()
@@ -124,6 +132,7 @@ def produce_transactions(
             producer.commit_transaction(_TIMEOUT_S)
         else:
             producer.abort_transaction(_TIMEOUT_S)
+    Producer(settings).init_transactions(_TIMEOUT_S)
 
 
 def _send_all(
