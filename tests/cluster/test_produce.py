@@ -16,7 +16,6 @@ from kit.scripted_broker import Topic, World
 from kit.scripted_writes import (
     PRODUCE,
     WritableBroker,
-    answered,
     batch,
     collect_all,
     held,
@@ -180,20 +179,21 @@ def patient_pipeline(brokers):
 def test_a_batch_that_was_not_sent_is_answered_after_those_that_were_sent_before_it(
     patient_pipeline, brokers
 ):
-    pipeline, release = patient_pipeline, threading.Event()
+    pipeline, refuse, release = patient_pipeline, threading.Event(), threading.Event()
     brokers[2].codes[PRODUCE].append(45)
-    brokers[2].once(PRODUCE, answered, held(release))  # the first is refused, the next one held
+    brokers[2].once(PRODUCE, held(refuse), held(release))
     pipeline.send([(T1, batch(1))])
-    pipeline.send([(T1, batch(2))])  # the refusal may have come by now, or not
-    pipeline.send([(T1, batch(3))])
+    pipeline.send([(T1, batch(2))])
+    refuse.set()
+    until(lambda: len(brokers[2].asked(PRODUCE)) == 2)  # one is refused by now, the next one held
+    pipeline.send([(T1, batch(3))])  # not sent: the refusal is not collected
     early = pipeline.collect(block=True)
-    assert early[0].error_code == 45
+    assert [answer.error_code for answer in early] == [45]
     pipeline.send([(T1, batch(4))])
     release.set()
     answers = early + collect_all(pipeline)
-    stored = written(brokers[2], T1)
     said = [mark for mark, answer in zip((1, 2, 3, 4), answers, strict=True) if not answer.error]
-    assert said == stored
+    assert said == written(brokers[2], T1) == [2]
 
 
 # Leaders.

@@ -319,11 +319,6 @@ def _count(batch):
     return struct.unpack_from(">i", batch, 23)[0] + 1
 
 
-def answered(connection, _request, answer):
-    """No fault: it stands before one that the next request has."""
-    connection.sendall(answer)
-
-
 def held(release):
     """Answer only when the event is set; nothing else is read from the connection meanwhile."""
 
