@@ -13,7 +13,8 @@ RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 SPREAD := -n 5 --dist loadgroup --no-loadscope-reorder
 
 # Tests leave gigabytes in their folder. It goes when all pass, and is there to look at when one fails.
-IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; }
+IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; } \
+  || { echo "left to look at, delete it afterwards: $$folder" >&2; false; }
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
