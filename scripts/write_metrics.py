@@ -11,12 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logmirror.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logmirror.metrics import Metric
+    from logmirror.monitoring.metrics import Metric
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 BEGIN: Final = "<!-- metrics: written by `make schema` -->"

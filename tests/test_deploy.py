@@ -23,7 +23,6 @@ import yaml
 
 from kit.commands import logmirror, mirror, write_config
 from kit.machine import program
-from logmirror import http_port
 from logmirror.cli import VERSION
 from logmirror.config import load
 from logmirror.errors import (
@@ -34,9 +33,10 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.http_port import Shown
 from logmirror.knobs import Knobs
-from logmirror.metrics import Recorder
+from logmirror.monitoring import http
+from logmirror.monitoring.http import Shown
+from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ KUBERNETES: Final = ("1.28", "1.34")
 USER: Final = 10001
 CONFIG: Final = "/etc/logmirror/mirror.yaml"
 SECRETS: Final = "/run/secrets/logmirror"
-PAGES: Final = set(http_port._pages(Recorder(), None, Shown()))  # noqa: SLF001  # the paths it answers
+PAGES: Final = set(http._pages(Recorder(), None, Shown()))  # noqa: SLF001  # the paths it answers
 
 
 # -- the image -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import logmirror
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_every_crash_point_is_reached_somewhere_and_no_other() -> None:
         and isinstance(node.args[0], ast.Constant)
     }
 
-    assert reached == set(crashpoints.POINTS)
+    assert reached == set(failpoints.POINTS)
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -19,7 +19,6 @@ from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.config import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError, UnavailableError, UsageError
-from logmirror.metrics import Recorder
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_copies import KafkaCopies
@@ -29,6 +28,7 @@ from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
 from logmirror.mirror.source_views import MirrorSpec, check_partitions
 from logmirror.mirror.translate_copies import TranslateCopies
+from logmirror.monitoring.metrics import Recorder
 from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
 from logmirror.stores.opening import begin_writing
 from logmirror.stores.s3_policy import policies
@@ -207,7 +207,7 @@ def run(
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
-    from logmirror.http_port import Shown, serve  # noqa: PLC0415  # other commands do without it
+    from logmirror.monitoring.http import Shown, serve  # noqa: PLC0415  # other commands do without it
     from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
 
     specs = mirror_specs(settings)

@@ -28,8 +28,8 @@ from kit.inline_server import ForkedProcess
 from kit.s3 import S3Server
 from kit.truth import Source, archive_rows, object_names
 from kit.writer import writing
-from logmirror.crashpoints import POINTS as ALL_POINTS
-from logmirror.crashpoints import VARIABLE
+from logmirror.failpoints import POINTS as ALL_POINTS
+from logmirror.failpoints import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

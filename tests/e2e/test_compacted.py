@@ -20,7 +20,7 @@ from kit.holes import Writer, log_bounds
 from kit.inline_run import InlineRun, run_now
 from kit.s3 import S3Server
 from kit.truth import archive_rows, object_names
-from logmirror.crashpoints import VARIABLE
+from logmirror.failpoints import VARIABLE
 from logmirror.testing import check_tiles
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]

@@ -22,7 +22,7 @@ from kit.copies import anomalies, copy, end_of, forget_connections, partition_an
 from kit.inline_run import InlineRun, mirror_to_cluster
 from kit.truth import Source
 from kit.writer import writing
-from logmirror.crashpoints import POINTS, VARIABLE
+from logmirror.failpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(1800)]
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from kit.clients import Message, odd_messages, produce, rows_by_aiokafka
 from kit.copies import anomalies, copy, copying, forget_connections, wait_for_end
 from kit.inline_run import mirror_to_cluster
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.errors import PositionError, UsageError
 from logmirror.mirror.topic_sync import UnfitTopicError
 
@@ -130,7 +130,7 @@ def trim(broker, topic, offset):
 def at_point(monkeypatch, point, act, *, nth=1):
     """Do something when a crash point is reached for the nth time."""
     reached = []
-    reach = crashpoints.reach
+    reach = failpoints.reach
 
     def reach_and_act(name):
         if name == point:
@@ -139,7 +139,7 @@ def at_point(monkeypatch, point, act, *, nth=1):
                 act()
         reach(name)
 
-    monkeypatch.setattr(crashpoints, "reach", reach_and_act)
+    monkeypatch.setattr(failpoints, "reach", reach_and_act)
     return reached
 
 

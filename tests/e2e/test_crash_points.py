@@ -1,6 +1,6 @@
 """Death at every named point of the data path loses, doubles and changes nothing.
 
-For each point of `crashpoints.POINTS` on the way into files a run dies there by SIGKILL; what it
+For each point of `failpoints.POINTS` on the way into files a run dies there by SIGKILL; what it
 leaves behind shows that it was this point and no other. Each has folders of its own, so that one
 clean run over all of them must find every kind of remains and finish every copy.
 """
@@ -16,8 +16,8 @@ from kit.clients import odd_messages, produce
 from kit.commands import FORMATS, logmirror, mirror, write_config
 from kit.inline_run import InlineRun, run_now
 from kit.truth import Source
-from logmirror.crashpoints import POINTS as ALL_POINTS
-from logmirror.crashpoints import VARIABLE
+from logmirror.failpoints import POINTS as ALL_POINTS
+from logmirror.failpoints import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,8 +38,8 @@ from kit.holes import (
 from kit.inline_run import InlineRun, config_text, mirror_to_cluster
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.admin import Admin
-from logmirror.crashpoints import POINTS, VARIABLE
 from logmirror.errors import PositionError
+from logmirror.failpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-hole-kills"), pytest.mark.timeout(1200)]
 

@@ -22,7 +22,7 @@ from kit.machine import free_ports
 from kit.prometheus import Prometheus, names, promtool
 from kit.scrape import ask
 from logmirror.knobs import METRICS_PORT
-from logmirror.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
 

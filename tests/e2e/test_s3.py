@@ -22,8 +22,8 @@ from kit.inline_run import InlineRun, run_now
 from kit.s3 import S3Server
 from kit.truth import Source
 from kit.writer import writing
-from logmirror.crashpoints import POINTS as ALL_POINTS
-from logmirror.crashpoints import VARIABLE
+from logmirror.failpoints import POINTS as ALL_POINTS
+from logmirror.failpoints import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -36,8 +36,8 @@ from kit.holes import (
 )
 from kit.inline_run import InlineRun, config_text
 from kit.translated import mirror_of, visible
-from logmirror.crashpoints import POINTS, VARIABLE
 from logmirror.errors import PositionError, UsageError
+from logmirror.failpoints import POINTS, VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ PASSED = ["plan.positions", "plan.dispatch", "fetch.answered", *OURS, "commit.re
 # `kit.inline_run` in a process that stops itself at a named point, as if its machine had slept.
 SLEEPER = """
 import os, runpy, signal, sys
-from logmirror import crashpoints
+from logmirror import failpoints
 
 def reach(point):
     if point == os.environ["SLEEP_AT"] and not asleep:
@@ -58,7 +58,7 @@ def reach(point):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 asleep = []
-crashpoints.reach = reach
+failpoints.reach = reach
 sys.argv[0] = "logmirror"
 runpy.run_module("kit.inline_run", run_name="__main__", alter_sys=True)
 """

@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kit.machine import HOST
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.http_port import exposition
-from logmirror.metrics import FLOW, Recorder
+from logmirror.monitoring.http import exposition
+from logmirror.monitoring.metrics import FLOW, Recorder
 
 if TYPE_CHECKING:
     from logmirror.clock import Clock
-    from logmirror.http_port import Shown
+    from logmirror.monitoring.http import Shown
 
 _ORDER: Final = (*FLOW, "trigger", "cause", "kind", "state", "le")
 

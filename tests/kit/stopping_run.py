@@ -17,7 +17,7 @@ import psutil
 
 from kit.commands import wait_until
 from kit.inline_run import InlineRun, InlineRunner
-from logmirror import cli, crashpoints, spark
+from logmirror import cli, failpoints, spark
 from logmirror.cluster.transport import Transport
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Moment:
 
 
 def _arm() -> None:
-    moment, reach, send_some = _Moment(), crashpoints.reach, Transport.send_some
+    moment, reach, send_some = _Moment(), failpoints.reach, Transport.send_some
 
     def reach_or_stop(point: str) -> None:
         if point == moment.name:
@@ -72,7 +72,7 @@ def _arm() -> None:
             moment.comes()
         return send_some(transport, pieces)
 
-    crashpoints.reach = reach_or_stop
+    failpoints.reach = reach_or_stop
     Transport.send_some = send_or_stop  # type: ignore[method-assign]  # it is what stops
 
 

@@ -12,9 +12,9 @@ from kit.scrape import samples
 from logmirror import wiring
 from logmirror.config import load
 from logmirror.errors import LogmirrorError
-from logmirror.http_port import serve
-from logmirror.metrics import Recorder
 from logmirror.mirror.ports import KafkaSpec
+from logmirror.monitoring.http import serve
+from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,13 +19,13 @@ from kit.scripted import (
     service,
 )
 from logmirror.errors import UnavailableError
-from logmirror.metrics import Recorder
 from logmirror.mirror.ages import BUDGET_MS, EVERY_MS, FAILED_MS, FIRST_MS, Ages
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.model import TimestampType
+from logmirror.monitoring.metrics import Recorder
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import encode_reference
 

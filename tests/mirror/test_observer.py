@@ -17,11 +17,11 @@ from kit.scrape import samples
 from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, record, service
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import CorruptionError, UnavailableError
-from logmirror.metrics import OFFSET_VERIFIED, RECORDS, Recorder
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.outlook import LIVE_MS
 from logmirror.mirror.plan import DAY_MS
 from logmirror.model import Trigger
+from logmirror.monitoring.metrics import OFFSET_VERIFIED, RECORDS, Recorder
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import encode_reference
 

@@ -10,7 +10,6 @@ import pytest
 from kit.scrape import samples
 from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
 from logmirror.errors import CorruptionError, UnavailableError
-from logmirror.metrics import Recorder
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import (
@@ -24,6 +23,7 @@ from logmirror.mirror.ports import (
 )
 from logmirror.mirror.service import POLL_MS
 from logmirror.model import OffsetRange, Trigger
+from logmirror.monitoring.metrics import Recorder
 from logmirror.testing import MemoryStore
 
 FLOW = ("m", "d", "t", "0")

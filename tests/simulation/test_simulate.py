@@ -15,7 +15,7 @@ import pytest
 
 from logmirror.archive import claims
 from logmirror.cluster.transactions import TransactionalProducer
-from logmirror.crashpoints import POINTS
+from logmirror.failpoints import POINTS
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.kafka_sink import PartitionWriter
 from logmirror.mirror.offset_syncs import Run

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import Clock
 from logmirror.errors import (
     CorruptionError,
@@ -377,7 +377,7 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("point", OUTCOMES)
 def test_every_named_crash_point_of_a_store_kills_where_it_says(tmp_path, point):
-    environment = os.environ | {crashpoints.VARIABLE: point}
+    environment = os.environ | {failpoints.VARIABLE: point}
     died = subprocess.run([sys.executable, "-c", CRASHER, tmp_path], env=environment, check=False)
     assert died.returncode == -signal.SIGKILL
     store = store_in(tmp_path)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.archive.naming import format_name
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
 from logmirror.model import OFFSET_MAX, Hole, HoleCause, OffsetRange, Trigger
@@ -249,7 +249,7 @@ def publish_object(
     """
     winner = _claim(store, f".logmirror/claims/{folder}", claim)
     claimed_by = winner.writer if winner else ""
-    crashpoints.reach("claim.created")
+    failpoints.reach("claim.created")
     name = f"{folder}/{format_name(claim.covered, extension)}"
     try:
         store.publish(token, name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.archive.claims import first_claimed, promised_digests, read_claim
 from logmirror.archive.compactions import (
     Compaction,
@@ -156,16 +156,16 @@ def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clo
         merging.abort()
         raise
     try:
-        crashpoints.reach("compact.staged")
+        failpoints.reach("compact.staged")
         _write_record(archive, record)
-        crashpoints.reach("compact.recorded")
+        failpoints.reach("compact.recorded")
         _publish(archive, token, name, record)
     except LogmirrorError:
         store.discard(token)
         raise
-    crashpoints.reach("compact.published")
+    failpoints.reach("compact.published")
     proof = _prove(archive, record)
-    crashpoints.reach("compact.proven")
+    failpoints.reach("compact.proven")
     for link in links:
         _delete(archive, link)
     return Merged(
@@ -389,4 +389,4 @@ def _prove(archive: Archive, record: Compaction) -> ObjectReport:
 
 def _delete(archive: Archive, link: Link) -> None:
     archive.store.delete(f"{archive.folder}/{link.name}")
-    crashpoints.reach("compact.deleted")
+    failpoints.reach("compact.deleted")

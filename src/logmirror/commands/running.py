@@ -11,7 +11,7 @@ import typer
 from logmirror.commands.options import ConfigOption, LogFormatOption, LogLevelOption, settings_of
 from logmirror.errors import UsageError
 from logmirror.knobs import read_knobs, tell_without_meaning
-from logmirror.log_lines import log_to_stderr
+from logmirror.monitoring.logs import log_to_stderr
 
 
 def run(  # noqa: PLR0913  # one parameter for each option

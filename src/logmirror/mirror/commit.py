@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.archive.naming import format_name
 from logmirror.errors import InternalError, LogmirrorError
-from logmirror.metrics import Recorder
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.publish import make_claim, publish
 from logmirror.model import OffsetRange
+from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ class Committer:
     def _commit_result(
         self, state: FlowState, work: Work, result: SliceResult
     ) -> LogmirrorError | None:
-        crashpoints.reach("commit.received")
+        failpoints.reach("commit.received")
         position = state.position
         error = result.error
         for number, receipt in enumerate(result.receipts):
@@ -82,7 +82,7 @@ class Committer:
         if error is None and result.slice.staged and position < result.slice.end:
             error = InternalError("a staged slice ended early", position=position)
         state.advance(result, position, self._clock.monotonic_ms())
-        crashpoints.reach("commit.done")
+        failpoints.reach("commit.done")
         return error
 
     def _accept(self, work: Work, position: int, receipt: Receipt) -> OffsetRange:

@@ -13,13 +13,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.errors import InternalError, PositionError, UsageError
-from logmirror.metrics import Recorder
 from logmirror.mirror.kafka_guard import GUARD_AGE_MS, is_guarded, producer_id, settle_ms, target
 from logmirror.mirror.observer import Observer, flow_facts
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.topic_sync import sync_topic
+from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -211,7 +211,7 @@ class KafkaCopies:
         """See `Destination.commit`: what was acknowledged is there already."""
         del works
         (result,) = results
-        crashpoints.reach("commit.received")
+        failpoints.reach("commit.received")
         position = state.position
         for receipt in result.receipts:
             if receipt.covered.first != position:
@@ -228,7 +228,7 @@ class KafkaCopies:
         state.proven |= result.proven
         state.fenced |= result.fenced
         state.advance(result, position, self._clock.monotonic_ms())
-        crashpoints.reach("commit.done")
+        failpoints.reach("commit.done")
         return result.error
 
     def _tell(self, state: FlowState) -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import TxnMarker
 from logmirror.cluster.transactions import ProducerIdentity
@@ -139,7 +139,7 @@ class HoleWriter:
             markers = {partition: made[:1] + made[1:] * (count - 1)}
             until_ms = right.until_ms if right else None
             error = self._client.admin.write_txn_markers(markers, send_until_ms=until_ms)[partition]
-            crashpoints.reach("hole.marked")
+            failpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
                 # Not idempotent: the request may still be carried out. Wait it out, then look.
                 self._clock.sleep_ms(SETTLE_MS)
@@ -224,10 +224,10 @@ class HoleWriter:
         for number in range(count):
             producer = owned[number % len(owned)]
             producer.add_partitions([partition])
-            crashpoints.reach("hole.joined")
+            failpoints.reach("hole.joined")
             if not producer.has_stray:
                 producer.end(commit=False)
-                crashpoints.reach("hole.marked")
+                failpoints.reach("hole.marked")
             if producer.has_stray:
                 return False
         for producer in owned[:count]:

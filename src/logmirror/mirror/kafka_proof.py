@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST
 from logmirror.errors import PositionError
@@ -167,10 +167,10 @@ class KafkaProver:
                     expected=first,
                     found=answer.base_offset,
                 )
-            crashpoints.reach("head.filled")
+            failpoints.reach("head.filled")
             first += size
             self._client.admin.delete_records({where: first})
-            crashpoints.reach("head.deleted")
+            failpoints.reach("head.deleted")
 
 
 def _recreated(copy: Copy, end: int) -> PositionError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import EARLIEST
 from logmirror.errors import LogmirrorError, PositionError
@@ -98,7 +98,7 @@ class KafkaSource:
         begun = offset
         while offset < end:
             answer = self._fetch(offset)
-            crashpoints.reach("fetch.answered")
+            failpoints.reach("fetch.answered")
             batches = self._scan(answer)
             start = self._first_wanted(batches, offset, inside=offset == begun)
             if start == batches.count:
@@ -124,7 +124,7 @@ class KafkaSource:
         asked for already. See `read` for errors.
         """
         answer = self._fetch(offset, max_wait_ms)
-        crashpoints.reach("fetch.answered")
+        failpoints.reach("fetch.answered")
         batches = self._scan(answer)
         start = self._first_wanted(batches, offset, inside=offset != self._polled_to)
         stable_end = answer.last_stable_offset

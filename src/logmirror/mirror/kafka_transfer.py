@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError
@@ -273,7 +273,7 @@ class KafkaTransfer:
                 cause=(cause or HoleCause.COMPACTED).value,
             )
         self._drain(copy)
-        crashpoints.reach("hole.begin")
+        failpoints.reach("hole.begin")
         at_ms = self._clock.monotonic_ms()
         fenced = self._filler.fill(
             copy.writer.partition,
@@ -285,7 +285,7 @@ class KafkaTransfer:
         )
         copy.fenced |= fenced
         copy.writer.passed_hole(end, at_ms, fenced=fenced)
-        crashpoints.reach("hole.filled")
+        failpoints.reach("hole.filled")
         position = first
         for hole in known[bisect.bisect_left(known, first, key=lambda hole: hole.last) :]:
             if hole.first >= end:
@@ -335,7 +335,7 @@ class KafkaTransfer:
             self._transmit(batches)
 
     def _transmit(self, batches: dict[TopicPartition, memoryview]) -> None:
-        crashpoints.reach("produce.prepared")
+        failpoints.reach("produce.prepared")
         until_ms = min(self._by_partition[where].writer.send_until_ms for where in batches)
         try:
             self._pipeline.send(list(batches.items()), not_after_ms=until_ms)
@@ -345,14 +345,14 @@ class KafkaTransfer:
                     PositionMovedError(error.message, hint=error.hint, **error.facts)
                 )
             return
-        crashpoints.reach("produce.sent")
+        failpoints.reach("produce.sent")
 
     def _collect(self, *, block: bool) -> None:
         if block:
             self._flush()
         now_ms = self._clock.now_ms()
         for answer in self._pipeline.collect(block=block):
-            crashpoints.reach("produce.answered")
+            failpoints.reach("produce.answered")
             self._by_partition[answer.partition].writer.answered(answer, now_ms)
 
     def _drain(self, copy: Copy) -> bool:

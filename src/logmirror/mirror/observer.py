@@ -10,22 +10,22 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, Literal
 
-from logmirror import metrics
 from logmirror.mirror.heartbeat import Heartbeat
 from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.model import HoleCause
+from logmirror.monitoring import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.errors import LogmirrorError
-    from logmirror.metrics import Labels, Recorder
     from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import DestinationSpec, FlowId, HoleSummary, Receipt, SliceResult
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import OffsetRange
+    from logmirror.monitoring.metrics import Labels, Recorder
 
 _LOG = logging.getLogger("logmirror.mirror")
 

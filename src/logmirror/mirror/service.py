@@ -12,11 +12,10 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.archive.claims import ClaimTakenError
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.metrics import Recorder
 from logmirror.mirror.ages import Ages
 from logmirror.mirror.drift import DriftSchedule
 from logmirror.mirror.health import OnFatal, StoppedMirrors, Unopened, backoff_ms
@@ -32,6 +31,7 @@ from logmirror.mirror.ports import (
     Work,
 )
 from logmirror.mirror.source_views import check_partitions, position, source_views
+from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -305,7 +305,7 @@ class Service:
                 continue
             for state in asked:
                 self._observe(state, ends[state.flow.source], now_ms, wall_ms)
-        crashpoints.reach("plan.positions")
+        failpoints.reach("plan.positions")
 
     def _look_for_drift(self) -> None:
         for state in self._drift.due(self._states):
@@ -372,7 +372,7 @@ class Service:
         self._observer.planned(self._states, {p.slice.flow for p in planned})
         if not planned:
             return False
-        crashpoints.reach("plan.dispatch")
+        failpoints.reach("plan.dispatch")
         works = [
             Work(
                 slice=p.slice,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.cluster.client import LATEST
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
@@ -173,7 +173,7 @@ class TranslateCopies(KafkaCopies):
         if answer.error is not None:
             raise answer.error
         self._owned.add(state.flow)
-        crashpoints.reach("translate.owned")
+        failpoints.reach("translate.owned")
 
     def _reader(self, kafka: KafkaSpec) -> ProgressReader:
         reader = self._readers.get(kafka.cluster)

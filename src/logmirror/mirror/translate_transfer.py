@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import (
@@ -203,7 +203,7 @@ class TranslateTransfer:
                 expected=copy.verified,
                 found=position,
             )
-        crashpoints.reach("translate.taken")
+        failpoints.reach("translate.taken")
 
     def _send_fetched(self, copy: TranslatedCopy, fetched: Fetched, limit: int) -> None:
         """Send the pieces of one response up to `limit`; its holes are passed over."""
@@ -243,7 +243,7 @@ class TranslateTransfer:
             copy.sequence = (copy.sequence + piece.count) & SEQUENCE_MASK
             copy.sent_bytes += len(piece.data)
             copy.next_offset = piece.base_offset + piece.count
-            crashpoints.reach("translate.sent")
+            failpoints.reach("translate.sent")
             self._collect(copy, block=False)
         return copy.failed is None
 
@@ -265,13 +265,13 @@ class TranslateTransfer:
             self._collect(copy, block=True)
         if copy.failed is not None:
             return
-        crashpoints.reach("translate.noted")
+        failpoints.reach("translate.noted")
         try:
             copy.open_link.producer.end(commit=True)
         except LogmirrorError as error:
             self._fail(copy, error)
             return
-        crashpoints.reach("translate.committed")
+        failpoints.reach("translate.committed")
         pairs = thinned(copy.rule.due(copy.commit()))
         if copy.open_link.producer.has_stray:
             copy.link = None  # it must not end the next transaction: that gets a newer epoch
@@ -286,7 +286,7 @@ class TranslateTransfer:
         except LogmirrorError as error:
             self._fail(copy, error)
         else:
-            crashpoints.reach("translate.joined")
+            failpoints.reach("translate.joined")
 
     def _transmit(
         self, copy: TranslatedCopy, where: TopicPartition, batch: memoryview, sequence: int

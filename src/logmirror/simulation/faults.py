@@ -85,7 +85,7 @@ class Directive:
     """A fault that happens when a point is reached.
 
     Attributes:
-        point: Of `crashpoints.POINTS`.
+        point: Of `failpoints.POINTS`.
         fault: Name of its class.
         nth: At which time the point is reached by anybody.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.clock import Chooser
-from logmirror.crashpoints import POINTS
+from logmirror.failpoints import POINTS
 from logmirror.simulation.faults import FAULTS, Destination, Directive, FaultClass, Format
 from logmirror.simulation.simulate import Plan, Result, simulate
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.cluster.properties import ConnectionSettings
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.metrics import Recorder
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
 from logmirror.mirror.gate import Gate
@@ -29,6 +28,7 @@ from logmirror.mirror.translate_copies import TranslateCopies
 from logmirror.mirror.translate_progress import Links, ProgressReader
 from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.mirror.units import units
+from logmirror.monitoring.metrics import Recorder
 from logmirror.simulation.cluster import SourceView
 from logmirror.simulation.schedule import KilledError
 from logmirror.simulation.source import TOPIC

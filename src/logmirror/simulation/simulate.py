@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import Chooser, driven
 from logmirror.simulation.compactor import Compactor
 from logmirror.simulation.coordinator import MARKER_MS
@@ -129,7 +129,7 @@ def simulate(plan: Plan) -> Result:
     with (
         _quiet(),
         driven(schedule, chooser),
-        crashpoints.listening(world.reached),
+        failpoints.listening(world.reached),
         made(plan.destination, plan.form, world, chooser, grants=grants) as copy,
     ):
         world.second_wanted = is_shared

@@ -26,7 +26,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
 from logmirror.errors import (
     CorruptionError,
@@ -111,13 +111,13 @@ class FilesystemStore:
 
     def stage(self, label: str) -> StagedFile:
         """See `BlobStore.stage`."""
-        staged = self._stage(label, crashpoints.reach)
-        crashpoints.reach("stage.opened")
+        staged = self._stage(label, failpoints.reach)
+        failpoints.reach("stage.opened")
         return staged
 
     def publish(self, token: str, name: str) -> None:
         """See `BlobStore.publish`."""
-        self._publish(token, name, crashpoints.reach)
+        self._publish(token, name, failpoints.reach)
 
     def _stage(self, label: str, reach: Callable[[str], None]) -> StagedFile:
         readable = "".join(c if c.isalnum() or c in "-_" else "-" for c in label)[:80]
@@ -445,7 +445,7 @@ def _remove_if_empty(folder: Path) -> bool:
 
 
 def _silent(_point: str) -> None:
-    """Stand in for `crashpoints.reach` where a claim is made: the points are those of objects."""
+    """Stand in for `failpoints.reach` where a claim is made: the points are those of objects."""
 
 
 def _checked_part(part: str) -> str:

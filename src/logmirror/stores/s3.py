@@ -24,7 +24,7 @@ import json
 import tempfile
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from logmirror import crashpoints
+from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
 from logmirror.errors import CorruptionError, InternalError, LogmirrorError, UnavailableError
 from logmirror.stores.base import AlreadyExistsError, Tail
@@ -110,9 +110,9 @@ class S3Store:
             self._put(token, name)
         else:
             self._complete(token, name)
-        crashpoints.reach("publish.linked")
+        failpoints.reach("publish.linked")
         self._held.pop(token, None)
-        crashpoints.reach("publish.done")
+        failpoints.reach("publish.done")
 
     def _complete(self, token: str, name: str) -> None:
         upload = _Upload.of(token)
@@ -367,7 +367,7 @@ class StagedUpload:
         self._store = store
         self._body: io.BytesIO | BinaryIO | None = io.BytesIO()
         self._size = 0
-        crashpoints.reach("stage.opened")
+        failpoints.reach("stage.opened")
 
     def write(self, data: Buffer) -> int:
         """See `StagedObject.write`."""
@@ -385,7 +385,7 @@ class StagedUpload:
                     reason=error.strerror,
                 ) from error
         self._size += size
-        crashpoints.reach("stage.written")
+        failpoints.reach("stage.written")
         return size
 
     def finish(self, name: str, *, travels: bool) -> str:
@@ -397,7 +397,7 @@ class StagedUpload:
                 token = self._store._hold(body.getvalue())  # noqa: SLF001  # the two are one
             else:
                 token = self._store._upload(name, body, self._size)  # noqa: SLF001  # the same
-        crashpoints.reach("stage.finished")
+        failpoints.reach("stage.finished")
         return token
 
     def abort(self) -> None:

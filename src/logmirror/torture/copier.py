@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 from logmirror import executor, wiring
 from logmirror.config import load
 from logmirror.errors import LogmirrorError
-from logmirror.log_lines import log_to_stderr
 from logmirror.mirror.leases import LeaseDesk
+from logmirror.monitoring.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

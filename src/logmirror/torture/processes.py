@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Final, Self
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.crashpoints import VARIABLE
 from logmirror.errors import UnavailableError
+from logmirror.failpoints import VARIABLE
 from logmirror.knobs import METRICS_PORT
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The metrics: what each one is called and means, and where their values are kept.
 
 `docs/metrics.md` is written from the catalogue. Values are kept as plain numbers; only
-`logmirror.http_port` knows what Prometheus wants to read. Sums over partitions and the names of
+`monitoring.http` knows what Prometheus wants to read. Sums over partitions and the names of
 mirror-v3 are not kept: they are made from the others when somebody asks.
 """
 

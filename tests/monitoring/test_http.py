@@ -12,13 +12,13 @@ import pytest
 from kit.commands import wait_until
 from kit.machine import HOST, free_ports
 from kit.scrape import ask
-from logmirror import http_port, metrics
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
-from logmirror.http_port import Shown, serve
-from logmirror.metrics import Recorder
 from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.ports import FlowId
+from logmirror.monitoring import http, metrics
+from logmirror.monitoring.http import Shown, serve
+from logmirror.monitoring.metrics import Recorder
 
 FLOW = FlowId(mirror="orders", destination="d", topic="t", partition=3)
 
@@ -136,7 +136,7 @@ def is_cut(connection):
 
 
 def test_who_never_finishes_a_question_is_cut(port, monkeypatch):
-    monkeypatch.setattr(http_port, "DEADLINE_MS", 300)
+    monkeypatch.setattr(http, "DEADLINE_MS", 300)
     with socket.create_connection((HOST, port)) as slow:
         slow.settimeout(0.02)  # a byte at a time, so that no single wait is long
         wait_until(lambda: is_cut(slow), what=lambda: "the end of the connection", timeout_s=30)
@@ -144,7 +144,7 @@ def test_who_never_finishes_a_question_is_cut(port, monkeypatch):
 
 
 def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
-    held = [socket.create_connection((HOST, port)) for _ in range(http_port.CONNECTIONS_MAX)]
+    held = [socket.create_connection((HOST, port)) for _ in range(http.CONNECTIONS_MAX)]
     try:
         with socket.create_connection((HOST, port), timeout=5) as one_more:
             assert one_more.recv(1) == b""

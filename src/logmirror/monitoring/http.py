@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE, READY
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE, READY
 
 if TYPE_CHECKING:
     import socket
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
     from logmirror.clock import Clock
-    from logmirror.metrics import Metric, Recorder
+    from logmirror.monitoring.metrics import Metric, Recorder
 
 _LOG = logging.getLogger("logmirror.http_port")
 

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 
-from logmirror.log_lines import JsonLine, TextLine
+from logmirror.monitoring.logs import JsonLine, TextLine
 
 
 def event(message, facts=None, **fields):

@@ -14,9 +14,9 @@ import pytest
 
 from kit.scrape import samples
 from kit.scripted import SteppingClock
-from logmirror import metrics
-from logmirror.http_port import Shown
-from logmirror.metrics import AGGREGATES, CATALOGUE, FLOW, PEER_CATALOGUE, Recorder
+from logmirror.monitoring import metrics
+from logmirror.monitoring.http import Shown
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, FLOW, PEER_CATALOGUE, Recorder
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE = ("orders", "archive", "orders", "0")

@@ -1,0 +1,1 @@
+"""What a run reports: metrics, the port that serves them, log lines."""
