@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from logmirror.config import json_schema
+from logmirror.config.settings import json_schema
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCHEMA: Final = ROOT / "schemas" / "logmirror.config.schema.json"

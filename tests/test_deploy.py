@@ -24,7 +24,8 @@ import yaml
 from kit.commands import logmirror, mirror, write_config
 from kit.machine import program
 from logmirror.cli import VERSION
-from logmirror.config import load
+from logmirror.config.environment import Knobs
+from logmirror.config.settings import load
 from logmirror.errors import (
     CorruptionError,
     FencedError,
@@ -33,7 +34,6 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.knobs import Knobs
 from logmirror.monitoring import http
 from logmirror.monitoring.http import Shown
 from logmirror.monitoring.metrics import Recorder

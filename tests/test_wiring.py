@@ -8,7 +8,7 @@ import pytest
 
 from logmirror import wiring
 from logmirror.cluster.properties import connection_settings
-from logmirror.config import load_text
+from logmirror.config.settings import load_text
 from logmirror.wiring import HASTE_MS, PATIENCE_MS, Clients, considerate, mirror_specs
 
 SETTINGS = connection_settings("localhost:9092", {"socket.timeout.ms": "1000"})

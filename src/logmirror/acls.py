@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
     from logmirror.mirror.source_views import MirrorSpec
 
 _CLUSTER: Final = "kafka-cluster"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from logmirror.acls import Acl
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
     from logmirror.mirror.ports import DestinationSpec, FlowId, SourceView
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import TopicPartition

@@ -22,7 +22,7 @@ from logmirror.wiring import mirror_specs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation

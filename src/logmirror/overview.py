@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
     from logmirror.mirror.ports import DestinationSpec
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import TopicPartition

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from logmirror.cluster.client import ClusterClient
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
     from logmirror.mirror.ports import SourceView
     from logmirror.model import TopicPartition
     from logmirror.stores.base import BlobStore

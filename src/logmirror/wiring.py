@@ -17,7 +17,7 @@ from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
-from logmirror.config import FilesystemDestination, KafkaDestination
+from logmirror.config.settings import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError, UnavailableError, UsageError
 from logmirror.mirror.archive_copies import ArchiveCopies
 from logmirror.mirror.commit import Committer
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.config import MirrorSettings, S3Credentials, S3Destination, Settings
-    from logmirror.knobs import Knobs
+    from logmirror.config.environment import Knobs
+    from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.health import OnFatal
     from logmirror.mirror.ports import DestinationSpec, Runner

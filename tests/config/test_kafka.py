@@ -21,7 +21,7 @@ from kit.configs import (
     shared_mirror,
     text_of,
 )
-from logmirror.config import FilesystemDestination, KafkaDestination
+from logmirror.config.settings import FilesystemDestination, KafkaDestination
 
 FILES_ONLY = "is only for destinations of type filesystem or s3"
 CANARY = "Tr0ub4dor&3"

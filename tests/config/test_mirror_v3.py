@@ -18,7 +18,12 @@ from kit.configs import (
     shared_mirror,
     text_of,
 )
-from logmirror.config import FilesystemDestination, KafkaDestination, S3Destination, load_text
+from logmirror.config.settings import (
+    FilesystemDestination,
+    KafkaDestination,
+    S3Destination,
+    load_text,
+)
 
 FLUSH = {"max-time-ms": 60000, "max-bytes": 1048576, "max-offsets": 1000}
 CLUSTER = {"name": "standby", "type": "kafka", "bootstrap-servers": "kafka-b:9092"}

@@ -12,7 +12,7 @@ import pytest
 from kit.configs import mirror, settings_of, with_files
 from logmirror import wiring
 from logmirror.acls import needed_acls
-from logmirror.config import (
+from logmirror.config.settings import (
     FilesystemDestination,
     KafkaDestination,
     S3Destination,

@@ -10,7 +10,7 @@ import traceback
 import pytest
 
 from kit.configs import mirror, text_of
-from logmirror.config import ConfigError, load_text
+from logmirror.config.settings import ConfigError, load_text
 
 CANARY = "Tr0ub4dor&3"
 WORD = "xyzzyplugh"  # passes for a name where YAML wants one

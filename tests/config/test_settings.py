@@ -18,7 +18,7 @@ from kit.configs import (
     shared_mirror,
     text_of,
 )
-from logmirror.config import (
+from logmirror.config.settings import (
     ConfigError,
     FilesystemDestination,
     FlushSettings,

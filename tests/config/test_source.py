@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logmirror.config_file.source import MAX_DEPTH, MAX_NODES, SourceMap, parse, resolve_plain
+from logmirror.config.source import MAX_DEPTH, MAX_NODES, SourceMap, parse, resolve_plain
 
 _TEXTS = st.text(
     st.characters(exclude_categories=["Cs", "Cc", "Co"], exclude_characters="$\ufeff\ufffe\uffff"),

@@ -30,7 +30,7 @@ from kit.holes import CREDENTIALS, Writer, guarded_kafka, plain_messages, trim
 from kit.security import USER
 from logmirror.acls import acls_text, needed_acls
 from logmirror.checks import check
-from logmirror.config import load_text
+from logmirror.config.settings import load_text
 from logmirror.errors import UsageError
 from logmirror.mirror.translate_progress import PROGRESS_TOPIC
 

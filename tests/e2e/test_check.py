@@ -20,7 +20,7 @@ from kit.s3_proxy import S3Proxy
 from logmirror.checks import check
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
-from logmirror.config import load_text
+from logmirror.config.settings import load_text
 from logmirror.stores.s3_policy import policies
 
 if TYPE_CHECKING:

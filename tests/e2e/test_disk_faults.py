@@ -19,7 +19,7 @@ from kit.inline_run import InlineRunner
 from kit.truth import Source
 from kit.writer import writing
 from logmirror import wiring
-from logmirror.config import load
+from logmirror.config.settings import load
 from logmirror.stores.filesystem import Syscalls
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]

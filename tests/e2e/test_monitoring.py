@@ -21,7 +21,7 @@ from kit.inline_run import InlineRun
 from kit.machine import free_ports
 from kit.prometheus import Prometheus, names, promtool
 from kit.scrape import ask
-from logmirror.knobs import METRICS_PORT
+from logmirror.config.environment import METRICS_PORT
 from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]

@@ -22,7 +22,7 @@ from logmirror.archive.naming import PARQUET, format_name
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.connection import Connection
 from logmirror.cluster.properties import connection_settings
-from logmirror.config import load
+from logmirror.config.settings import load
 from logmirror.errors import UnavailableError
 from logmirror.model import OffsetRange
 from logmirror.stores.filesystem import FilesystemStore

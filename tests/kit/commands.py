@@ -25,7 +25,7 @@ from kit.disk import without_override
 from kit.inline_server import ForkedProcess
 from kit.kafka import create_topic, delete_topic
 from kit.machine import HOST, Process, free_ports, temporary_folder
-from logmirror.knobs import METRICS_PORT
+from logmirror.config.environment import METRICS_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,13 +7,13 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from logmirror.config import ConfigError, load_text
+from logmirror.config.settings import ConfigError, load_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from logmirror.config import Problem, PropertyCheck, Settings
+    from logmirror.config.settings import Problem, PropertyCheck, Settings
 
 ABSENT: Final = object()
 """As a value: leave the key out."""

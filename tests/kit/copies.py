@@ -20,7 +20,7 @@ from kit.truth import Source
 from logmirror import executor, wiring
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.produce import ProducePipeline
-from logmirror.config import load_text
+from logmirror.config.settings import load_text
 from logmirror.errors import LogmirrorError
 from logmirror.testing import Anomaly, compare
 

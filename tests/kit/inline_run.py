@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kit.machine import Process
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
 
 _KIT_PARENT: Final = str(Path(__file__).parent.parent)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, service
 from logmirror.archive import envelope
-from logmirror.config_file.scalars import MEMORY_BYTES_MIN
+from logmirror.config.scalars import MEMORY_BYTES_MIN
 from logmirror.mirror.kafka_source import FETCH_BYTES, KafkaSource
 from logmirror.mirror.memory import SLOT_BYTES_MIN, Memory
 from logmirror.mirror.ports import SLOT_BYTES, FlowId, Slice, Work

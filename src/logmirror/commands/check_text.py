@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from logmirror.checks import CheckRow
-    from logmirror.config import Settings
+    from logmirror.config.settings import Settings
 
 
 def summary(settings: Settings) -> Iterator[str]:

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from logmirror.config import parse_size
+from logmirror.config.settings import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ import typer
 from logmirror.commands.check_text import checks_table, settings_json, summary
 from logmirror.commands.options import ConfigOption, FormatOption, settings_of
 from logmirror.commands.screen import stdout
-from logmirror.config import json_schema
+from logmirror.config.settings import json_schema
 from logmirror.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from logmirror.cluster.properties import property_problems
-from logmirror.config import Settings, load
+from logmirror.config.settings import Settings, load
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from logmirror.commands.options import ConfigOption, LogFormatOption, LogLevelOption, settings_of
+from logmirror.config.environment import read_knobs, tell_without_meaning
 from logmirror.errors import UsageError
-from logmirror.knobs import read_knobs, tell_without_meaning
 from logmirror.monitoring.logs import log_to_stderr
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.table import Table
 
-from logmirror.config import ConfigError
+from logmirror.config.settings import ConfigError
 from logmirror.errors import PositionError
 
 if TYPE_CHECKING:

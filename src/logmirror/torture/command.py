@@ -130,7 +130,7 @@ def _flows(config: Path | None) -> Sequence[Flow]:
 
     if config is None:
         return FLOWS
-    from logmirror.config import KafkaDestination, S3Destination, load  # noqa: PLC0415  # the same
+    from logmirror.config.settings import KafkaDestination, S3Destination, load  # noqa: PLC0415  # the same
 
     found: dict[str, Flow] = {}
     for mirror in load(config, needs_variables=False).mirrors:

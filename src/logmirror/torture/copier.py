@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from logmirror import executor, wiring
-from logmirror.config import load
+from logmirror.config.settings import load
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.leases import LeaseDesk
 from logmirror.monitoring.logs import log_to_stderr

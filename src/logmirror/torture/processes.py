@@ -13,9 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Final, Self
 
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.config.environment import METRICS_PORT
 from logmirror.errors import UnavailableError
 from logmirror.failpoints import VARIABLE
-from logmirror.knobs import METRICS_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

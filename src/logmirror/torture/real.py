@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.archive.naming import split_name
 from logmirror.checker import Anomaly, History, Truth
 from logmirror.clock import SYSTEM_CLOCK, Chooser
-from logmirror.config import load
+from logmirror.config.settings import load
 from logmirror.simulation.matrix import simulated_points
 from logmirror.simulation.reading import read_batches, read_rows
 from logmirror.torture.feeder import Feeder, read_topic

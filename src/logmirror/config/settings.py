@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from logmirror.config_file.files import read_file
-from logmirror.config_file.model import (
+from logmirror.config.files import read_file
+from logmirror.config.model import (
     ConfigModel,
     FilesystemModel,
     FlushModel,
@@ -32,9 +32,9 @@ from logmirror.config_file.model import (
     SharedS3Model,
     SourceModel,
 )
-from logmirror.config_file.problems import ConfigError, Locations, Problem, config_error
-from logmirror.config_file.rules import PropertyCheck, check
-from logmirror.config_file.scalars import (
+from logmirror.config.problems import ConfigError, Locations, Problem, config_error
+from logmirror.config.rules import PropertyCheck, check
+from logmirror.config.scalars import (
     Compaction,
     Compression,
     Encoding,
@@ -50,14 +50,14 @@ from logmirror.config_file.scalars import (
     parse_snapshots,
     parse_time_of_day,
 )
-from logmirror.config_file.schema import json_schema
-from logmirror.config_file.source import parse
+from logmirror.config.schema import json_schema
+from logmirror.config.source import parse
 from logmirror.model import ColumnTypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from logmirror.config_file.source import Source
+    from logmirror.config.source import Source
 
 __all__ = [
     "ConfigError",

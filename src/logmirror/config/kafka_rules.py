@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logmirror.config_file.scalars import check_topic
-from logmirror.config_file.values import (
+from logmirror.config.scalars import check_topic
+from logmirror.config.values import (
     items,
     mapping,
     partitions,
@@ -23,7 +23,7 @@ from logmirror.config_file.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logmirror.config_file.source import Source
+    from logmirror.config.source import Source
 
 _OF_FILES: Final = (
     *("format", "compression", "encoding", "compaction", "snapshots", "flush", "chain-start"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logmirror.config_file.scalars import parse_partitions
+from logmirror.config.scalars import parse_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from logmirror.config_file.source import SourceMap
+from logmirror.config.source import SourceMap
 
 MAX_PARTITION: Final = 2**31 - 1
 """Kafka numbers partitions with a signed 32-bit integer."""

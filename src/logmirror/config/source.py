@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import yaml
 
-from logmirror.config_file.files import UnreadableError, place_at, read_regular_file
-from logmirror.config_file.problems import Locations, Problem
+from logmirror.config.files import UnreadableError, place_at, read_regular_file
+from logmirror.config.problems import Locations, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-from logmirror.config_file.problems import Problem, config_error
+from logmirror.config.problems import Problem, config_error
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from logmirror.config_file.values import mapping, text
+from logmirror.config.values import mapping, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from logmirror.config_file.source import Source
+    from logmirror.config.source import Source
 
 _PAIRS: Final = (
     ("access-key-id", "secret-access-key"),

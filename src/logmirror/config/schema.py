@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from logmirror.config_file.model import ConfigModel
+from logmirror.config.model import ConfigModel
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from logmirror.errors import UsageError
-from logmirror.knobs import (
+from logmirror.config.environment import (
     HEARTBEAT_SECS,
     METRICS_PARTITIONS,
     METRICS_PORT,
@@ -17,6 +16,7 @@ from logmirror.knobs import (
     read_knobs,
     tell_without_meaning,
 )
+from logmirror.errors import UsageError
 
 
 def test_without_variables_the_defaults_hold():

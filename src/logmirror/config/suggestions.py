@@ -6,7 +6,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Final
 
-from logmirror.config_file.model import (
+from logmirror.config.model import (
     DESTINATION_TYPES,
     ColumnModel,
     ConfigModel,

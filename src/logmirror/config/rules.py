@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from logmirror.config_file import kafka_rules, s3_rules, values
-from logmirror.config_file.model import DESTINATION_TYPES, ConfigModel
-from logmirror.config_file.source import SourceMap
-from logmirror.config_file.suggestions import did_you_mean, suggest_key, suggest_value, without_type
+from logmirror.config import kafka_rules, s3_rules, values
+from logmirror.config.model import DESTINATION_TYPES, ConfigModel
+from logmirror.config.source import SourceMap
+from logmirror.config.suggestions import did_you_mean, suggest_key, suggest_value, without_type
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from logmirror.config_file.source import Source
+    from logmirror.config.source import Source
 
 PropertyCheck = Callable[[Mapping[str, str]], Iterable[tuple[str, str, str]]]
 """Finds what is wrong with connection properties: (property name, message, suggestion) of each."""

@@ -4,8 +4,8 @@ The classes here are what one YAML file says, key by key; what it means for the 
 `logmirror.config.Settings`. The JSON Schema and the reference page are generated from here, so a
 docstring below a field is documentation that people read in their editor.
 
-Single values (names, servers, times) are in `logmirror.config_file.scalars`; rules that need more
-than one setting (names that clash, folders that overlap) in `logmirror.config_file.rules`.
+Single values (names, servers, times) are in `logmirror.config.scalars`; rules that need more
+than one setting (names that clash, folders that overlap) in `logmirror.config.rules`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from logmirror.config_file.scalars import (
+from logmirror.config.scalars import (
     MAX_BATCH_BYTES,
     MAX_DRIFT_CHECK_MS,
     MAX_REPLICATION_FACTOR,
