@@ -74,7 +74,7 @@ def test_the_page_lists_the_columns_and_keys_of_a_parquet_object():
     text = page("parquet")
     metadata = pq.read_metadata(pa.BufferReader(data)).metadata
     keys = [key.decode() for key in metadata if key.startswith(b"logmirror.")]
-    keys.append("logmirror.compaction")  # of snapshots only
+    keys.append("logmirror.app.compact")  # of snapshots only
     assert sorted(first_cells(text, r"logmirror\.[a-z-]+")) == sorted(keys)
     columns = pq.read_schema(pa.BufferReader(data)).names
     assert first_cells(text, "[a-zA-Z]+")[: len(columns)] == columns

@@ -15,7 +15,8 @@ import pytest
 from kit.commands import mirror, write_config
 from kit.configs import with_files
 from kit.machine import HOST, free_ports
-from logmirror import cli, overview
+from logmirror import cli
+from logmirror.app import status
 
 EXAMPLES: Final = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 
@@ -36,7 +37,7 @@ def logmirror(monkeypatch, capsys):
 @pytest.fixture
 def away(monkeypatch, tmp_path) -> Path:
     """A mirror whose cluster does not answer."""
-    monkeypatch.setattr(overview, "PATIENCE_MS", 200)
+    monkeypatch.setattr(status, "PATIENCE_MS", 200)
     return write_config(
         tmp_path / "mirror.yaml",
         mirror("orders", f"{HOST}:{free_ports(1)[0]}", tmp_path / "archive", name="orders"),

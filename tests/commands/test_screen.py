@@ -11,11 +11,11 @@ import io
 import pytest
 from rich.console import Console
 
+from logmirror.app.status import StatusRow
 from logmirror.commands.screen import error_lines, print_lines
 from logmirror.commands.status_text import print_status
 from logmirror.errors import UnavailableError
 from logmirror.mirror.ports import FlowId
-from logmirror.overview import StatusRow
 
 COLUMNS = 80
 

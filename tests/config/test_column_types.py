@@ -15,7 +15,7 @@ from kit.configs import (
     shared_destination,
     shared_mirror,
 )
-from logmirror import wiring
+from logmirror.app import run
 from logmirror.model import ColumnTypes
 
 KAFKA = {"type": "kafka", "bootstrap-servers": "other:9092", "name": "k"}
@@ -26,7 +26,7 @@ KINDS = ("bytes", "utf8", "json", "json-parseable")
 def types_of(*mirrors, **top):
     """What each mirror says, having seen that each of its destinations is told the same."""
     settings = settings_of(*mirrors, **top)
-    specs = wiring.mirror_specs(settings)
+    specs = run.mirror_specs(settings)
     for one, spec in zip(settings.mirrors, specs, strict=True):
         assert {written.types for _, written in spec.destinations} == {one.types}
     return [one.types for one in settings.mirrors]

@@ -13,7 +13,7 @@ from kit.configs import (
     shared_destination,
     shared_mirror,
 )
-from logmirror import wiring
+from logmirror.app import run
 
 LOG = {"compaction": "log"}
 BUCKET = {"type": "s3", "bucket": "archive", "prefix": "p", "name": "lake"}
@@ -31,7 +31,7 @@ def test_a_mirror_may_keep_the_latest_of_each_key(snapshots, kept):
     ):
         (found,) = settings.mirrors
         assert (found.compaction, found.keep_snapshots, found.format) == ("log", kept, "parquet")
-        ((_, spec),) = wiring.mirror_specs(settings)[0].destinations
+        ((_, spec),) = run.mirror_specs(settings)[0].destinations
         assert (spec.compaction, spec.keep_snapshots) == ("log", kept)
 
 
@@ -78,7 +78,7 @@ def test_with_one_destination_for_all_it_belongs_there():
 def test_only_who_prunes_must_be_allowed_to_delete():
     def deletes(**changes):
         settings = settings_of(mirror(destinations=[BUCKET], **changes))
-        told = wiring.s3_policies(settings)["archiver"]["Statement"]
+        told = run.s3_policies(settings)["archiver"]["Statement"]
         return [s["Resource"] for s in told if "s3:DeleteObject" in s["Action"]]
 
     assert deletes() == deletes(**LOG) == []

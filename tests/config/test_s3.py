@@ -9,8 +9,8 @@ import pickle
 import pytest
 
 from kit.configs import complaints, folder, mirror, settings_of, shared_mirror, text_of
+from logmirror.app.run import s3_policies
 from logmirror.config.settings import S3Credentials, S3Destination, load_text
-from logmirror.wiring import s3_policies
 
 CANARY = "Tr0ub4dor&3"
 AT = "mirrors[0].destinations[0]"

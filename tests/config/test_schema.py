@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.configs import mirror, settings_of, with_files
-from logmirror import wiring
-from logmirror.acls import needed_acls
+from logmirror.app import run
+from logmirror.app.acls import needed_acls
 from logmirror.config.settings import (
     FilesystemDestination,
     KafkaDestination,
@@ -89,7 +89,7 @@ def example_settings(tmp_path):
 def test_every_example_is_valid_and_becomes_what_would_run(example, example_settings):
     # CFG-40
     settings = example_settings(example)
-    specs = wiring.mirror_specs(settings)
+    specs = run.mirror_specs(settings)
     assert [spec.name for spec in specs] == [one.name for one in settings.mirrors if one.enabled]
     assert all(spec.destinations for spec in specs)
     assert needed_acls(settings)

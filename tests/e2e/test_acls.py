@@ -28,8 +28,8 @@ from kit.commands import logmirror
 from kit.copies import anomalies, copy, end_of, forget_connections
 from kit.holes import CREDENTIALS, Writer, guarded_kafka, plain_messages, trim
 from kit.security import USER
-from logmirror.acls import acls_text, needed_acls
-from logmirror.checks import check
+from logmirror.app.acls import acls_text, needed_acls
+from logmirror.app.preflight import check
 from logmirror.config.settings import load_text
 from logmirror.errors import UsageError
 from logmirror.mirror.translate_progress import PROGRESS_TOPIC

@@ -2,7 +2,7 @@
 
 Method: two embedded brokers and a real bucket, one configuration, changed until each row of the
 table has been seen good and bad; after every look clusters, bucket and disk are as they were. What
-brokers allow is looked at in test_acls.py.
+brokers allow is looked at in app/test_acls.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kit.commands import BrokerCommand, logmirror, logmirror_json, write_config
 from kit.machine import HOST, free_ports
 from kit.s3 import S3Server
 from kit.s3_proxy import S3Proxy
-from logmirror.checks import check
+from logmirror.app.preflight import check
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import load_text

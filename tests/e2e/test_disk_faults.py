@@ -18,7 +18,7 @@ from kit.copies import forget_connections
 from kit.inline_run import InlineRunner
 from kit.truth import Source
 from kit.writer import writing
-from logmirror import wiring
+from logmirror.app import run as wiring
 from logmirror.config.settings import load
 from logmirror.stores.filesystem import Syscalls
 

@@ -17,7 +17,8 @@ from kit.copies import forget_connections
 from kit.embedded import EmbeddedBroker
 from kit.holes import plain_messages
 from kit.inline_run import mirror_to_cluster
-from logmirror import cli, overview
+from logmirror import cli
+from logmirror.app import status
 from logmirror.archive.naming import PARQUET, format_name
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.connection import Connection
@@ -76,7 +77,7 @@ def test_a_thousand_partitions_cost_the_source_as_many_questions_as_one(
     for partitions in ({"partition": 0}, {}):
         asked.clear()
         one = mirror(large_topic, cli_broker.bootstrap, archive, **partitions)
-        rows = overview.status(load(write_config(tmp_path / "config.json", one)))
+        rows = status.status(load(write_config(tmp_path / "config.json", one)))
         assert {(row.position, row.source_end, row.lag, row.error) for row in rows} == {
             (10, 0, 0, None)
         }
@@ -101,7 +102,7 @@ def test_hundreds_of_mirrors_of_one_source_cost_it_as_many_questions_as_one(
         )
         for partition in range(MIRRORS)
     ]
-    rows = overview.status(load(write_config(tmp_path / "config.json", *many)))
+    rows = status.status(load(write_config(tmp_path / "config.json", *many)))
     assert [row.flow.mirror for row in rows] == [f"m{n}" for n in range(MIRRORS)]
     assert {row.position for row in rows} == {10}
     assert asked["ListOffsets"] == 2
@@ -109,7 +110,7 @@ def test_hundreds_of_mirrors_of_one_source_cost_it_as_many_questions_as_one(
 
 
 def test_listings_run_side_by_side(cli_broker, large_topic, archive, tmp_path, monkeypatch):
-    together, tail, mine = threading.Barrier(overview.WIDTH, timeout=60), FilesystemStore.tail, {}
+    together, tail, mine = threading.Barrier(status.WIDTH, timeout=60), FilesystemStore.tail, {}
 
     def wait_for_the_others(self, *arguments):
         thread = threading.get_ident()
@@ -120,8 +121,8 @@ def test_listings_run_side_by_side(cli_broker, large_topic, archive, tmp_path, m
 
     monkeypatch.setattr(FilesystemStore, "tail", wait_for_the_others)
     one = mirror(large_topic, cli_broker.bootstrap, archive)
-    rows = overview.status(load(write_config(tmp_path / "config.json", one)))
-    assert len(mine) == overview.WIDTH
+    rows = status.status(load(write_config(tmp_path / "config.json", one)))
+    assert len(mine) == status.WIDTH
     assert all(row.error is None for row in rows)
 
 
@@ -137,14 +138,14 @@ def test_each_chain_is_looked_at_twice_whatever_its_neighbours(
 
     monkeypatch.setattr(FilesystemStore, "tail", count)
     one = mirror(large_topic, cli_broker.bootstrap, archive)
-    overview.status(load(write_config(tmp_path / "config.json", one)))
+    status.status(load(write_config(tmp_path / "config.json", one)))
     assert len(looks) == 2 * PARTITIONS
     assert set(looks.values()) == {1}
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(overview, "PATIENCE_MS", 500)
+    monkeypatch.setattr(status, "PATIENCE_MS", 500)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -160,7 +161,7 @@ def test_what_one_mirror_lacks_is_its_own_row_and_the_others_stand_as_they_are(
         mirror_to_cluster(large_topic, here, "127.0.0.1:1", name="no-target", topic="x"),
         mirror(large_topic, here, archive, name="fine", partition=4),
     ]
-    rows = overview.status(load(write_config(tmp_path / "config.json", *mirrors)))
+    rows = status.status(load(write_config(tmp_path / "config.json", *mirrors)))
     kinds = {row.flow.mirror: row.error and row.error.kind for row in rows}
     assert kinds == {
         "good": None,
@@ -186,7 +187,7 @@ def test_a_source_that_fails_between_two_questions_is_an_error_of_each_row(
         mirror(large_topic, cli_broker.bootstrap, archive, name=name, partition=3)
         for name in ("a", "b")
     ]
-    rows = overview.status(load(write_config(tmp_path / "config.json", *mirrors)))
+    rows = status.status(load(write_config(tmp_path / "config.json", *mirrors)))
     assert [(row.flow.mirror, row.error.kind) for row in rows] == [
         ("a", "unavailable"), ("b", "unavailable")
     ]  # fmt: skip
@@ -218,7 +219,7 @@ def test_nothing_is_ever_created(tmp_path):
         client = ClusterClient(connection_settings(here, {}))
         with client:
             before = (client.topics(), everything(root))
-            rows = overview.status(load(config))
+            rows = status.status(load(config))
             after = (client.topics(), everything(root))
         assert [row.flow.mirror for row in rows if row.error is None] == ["files", "no-folder"]
         assert after == before

@@ -17,7 +17,8 @@ from kit.clients import CREATE_TIME
 from kit.commands import wait_until
 from kit.inline_run import InlineRunner, config_text, copy_now
 from kit.truth import Source
-from logmirror import executor, wiring
+from logmirror import executor
+from logmirror.app import run as wiring
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.produce import ProducePipeline
 from logmirror.config.settings import load_text

@@ -21,7 +21,8 @@ import psutil
 
 from kit.commands import Run, logmirror, run_forked
 from kit.inline_server import ForkedProcess
-from logmirror import cli, spark, wiring
+from logmirror import cli, spark
+from logmirror.app import run
 from logmirror.torture import copier
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def copy_now(settings: Settings) -> None:
         LogmirrorError: A flow must not go on.
     """
     with contextlib.ExitStack() as stack:
-        specs = wiring.mirror_specs(settings)
+        specs = run.mirror_specs(settings)
         runner = stack.enter_context(InlineRunner())
-        wiring.build_service(specs, runner, stack).run(until_now=True)
+        run.build_service(specs, runner, stack).run(until_now=True)
 
 
 _PROGRAM: Final = (sys.executable, "-m", "kit.inline_run")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kit.inline_run import InlineRunner
 from kit.scrape import samples
-from logmirror import wiring
+from logmirror.app import run as wiring
 from logmirror.config.settings import load
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.ports import KafkaSpec

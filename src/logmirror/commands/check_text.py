@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from logmirror.checks import CheckRow
+    from logmirror.app.preflight import CheckRow
     from logmirror.config.settings import Settings
 
 

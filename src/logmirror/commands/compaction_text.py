@@ -14,7 +14,7 @@ from logmirror.config.settings import parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logmirror.compaction import CompactRow
+    from logmirror.app.compact import CompactRow
 
 
 def parse_bytes(text: str) -> int:

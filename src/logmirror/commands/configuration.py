@@ -36,9 +36,9 @@ def validate(
             for line in summary(settings):
                 typer.echo(line)
         return
-    from logmirror import checks  # noqa: PLC0415  # only such commands need it
+    from logmirror.app import preflight  # noqa: PLC0415  # only such commands need it
 
-    rows = checks.check(settings)
+    rows = preflight.check(settings)
     if output == "json":
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
     else:
@@ -60,9 +60,9 @@ def policy_print(
     ] = False,
 ) -> None:
     """Print the least IAM policies for the buckets of a configuration."""
-    from logmirror import wiring  # noqa: PLC0415  # only such commands need it
+    from logmirror.app import run  # noqa: PLC0415  # only such commands need it
 
-    found = wiring.s3_policies(settings_of(config), compacts=compact)
+    found = run.s3_policies(settings_of(config), compacts=compact)
     if not found:
         raise UsageError("the configuration has no destination of type s3")
     typer.echo(json.dumps(found, indent=2))
@@ -86,7 +86,7 @@ def acls_print(
 
     Connects to nothing.
     """
-    from logmirror.acls import acls_json, acls_text, needed_acls  # noqa: PLC0415  # only it needs it
+    from logmirror.app.acls import acls_json, acls_text, needed_acls  # noqa: PLC0415  # only it needs it
 
     clusters = needed_acls(settings_of(config, needs_variables=False), principal)
     if output == "json":

@@ -21,9 +21,9 @@ def status(
     config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
 ) -> None:
     """Show source end, position and lag of every flow. Exit code 1 if one cannot be read."""
-    from logmirror import overview  # noqa: PLC0415  # only this command needs it
+    from logmirror.app import status  # noqa: PLC0415  # only this command needs it
 
-    rows = overview.status(settings_of(config, mirror))
+    rows = status.status(settings_of(config, mirror))
     if output == "json":
         typer.echo(json.dumps([status_json(row) for row in rows], indent=2))
     else:
@@ -45,7 +45,7 @@ def verify(
     output: FormatOption = "table",
 ) -> None:
     """Prove the copies. Exit code 65 if anything is wrong with one."""
-    from logmirror import proof  # noqa: PLC0415  # it loads kernels, which takes a second
+    from logmirror.app import verify  # noqa: PLC0415  # it loads kernels, which takes a second
 
     settings = settings_of(config, mirror)
     progress = Progress(
@@ -59,7 +59,7 @@ def verify(
     )
     with progress:
         task = progress.add_task("objects", total=None)
-        reports = proof.verify(
+        reports = verify.verify(
             settings,
             deep=deep,
             against_source=against_source,
@@ -93,9 +93,9 @@ def compact(  # noqa: PLR0913  # one parameter for each option
     Finishes what an earlier one that was interrupted has begun. Exit code 65, and nothing deleted,
     if an object is damaged.
     """
-    from logmirror import compaction  # noqa: PLC0415  # only this command needs it
+    from logmirror.app import compact  # noqa: PLC0415  # only this command needs it
 
-    rows = compaction.compact_archives(
+    rows = compact.compact_archives(
         settings_of(config, mirror),
         target_bytes=target_bytes,
         min_objects=min_objects,

@@ -39,13 +39,13 @@ def run(  # noqa: PLR0913  # one parameter for each option
     LOGMIRROR_METRICS_PARTITIONS=off leaves out metrics of single partitions.
     LOGMIRROR_HEARTBEAT_SECS (30; 0: none) is between two heartbeats, which the level debug shows.
     """
-    from logmirror import wiring  # noqa: PLC0415  # loads Spark, which `validate` can do without
+    from logmirror.app import run  # noqa: PLC0415  # loads Spark, which `validate` can do without
 
     log_to_stderr(log_level, log_format)
     knobs = read_knobs(os.environ)
     tell_without_meaning(os.environ)
     settings = settings_of(config)
-    wiring.run(settings, until_now=until_now, master=master, spark_log=spark_log, knobs=knobs)
+    run.run(settings, until_now=until_now, master=master, spark_log=spark_log, knobs=knobs)
 
 
 def broker(  # one parameter for each option

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from logmirror.app.status import StatusRow
     from logmirror.errors import LogmirrorError
     from logmirror.mirror.ports import FlowId
-    from logmirror.overview import StatusRow
 
 _NAMES_MAX: Final = 8
 """Of what one error concerns; a cluster that is away concerns a thousand partitions."""

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
-from logmirror import executor, wiring
+from logmirror import executor
+from logmirror.app import run
 from logmirror.config.settings import load
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.leases import LeaseDesk
@@ -55,9 +56,9 @@ def main() -> NoReturn:
     log_to_stderr("info", "json")
     try:
         with contextlib.ExitStack() as stack:
-            specs = wiring.mirror_specs(load(Path(sys.argv[1])))
+            specs = run.mirror_specs(load(Path(sys.argv[1])))
             runner = stack.enter_context(InlineRunner())
-            service = wiring.build_service(specs, runner, stack, on_fatal="isolate")
+            service = run.build_service(specs, runner, stack, on_fatal="isolate")
             signal.signal(signal.SIGTERM, lambda *_: service.stop())
             service.run(until_now="--until-now" in sys.argv)
     except LogmirrorError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from logmirror.app.run import Clients, mirror_specs
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror import verify as archives
@@ -22,7 +23,6 @@ from logmirror.mirror.verify_snapshot import compare_snapshot
 from logmirror.mirror.verify_source import SourceSide, compare_with_source
 from logmirror.stores.opening import open_store
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wiring import Clients, mirror_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -6,10 +6,10 @@ tests/cluster.
 
 import pytest
 
-from logmirror import wiring
+from logmirror.app import run
+from logmirror.app.run import HASTE_MS, PATIENCE_MS, Clients, considerate, mirror_specs
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import load_text
-from logmirror.wiring import HASTE_MS, PATIENCE_MS, Clients, considerate, mirror_specs
 
 SETTINGS = connection_settings("localhost:9092", {"socket.timeout.ms": "1000"})
 FOLDER = "{type: filesystem, root: /archive}"
@@ -19,7 +19,7 @@ LIMITS = "flush: {max-time-ms: 1, max-bytes: 1, max-offsets: 1}"
 
 @pytest.fixture(autouse=True)
 def _nothing_is_opened(monkeypatch):
-    monkeypatch.setattr(wiring, "ClusterClient", lambda settings: settings)
+    monkeypatch.setattr(run, "ClusterClient", lambda settings: settings)
 
 
 def waits(clients):

@@ -11,7 +11,7 @@ import pytest
 
 from kit.configs import ABSENT, folder, mirror, settings_of
 from logmirror import cluster as cluster_package
-from logmirror.acls import acls_json, acls_text, needed_acls
+from logmirror.app.acls import acls_json, acls_text, needed_acls
 from logmirror.errors import UsageError
 from logmirror.wire import messages
 

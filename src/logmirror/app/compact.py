@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from logmirror.app.run import mirror_specs
 from logmirror.archive.compact import Limits, Outcome, compact, plan
 from logmirror.archive.merge import Archive
 from logmirror.archive.naming import partition_folder
@@ -17,7 +18,6 @@ from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.mirror.ports import ArchiveSpec, FlowId
 from logmirror.stores.opening import begin_writing, open_store
-from logmirror.wiring import mirror_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

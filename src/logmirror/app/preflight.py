@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logmirror.acls import acls_of
+from logmirror.app.acls import acls_of
+from logmirror.app.run import PATIENCE_MS, Clients, destinations, mirror_specs
 from logmirror.clock import new_nonce
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
@@ -26,12 +27,11 @@ from logmirror.mirror.topic_sync import check_topic
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.stores.opening import open_store
-from logmirror.wiring import PATIENCE_MS, Clients, destinations, mirror_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from logmirror.acls import Acl
+    from logmirror.app.acls import Acl
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.config.settings import Settings

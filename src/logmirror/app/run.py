@@ -1,7 +1,7 @@
 """The composition root of the driver: settings to components.
 
 Loads no kernels: that is the business of executors, whose composition root is `logmirror.executor`.
-Commands that only look are put together in `logmirror.overview` and `logmirror.checks`.
+Commands that only look are put together in `logmirror.app.status` and `logmirror.app.preflight`.
 """
 
 from __future__ import annotations
