@@ -319,7 +319,7 @@ def workers_of(run):
     found = []
     for process in run.processes():
         parent = process.parent()
-        if parent and "logmirror.executor" in parent.cmdline():
+        if parent and "logmirror.engine.executor" in parent.cmdline():
             found.append(process)
     return found
 

@@ -151,7 +151,7 @@ def kill_workers(run: Run) -> list[int]:
     for process in run.processes():
         with contextlib.suppress(psutil.Error):
             parent = process.parent()
-            if parent and "logmirror.executor" in parent.cmdline():
+            if parent and "logmirror.engine.executor" in parent.cmdline():
                 process.kill()
                 killed.append(process.pid)
     return killed

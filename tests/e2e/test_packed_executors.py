@@ -59,7 +59,7 @@ class Watch:
         """Note what runs now; whether the kernels' compiler has been seen."""
         for process in self._processes():
             try:
-                if "logmirror.executor" not in process.cmdline():
+                if "logmirror.engine.executor" not in process.cmdline():
                     continue
                 loaded = {Path(one.path) for one in process.memory_maps()}
             except psutil.Error:

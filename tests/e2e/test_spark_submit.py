@@ -52,7 +52,7 @@ def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing
         **told,
         **ours,
         "spark.master": "local[1,4]",
-        "spark.python.daemon.module": "logmirror.executor",
+        "spark.python.daemon.module": "logmirror.engine.executor",
         "spark.python.unix.domain.socket.enabled": "true",
     }
     assert {name: seen.get(name) for name in wanted} == wanted

@@ -31,8 +31,8 @@ options = "-XX:ArchiveClassesAtExit=" + sys.argv[1]
 runner = SparkRunner(
     master="local[2]",
     properties={"spark.driver.extraJavaOptions": options},
-    execute="logmirror.executor:execute",
-    warm_up="logmirror.executor:warm_up",
+    execute="logmirror.engine.executor:execute",
+    warm_up="logmirror.engine.executor:warm_up",
 )
 jvm = runner._context._gateway.proc
 with runner:

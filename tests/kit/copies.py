@@ -17,11 +17,11 @@ from kit.clients import CREATE_TIME
 from kit.commands import wait_until
 from kit.inline_run import InlineRunner, config_text, copy_now
 from kit.truth import Source
-from logmirror import executor
 from logmirror.app import run as wiring
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.produce import ProducePipeline
 from logmirror.config.settings import load_text
+from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
 from logmirror.testing import Anomaly, compare
 

@@ -21,8 +21,9 @@ import psutil
 
 from kit.commands import Run, logmirror, run_forked
 from kit.inline_server import ForkedProcess
-from logmirror import cli, spark
+from logmirror import cli
 from logmirror.app import run
+from logmirror.engine import spark
 from logmirror.torture import copier
 
 if TYPE_CHECKING:

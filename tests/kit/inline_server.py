@@ -210,7 +210,7 @@ def _become(
 
 if __name__ == "__main__":
     from kit import inline_run  # noqa: F401  # what is loaded here is loaded in all of them
-    from logmirror import executor
+    from logmirror.engine import executor
 
     executor.warm_up()
     gc.collect()

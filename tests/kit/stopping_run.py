@@ -17,8 +17,9 @@ import psutil
 
 from kit.commands import wait_until
 from kit.inline_run import InlineRun, InlineRunner
-from logmirror import cli, failpoints, spark
+from logmirror import cli, failpoints
 from logmirror.cluster.transport import Transport
+from logmirror.engine import spark
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kit.record_batches import with_right_checksums
 from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record
 from logmirror.archive.claims import claim_name
+from logmirror.engine.spark import pack
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
@@ -21,7 +22,6 @@ from logmirror.mirror.shared_read import carry_out
 from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.units import units
 from logmirror.model import Trigger
-from logmirror.spark import pack
 from logmirror.stores.locations import FolderLocation
 from logmirror.testing import MemoryStore
 from logmirror.wire.compression import Codec

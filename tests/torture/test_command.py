@@ -16,11 +16,11 @@ from kit.inline_run import mirror_to_cluster
 from kit.machine import HOST
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
-from logmirror.checker import Row
 from logmirror.cli import app
 from logmirror.errors import UsageError
 from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS
+from logmirror.testing.checker import Row
 from logmirror.torture import real
 from logmirror.torture.command import _flows
 from logmirror.torture.feeder import read_topic

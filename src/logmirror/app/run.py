@@ -1,7 +1,8 @@
 """The composition root of the driver: settings to components.
 
-Loads no kernels: that is the business of executors, whose composition root is `logmirror.executor`.
-Commands that only look are put together in `logmirror.app.status` and `logmirror.app.preflight`.
+Loads no kernels: that is the business of executors, whose composition root is
+`engine.executor`.
+Commands that only look are put together in `app.status` and `app.preflight`.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ def run(
     The first SIGTERM or SIGINT flushes what was seen and returns; the second ends the process at
     once, which loses nothing, because nothing that counts was held in memory.
     """
+    from logmirror.engine.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
     from logmirror.monitoring.http import Shown, serve  # noqa: PLC0415  # other commands do without it
-    from logmirror.spark import SparkRunner  # noqa: PLC0415  # other commands do without Spark
 
     specs = mirror_specs(settings)
     if not specs:
@@ -232,8 +233,8 @@ def run(
         SparkRunner(
             master=master or settings.spark.master,
             properties=settings.spark.properties,
-            execute="logmirror.executor:execute",
-            warm_up="logmirror.executor:warm_up",
+            execute="logmirror.engine.executor:execute",
+            warm_up="logmirror.engine.executor:warm_up",
             slots_max=budget_bytes // SLOT_BYTES_MIN if budget_bytes else None,
             log=spark_log,
         ) as runner,

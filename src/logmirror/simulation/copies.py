@@ -35,13 +35,13 @@ from logmirror.stores.s3 import S3Store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from logmirror.checker import Row, Truth
     from logmirror.clock import Chooser
     from logmirror.simulation.faults import Destination, Format
     from logmirror.simulation.log import Log
     from logmirror.simulation.world import Process, World
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
+    from logmirror.testing.checker import Row, Truth
 
 _MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder of its own is made there
 """Where Linux keeps files in memory: what is flushed is accounted for, and nothing is to last."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from logmirror.archive.naming import split_name
-from logmirror.checker import Row
+from logmirror.testing.checker import Row
 from logmirror.wire.records import MarkerType, decode_reference, marker_type, parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logmirror.checker import Truth
+    from logmirror.testing.checker import Truth
 
 _TYPES: Final = {"create_time": 0, "log_append_time": 1}
 

@@ -26,9 +26,9 @@ from logmirror.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logmirror.checker import Anomaly, Row
     from logmirror.simulation.copies import Copy
     from logmirror.simulation.faults import Destination, Directive, Format
+    from logmirror.testing.checker import Anomaly, Row
 
 _WRITES: Final = 18
 _WRITE_EVERY_MS: Final = (50, 700)

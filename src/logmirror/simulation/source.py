@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logmirror.checker import Row, Truth
 from logmirror.model import TimestampType
 from logmirror.simulation.topics import Topics
+from logmirror.testing.checker import Row, Truth
 from logmirror.wire.records import MarkerType, Record
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from logmirror.checker import History
 from logmirror.errors import LogmirrorError, OutcomeUnknownError
 from logmirror.simulation.faults import Directive
 from logmirror.simulation.schedule import KilledError
+from logmirror.testing.checker import History
 from logmirror.wire.messages import NOT_LEADER_OR_FOLLOWER, api_error
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
-from logmirror import executor
 from logmirror.app import run
 from logmirror.config.settings import load
+from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.leases import LeaseDesk
 from logmirror.monitoring.logs import log_to_stderr

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final, Self
 
-from logmirror.checker import Row
 from logmirror.clock import SYSTEM_CLOCK, Chooser
 from logmirror.cluster.client import EARLIEST, ClusterClient
 from logmirror.cluster.properties import connection_settings
@@ -14,6 +13,7 @@ from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, PositionError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.simulation.reading import read_batches
+from logmirror.testing.checker import Row
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from logmirror.archive.naming import split_name
-from logmirror.checker import Anomaly, History, Truth
 from logmirror.clock import SYSTEM_CLOCK, Chooser
 from logmirror.config.settings import load
 from logmirror.simulation.matrix import simulated_points
 from logmirror.simulation.reading import read_batches, read_rows
+from logmirror.testing.checker import Anomaly, History, Truth
 from logmirror.torture.feeder import Feeder, read_topic
 from logmirror.torture.processes import PARTITIONS, Broker, Copier
 from logmirror.torture.proxy import Proxy
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from logmirror.checker import Row
     from logmirror.simulation.faults import Destination, Format
+    from logmirror.testing.checker import Row
 
 _BEHIND_PROXY: Final = "127.0.0.2"
 """Where a broker listens that clients are to reach through a proxy on 127.0.0.1 alone."""

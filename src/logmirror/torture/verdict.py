@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logmirror.checker import Anomaly
     from logmirror.simulation.simulate import Result
+    from logmirror.testing.checker import Anomaly
     from logmirror.torture.real import RealResult
 
 

@@ -63,7 +63,7 @@ SCHEMA: Final = pa.schema(
 """Columns of `Columns.to_arrow`. A record without headers has an empty list, never null."""
 
 # pa.array and pa.scalar load pandas where that is installed: a second of every executor's start.
-# So nothing that a start does uses them (`tests/test_executor.py`).
+# So nothing that a start does uses them (`tests/engine/test_executor.py`).
 NO_ROWS: Final = pa.RecordBatch.from_arrays(
     [pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA
 )

@@ -5,7 +5,7 @@ Method: options as Spark hands them over, against the values that they mean; no 
 
 import pytest
 
-from logmirror.dataframe_options import PIECE_BYTES, Request
+from logmirror.dataframes.options import PIECE_BYTES, Request
 from logmirror.errors import UsageError
 from logmirror.stores.locations import FolderLocation, S3Location
 

@@ -1,4 +1,4 @@
-"""Options of `logmirror.dataframes` as values: which archive, which part of it, how it is read."""
+"""Options of a query as values: which archive, which part of it, how it is read."""
 
 from __future__ import annotations
 

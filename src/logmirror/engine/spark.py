@@ -47,7 +47,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "200ms",
-    "spark.python.daemon.module": "logmirror.executor",
+    "spark.python.daemon.module": "logmirror.engine.executor",
     # A second copy of a running task could only meet the first one's claims.
     "spark.speculation": "false",
     "spark.ui.enabled": "false",

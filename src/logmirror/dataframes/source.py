@@ -7,8 +7,8 @@
 
 Columns and types are those of Spark's Kafka source. What counts as the archive is decided once for
 each query, where it is planned; each task then reads some neighbouring objects and hands on Arrow
-batches. Described in `docs/dataframes.md`. Beside `logmirror.spark` and `logmirror.executor` the
-only module that imports pyspark, and a composition root: it opens stores.
+batches. Described in `docs/dataframes.md`. Beside `engine` the only package that
+imports pyspark, and a composition root: it opens stores.
 
 Spark imports this module in processes that only plan, so what reads is imported by readers.
 """
@@ -48,7 +48,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from logmirror.dataframe_options import Request
+from logmirror.dataframes.options import Request
 from logmirror.errors import LogmirrorError, PositionError, UsageError
 from logmirror.stores.opening import open_store
 

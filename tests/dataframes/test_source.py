@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
     from pyspark.sql.types import StructType
 
-    from logmirror.dataframes import SCHEMA, LogmirrorArchive
+    from logmirror.dataframes.source import SCHEMA, LogmirrorArchive
 
 END = OBJECTS * PER_OBJECT
 OFFSET, PARTITION = ("offset",), ("partition",)

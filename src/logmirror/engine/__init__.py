@@ -1,0 +1,1 @@
+"""Where slices run: Spark on the driver, the worker process on the executors."""
