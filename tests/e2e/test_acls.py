@@ -32,7 +32,7 @@ from logmirror.app.acls import acls_text, needed_acls
 from logmirror.app.preflight import check
 from logmirror.config.settings import load_text
 from logmirror.errors import UsageError
-from logmirror.mirror.translate_progress import PROGRESS_TOPIC
+from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
 
 pytestmark = [pytest.mark.xdist_group("e2e-acls"), pytest.mark.timeout(600)]
 

@@ -21,7 +21,7 @@ from kit.machine import HOST, free_ports
 from kit.toxiproxy import Toxiproxy
 from kit.truth import Source
 from kit.writer import writing
-from logmirror.mirror.kafka_guard import SEND_DEADLINE_MS
+from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from kit.copies import anomalies, copy, copying, forget_connections, wait_for_en
 from kit.inline_run import mirror_to_cluster
 from logmirror import failpoints
 from logmirror.errors import PositionError, UsageError
-from logmirror.mirror.topic_sync import UnfitTopicError
+from logmirror.to_kafka.topic_setup import UnfitTopicError
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(300)]
 

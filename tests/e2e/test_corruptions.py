@@ -29,8 +29,8 @@ from kit.copies import copy, forget_connections
 from kit.holes import write_transactions
 from kit.scripted import archive_spec
 from logmirror.mirror.ports import FlowId
-from logmirror.mirror.verify import verify_content, verify_names
 from logmirror.testing import MemoryStore
+from logmirror.verify.archive import verify_content, verify_names
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
 

@@ -28,11 +28,11 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import PositionError
-from logmirror.mirror import hole_owners
-from logmirror.mirror.kafka_guard import producer_id
-from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import TimestampType, TopicPartition
+from logmirror.to_kafka import gap_leases
+from logmirror.to_kafka.gap_writer import HoleWriter
+from logmirror.to_kafka.idempotence import producer_id
 from logmirror.wire.records import Record, encode_reference
 
 pytestmark = [pytest.mark.xdist_group("e2e-holes"), pytest.mark.timeout(600)]
@@ -105,8 +105,8 @@ ROUNDS = 8
 def test_of_two_writers_at_one_hole_at_the_same_moment_one_fills_it(
     brokers, kind, topic_name, monkeypatch
 ):
-    monkeypatch.setattr(hole_owners, "SEND_DEADLINE_MS", 500)
-    monkeypatch.setattr(hole_owners, "SETTLE_MS", 2000)
+    monkeypatch.setattr(gap_leases, "SEND_DEADLINE_MS", 500)
+    monkeypatch.setattr(gap_leases, "SETTLE_MS", 2000)
     settings = connection_settings(brokers[kind].bootstrap, {})
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
@@ -135,8 +135,8 @@ def test_of_two_writers_at_one_hole_at_the_same_moment_one_fills_it(
 def test_the_holes_of_an_owner_that_is_silent_are_taken_over_after_its_time(
     brokers, client, kind, topic_name, monkeypatch
 ):
-    monkeypatch.setattr(hole_owners, "PATIENCE_MS", 600)
-    monkeypatch.setattr(hole_owners, "SETTLE_MS", 400)
+    monkeypatch.setattr(gap_leases, "PATIENCE_MS", 600)
+    monkeypatch.setattr(gap_leases, "SETTLE_MS", 400)
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     silent, other, third = (HoleWriter(client) for _ in range(3))
@@ -150,7 +150,7 @@ def test_the_holes_of_an_owner_that_is_silent_are_taken_over_after_its_time(
     third.fill(partition, 4, 6, **NAME, seen_ms=0)
     assert time.monotonic() - begun_s < 1, "it was given back"
 
-    monkeypatch.setattr(hole_owners, "_CONFIRM_EVERY_MS", 0)
+    monkeypatch.setattr(gap_leases, "_CONFIRM_EVERY_MS", 0)
     with pytest.raises(PositionMovedError) as caught:
         silent.fill(partition, 6, 8, **NAME, seen_ms=SYSTEM_CLOCK.monotonic_ms())
     assert "transactional_id" in caught.value.facts

@@ -44,9 +44,9 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import PositionError
-from logmirror.mirror.kafka_guard import marker_producer_id, producer_id
-from logmirror.mirror.kafka_holes import HoleWriter
 from logmirror.model import TopicPartition
+from logmirror.to_kafka.gap_writer import HoleWriter
+from logmirror.to_kafka.idempotence import marker_producer_id, producer_id
 
 if TYPE_CHECKING:
     from kit.kafka import ApacheKafka

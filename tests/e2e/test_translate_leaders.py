@@ -19,8 +19,8 @@ from kit.copies import copy, copying, forget_connections, wait_for_end
 from kit.inline_run import mirror_to_cluster
 from kit.translated import visible
 from kit.writer import writing
-from logmirror.mirror.offset_syncs import decode, topic_of
-from logmirror.mirror.translate_progress import PROGRESS_TOPIC
+from logmirror.to_kafka.offset_syncs import decode, topic_of
+from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,8 @@ from kit.holes import log_bounds, plain_messages, trim, write_transactions
 from kit.inline_run import config_text, mirror_to_cluster
 from kit.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, checkpoints
 from kit.translated import mirror_of, visible
-from logmirror.mirror.offset_syncs import decode, topic_of
-from logmirror.mirror.translate_progress import PROGRESS_TOPIC
+from logmirror.to_kafka.offset_syncs import decode, topic_of
+from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, FetchResult
 from logmirror.errors import PositionError
-from logmirror.mirror.archive_copies import ArchiveCopies
-from logmirror.mirror.commit import Committer
-from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
 from logmirror.mirror.service import Service
-from logmirror.mirror.shared_read import carry_out
-from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.source_views import MirrorSpec
-from logmirror.mirror.transfer import Transfer
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType, TopicPartition
+from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.stores.locations import FolderLocation
+from logmirror.to_archive.commit import Committer
+from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.shared_read import carry_out
+from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
+from logmirror.to_archive.transfer import Transfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.records import Record, encode_reference, parse_header
 

@@ -14,13 +14,13 @@ from kit.scripted import TOPIC_ID, Log, ScriptedClient, SteppingClock, batches, 
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
-from logmirror.mirror.gate import Gate
-from logmirror.mirror.kafka_guard import producer_id
-from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
-from logmirror.mirror.kafka_transfer import KafkaTransfer
-from logmirror.mirror.leases import Lease
+from logmirror.mirror.follow import Lease
 from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
 from logmirror.model import ColumnTypes, TopicPartition
+from logmirror.source.column_types import Gate
+from logmirror.source.partition import FetchBuffer, KafkaSource
+from logmirror.to_kafka.idempotence import producer_id
+from logmirror.to_kafka.preserve_transfer import KafkaTransfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import MarkerType, decode_reference, encode_marker, encode_reference

@@ -17,8 +17,8 @@ from kit.scrape import samples
 from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, record, service
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.mirror.health import LIVE_MS
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.outlook import LIVE_MS
 from logmirror.mirror.plan import DAY_MS
 from logmirror.model import Trigger
 from logmirror.monitoring.metrics import OFFSET_VERIFIED, RECORDS, Recorder

@@ -14,7 +14,7 @@ from kit.machine import HOST, free_ports
 from kit.scrape import ask
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
-from logmirror.mirror.outlook import Outlook
+from logmirror.mirror.health import Outlook
 from logmirror.mirror.ports import FlowId
 from logmirror.monitoring import http, metrics
 from logmirror.monitoring.http import Shown, serve

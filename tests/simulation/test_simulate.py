@@ -16,18 +16,18 @@ import pytest
 from logmirror.archive import claims
 from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.failpoints import POINTS
-from logmirror.mirror.commit import Committer
-from logmirror.mirror.kafka_sink import PartitionWriter
-from logmirror.mirror.offset_syncs import Run
-from logmirror.mirror.snapshot_transfer import SnapshotTransfer
-from logmirror.mirror.translate_progress import PROGRESS
-from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.simulation.coordinator import Transactions
 from logmirror.simulation.disk import DiskCalls
 from logmirror.simulation.faults import Directive
 from logmirror.simulation.matrix import Cell, cells, page, random_plan, run_cell
 from logmirror.simulation.simulate import Plan, simulate
 from logmirror.simulation.world import World
+from logmirror.to_archive.commit import Committer
+from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
+from logmirror.to_kafka.offset_syncs import Run
+from logmirror.to_kafka.partition_writer import PartitionWriter
+from logmirror.to_kafka.translate_progress import PROGRESS
+from logmirror.to_kafka.translate_transfer import TranslateTransfer
 from logmirror.wire.rebatch import stamp
 
 TRANSLATED = ("Kafka", "translate")

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror.app.run import mirror_specs
 from logmirror.errors import UsageError
-from logmirror.mirror.kafka_holes import transactional_id_prefix
-from logmirror.mirror.offset_syncs import topic_of
 from logmirror.mirror.ports import KafkaSpec
-from logmirror.mirror.translate_progress import PROGRESS_TOPIC, FlowKey
+from logmirror.to_kafka.gap_writer import transactional_id_prefix
+from logmirror.to_kafka.offset_syncs import topic_of
+from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC, FlowKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,10 +23,10 @@ from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import flows_of, position, source_views
-from logmirror.mirror.topic_sync import check_topic
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.stores.opening import open_store
+from logmirror.to_kafka.topic_setup import check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

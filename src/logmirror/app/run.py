@@ -20,19 +20,19 @@ from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError, UnavailableError, UsageError
-from logmirror.mirror.archive_copies import ArchiveCopies
-from logmirror.mirror.commit import Committer
-from logmirror.mirror.kafka_copies import KafkaCopies
-from logmirror.mirror.memory import SLOT_BYTES_MIN
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
 from logmirror.mirror.source_views import MirrorSpec, check_partitions
-from logmirror.mirror.translate_copies import TranslateCopies
 from logmirror.monitoring.metrics import Recorder
 from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
 from logmirror.stores.opening import begin_writing
 from logmirror.stores.s3_policy import policies
+from logmirror.to_archive.commit import Committer
+from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.memory import SLOT_BYTES_MIN
+from logmirror.to_kafka.preserve_destination import KafkaCopies
+from logmirror.to_kafka.translate_destination import TranslateCopies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from logmirror.config.environment import Knobs
     from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
     from logmirror.mirror.destination import Destination
-    from logmirror.mirror.health import OnFatal
     from logmirror.mirror.ports import DestinationSpec, Runner
+    from logmirror.mirror.stopped import OnFatal
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
 

@@ -22,9 +22,9 @@ from logmirror.app.run import PATIENCE_MS, Clients, destinations, mirror_specs
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.ports import ArchiveSpec, FlowId
-from logmirror.mirror.positions import check_incarnation
 from logmirror.mirror.source_views import flows_of
 from logmirror.stores.opening import open_store
+from logmirror.to_archive.positions import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

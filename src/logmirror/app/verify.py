@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final
 from logmirror.app.run import Clients, mirror_specs
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.mirror import verify as archives
-from logmirror.mirror import verify_copy as copies
-from logmirror.mirror.kafka_guard import target
-from logmirror.mirror.kafka_source import KafkaSource
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec, flows_of, source_views
-from logmirror.mirror.translate_progress import ProgressReader, current
-from logmirror.mirror.verify import FlowReport
-from logmirror.mirror.verify_snapshot import compare_snapshot
-from logmirror.mirror.verify_source import SourceSide, compare_with_source
+from logmirror.source.partition import KafkaSource
 from logmirror.stores.opening import open_store
+from logmirror.to_kafka.idempotence import target
+from logmirror.to_kafka.translate_progress import ProgressReader, current
+from logmirror.verify import archive as archives
+from logmirror.verify import cluster as copies
+from logmirror.verify.archive import FlowReport
+from logmirror.verify.snapshot import compare_snapshot
+from logmirror.verify.source import SourceSide, compare_with_source
 from logmirror.wire.decode import RecordDecoder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def verify(
     against_source: bool = False,
     on_object: Callable[[], None] = lambda: None,
 ) -> list[FlowReport]:
-    """Prove the copies of every enabled mirror, as far as asked; see `mirror.verify`.
+    """Prove the copies of every enabled mirror, as far as asked; see `verify.archive`.
 
     Partitions are those of the configuration, or with `partitions: all` those that the destination
     holds; only `against_source` asks the source.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from logmirror.mirror.verify import FlowReport
+    from logmirror.verify.archive import FlowReport
 
 _RUNS_SHOWN: Final = 8
 """Holes of one flow in a table of `verify`."""

@@ -23,23 +23,23 @@ from pyspark.daemon import manager
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.mirror.gate import Gate
-from logmirror.mirror.kafka_holes import HoleWriter
-from logmirror.mirror.kafka_proof import KafkaProver
-from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
-from logmirror.mirror.kafka_transfer import KafkaTransfer
-from logmirror.mirror.leases import open_lease
-from logmirror.mirror.memory import Memory
-from logmirror.mirror.offset_syncs import SyncTeller
+from logmirror.mirror.follow import open_lease
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.shared_read import carry_out
-from logmirror.mirror.snapshot_transfer import SnapshotTransfer
-from logmirror.mirror.transfer import Transfer
-from logmirror.mirror.translate_progress import Links, ProgressReader
-from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType
+from logmirror.source.column_types import Gate
+from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.stores.opening import open_store
+from logmirror.to_archive.memory import Memory
+from logmirror.to_archive.shared_read import carry_out
+from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
+from logmirror.to_archive.transfer import Transfer
+from logmirror.to_kafka.gap_writer import HoleWriter
+from logmirror.to_kafka.offset_syncs import SyncTeller
+from logmirror.to_kafka.preserve_transfer import KafkaTransfer
+from logmirror.to_kafka.tail_check import KafkaProver
+from logmirror.to_kafka.translate_progress import Links, ProgressReader
+from logmirror.to_kafka.translate_transfer import TranslateTransfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import Record, encode_reference
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.mirror.leases import Lease
+    from logmirror.mirror.follow import Lease
     from logmirror.mirror.ports import SliceResult, Work
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation

@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from pyspark.errors import PySparkException
 
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
-from logmirror.mirror.leases import LeaseDesk
+from logmirror.mirror.follow import LeaseDesk
 from logmirror.mirror.ports import EngineLostError
 from logmirror.mirror.units import units
 

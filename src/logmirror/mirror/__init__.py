@@ -1,1 +1,1 @@
-"""The data path of the mirror, from plan to commit."""
+"""The driver's loop: plan slices, run them, commit what came of them."""

@@ -10,8 +10,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, Literal
 
+from logmirror.mirror.health import Outlook
 from logmirror.mirror.heartbeat import Heartbeat
-from logmirror.mirror.outlook import Outlook
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.model import HoleCause
 from logmirror.monitoring import metrics

@@ -16,10 +16,8 @@ from logmirror import failpoints
 from logmirror.archive.claims import ClaimTakenError
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.mirror.ages import Ages
 from logmirror.mirror.drift import DriftSchedule
-from logmirror.mirror.health import OnFatal, StoppedMirrors, Unopened, backoff_ms
-from logmirror.mirror.leases import LONG_MS, SHORT_MS
+from logmirror.mirror.follow import LONG_MS, SHORT_MS
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms, plan
 from logmirror.mirror.ports import (
@@ -30,7 +28,9 @@ from logmirror.mirror.ports import (
     PositionMovedError,
     Work,
 )
+from logmirror.mirror.record_lag import Ages
 from logmirror.mirror.source_views import check_partitions, position, source_views
+from logmirror.mirror.stopped import OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.destination import Destination
-    from logmirror.mirror.outlook import MirrorHealth
+    from logmirror.mirror.health import MirrorHealth
     from logmirror.mirror.ports import DestinationSpec, Runner, SliceResult
     from logmirror.mirror.source_views import MirrorSpec
 

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logmirror.mirror.kafka_guard import producer_id
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
 from logmirror.simulation.cluster import TargetView
@@ -31,6 +30,7 @@ from logmirror.simulation.topics import Topics
 from logmirror.stores.filesystem import FilesystemStore
 from logmirror.stores.locations import FolderLocation
 from logmirror.stores.s3 import S3Store
+from logmirror.to_kafka.idempotence import producer_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

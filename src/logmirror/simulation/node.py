@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.cluster.properties import ConnectionSettings
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.mirror.archive_copies import ArchiveCopies
-from logmirror.mirror.commit import Committer
-from logmirror.mirror.gate import Gate
-from logmirror.mirror.kafka_copies import KafkaCopies
-from logmirror.mirror.kafka_holes import HoleWriter
-from logmirror.mirror.kafka_proof import KafkaProver
-from logmirror.mirror.kafka_source import FetchBuffer, KafkaSource
-from logmirror.mirror.kafka_transfer import KafkaTransfer
-from logmirror.mirror.leases import Lease
+from logmirror.mirror.follow import Lease
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.offset_syncs import SyncTeller
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
-from logmirror.mirror.shared_read import carry_out
-from logmirror.mirror.snapshot_transfer import SnapshotTransfer
 from logmirror.mirror.source_views import MirrorSpec
-from logmirror.mirror.transfer import Transfer
-from logmirror.mirror.translate_copies import TranslateCopies
-from logmirror.mirror.translate_progress import Links, ProgressReader
-from logmirror.mirror.translate_transfer import TranslateTransfer
 from logmirror.mirror.units import units
 from logmirror.monitoring.metrics import Recorder
 from logmirror.simulation.cluster import SourceView
 from logmirror.simulation.schedule import KilledError
 from logmirror.simulation.source import TOPIC
 from logmirror.simulation.world import Process
+from logmirror.source.column_types import Gate
+from logmirror.source.partition import FetchBuffer, KafkaSource
+from logmirror.to_archive.commit import Committer
+from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.shared_read import carry_out
+from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
+from logmirror.to_archive.transfer import Transfer
+from logmirror.to_kafka.gap_writer import HoleWriter
+from logmirror.to_kafka.offset_syncs import SyncTeller
+from logmirror.to_kafka.preserve_destination import KafkaCopies
+from logmirror.to_kafka.preserve_transfer import KafkaTransfer
+from logmirror.to_kafka.tail_check import KafkaProver
+from logmirror.to_kafka.translate_destination import TranslateCopies
+from logmirror.to_kafka.translate_progress import Links, ProgressReader
+from logmirror.to_kafka.translate_transfer import TranslateTransfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.scan import BatchScanner

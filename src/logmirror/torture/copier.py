@@ -18,7 +18,7 @@ from logmirror.app import run
 from logmirror.config.settings import load
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.leases import LeaseDesk
+from logmirror.mirror.follow import LeaseDesk
 from logmirror.monitoring.logs import log_to_stderr
 
 if TYPE_CHECKING:

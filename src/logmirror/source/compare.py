@@ -1,0 +1,163 @@
+"""Do two partitions hold the same records at the same offsets? Column by column, without guessing.
+
+The timestamp type is not compared: a broker decides it by its topic's configuration, and a producer
+cannot set it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logmirror.wire.columns import NO_ROWS
+from logmirror.wire.scan import KIND_ABORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logmirror.source.partition import KafkaSource
+    from logmirror.wire.decode import RecordDecoder
+
+_WAIT_MS: Final = 500
+_TRANSACTIONAL: Final = 16
+"""The bit of a batch's attributes."""
+
+_COMPARED: Final = ("offset", "key", "value", "headers")
+_SHOWN_BYTES: Final = 16
+
+
+def chunks(
+    log: KafkaSource,
+    decoder: RecordDecoder,
+    first: int,
+    end: int,
+    *,
+    only_transactions: bool = False,
+) -> Iterator[tuple[pa.Table, int]]:
+    """Yield the visible records of first..end-1 with the offset up to which they reach.
+
+    A chunk is what one fetch brings, copied out of its buffers. Ends early where the log does.
+
+    Args:
+        log: What is read.
+        decoder: May be shared with others that read in turn.
+        first: First offset wanted.
+        end: First offset not wanted any more.
+        only_transactions: Pass over what was not written in a transaction.
+    """
+    offset = first
+    while offset < end:
+        polled = log.poll(offset, max_wait_ms=_WAIT_MS)
+        if polled.fetched is None:
+            if polled.stable_end <= offset:
+                return
+            continue
+        batches = polled.fetched.batches
+        if only_transactions:
+            batches.kinds[batches.attributes & _TRANSACTIONAL == 0] = KIND_ABORTED
+        tables = [_EMPTY]
+        for rows in decoder.decode(polled.fetched.buffer, batches, first=offset, end=end):
+            batch = rows.to_arrow("", 0)
+            tables.append(pa.Table.from_batches([batch]).take(pa.array(range(batch.num_rows))))
+        offset = min(int(batches.last_offsets[batches.count - 1]) + 1, end)
+        yield pa.concat_tables(tables).combine_chunks(), offset
+
+
+def rows(log: KafkaSource, decoder: RecordDecoder, first: int, end: int) -> pa.Table:
+    """The visible records of first..end-1, all at once."""
+    found = [table for table, _ in chunks(log, decoder, first, end)]
+    return pa.concat_tables([_EMPTY, *found]).combine_chunks()
+
+
+def difference(
+    found: pa.Table, expected: pa.Table, *, timestamps: bool, compacted: bool
+) -> dict[str, object] | None:
+    """The first record in which a copy differs from its source; None if it does not.
+
+    Args:
+        found: The copy's records.
+        expected: The source's, over the same offsets.
+        timestamps: Whether they must be the same.
+        compacted: The source may have dropped records since; what it still has must be there.
+
+    Returns:
+        Facts for an error: `offset`, and what each side has there.
+    """
+    if compacted:
+        found = found.filter(pc.is_in(found["offset"], value_set=expected["offset"]))
+    columns = [*_COMPARED, "timestamp"] if timestamps else list(_COMPARED)
+    ours, theirs = found.select(columns), expected.select(columns)
+    if ours.equals(theirs):
+        return None
+    at = first_difference(ours, theirs)
+    offsets = [t["offset"][at].as_py() for t in (ours, theirs) if at < t.num_rows]
+    return {
+        "offset": min(offsets),
+        "expected": shown(theirs, at),
+        "found": shown(ours, at),
+    }
+
+
+def sequence_difference(
+    found: Iterator[pa.Table], expected: Iterator[pa.Table], *, timestamps: bool
+) -> tuple[int, dict[str, object] | None]:
+    """Compare two sequences of records whose offsets do not matter.
+
+    Returns:
+        How many records are the same, and facts on the first that differ; None: none do.
+    """
+    columns = [name for name in (*_COMPARED, "timestamp") if name != "offset"]
+    ours = theirs = _EMPTY
+    count = 0
+    while True:
+        while ours.num_rows == 0 and (more := next(found, None)) is not None:
+            ours = more
+        while theirs.num_rows == 0 and (more := next(expected, None)) is not None:
+            theirs = more
+        both = min(ours.num_rows, theirs.num_rows)
+        kept = columns if timestamps else columns[:-1]
+        one, other = ours.slice(0, both).select(kept), theirs.slice(0, both).select(kept)
+        if not both or not one.equals(other):
+            break
+        count, ours, theirs = count + both, ours.slice(both), theirs.slice(both)
+    if ours.num_rows == theirs.num_rows == 0:
+        return count, None
+    at = first_difference(one, other)
+    return count + at, {
+        "record": count + at,
+        "expected": shown(theirs, at),
+        "found": shown(ours, at),
+    }
+
+
+def first_difference(ours: pa.Table, theirs: pa.Table) -> int:
+    """The first row that differs; the number of rows that both have, if none does.
+
+    By halves, so that nothing is looked at row by row.
+    """
+    low, high = 0, min(ours.num_rows, theirs.num_rows)
+    while low < high:
+        middle = (low + high) // 2
+        if ours.slice(low, middle - low + 1).equals(theirs.slice(low, middle - low + 1)):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def shown(table: pa.Table, at: int) -> object:
+    """One record as a fact: sizes and beginnings, not whole values."""
+    if at >= table.num_rows:
+        return f"no record after the first {table.num_rows}"
+    (record,) = table.slice(at, 1).to_pylist()
+    return {
+        name: f"{len(value)} bytes {value[:_SHOWN_BYTES]!r}"
+        if isinstance(value, bytes)
+        else str(value)
+        for name, value in record.items()
+    }
+
+
+_EMPTY: Final = pa.Table.from_batches([NO_ROWS])

@@ -1,0 +1,1 @@
+"""Flows into archives: positions, objects, claims, snapshots."""

@@ -1,0 +1,177 @@
+"""Driver: flows into archives. Positions come from names, commits publish what was staged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from logmirror.archive.claims import sweep_claims
+from logmirror.errors import (
+    InternalError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from logmirror.mirror.ports import ArchiveSpec
+from logmirror.stores.locations import S3Location
+from logmirror.to_archive.positions import check_drift, checked_position, read_chain
+from logmirror.to_archive.snapshots import begin_snapshots, prune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from logmirror.clock import Clock
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import (
+        ChainStart,
+        DestinationSpec,
+        FlowId,
+        SliceResult,
+        SourceView,
+        Work,
+    )
+    from logmirror.stores.base import BlobStore
+    from logmirror.stores.locations import StoreLocation
+    from logmirror.to_archive.commit import Committer
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+
+class ArchiveCopies:
+    """A `Destination` whose copies are chains of objects in stores."""
+
+    def __init__(
+        self, open_store: Callable[[StoreLocation], BlobStore], committer: Committer, clock: Clock
+    ) -> None:
+        self._open_store, self._committer, self._clock = open_store, committer, clock
+        self._newest: dict[FlowId, str] = {}
+        """Name of the last object of each flow as this process has seen it."""
+
+        self._looked: dict[FlowId, str] = {}
+        """What was the newest at the last look for drift."""
+
+    def prepare(
+        self,
+        spec: DestinationSpec,
+        source: ClusterClient,
+        topic: TopicMetadata,
+        partitions: Collection[int] | None,
+    ) -> ArchiveSpec:
+        """See `Destination.prepare`: folders are made when they are first written to."""
+        del source, topic, partitions
+        return _archive(spec)
+
+    def positions(
+        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+    ) -> dict[FlowId, int | LogmirrorError | None]:
+        """See `Destination.positions`: one listing for each flow."""
+        archive = _archive(spec)
+        store = self._open_store(archive.location)
+        found: dict[FlowId, int | LogmirrorError | None] = {}
+        for flow in flows:
+            try:
+                found[flow] = self._position(store, flow, archive, chain_start)
+            except LogmirrorError as error:
+                found[flow] = error
+        return found
+
+    def _position(
+        self, store: BlobStore, flow: FlowId, archive: ArchiveSpec, chain_start: ChainStart
+    ) -> int | None:
+        read = read_chain(store, flow, archive, chain_start=chain_start)
+        known, newest = self._newest.get(flow, ""), read.links[-1].name if read.links else ""
+        if known:
+            check_drift(flow, known=known, newest=newest)
+        self._newest[flow] = newest
+        return read.next_offset
+
+    def check(
+        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
+    ) -> int:
+        """See `Destination.check`."""
+        archive = _archive(spec)
+        return checked_position(self._open_store(archive.location), archive, flow, found, view)
+
+    def opened(self, state: FlowState) -> None:
+        """See `Destination.opened`: claims that nothing can need any more are removed.
+
+        That is those of Parquet objects, whose footers say the same. Without its claim nobody could
+        tell whether a value in NDJSON was changed, or a batch taken out of a native object. In a
+        bucket all stay: an archiver need not be allowed to delete there, and looking for old ones
+        would be a listing of all of them (decision 0006).
+        """
+        state.newest = self._newest.get(state.flow, "")
+        archive = _archive(state.destination)
+        if archive.compaction:
+            begin_snapshots(state, self._open_store(archive.location))
+            # A predecessor may have died behind its snapshot, and there may be nothing new. What
+            # cannot be deleted now goes with the next snapshot.
+            with contextlib.suppress(UnavailableError, OutcomeUnknownError):
+                prune(self._open_store(archive.location), state.flow, archive)
+        location = archive.location
+        if archive.format != "parquet" or isinstance(location, S3Location):
+            return
+        sweep_claims(
+            self._open_store(location),
+            state.flow.destination,
+            state.flow.partition,
+            position=state.position,
+            now_ms=self._clock.now_ms(),
+        )
+
+    def drifted(self, state: FlowState) -> bool:
+        """See `Destination.drifted`: one listing, from the object on that was the newest last time.
+
+        Raises:
+            CorruptionError: What was written since is no unbroken chain any more.
+        """
+        archive, flow = _archive(state.destination), state.flow
+        since = self._looked.get(flow, "") or state.newest
+        if archive.compaction:  # older snapshots may go at any time
+            since = state.newest
+        self._looked[flow] = state.newest
+        store = self._open_store(archive.location)
+        links = read_chain(store, flow, archive, since=since).links
+        ends = [links[0].name, links[-1].name] if links else ["", ""]
+        if ends == [since, state.newest]:
+            return False
+        self._looked[flow] = ""
+        _LOG.info(
+            "the copy does not end where it was left",
+            extra={
+                "facts": {
+                    "mirror": flow.mirror,
+                    "destination": flow.destination,
+                    "topic": flow.topic,
+                    "partition": flow.partition,
+                    "expected": state.newest or "nothing",
+                    "found": ends[1] or "nothing",
+                }
+            },
+        )
+        return True
+
+    def commit(
+        self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
+    ) -> LogmirrorError | None:
+        """See `Committer.commit`."""
+        error = self._committer.commit(state, works, results)
+        self._newest[state.flow] = state.newest
+        archive = _archive(state.destination)
+        if archive.compaction and any(result.receipts for result in results):
+            state.rebuild = False
+            state.current_ms = works[0].slice.seen_ms
+            try:
+                prune(self._open_store(archive.location), state.flow, archive)
+            except LogmirrorError as failed:  # the next snapshot prunes again
+                error = error or failed
+        return error
+
+
+def _archive(spec: DestinationSpec) -> ArchiveSpec:
+    if not isinstance(spec, ArchiveSpec):
+        raise InternalError("not an archive", spec=type(spec).__name__)
+    return spec

@@ -1,0 +1,110 @@
+"""Executor: one reading of the source for all slices that stand at the same position.
+
+Slices of one partition into archives, whatever their formats, limits and stores, are fed with the
+same responses: fetched once, checked once and, where any of them wants rows, decoded once. At any
+moment there is one response, one chunk of rows and one object for each slice.
+
+Each slice remains its own master. One that has reached its end leaves, and the others read on from
+there; one that meets a claim begins anew where that says, in a reading of its own if nobody else
+stands there; one that fails ends. What cannot be read or decoded fails those that wanted it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from logmirror.errors import LogmirrorError
+from logmirror.wire.gate import first_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logmirror.mirror.ports import SliceResult
+    from logmirror.source.partition import Fetched, KafkaSource
+    from logmirror.to_archive.transfer import Transfer
+    from logmirror.wire.decode import RecordDecoder
+
+
+def carry_out(
+    transfers: Sequence[Transfer], source: KafkaSource, decoder: RecordDecoder
+) -> list[SliceResult]:
+    """Carry slices of one partition out side by side; a LogmirrorError is part of its result.
+
+    Args:
+        transfers: At least one, new; those that begin at one offset are fed together.
+        source: Of the partition.
+        decoder: The one that the transfers were given.
+    """
+    try:
+        for transfer in transfers:
+            transfer.begin()
+        while waiting := [transfer for transfer in transfers if not transfer.is_ended]:
+            position = min(transfer.position for transfer in waiting)
+            _read([t for t in waiting if t.position == position], source, decoder)
+    finally:
+        for transfer in transfers:
+            transfer.abandon()
+    return [transfer.result() for transfer in transfers]
+
+
+def _read(transfers: list[Transfer], source: KafkaSource, decoder: RecordDecoder) -> None:
+    """Feed slices that stand at one position, to the first end among them."""
+    for transfer in transfers:
+        transfer.join()
+    readers = transfers
+    end = min(transfer.end for transfer in transfers)
+    try:
+        for fetched in source.read(transfers[0].position, end):
+            _feed(readers, fetched, decoder)
+            readers = _reading(readers)
+            if not readers:
+                return
+    except LogmirrorError as error:
+        _fail(readers, error)
+    for transfer in transfers:
+        transfer.leave()
+
+
+def _feed(readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder) -> None:
+    position = readers[0].position
+    for reader in readers:
+        reader.take(fetched)
+    wanting = [reader for reader in _reading(readers) if reader.wants_rows]
+    for end in sorted({reader.end for reader in wanting}):
+        # Piece by piece where slices end inside of the response: what is wrong behind its end is
+        # no slice's business.
+        some = [reader for reader in wanting if reader.end >= end]
+        _decode(some, fetched, decoder, (position, end))
+        position = end
+    for reader in readers:
+        reader.settle()
+
+
+def _decode(
+    readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder, wanted: tuple[int, int]
+) -> None:
+    """Feed the rows of a response whose offsets are in a range, end excluded."""
+    first, end = wanted
+    last = int(fetched.batches.last_offsets[fetched.batches.count - 1])
+    if first > last or not _reading(readers):
+        return
+    try:
+        for columns in decoder.decode(fetched.buffer, fetched.batches, first=first, end=end):
+            reading = _reading(readers)
+            refused = {kind: first_refused(columns, kind) for kind in {r.types for r in reading}}
+            for reader in reading:
+                reader.append(columns, refused[reader.types])
+            if not _reading(readers):
+                return
+    except LogmirrorError as error:
+        _fail(_reading(readers), error)
+
+
+def _reading(transfers: list[Transfer]) -> list[Transfer]:
+    return [transfer for transfer in transfers if transfer.is_reading]
+
+
+def _fail(transfers: list[Transfer], error: LogmirrorError) -> None:
+    for transfer in transfers:
+        transfer.fail(copy.copy(error))  # each adds the facts of its own flow

@@ -1,0 +1,274 @@
+"""Executor: one slice of a flow with `compaction: log`, from fetched batches to a snapshot.
+
+A snapshot is named by the offsets it adds, `from` = the position, `to` = the last offset of the
+slice, and holds the latest record of each key as of `to`, whatever `from` is: the newest snapshot
+alone rebuilds the state, and is what the next one is merged with. A claim fixes `to`, not the
+content: the source may be compacted between two attempts at one range, and both are true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from logmirror.archive.chain import chain
+from logmirror.archive.claims import ClaimTakenError, read_claim
+from logmirror.archive.metadata import ObjectMetadata
+from logmirror.archive.parquet import is_of_peer, open_parquet, read_parquet
+from logmirror.archive.snapshots import RUN_BYTES, LatestByKey, check_sorted
+from logmirror.clock import SYSTEM_CLOCK, Clock
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
+from logmirror.model import HoleCause, OffsetRange, Trigger
+from logmirror.source.gaps import HoleLedger, batch_holes
+from logmirror.to_archive.publish import make_claim, publish
+from logmirror.to_archive.sink import ObjectWriter
+from logmirror.wire.columns import ContentDigest
+from logmirror.wire.gate import first_refused, first_refused_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logmirror.archive.chain import Link
+    from logmirror.mirror.ports import HoleSummary, Work
+    from logmirror.source.partition import KafkaSource
+    from logmirror.stores.base import BlobStore
+    from logmirror.wire.decode import RecordDecoder
+    from logmirror.wire.gate import Refused
+
+
+class SnapshotTransfer:
+    """One run of one slice. `run` never raises a LogmirrorError: it is part of the result.
+
+    Args:
+        work: The slice; all of it becomes one snapshot.
+        source: Its partition.
+        store: Where snapshots lie.
+        decoder: For the source's batches.
+        folder: Where records are put aside that do not fit in memory; None: the machine's own.
+        run_bytes: How much of them fits.
+        row_group_bytes: See `ParquetEncoder`.
+        clock: Time.
+    """
+
+    def __init__(  # noqa: PLR0913  # what `Transfer` takes, and where to put things aside
+        self,
+        work: Work,
+        source: KafkaSource,
+        store: BlobStore,
+        decoder: RecordDecoder,
+        *,
+        folder: Path | None = None,
+        run_bytes: int = RUN_BYTES,
+        row_group_bytes: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._work, self._slice, self._spec = work, work.slice, work.archive
+        self._source, self._store, self._decoder = source, store, decoder
+        self._folder, self._clock = folder, clock
+        self._run_bytes, self._row_group_bytes = run_bytes, row_group_bytes
+        self._source_bytes = 0
+        self._payload_bytes = 0
+
+    def run(self) -> SliceResult:
+        """Write the snapshot that is due."""
+        started_ms = self._clock.monotonic_ms()
+        receipt, error = None, None
+        try:
+            receipt = self._write_snapshot()
+        except LogmirrorError as caught:
+            error = caught.add_facts(
+                mirror=self._slice.flow.mirror,
+                destination=self._slice.flow.destination,
+                topic=self._slice.flow.topic,
+                partition=self._slice.flow.partition,
+            )
+        return SliceResult(
+            slice=self._slice,
+            receipts=(receipt,) if receipt else (),
+            next_offset=receipt.covered.next_offset if receipt else self._slice.first,
+            source_bytes=self._source_bytes,
+            elapsed_ms=self._clock.monotonic_ms() - started_ms,
+            error=error,
+        )
+
+    def _write_snapshot(self) -> Receipt:
+        first, flow = self._slice.first, self._slice.flow
+        claim = read_claim(self._store, flow.destination, flow.partition, first)
+        while True:
+            last = claim.covered.last if claim else self._slice.end - 1
+            trigger = claim.trigger if claim else self._slice.tail or Trigger.EXPLICIT
+            try:
+                return self._attempt(OffsetRange(first=first, last=last), trigger)
+            except ClaimTakenError as taken:
+                claim = taken.claim
+
+    def _attempt(self, covered: OffsetRange, trigger: Trigger) -> Receipt:
+        started_ms, self._payload_bytes = self._clock.monotonic_ms(), 0
+        writer = ObjectWriter(
+            self._store,
+            self._spec,
+            self._slice.flow,
+            covered.first,
+            row_group_bytes=self._row_group_bytes,
+        )
+        try:
+            with contextlib.ExitStack() as stack:
+                view, holes, before = self._read(stack, covered)
+                for batch in view.merged(before):
+                    # The snapshot before this one may have been written under other types.
+                    _pass_gate(first_refused_arrow(batch, self._spec.types))
+                    writer.append_arrow(batch)
+            token, digest = writer.finish(covered, holes, self._slice.topic_id, travels=False)
+        except OSError as error:
+            writer.abort()
+            raise UnavailableError(
+                "could not put records of a snapshot aside",
+                hint="make room in the temporary folder of the executors (spark.local.dir)",
+                reason=error.strerror or str(error),
+            ) from error
+        except BaseException:
+            writer.abort()
+            raise
+        claim = make_claim(
+            self._work,
+            covered,
+            trigger,
+            holes,
+            record_count=writer.record_count,
+            digest=digest,
+            created_ms=self._slice.seen_ms or self._clock.now_ms(),
+        )
+        try:
+            published = publish(self._work, self._store, token, claim)
+        except BaseException:
+            self._store.discard(token)
+            raise
+        return Receipt(
+            covered=covered,
+            record_count=writer.record_count,
+            payload_bytes=self._payload_bytes,
+            object_bytes=writer.object_bytes,
+            digest=digest,
+            trigger=trigger,
+            holes=holes,
+            elapsed_ms=self._clock.monotonic_ms() - started_ms,
+            peer=published.peer,
+            claimed_by=published.claimed_by,
+        )
+
+    def _read(
+        self, stack: contextlib.ExitStack, covered: OffsetRange
+    ) -> tuple[LatestByKey, HoleSummary, Iterator[Any]]:
+        """Collect records; returns them, what is missing in the range, and the rows before them.
+
+        How old a snapshot of mirror-v3 is nobody knows, so it would be built anew. It is continued
+        where the source still shows every offset since: then no tombstone can be gone.
+        """
+        is_there = self._slice.rebuild and self._source.log_start() <= covered.first
+        if is_there and self._newest_is_of_peer():
+            view, holes = self._collect(stack, covered, anew=False)
+            if not holes.compacted:
+                return view, holes, self._before()
+        view, holes = self._collect(stack, covered, anew=self._slice.rebuild)
+        return view, holes, iter(()) if self._slice.rebuild else self._before()
+
+    def _collect(
+        self, stack: contextlib.ExitStack, covered: OffsetRange, *, anew: bool
+    ) -> tuple[LatestByKey, HoleSummary]:
+        view = stack.enter_context(LatestByKey(self._folder, run_bytes=self._run_bytes))
+        return view, self._read_source(view, covered, anew=anew)
+
+    def _read_source(self, view: LatestByKey, covered: OffsetRange, *, anew: bool) -> HoleSummary:
+        """Collect the records up to the end of the range; returns what is missing in the range."""
+        flow, end = self._slice.flow, covered.next_offset
+        position = self._source.log_start() if anew else covered.first
+        ledger, records, self._payload_bytes = HoleLedger(), 0, 0
+        ledger.add(covered.first, min(position, end) - 1, HoleCause.COMPACTED)
+        for fetched in self._source.read(position, end):
+            batches = fetched.batches
+            stop = int(np.searchsorted(batches.base_offsets, end))
+            for hole in batch_holes(batches, fetched.start, stop, position, compacted=True):
+                first, last = max(hole.first, covered.first), min(hole.last, covered.last)
+                ledger.add(first, last, hole.cause)
+            for columns in self._decoder.decode(fetched.buffer, batches, first=position, end=end):
+                _pass_gate(first_refused(columns, self._spec.types))
+                view.add(columns.to_arrow(flow.topic, flow.partition))
+                begin = int(np.searchsorted(columns.offsets, covered.first))
+                records += columns.rows - begin
+                self._payload_bytes += int(columns.payload_bytes[begin:].sum())
+            self._source_bytes += int(batches.sizes[fetched.start : stop].sum())
+            position = int(batches.last_offsets[-1]) + 1
+        inside = covered.offset_count - records - ledger.summary().offset_count
+        ledger.count(HoleCause.COMPACTED, inside)  # within batches, or after the last one
+        return ledger.summary()
+
+    def _newest(self) -> Link | None:
+        names = self._store.tail(self._slice.flow.folder).names
+        links = chain(names, extension=self._spec.extension, start=None, snapshots=True).links
+        return links[-1] if links else None
+
+    def _newest_is_of_peer(self) -> bool:
+        newest = self._newest()
+        if newest is None or newest.last + 1 != self._slice.first:
+            return False
+        with (
+            contextlib.suppress(KeyError),
+            self._store.open(f"{self._slice.flow.folder}/{newest.name}") as file,
+        ):
+            return is_of_peer(open_parquet(file, newest.name))
+        return False
+
+    def _before(self) -> Iterator[Any]:
+        """The rows of the snapshot that this one continues, proven on the way."""
+        newest = self._newest()
+        if newest is None or newest.last + 1 != self._slice.first:
+            raise PositionMovedError(
+                "the newest snapshot does not end where the slice begins",
+                position=self._slice.first,
+                found=newest.last + 1 if newest else None,
+            )
+        name = newest.name
+        try:
+            with self._store.open(f"{self._slice.flow.folder}/{name}") as file:
+                yield from _proven_rows(file, name)
+        except KeyError:  # at once, or between two ranges of a bucket's object
+            raise PositionMovedError("the snapshot was pruned just now", name=name) from None
+
+
+def _pass_gate(refused: Refused | None) -> None:
+    if refused is not None:
+        raise refused.error()
+
+
+def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
+    """Yield a snapshot's rows; CorruptionError at their end if they are not what was written.
+
+    One of mirror-v3 says neither that it is one nor what it must hold: its rows' order does.
+    """
+    digest, last_key, rows = ContentDigest(), None, 0
+    parquet = open_parquet(file, name)
+    metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=name)
+    if not (metadata.is_snapshot if metadata else is_of_peer(parquet)):
+        raise CorruptionError(
+            "the newest object is not a snapshot",
+            hint="`compaction: log` cannot continue an archive of all records; give the "
+            "destination another name",
+            name=name,
+        )
+    for batch in read_parquet(parquet, name):
+        last_key = check_sorted(batch, last_key, name=name)
+        digest.update_arrow(batch)
+        rows += len(batch)
+        yield batch
+    if metadata and (rows, digest.hexdigest()) != (metadata.record_count, metadata.digest):
+        raise CorruptionError(
+            "the newest snapshot is not what it was when it was written",
+            hint="delete nothing; `logmirror verify --deep` shows which snapshots are sound",
+            name=name,
+            expected=metadata.digest,
+            found=digest.hexdigest(),
+        )

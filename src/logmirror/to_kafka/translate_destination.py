@@ -1,0 +1,242 @@
+"""Driver: flows into clusters at new offsets, of the visible records alone.
+
+The position is what the last committed transaction says (`translate_progress`), nothing else (I1).
+The run that began last owns its flows: it says so in the progress topic once, at its start, and
+whoever finds another owner there stops for good. So of two instances the newer one goes on, and the
+older one fences it at most once before it sees that; see docs/decisions/0005-translate.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from logmirror import failpoints
+from logmirror.cluster.client import LATEST
+from logmirror.cluster.retry import NotFoundError
+from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
+from logmirror.to_kafka.idempotence import target
+from logmirror.to_kafka.offset_syncs import make_topic
+from logmirror.to_kafka.preserve_destination import KafkaCopies, kafka_spec
+from logmirror.to_kafka.translate_progress import (
+    PROGRESS,
+    PROGRESS_CONFIGS,
+    PROGRESS_TOPIC,
+    STALL_MS,
+    ProgressReader,
+    current,
+    encode_owner,
+    flow_key,
+    taken_over,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from logmirror.clock import Clock
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.mirror.observer import Observer
+    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.ports import ChainStart, DestinationSpec, FlowId, KafkaSpec, SourceView
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+_LOOK_AGAIN_MS: Final = 100
+
+
+class TranslateCopies(KafkaCopies):
+    """A `Destination` whose copies are records in partitions of other clusters.
+
+    Args:
+        client: Opens, or returns the open, client of a cluster.
+        clock: Time.
+        writer_id: Of this run.
+        observer: Is told what is done; None: nobody asks.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[ConnectionSettings], ClusterClient],
+        clock: Clock,
+        writer_id: str,
+        observer: Observer | None = None,
+    ) -> None:
+        super().__init__(client, clock, observer)
+        self._writer_id = writer_id
+        self._readers: dict[ConnectionSettings, ProgressReader] = {}
+        self._owned: set[FlowId] = set()
+        self._made: set[object] = set()
+        """Clusters whose progress topic, and pairs of source and name whose topic for syncs, were
+        seen to."""
+
+        self._target_ids: dict[tuple[ConnectionSettings, str], bytes | None] = {}
+
+    def prepare(
+        self,
+        spec: DestinationSpec,
+        source: ClusterClient,
+        topic: TopicMetadata,
+        partitions: Collection[int] | None,
+    ) -> KafkaSpec:
+        """See `Destination.prepare`: also the topics for progress and for offset syncs."""
+        kafka = super().prepare(spec, source, topic, partitions)
+        if kafka.cluster not in self._made:
+            cluster = self._client(kafka.cluster)
+            _make_progress_topic(cluster, kafka.replication_factor)
+            _await_progress_topic(cluster, self._clock)
+            self._made.add(kafka.cluster)
+        if (source, kafka.name) not in self._made:
+            make_topic(source, kafka.name, mirror=kafka.mirror)
+            self._made.add((source, kafka.name))
+        return kafka
+
+    def positions(
+        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+    ) -> dict[FlowId, int | LogmirrorError | None]:
+        """See `Destination.positions`: one topic tells of any number of flows."""
+        del chain_start  # the copy begins where the source does
+        kafka = kafka_spec(spec)
+        reader = self._reader(kafka)
+        target_id = self._client(kafka.cluster).topic(kafka.topic).topic_id
+        self._target_ids[(kafka.cluster, kafka.topic)] = target_id
+        reader.await_markers(flow_key(kafka, flow) for flow in flows)
+        found: dict[FlowId, int | LogmirrorError | None] = {}
+        for flow in flows:
+            owner = reader.owner(flow_key(kafka, flow))
+            if flow in self._owned and owner != self._writer_id:
+                found[flow] = taken_over(flow, owner)
+            else:
+                progress = current(reader, kafka, flow, target_id)
+                found[flow] = None if progress is None else progress.next_offset
+        return found
+
+    def check(
+        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
+    ) -> int:
+        """See `Destination.check`; a copy that was never begun begins where the source does."""
+        kafka = kafka_spec(spec)
+        if found is None:
+            self._check_not_renamed(kafka, flow, view)
+            return view.log_start
+        facts = {
+            "topic": flow.topic,
+            "partition": flow.partition,
+            "target_topic": kafka.topic,
+            "position": found,
+        }
+        progress = self._readers[kafka.cluster].progress(flow_key(kafka, flow))
+        source_id = None if progress is None else progress.source_topic_id
+        if source_id is not None and view.topic_id not in (None, source_id):
+            raise PositionError(
+                "the source's topic is not the one that was copied",
+                hint="it was deleted and created again, or is in another cluster. What is copied "
+                "is kept; copy the new one under another mirror's name or into another topic.",
+                reason="SourceRecreated",
+                expected_topic_id=source_id.hex(),
+                found_topic_id=(view.topic_id or b"").hex(),
+                **facts,
+            )
+        if found > view.stable_end:
+            raise PositionError(
+                "the source ends below what was copied of it",
+                hint="it was cut (unclean leader election, or a restored disk). What is copied is "
+                "kept; compare it with the source before anything else.",
+                reason="SourceWentBackwards",
+                expected=found,
+                got=view.stable_end,
+                stable_end=view.stable_end,
+                **facts,
+            )
+        if found < view.log_start:
+            raise PositionError(
+                "the source no longer has the next record: retention or DeleteRecords passed it",
+                hint="the records between position and log_start are gone at the source. What is "
+                "copied is kept; to copy what is left, use another mirror's name.",
+                reason="SourceTrimmed",
+                log_start=view.log_start,
+                **facts,
+            )
+        return found
+
+    def opened(self, state: FlowState) -> None:
+        """See `Destination.opened`: once in this run, say that the flow is ours."""
+        if state.flow in self._owned:
+            return
+        kafka = kafka_spec(state.destination)
+        key = flow_key(kafka, state.flow)
+        batch = encode_owner(key, self._writer_id, self._clock.now_ms())
+        with self._client(kafka.cluster).pipeline() as pipeline:
+            pipeline.send([(PROGRESS, memoryview(batch))])
+            (answer,) = pipeline.collect(block=True)
+        if answer.error is not None:
+            raise answer.error
+        self._owned.add(state.flow)
+        failpoints.reach("translate.owned")
+
+    def _reader(self, kafka: KafkaSpec) -> ProgressReader:
+        reader = self._readers.get(kafka.cluster)
+        if reader is None:
+            reader = ProgressReader(self._client(kafka.cluster), clock=self._clock)
+            self._readers[kafka.cluster] = reader
+        return reader.refresh(may_be_missing=kafka.cluster not in self._made)
+
+    def _check_not_renamed(self, kafka: KafkaSpec, flow: FlowId, view: SourceView) -> None:
+        """Under another name of the mirror, the same records would be copied again."""
+        reader = self._readers[kafka.cluster]
+        target_id = self._target_ids[(kafka.cluster, kafka.topic)]
+        for key, progress in reader.of_target(target(kafka, flow)):
+            is_same = (progress.source_topic_id, progress.target_topic_id) == (
+                view.topic_id,
+                target_id,
+            )
+            if view.topic_id and target_id and is_same and key != flow_key(kafka, flow):
+                raise PositionError(
+                    "a mirror of another name has copied this topic to the same place",
+                    hint="give the mirror its name back, or copy into another topic: its records "
+                    "would be there twice",
+                    reason="MirrorRenamed",
+                    topic=flow.topic,
+                    partition=flow.partition,
+                    target_topic=kafka.topic,
+                    copied_by=key.mirror,
+                    position=progress.next_offset,
+                )
+
+
+def _await_progress_topic(cluster: ClusterClient, clock: Clock) -> None:
+    """Wait until the brokers that we ask know the topic, and its leader that it leads."""
+    give_up_ms = clock.monotonic_ms() + STALL_MS
+    while True:
+        try:
+            cluster.topic(PROGRESS_TOPIC)
+            cluster.list_offsets([PROGRESS], LATEST)
+        except (NotFoundError, UnavailableError):
+            if clock.monotonic_ms() > give_up_ms:
+                raise
+            clock.sleep_ms(_LOOK_AGAIN_MS)
+        else:
+            return
+
+
+def _make_progress_topic(cluster: ClusterClient, replication_factor: int) -> None:
+    try:
+        cluster.admin.create_topic(
+            PROGRESS_TOPIC,
+            partition_count=1,
+            replication_factor=replication_factor,
+            configs=PROGRESS_CONFIGS,
+        )
+    except UsageError as error:
+        if error.facts.get("error") == "TOPIC_ALREADY_EXISTS":
+            return
+        try:
+            cluster.topic(PROGRESS_TOPIC)
+        except UsageError:
+            raise UsageError(
+                f"the topic for the progress of the copy cannot be made: {error.message}",
+                hint=f"make {PROGRESS_TOPIC} with one partition and cleanup.policy=compact, or "
+                "allow its creation",
+                **error.facts,
+            ) from error

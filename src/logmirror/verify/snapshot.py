@@ -1,0 +1,100 @@
+"""Prove the newest snapshot of a compacted topic against its source.
+
+All that the source still shows up to the snapshot's last offset is read once and reduced to the
+latest record of each key, as the mirror does it. Then, key by key:
+
+1. A key whose latest record has a value must be in the snapshot, with that very record.
+2. A key whose latest record is a tombstone must not be there.
+3. A key or a record of the snapshot that the source does not show is one that the source has
+   compacted away since: possible only on a topic that compacts, or below the log's start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logmirror.archive.reader import iterate
+from logmirror.archive.snapshots import LatestByKey, align
+from logmirror.errors import CorruptionError, LogmirrorError
+from logmirror.verify.source import check_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logmirror.verify.archive import Checked, FlowReport
+    from logmirror.verify.source import SourceSide
+
+_COLUMNS: Final = ("value", "timestamp", "timestampType", "headers")
+
+
+def compare_snapshot(report: FlowReport, checked: Checked, side: SourceSide) -> None:
+    """Compare a snapshot with what the source serves up to its last offset."""
+    link, end = checked.link, checked.link.covered.next_offset
+    try:
+        check_place(checked, side.view)
+        with LatestByKey() as view:
+            for batch in _source_rows(report, side, end):
+                view.add(batch)
+            theirs = view.merged(iter(()), tombstones=True)
+            ours = iterate(side.store, side.folder, link.name)
+            since = sum(_compare(one, other, side) for one, other in align(theirs, ours))
+    except LogmirrorError as error:
+        report.add_problem(error.add_facts(name=link.name))
+    else:
+        report.compacted_since += since
+        report.compared += 1
+
+
+def _source_rows(report: FlowReport, side: SourceSide, end: int) -> Iterator[Any]:
+    flow, first = report.flow, side.view.log_start
+    for fetched in side.source.read(first, end):
+        for columns in side.decoder.decode(fetched.buffer, fetched.batches, first=first, end=end):
+            yield columns.to_arrow(flow.topic, flow.partition)
+
+
+def _compare(theirs: Any, ours: Any, side: SourceSide) -> int:  # noqa: ANN401  # pyarrow has no types
+    """Compare the rows of one range of keys; returns how many of ours the source dropped since."""
+    at = pc.index_in(theirs.column("key"), value_set=ours.column("key"))
+    is_here = at.is_valid().to_numpy(zero_copy_only=False)
+    is_deleted = theirs.column("value").is_null().to_numpy(zero_copy_only=False)
+    _fail_where(~is_here & ~is_deleted, theirs, "a key of the source is missing in the snapshot")
+    rows = np.flatnonzero(is_here)
+    one, other = theirs.take(pa.array(rows)), ours.take(at.drop_null())
+    told, found = (part.column("offset").to_numpy() for part in (one, other))
+    _fail_where(
+        (told > found) & is_deleted[rows], one, "the snapshot holds a key that was deleted before"
+    )
+    _fail_where(told > found, one, "the snapshot holds an older record of a key")
+    same = np.flatnonzero(told == found)
+    _compare_rows(one.take(pa.array(same)), other.take(pa.array(same)))
+    is_alone = np.ones(len(ours), np.bool_)
+    is_alone[at.drop_null().to_numpy()[told <= found]] = False
+    is_alone[at.drop_null().to_numpy()[told < found]] = True
+    if not side.compacted:
+        is_kept = ours.column("offset").to_numpy() >= side.view.log_start
+        _fail_where(is_alone & is_kept, ours, "the snapshot holds a record that the source lacks")
+    return int(is_alone.sum())
+
+
+def _compare_rows(theirs: Any, ours: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+    for column in _COLUMNS:
+        one, other = theirs.column(column), ours.column(column)
+        if not one.equals(other):
+            is_other = np.array([a != b for a, b in zip(one, other, strict=True)])
+            _fail_where(is_other, theirs, f"the {column} of a record differs from the source's")
+
+
+def _fail_where(is_wrong: Any, rows: Any, problem: str) -> None:  # noqa: ANN401  # numpy, pyarrow
+    if is_wrong.any():
+        at = int(np.argmax(is_wrong))
+        raise CorruptionError(
+            problem,
+            hint="read both: `kcat -C -o <offset> -c 1` shows the source's record",
+            offset=rows.column("offset")[at].as_py(),
+            key=rows.column("key")[at].as_py()[:100],
+            count=int(is_wrong.sum()),
+        )

@@ -1,0 +1,379 @@
+"""Prove an archive against its source, object by object, as far as the source still has them.
+
+1. What the source shows for an object's offsets is read once: its content digest, and why each
+   offset without a record has none (marker, aborted, gone). If the digests agree, the records do.
+2. If not, records are compared one by one. On a topic that compacts, the source may have dropped
+   records since: what it still shows must be there, the same. Elsewhere nothing may differ.
+3. The source must show no record at an offset that the copy lacks, for the cause that the copy's
+   account gives, or because it was compacted since.
+
+Both sides are read as streams, and compared as columns, up to the offset that both have reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import xxhash
+
+from logmirror.archive.hole_facts import HoleFacts, HoleWalk, by_cause, merged
+from logmirror.archive.native import seen_holes
+from logmirror.archive.reader import iterate
+from logmirror.errors import CorruptionError, LogmirrorError
+from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.source.compare import first_difference, shown
+from logmirror.verify.archive import shown_runs
+from logmirror.wire.columns import ContentDigest
+from logmirror.wire.scan import KIND_ABORTED, KIND_DATA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from logmirror.archive.hole_facts import Causes
+    from logmirror.mirror.ports import ArchiveSpec, SourceView
+    from logmirror.source.partition import Fetched, KafkaSource
+    from logmirror.stores.base import BlobStore
+    from logmirror.verify.archive import Checked, FlowReport
+    from logmirror.wire.columns import Columns
+    from logmirror.wire.decode import RecordDecoder
+
+_COLUMNS: Final = ("key", "value", "timestamp", "timestampType", "headers")
+_NO_OFFSETS: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSide:
+    """One flow's source, and how its archive is written."""
+
+    archive: ArchiveSpec
+    store: BlobStore
+    folder: str
+    """Of the flow's chain."""
+
+    source: KafkaSource
+    decoder: RecordDecoder
+    """Of the source's batches."""
+
+    view: SourceView
+    compacted: bool
+    """Whether the topic's cleanup.policy compacts."""
+
+    @property
+    def is_native(self) -> bool:
+        """Native objects hold aborted records, so there these are no holes."""
+        return self.archive.format == "native"
+
+
+def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) -> None:
+    """Compare one object with what the source serves for the same offsets."""
+    link, view = checked.link, side.view
+    try:
+        check_place(checked, view)
+        if link.first < view.log_start:
+            report.gone += 1
+            if checked.holes.unexplained_count:
+                raise CorruptionError(
+                    "offsets are missing and nothing tells why",
+                    hint="the source no longer has them either",
+                    name=link.name,
+                    missing=checked.holes.unexplained_count,
+                    offsets=shown_runs(checked.holes.unexplained),
+                )
+            return
+        _compare(report, checked, side)
+    except LogmirrorError as error:
+        report.add_problem(error.add_facts(name=link.name))
+    else:
+        report.compared += 1
+
+
+def check_place(checked: Checked, view: SourceView) -> None:
+    """Raise CorruptionError if the source cannot be where an object comes from."""
+    link = checked.link
+    if link.last >= view.stable_end:
+        raise CorruptionError(
+            "the object reaches beyond the end of the source",
+            hint="the source was cut or created again, or this is another cluster",
+            name=link.name,
+            stable_end=view.stable_end,
+        )
+    if view.topic_id and checked.found.topic_id not in {"", view.topic_id.hex()}:
+        raise CorruptionError(
+            "the object is of another topic than the source's",
+            hint="the topic was deleted and created again since",
+            name=link.name,
+            expected_topic_id=view.topic_id.hex(),
+            found_topic_id=checked.found.topic_id,
+        )
+
+
+def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
+    covered = checked.link.covered
+    digest, holes = _read_source(side, covered, checked.holes)
+    if holes.unexplained_count and not side.compacted:
+        raise CorruptionError(
+            "the source has neither a record nor a cause for offsets of the object",
+            hint="the topic's cleanup.policy has no `compact`, so nothing explains it: records may "
+            "have been lost at the source (unclean leader election, a repaired disk)",
+            missing=holes.unexplained_count,
+            offsets=shown_runs(holes.unexplained),
+        )
+    since = 0
+    if digest != checked.found.digest:
+        since = _compare_rows(checked, side)
+        if not side.compacted:
+            raise CorruptionError(
+                "the records are those of the source, but not the bytes of their batches",
+                hint="the source's log was written anew since, by a restore for instance",
+                expected=digest,
+                found=checked.found.digest,
+            )
+    _compare_causes(checked.holes, holes, compacted=side.compacted)
+    report.compacted_since += since
+    if _unknown(checked.holes):
+        _explain(report, checked.holes, holes)
+
+
+def _compare_causes(ours: HoleFacts, theirs: HoleFacts, *, compacted: bool) -> None:
+    """What is a marker or aborted at the source was the same when it was copied."""
+    for cause in (HoleCause.CONTROL, HoleCause.ABORTED):
+        told, shown_count = ours.count(cause), theirs.count(cause)
+        is_more = told > shown_count and not compacted  # the cleaner takes markers too
+        is_less = told + _unknown(ours) < shown_count
+        if is_more or is_less:
+            raise CorruptionError(
+                "the copy gives other causes for missing offsets than the source",
+                cause=cause.value,
+                expected=shown_count,
+                found=told,
+            )
+
+
+def _unknown(holes: HoleFacts) -> int:
+    """Of how many missing offsets nothing tells why."""
+    return holes.unexplained_count + holes.count(HoleCause.UNRECORDED)
+
+
+def _explain(report: FlowReport, ours: HoleFacts, theirs: HoleFacts) -> None:
+    """Count what only the source could explain. What it lacks too was compacted by now."""
+    rest = _unknown(ours)
+    for cause in (HoleCause.CONTROL, HoleCause.ABORTED):
+        extra = min(max(theirs.count(cause) - ours.count(cause), 0), rest)
+        report.hole_counts[cause] = report.hole_counts.get(cause, 0) + extra
+        rest -= extra
+    compacted = report.hole_counts.get(HoleCause.COMPACTED, 0)
+    report.hole_counts[HoleCause.COMPACTED] = compacted + rest
+    unrecorded = ours.count(HoleCause.UNRECORDED)
+    if unrecorded:
+        report.hole_counts[HoleCause.UNRECORDED] -= unrecorded
+        _name_runs(report, ours, theirs)
+
+
+def _name_runs(report: FlowReport, ours: HoleFacts, theirs: HoleFacts) -> None:
+    """Give the runs of the last object, whose causes are not recorded, those that the source tells.
+
+    Where the source lacks more by now than the copy, they are left out: only counts are sure.
+    """
+    unnamed = set(ours.runs)
+    while report.hole_runs and report.hole_runs[-1] in unnamed:
+        report.hole_runs.pop()
+    if ours.offset_count == theirs.offset_count:
+        gone = [
+            Hole(first=run.first, last=run.last, cause=HoleCause.COMPACTED)
+            for run in theirs.unexplained
+        ]
+        report.hole_runs += merged([*theirs.runs, *gone])
+
+
+# -- the source's side -----------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """Some records of the source, valid until the next piece."""
+
+    fetched: Fetched
+    rows: Columns | None
+    known: Causes
+    reached: int
+    """All below has been shown."""
+
+
+def _pieces(side: SourceSide, covered: OffsetRange) -> Iterator[_Piece]:
+    end = covered.next_offset
+    for fetched in side.source.read(covered.first, end):
+        batches = fetched.batches
+        if side.is_native:
+            batches.kinds[batches.kinds == KIND_ABORTED] = KIND_DATA
+        known = seen_holes(batches, covered.first, aborted=True)
+        for rows in side.decoder.decode(fetched.buffer, batches, first=covered.first, end=end):
+            yield _Piece(fetched, rows, known, int(rows.offsets[-1]) + 1)
+        yield _Piece(fetched, None, known, min(int(batches.last_offsets[-1]) + 1, end))
+
+
+def _read_source(side: SourceSide, covered: OffsetRange, copy: HoleFacts) -> tuple[str, HoleFacts]:
+    """The digest that an object over these offsets must have, and its holes, from the source alone.
+
+    Raises:
+        CorruptionError: The source gives another cause for a hole than the copy.
+    """
+    raw, rows_digest, walk = xxhash.xxh3_128(), ContentDigest(), HoleWalk(covered)
+    told = by_cause(copy.runs)
+    for piece in _pieces(side, covered):
+        offsets = _NO_OFFSETS if piece.rows is None else piece.rows.offsets
+        walk.step(offsets, piece.known, reached=piece.reached)
+        if piece.rows is not None and not side.is_native:
+            rows_digest.update(piece.rows, 0, piece.rows.rows)
+        elif piece.rows is None:
+            _check_causes(piece.known, told)
+            if side.is_native:
+                raw.update(_bytes_of(piece.fetched, covered.next_offset))
+    digest = f"xxh3:{raw.hexdigest()}" if side.is_native else rows_digest.hexdigest()
+    return digest, walk.finish()
+
+
+def _bytes_of(fetched: Fetched, end: int) -> memoryview:
+    """The batches of a response that a native object which ends at `end` holds."""
+    batches = fetched.batches
+    stop = int(batches.base_offsets.searchsorted(end))
+    if stop <= fetched.start:
+        return fetched.buffer[:0]
+    begin = int(batches.positions[fetched.start])
+    return fetched.buffer[begin : int(batches.positions[stop - 1] + batches.sizes[stop - 1])]
+
+
+def _check_causes(known: Causes, told: Causes) -> None:
+    for cause, runs in known.items():
+        for other, listed in told.items():
+            if other in {cause, HoleCause.UNRECORDED}:
+                continue
+            common = listed.overlaps(runs.firsts, runs.lasts)
+            if common.any():
+                at = int(np.argmax(common > 0))
+                raise CorruptionError(
+                    "the copy gives another cause for missing offsets than the source",
+                    offsets=f"{runs.firsts[at]}-{runs.lasts[at]}",
+                    expected=cause.value,
+                    found=other.value,
+                )
+
+
+# -- record by record ------------------------------------------------------------------------------
+
+
+class _Copy:
+    """The rows of an object, taken from the front."""
+
+    def __init__(self, checked: Checked, side: SourceSide) -> None:
+        utf8 = side.archive.encoding == "utf8"
+        self._batches = iterate(side.store, side.folder, checked.link.name, utf8=utf8)
+        self._left: Any = None
+
+    def below(self, end: int) -> Iterator[Any]:
+        """Take the rows below an offset, in Arrow batches that are valid until the next."""
+        while True:
+            if self._left is None or not len(self._left):
+                self._left = next(self._batches, None)
+                if self._left is None:
+                    return
+            count = int(_offsets(self._left).searchsorted(end))
+            taken, self._left = self._left.slice(0, count), self._left.slice(count)
+            if count:
+                yield taken
+            if len(self._left):
+                return
+
+
+def _compare_rows(checked: Checked, side: SourceSide) -> int:
+    """Compare the records; returns how many the source no longer shows.
+
+    Raises:
+        CorruptionError: They are not those of the source. Facts: `offsets`, or `offset` and both
+            sides.
+    """
+    covered, since = checked.link.covered, 0
+    copy = _Copy(checked, side)
+    for piece in _pieces(side, covered):
+        theirs = None if piece.rows is None else piece.rows.to_arrow("", 0)
+        for ours in copy.below(piece.reached):
+            last = int(_offsets(ours)[-1])
+            count = 0 if theirs is None else int(_offsets(theirs).searchsorted(last, "right"))
+            since += _compare_part(ours, theirs, count, piece.known, side)
+            theirs = None if theirs is None else theirs.slice(count)
+        if theirs is not None and len(theirs):
+            raise _lacking(_offsets(theirs))
+    for ours in copy.below(covered.next_offset):
+        since += _compare_part(ours, None, 0, {}, side)
+    return since
+
+
+def _compare_part(
+    ours: Any,  # noqa: ANN401  # pyarrow has no types
+    theirs: Any,  # noqa: ANN401  # pyarrow has no types
+    count: int,
+    known: Causes,
+    side: SourceSide,
+) -> int:
+    """Compare rows of the copy with the first `count` of the source, over the same offsets."""
+    offsets = _offsets(ours)
+    expected = _NO_OFFSETS if theirs is None else _offsets(theirs)[:count]
+    is_shared = np.isin(offsets, expected, assume_unique=True)
+    if np.count_nonzero(is_shared) != len(expected):
+        raise _lacking(expected[~np.isin(expected, offsets, assume_unique=True)])
+    extra = offsets[~is_shared]
+    if len(extra):
+        _check_extra(extra, known, side)
+        ours = ours.filter(is_shared)
+    if len(expected):
+        one, other = ours.select(_COLUMNS), theirs.slice(0, count).select(_COLUMNS)
+        if not one.equals(other):
+            at = first_difference(one, other)
+            raise CorruptionError(
+                "the copy differs from what the source serves at the same offset",
+                hint="read both and compare: `kcat -C -p <partition> -o <offset> -c 1`",
+                offset=int(expected[at]),
+                expected=shown(other, at),
+                found=shown(one, at),
+            )
+    return len(extra)
+
+
+def _check_extra(extra: npt.NDArray[np.int64], known: Causes, side: SourceSide) -> None:
+    for cause, runs in known.items():
+        common = runs.overlaps(extra, extra)
+        if common.any():
+            raise CorruptionError(
+                "the copy has records where the source has none and never had",
+                offsets=_spans(extra[common > 0]),
+                cause=cause.value,
+            )
+    if not side.compacted:
+        raise CorruptionError(
+            "the copy has records that the source does not show",
+            hint="the topic's cleanup.policy has no `compact`, so nothing explains it",
+            offsets=_spans(extra),
+        )
+
+
+def _lacking(offsets: npt.NDArray[np.int64]) -> CorruptionError:
+    return CorruptionError(
+        "the copy lacks records that the source has",
+        hint="keep the archive as it is; copy the partition anew under another destination name",
+        missing=len(offsets),
+        offsets=_spans(offsets),
+    )
+
+
+def _spans(offsets: npt.NDArray[np.int64]) -> str:
+    ends = np.flatnonzero(np.diff(offsets) > 1)
+    firsts, lasts = np.append(0, ends + 1), np.append(ends, len(offsets) - 1)
+    pairs = zip(offsets[firsts[:6]], offsets[lasts[:6]], strict=True)
+    return shown_runs(tuple(OffsetRange(first=int(a), last=int(b)) for a, b in pairs))
+
+
+def _offsets(batch: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  # pyarrow has no types
+    found: npt.NDArray[np.int64] = batch.column("offset").to_numpy()
+    return found

@@ -1,0 +1,132 @@
+"""The driver's side of a copy: how long a flow waits for predecessors that no guard keeps out.
+
+Method: a destination that answers what the test says, and a clock that the test moves.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from kit.scripted import SteppingClock
+from logmirror.cluster.offsets import LogEnd, ProducerState
+from logmirror.cluster.transport import LINGER_MS_MAX
+from logmirror.errors import UsageError
+from logmirror.mirror.plan import FlowState
+from logmirror.mirror.ports import FlowId, KafkaSpec
+from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, settle_ms
+from logmirror.to_kafka.preserve_destination import KafkaCopies
+
+FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
+SPEC = KafkaSpec(cluster=None, topic="copy")
+WAIT_MS = settle_ms(SPEC.max_message_bytes)
+DAY_MS = 86_400_000
+
+
+@dataclass
+class Cluster:
+    """One partition of a destination."""
+
+    end: int = 0
+    state: ProducerState | None = None
+    asked: list = field(default_factory=list)
+
+    def producer_states(self, producers):
+        return dict.fromkeys(producers, self.state)
+
+    def log_ends(self, partitions):
+        return {where: LogEnd(self.end, 0) for where in partitions}
+
+
+class Opening:
+    """A flow that begins."""
+
+    def __init__(self, spec=SPEC, **cluster):
+        self.clock, self.cluster = SteppingClock(), Cluster(**cluster)
+        self.copies = KafkaCopies(lambda _settings: self.cluster, self.clock)
+        self.state = FlowState(
+            flow=FLOW, destination=spec, topic_id=None, compacted=False, position=0
+        )
+
+    def look(self):
+        """What the service does with a flow that begins, or is lost; whether it may go on."""
+        self.state.lost = False
+        found = self.copies.positions(self.state.destination, [FLOW], None)
+        self.state.position = found[FLOW]
+        self.copies.opened(self.state)
+        return not self.state.lost
+
+    def look_after(self, wait_ms):
+        self.clock.ms += wait_ms
+        return self.look()
+
+
+def alive(opening, age_ms=0):
+    return ProducerState(0, 99, opening.clock.now_ms() - age_ms)
+
+
+def test_a_flow_whose_producer_the_broker_remembers_begins_at_once():
+    opening = Opening(end=100)
+    opening.cluster.state = alive(opening)
+    assert opening.look()
+
+
+@pytest.mark.parametrize("age_ms", [None, DAY_MS])
+def test_a_flow_without_a_guard_waits_and_looks_again(age_ms):
+    opening = Opening(end=100)
+    if age_ms is not None:
+        opening.cluster.state = alive(opening, age_ms)
+
+    assert not opening.look()
+    assert opening.state.retry_at_ms == opening.clock.ms + WAIT_MS
+    assert opening.look_after(WAIT_MS)
+
+
+def test_whoever_still_writes_is_left_alone_until_he_stops():
+    opening = Opening(end=100)
+    opening.look()
+    for end in (105, 190):
+        opening.cluster.end = end
+        assert not opening.look_after(WAIT_MS)
+        assert opening.state.retry_at_ms == opening.clock.ms + WAIT_MS
+
+    assert opening.look_after(WAIT_MS)
+    assert opening.state.position == 190
+
+
+def test_a_wait_is_not_good_for_ever():
+    opening = Opening(end=100)
+    opening.look()
+    assert not opening.look_after(2 * WAIT_MS + 1)
+
+
+def test_a_wait_that_is_over_counts_for_one_position():
+    opening = Opening(end=100)
+    opening.look()
+    assert opening.look_after(WAIT_MS)
+    assert opening.look_after(1), "the same moment, for another reason"
+    opening.cluster.end = 101
+    assert not opening.look_after(1)
+
+
+def test_the_wait_is_longer_than_a_predecessors_bytes_can_be_on_their_way():
+    for largest in (0, 1 << 20, 64 << 20):
+        assert settle_ms(largest) > SEND_DEADLINE_MS + largest / 1000 + LINGER_MS_MAX
+
+
+def test_topics_of_large_batches_are_waited_for_longer():
+    opening = Opening(KafkaSpec(cluster=None, topic="copy", max_message_bytes=50_000_000), end=9)
+    opening.look()
+    assert not opening.look_after(WAIT_MS)
+    opening.look()
+    assert opening.look_after(WAIT_MS + 49_000)
+
+
+def test_settings_that_we_may_not_see_are_taken_for_the_usual_ones():
+    def refuse(_name):
+        raise UsageError("not allowed")
+
+    opening = Opening()
+    opening.cluster.describe_topic_configs = refuse
+    assert opening.copies._max_message_bytes(SPEC) == SPEC.max_message_bytes  # noqa: SLF001  # the least of it
+    opening.cluster.describe_topic_configs = lambda _name: {"max.message.bytes": "77"}
+    assert opening.copies._max_message_bytes(SPEC) == 77  # noqa: SLF001  # as above
