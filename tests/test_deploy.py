@@ -23,7 +23,7 @@ import yaml
 
 from kit.commands import logmirror, mirror, write_config
 from kit.machine import program
-from logmirror.cli import VERSION
+from logmirror.cli.main import VERSION
 from logmirror.config.environment import Knobs
 from logmirror.config.settings import load
 from logmirror.errors import (
@@ -210,7 +210,7 @@ def test_the_wheel_runs_read_only_and_without_a_home(installed, tmp_path):
         check=True,
         timeout=60,
     )
-    assert "value='logmirror.cli:main'" in seen.stdout
+    assert "value='logmirror.cli.main:main'" in seen.stdout
     tmp_path.chmod(0o755)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from logmirror import errors
-from logmirror.commands.screen import place_in_docs, print_error
+from logmirror.cli.screen import place_in_docs, print_error
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:

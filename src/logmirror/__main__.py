@@ -1,5 +1,5 @@
 """`python -m logmirror`: the same as the command `logmirror`."""
 
-from logmirror.cli import main
+from logmirror.cli.main import main
 
 main()

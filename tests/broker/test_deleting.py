@@ -20,12 +20,12 @@ from kit.embedded import EmbeddedBroker
 from kit.faulty_disk import FaultyDisk, PowerLossError
 from kit.kafka import create_topic, delete_topic
 from kit.partition_client import EARLIEST, Appended, PartitionClient, data_batch
-from logmirror.broker.batch_check import check_batch
-from logmirror.broker.disk import Disk
-from logmirror.broker.group_commit import GroupCommit
-from logmirror.broker.partition_log import ColdSegmentError, Marker, PartitionLog
-from logmirror.broker.recovery import recover
-from logmirror.broker.segment_cache import SegmentCache
+from logmirror.broker.log.batch_check import check_batch
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.partition_log import ColdSegmentError, Marker, PartitionLog
+from logmirror.broker.log.recovery import recover
+from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.errors import CorruptionError
 from logmirror.wire.records import decode_reference
 

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
 from kit.embedded import EmbeddedBroker
-from logmirror.broker.partition_log import open_path
+from logmirror.broker.log.partition_log import open_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

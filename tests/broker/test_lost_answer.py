@@ -20,15 +20,15 @@ from kit.partition_client import data_batch
 from kit.raw_client import build, message_class, nested, read_response, request_frame
 from logmirror.broker.apis import Api
 from logmirror.broker.broker import Broker, Caller
-from logmirror.broker.disk import Disk, OpenFile
-from logmirror.broker.dispatch import answer
-from logmirror.broker.group_commit import GroupCommit
-from logmirror.broker.handle_fetch import fetch
-from logmirror.broker.handle_produce import ProduceAnswer, produce
+from logmirror.broker.handlers.fetch import fetch
+from logmirror.broker.handlers.produce import ProduceAnswer, produce
+from logmirror.broker.log.disk import Disk, OpenFile
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.segment import FileRange
+from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.options import BrokerOptions
-from logmirror.broker.segment import FileRange
-from logmirror.broker.segment_cache import SegmentCache
+from logmirror.broker.protocol.dispatch import answer
 from logmirror.broker.topics import Topics
 from logmirror.errors import UnavailableError
 from logmirror.wire.frames import read_header

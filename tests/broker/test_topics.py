@@ -19,11 +19,11 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kit.clients import Message, produce
-from logmirror.broker.disk import Disk
-from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import PRODUCER_ID_BLOCK, MetadataStore, TopicRow
 from logmirror.broker.options import BrokerOptions
-from logmirror.broker.segment_cache import SegmentCache
 from logmirror.broker.topic_configs import RefusedConfigError, TopicConfigs
 from logmirror.broker.topics import RefusedTopicError, Topics
 from logmirror.errors import CorruptionError, UsageError

@@ -275,7 +275,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     program = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        "from logmirror.cli import main; sys.argv = ['logmirror', 'demo']; main()"
+        "from logmirror.cli.main import main; sys.argv = ['logmirror', 'demo']; main()"
     )
 
     done = subprocess.run(

@@ -17,9 +17,9 @@ from kit.copies import forget_connections
 from kit.embedded import EmbeddedBroker
 from kit.holes import plain_messages
 from kit.inline_run import mirror_to_cluster
-from logmirror import cli
 from logmirror.app import status
 from logmirror.archive.naming import PARQUET, format_name
+from logmirror.cli import main
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.connection import Connection
 from logmirror.cluster.properties import connection_settings
@@ -230,7 +230,7 @@ def test_nothing_is_ever_created(tmp_path):
 def test_a_source_that_is_not_reached_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
     """CLI-03."""
     config = write_config(tmp_path / "config.json", mirror("t", "127.0.0.1:1", archive))
-    result = CliRunner().invoke(cli.app, ["status", "-c", str(config)])
+    result = CliRunner().invoke(main.app, ["status", "-c", str(config)])
     assert result.exit_code == 1
     _, row, *told = result.stdout.splitlines()
     assert row.startswith("parquet  parquet      t      all")

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from logmirror.broker.disk import Disk, OpenFile
+from logmirror.broker.log.disk import Disk, OpenFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

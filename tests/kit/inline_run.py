@@ -21,8 +21,8 @@ import psutil
 
 from kit.commands import Run, logmirror, run_forked
 from kit.inline_server import ForkedProcess
-from logmirror import cli
 from logmirror.app import run
+from logmirror.cli import main as cli
 from logmirror.engine import spark
 from logmirror.torture import copier
 

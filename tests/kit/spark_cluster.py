@@ -194,7 +194,7 @@ class SubmittedRun(Run):
     ) -> None:
         script = folder / "mirror.py"
         text = _PAGE.read_text().partition("```python\n")[2].partition("```")[0]
-        assert "logmirror.cli" in text
+        assert "logmirror.cli.main" in text
         script.write_text(text)
         submit = str(spark_home(folder) / "bin" / "spark-submit")
         base = {

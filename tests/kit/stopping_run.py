@@ -17,7 +17,8 @@ import psutil
 
 from kit.commands import wait_until
 from kit.inline_run import InlineRun, InlineRunner
-from logmirror import cli, failpoints
+from logmirror import failpoints
+from logmirror.cli import main
 from logmirror.cluster.transport import Transport
 from logmirror.engine import spark
 
@@ -80,4 +81,4 @@ def _arm() -> None:
 if __name__ == "__main__":
     _arm()
     spark.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # see kit.inline_run
-    cli.main()
+    main.main()

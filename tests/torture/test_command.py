@@ -16,7 +16,7 @@ from kit.inline_run import mirror_to_cluster
 from kit.machine import HOST
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
-from logmirror.cli import app
+from logmirror.cli.main import app
 from logmirror.errors import UsageError
 from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS

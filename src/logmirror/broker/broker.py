@@ -10,10 +10,10 @@ from logmirror.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from logmirror.broker.group_commit import GroupCommit
+    from logmirror.broker.log.group_commit import GroupCommit
+    from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import MetadataStore
     from logmirror.broker.options import BrokerOptions
-    from logmirror.broker.segment_cache import SegmentCache
     from logmirror.broker.topics import Topics
     from logmirror.clock import Clock
 

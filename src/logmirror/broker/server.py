@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from logmirror.broker.broker import Broker
-from logmirror.broker.connection import Connection, Connections
-from logmirror.broker.disk import Disk
-from logmirror.broker.group_commit import GroupCommit
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
-from logmirror.broker.segment_cache import SegmentCache
+from logmirror.broker.protocol.connection import Connection, Connections
 from logmirror.broker.topics import Topics
 from logmirror.errors import UsageError
 

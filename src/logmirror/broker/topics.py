@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.log.recovery import recover
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
-from logmirror.broker.partition_log import PartitionLog
-from logmirror.broker.recovery import recover
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from logmirror.broker.disk import Disk
-    from logmirror.broker.group_commit import GroupCommit
+    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.group_commit import GroupCommit
+    from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.options import BrokerOptions
-    from logmirror.broker.segment_cache import SegmentCache
 
 _Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger(__name__)

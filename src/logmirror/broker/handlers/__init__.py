@@ -1,0 +1,1 @@
+"""One module per group of requests: what the broker does with each, and in which versions."""

@@ -1,0 +1,192 @@
+"""Fetch (key 1, versions 4-17).
+
+Whole batches, as many as fit; the first partition that has any gets one even if it alone is larger
+than all limits, so a consumer always gets on. Only what is durable is served (L1 in
+`partition_log`); offsets between the watermark and the log end are in range, as in Kafka, and have
+nothing yet. If less than `min_bytes` is there, the request waits on its partitions until
+enough is, something is wrong, or `max_wait_ms` has passed.
+
+Deviations from Kafka: no fetch sessions (every answer has session id 0, which clients understand as
+"send everything each time"); a batch is never cut short, an answer has whole ones or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from logmirror.broker.handlers.offsets import epoch_error
+from logmirror.broker.log.partition_log import ColdSegmentError
+from logmirror.broker.log.segment import FileRange
+from logmirror.errors import LogmirrorError
+from logmirror.wire.serve_fetch import (
+    TOPIC_ID_FROM,
+    Fetched,
+    FetchPartition,
+    FetchRequest,
+    pack_fetch_response,
+    parse_fetch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from logmirror.broker.broker import Broker
+    from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.topics import Topic
+    from logmirror.wire.frames import RequestHeader
+
+_LOG: Final = logging.getLogger(__name__)
+_FULL_FETCH_EPOCHS: Final = (-1, 0)
+
+Part = bytes | bytearray | FileRange
+"""A piece of an answer: bytes, or where in a file they are."""
+
+
+class _Found(NamedTuple):
+    """What one look at the logs found."""
+
+    topics: list[tuple[str | bytes, list[Fetched]]]
+    ranges: list[list[FileRange]]
+    """The records of each partition that has any, in order."""
+    records_bytes: int
+    has_error: bool
+    logs: list[PartitionLog]
+
+
+def fetch(
+    broker: Broker, header: RequestHeader, frame: memoryview
+) -> list[Part] | Coroutine[None, None, list[Part]]:
+    """Answer a Fetch request: at once if there is enough, else by a coroutine that waits.
+
+    Raises:
+        RemoteProtocolError: The frame is not a Fetch request.
+    """
+    request = parse_fetch(frame, header.version)
+    if request.session_epoch not in _FULL_FETCH_EPOCHS:
+        code = ErrorCode.fetch_session_id_not_found
+        return list(pack_fetch_response(header.version, header.correlation_id, [], error=code))
+    try:
+        found = _look(broker, request, header.version)
+    except ColdSegmentError:
+        return _wait(broker, header, request, None)
+    if _must_wait(request, found):
+        return _wait(broker, header, request, found)
+    return _pack(header, found)
+
+
+def _pack(header: RequestHeader, found: _Found) -> list[Part]:
+    pieces = pack_fetch_response(header.version, header.correlation_id, found.topics)
+    parts: list[Part] = [pieces[0]]
+    for piece, ranges in zip(pieces[1:], found.ranges, strict=True):
+        parts += ranges
+        parts.append(piece)
+    return parts
+
+
+def _must_wait(request: FetchRequest, found: _Found) -> bool:
+    return not found.has_error and found.records_bytes < request.min_bytes
+
+
+async def _wait(
+    broker: Broker, header: RequestHeader, request: FetchRequest, found: _Found | None
+) -> list[Part]:
+    if found is None:
+        found = await _look_after_loading(broker, request, header.version)
+    loop = asyncio.get_running_loop()
+    wait_ms = min(request.max_wait_ms, broker.options.max_fetch_wait_ms)
+    moved, is_over = asyncio.Event(), asyncio.Event()
+
+    def give_up() -> None:
+        is_over.set()
+        moved.set()
+
+    timer = loop.call_later(max(0, wait_ms) / 1000, give_up)
+    logs = set(found.logs)
+    for log in logs:
+        log.watch(moved.set)
+    try:
+        while not is_over.is_set() and _must_wait(request, found):
+            await moved.wait()
+            moved.clear()
+            found = await _look_after_loading(broker, request, header.version)
+    finally:
+        timer.cancel()
+        for log in logs:
+            log.unwatch(moved.set)
+    return _pack(header, found)
+
+
+async def _look_after_loading(broker: Broker, request: FetchRequest, version: int) -> _Found:
+    """Look, with segments loaded off the loop as they turn out to be needed."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return _look(broker, request, version)
+        except ColdSegmentError as cold:
+            segment = cold.segment
+        try:
+            await loop.run_in_executor(broker.executor, broker.cache.loaded, segment)
+        except (LogmirrorError, OSError):
+            if segment.is_deleted:
+                continue  # its records are out of range now, which the next look says
+            _LOG.exception("%s: segment could not be read", segment.path)
+            raise
+
+
+def _look(broker: Broker, request: FetchRequest, version: int) -> _Found:
+    by_id = version >= TOPIC_ID_FROM
+    left = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
+    found = _Found([], [], 0, has_error=False, logs=[])
+    has_error = False
+    records_bytes = 0
+    for name, partitions in request.topics:
+        answers: list[Fetched] = []
+        found.topics.append((name, answers))
+        topic = _topic(broker, name)
+        for wanted in partitions:
+            at_least_one = records_bytes == 0
+            answer, ranges = _read(topic, wanted, left, at_least_one=at_least_one, by_id=by_id)
+            answers.append(answer)
+            has_error = has_error or answer.error != 0
+            if topic is not None and answer.error == 0:
+                found.logs.append(topic.logs[wanted.partition])
+            if ranges:
+                found.ranges.append(ranges)
+                records_bytes += answer.records_bytes
+                left = max(0, left - answer.records_bytes)
+    return found._replace(records_bytes=records_bytes, has_error=has_error)
+
+
+def _topic(broker: Broker, name: str | bytes) -> Topic | None:
+    if isinstance(name, bytes):
+        return broker.topics.by_id.get(name)
+    return broker.topics.by_name.get(name)
+
+
+def _read(
+    topic: Topic | None, wanted: FetchPartition, left: int, *, at_least_one: bool, by_id: bool
+) -> tuple[Fetched, list[FileRange]]:
+    number = wanted.partition
+    if topic is None:
+        code = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+        return Fetched(number, code, -1, -1, 0), []
+    if not 0 <= number < len(topic.logs):
+        return Fetched(number, ErrorCode.unknown_topic_or_partition, -1, -1, 0), []
+    if code := epoch_error(wanted.leader_epoch):
+        return Fetched(number, code, -1, -1, 0), []
+    log = topic.logs[number]
+    watermark, start = log.high_watermark, log.log_start
+    if log.failure is None and not start <= wanted.offset <= log.log_end:
+        return Fetched(number, ErrorCode.offset_out_of_range, watermark, start, 0), []
+    try:
+        limit = min(left, max(0, wanted.max_bytes))
+        ranges = log.read(wanted.offset, limit, at_least_one=at_least_one)
+    except LogmirrorError as error:
+        _LOG.warning("%s-%d: %s", topic.name, number, error)
+        return Fetched(number, ErrorCode.kafka_storage_error, -1, -1, 0), []
+    size_bytes = sum(found.size_bytes for found in ranges)
+    return Fetched(number, 0, watermark, start, size_bytes), ranges

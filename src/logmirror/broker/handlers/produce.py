@@ -1,0 +1,182 @@
+"""Produce (key 0, versions 3-11).
+
+Batches are checked, placed and written at once; the answer waits until the last of them is durable,
+for acks 1 as for acks all, since with one replica they ask for the same. With acks 0 there is no
+answer, and the records become durable just the same.
+
+Deviations from Kafka: the request's timeout is not used, because an answer that comes before the
+flush would have to be "unknown"; the client's own timeout says the same. A batch with the
+log-append bit is refused for every topic. Kafka does that for topics with log-append time; for
+others it clears the bit, and its records silently have other timestamps than whoever read that
+batch before was shown.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from logmirror.broker.log.batch_check import RefusedBatchError, check_batch, is_transactional, stamp
+from logmirror.broker.log.partition_log import StorageError
+from logmirror.broker.log.producer_state import RefusedSequenceError
+from logmirror.broker.topics import TopicDeletedError
+from logmirror.wire.serve_produce import (
+    Produced,
+    ProduceRequest,
+    pack_produce_response,
+    parse_produce,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logmirror.broker.broker import Broker
+    from logmirror.broker.topics import Topic
+    from logmirror.errors import LogmirrorError
+    from logmirror.wire.frames import RequestHeader
+
+_LOG: Final = logging.getLogger(__name__)
+_LEGAL_ACKS: Final = (-1, 0, 1)
+
+
+class ProduceAnswer:
+    """The answer to one Produce request while it waits for the disk.
+
+    Attributes:
+        frame: The response; None until it is known, and empty for acks 0.
+    """
+
+    __slots__ = ("_acks", "_header", "_tell", "_topics", "_waiting", "frame")
+
+    def __init__(self, header: RequestHeader, acks: int, tell: Callable[[], None]) -> None:
+        self._header = header
+        self._acks = acks
+        self._tell = tell
+        self._topics: list[tuple[str, list[Produced]]] = []
+        self._waiting = 1
+        self.frame: bytes | bytearray | None = None
+
+    def add_topic(self, name: str) -> list[Produced]:
+        """Return the list that takes the answers of a topic's partitions."""
+        answers: list[Produced] = []
+        self._topics.append((name, answers))
+        return answers
+
+    def wait_for(self, answers: list[Produced]) -> Callable[[LogmirrorError | None], None]:
+        """Wait for the partition whose answer was added last; returns how to tell its outcome."""
+        self._waiting += 1
+        place = len(answers) - 1
+
+        def outcome(failure: LogmirrorError | None) -> None:
+            if failure is not None:
+                gone = isinstance(failure, TopicDeletedError)
+                code = ErrorCode.unknown_topic_or_partition if gone else _STORAGE
+                answers[place] = Produced(answers[place].partition, code, -1, -1)
+            self.release()
+
+        return outcome
+
+    def release(self) -> None:
+        """Count one outcome; the last one makes the frame."""
+        self._waiting -= 1
+        if self._waiting:
+            return
+        if self._acks == 0:
+            self.frame = b""
+        else:
+            _, version, correlation_id = self._header
+            self.frame = pack_produce_response(version, correlation_id, self._topics)
+        self._tell()
+
+
+_STORAGE: Final = ErrorCode.kafka_storage_error
+
+
+def produce(
+    broker: Broker, header: RequestHeader, frame: memoryview, tell: Callable[[], None]
+) -> ProduceAnswer:
+    """Append what a request brings.
+
+    Args:
+        broker: Where to.
+        header: Of the request.
+        frame: The request; batches are changed in place, and nothing of it is kept.
+        tell: Called once, when the answer's `frame` is known; perhaps before this returns.
+
+    Raises:
+        RemoteProtocolError: The frame is not a Produce request.
+    """
+    request = parse_produce(frame, header.version)
+    refused = _refusal(request)
+    answer = ProduceAnswer(header, request.acks, tell)
+    for name, partitions in request.topics:
+        topic = broker.topics.by_name.get(name)
+        answers = answer.add_topic(name)
+        for number, records in partitions:
+            if refused is not None:
+                answers.append(Produced(number, refused, -1, -1))
+            elif topic is None or not 0 <= number < len(topic.logs):
+                code = ErrorCode.unknown_topic_or_partition
+                answers.append(Produced(number, code, -1, -1))
+            else:
+                _append(broker, topic, number, records, answer, answers)
+    answer.release()
+    return answer
+
+
+def _refusal(request: ProduceRequest) -> ErrorCode | None:
+    """Return what is wrong with the request as a whole."""
+    if request.acks not in _LEGAL_ACKS:
+        return ErrorCode.invalid_required_acks
+    if request.transactional_id is not None:
+        return ErrorCode.invalid_txn_state
+    for _, partitions in request.topics:
+        for _, records in partitions:
+            if is_transactional(records):
+                return ErrorCode.transactional_id_authorization_failed
+    return None
+
+
+def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, what, whom to tell
+    broker: Broker,
+    topic: Topic,
+    number: int,
+    records: memoryview | None,
+    answer: ProduceAnswer,
+    answers: list[Produced],
+) -> None:
+    log = topic.logs[number]
+    append_time_ms = -1
+    try:
+        log.check_online()
+        facts = check_batch(records, max_bytes=topic.configs.max_message_bytes)
+        assert records is not None  # noqa: S101  # checked
+        known = None
+        if facts.producer_id >= 0:
+            known = log.producers.find_duplicate(
+                facts.producer_id, facts.producer_epoch, facts.base_sequence, facts.record_count
+            )
+        if known is None:
+            if topic.configs.is_log_append_time:
+                append_time_ms = broker.clock.now_ms()
+                facts = stamp(records, facts, append_time_ms)
+            base_offset = log.append(records, facts)
+            end = log.log_end
+        else:
+            # The first sending may still wait for the disk: then so does this one. As from Kafka,
+            # it is told from a first one by a time, that of its records.
+            base_offset, end = known.base_offset, known.last_offset + 1
+            append_time_ms = known.timestamp_ms
+    except (RefusedBatchError, RefusedSequenceError) as refused:
+        _LOG.info("%s-%d: refused a batch: %s", topic.name, number, refused)
+        answers.append(Produced(number, refused.code, -1, -1))
+        return
+    except StorageError as error:
+        _LOG.warning("%s-%d: %s", topic.name, number, error)
+        answers.append(Produced(number, _STORAGE, -1, -1))
+        return
+    answers.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
+    log.when_durable(end, answer.wait_for(answers))
+    broker.commits.schedule(log)

@@ -1,0 +1,202 @@
+"""Who writes: producer ids, what is known of a producer, and the markers that end transactions.
+
+Request            versions
+InitProducerId     0-5   no transactions: a transactional id is refused
+DescribeProducers  0     what is appended counts, durable or not: the next batch is checked with it
+WriteTxnMarkers    1     one control batch a marker and partition, durable when answered
+
+There are no transactions here, so a marker ends nothing. It takes its one offset, which no consumer
+shows: with that a copy keeps the offsets of what its source does not show. As with Kafka it is
+appended each time it is sent; who lost an answer looks at the log end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from logmirror.broker.apis import Api
+from logmirror.broker.log.partition_log import Marker, PartitionLog, StorageError
+from logmirror.broker.log.producer_state import RefusedSequenceError
+from logmirror.broker.topics import TopicDeletedError
+from logmirror.errors import LogmirrorError
+from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
+
+if TYPE_CHECKING:
+    from logmirror.broker.broker import Broker, Caller
+    from logmirror.wire.frames import RequestHeader
+
+_LOG: Final = logging.getLogger(__name__)
+_NO_TRANSACTION: Final = -1
+_NO_PRODUCER: Final = -1
+_AT_ONCE: Final = 256
+"""Markers that are written before somebody else has a turn: about 5 ms."""
+
+
+async def init_producer_id(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer InitProducerId: an idempotent producer always gets a new id, as from Kafka."""
+    kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
+    reply = functools.partial(kind.frame, header.correlation_id)
+    if request.transactional_id is not None:
+        code = ErrorCode.invalid_request
+        return reply(error_code=code, producer_id=-1, producer_epoch=-1)
+    loop = asyncio.get_running_loop()
+    try:
+        producer_id = await loop.run_in_executor(broker.executor, broker.store.next_producer_id)
+    except LogmirrorError:
+        _LOG.exception("no producer id could be reserved")
+        code = ErrorCode.coordinator_not_available
+        return reply(error_code=code, producer_id=-1, producer_epoch=-1)
+    return reply(error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)
+
+
+def describe_producers(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer DescribeProducers."""
+    kind = response_kind(Api.DESCRIBE_PRODUCERS, header.version)
+    topics = []
+    for asked in request.topics:
+        partitions = []
+        for number in asked.partition_indexes:
+            code, log = _find_log(broker, asked.name, number)
+            partitions.append(
+                kind.entity(
+                    "PartitionResponse",
+                    partition_index=number,
+                    error_code=code,
+                    error_message=None if log is not None else code.name,
+                    active_producers=_producer_entities(kind, log) if log is not None else (),
+                )
+            )
+        topics.append(kind.entity("TopicResponse", name=asked.name, partitions=tuple(partitions)))
+    return kind.frame(header.correlation_id, topics=tuple(topics))
+
+
+def _find_log(broker: Broker, name: str, number: int) -> tuple[ErrorCode, PartitionLog | None]:
+    topic = broker.topics.by_name.get(name)
+    if topic is None or not 0 <= number < len(topic.logs):
+        return ErrorCode.unknown_topic_or_partition, None
+    log = topic.logs[number]
+    if log.failure is not None:
+        return ErrorCode.kafka_storage_error, None
+    return ErrorCode.none, log
+
+
+def _producer_entities(kind: ResponseKind, log: PartitionLog) -> tuple[Message, ...]:
+    return tuple(
+        kind.entity(
+            "ProducerState",
+            producer_id=producer_id,
+            producer_epoch=producer.epoch,
+            last_sequence=producer.last_sequence,
+            last_timestamp=producer.last_timestamp_ms,
+            coordinator_epoch=producer.coordinator_epoch,
+            current_txn_start_offset=_NO_TRANSACTION,
+        )
+        for producer_id, producer in log.producers.items()
+    )
+
+
+async def write_txn_markers(
+    broker: Broker,
+    header: RequestHeader,
+    request: Message,
+    caller: Caller,  # noqa: ARG001  # as all handlers
+) -> bytes:
+    """Answer WriteTxnMarkers: all markers are appended first, then durable together."""
+    found: dict[int, dict[str, dict[int, ErrorCode]]] = {}
+    written: dict[PartitionLog, list[tuple[dict[int, ErrorCode], int]]] = {}
+    count = 0
+    for asked in request.markers:
+        result = asked.transaction_result
+        marker = Marker(asked.producer_id, asked.producer_epoch, result, asked.coordinator_epoch)
+        topics = found.setdefault(marker.producer_id, {})
+        for topic in asked.topics:
+            codes = topics.setdefault(topic.name, {})
+            for number in topic.partition_indexes:
+                codes[number], log = _append_marker(broker, topic.name, number, marker)
+                if log is not None:
+                    written.setdefault(log, []).append((codes, number))
+                count += 1
+                if count % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+    for log, entries in written.items():
+        failure = await _durable(broker, log)
+        if failure is not None:
+            for codes, number in entries:
+                codes[number] = failure
+    return _markers_frame(header, found)
+
+
+def _append_marker(
+    broker: Broker, name: str, number: int, marker: Marker
+) -> tuple[ErrorCode, PartitionLog | None]:
+    code, log = _find_log(broker, name, number)
+    if log is None:
+        return code, None
+    if marker.producer_id == _NO_PRODUCER or marker.producer_epoch < 0:
+        return ErrorCode.unknown_server_error, None  # as Kafka, which has no better word for it
+    try:
+        log.append_marker(marker, broker.clock.now_ms())
+    except RefusedSequenceError as refused:
+        _LOG.info("%s-%d: refused a marker: %s", name, number, refused)
+        return refused.code, None
+    except StorageError as error:
+        _LOG.warning("%s-%d: %s", name, number, error)
+        return ErrorCode.kafka_storage_error, None
+    broker.commits.schedule(log)
+    return ErrorCode.none, log
+
+
+async def _durable(broker: Broker, log: PartitionLog) -> ErrorCode | None:
+    """Wait until all that a log has now is durable; returns why it is not."""
+    told: asyncio.Future[LogmirrorError | None] = asyncio.get_running_loop().create_future()
+
+    def tell(failure: LogmirrorError | None) -> None:
+        if not told.cancelled():  # the client went away
+            told.set_result(failure)
+
+    log.when_durable(log.log_end, tell)
+    broker.commits.schedule(log)
+    failure = await told
+    if failure is None:
+        return None
+    gone = isinstance(failure, TopicDeletedError)
+    return ErrorCode.unknown_topic_or_partition if gone else ErrorCode.kafka_storage_error
+
+
+def _markers_frame(
+    header: RequestHeader, found: dict[int, dict[str, dict[int, ErrorCode]]]
+) -> bytes:
+    """Pack one result for each producer id, as Kafka does, however many markers it had."""
+    kind = response_kind(Api.WRITE_TXN_MARKERS, header.version)
+    markers = []
+    for producer_id, topics in found.items():
+        results = []
+        for name, codes in topics.items():
+            partitions = tuple(
+                kind.entity(
+                    "WritableTxnMarkerPartitionResult", partition_index=number, error_code=code
+                )
+                for number, code in codes.items()
+            )
+            results.append(
+                kind.entity("WritableTxnMarkerTopicResult", name=name, partitions=partitions)
+            )
+        markers.append(
+            kind.entity("WritableTxnMarkerResult", producer_id=producer_id, topics=tuple(results))
+        )
+    return kind.frame(header.correlation_id, markers=tuple(markers))

@@ -1,0 +1,72 @@
+"""Which sealed segments have their file open and their index in memory: those that were read last.
+
+A log may have thousands of segments; file descriptors and memory are bounded by this, whatever the
+number of partitions. Readers hold the file they read from, so dropping a segment disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from logmirror.broker.log.disk import Disk, OpenFile
+    from logmirror.broker.log.segment import Segment, SparseIndex
+
+DEFAULT_LOADED_SEGMENTS: Final = 256
+"""With segments of 64 MiB at most 25 MiB of indexes, and as many file descriptors."""
+
+
+class SegmentCache:
+    """The loaded sealed segments of one broker. Safe to call from several threads."""
+
+    def __init__(self, disk: Disk, *, max_loaded: int = DEFAULT_LOADED_SEGMENTS) -> None:
+        self._disk = disk
+        self._max_loaded = max_loaded
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[Segment, None] = OrderedDict()
+
+    def loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex]:
+        """Return a segment's file and index, opening and building them if they are not here.
+
+        Reads a header of every batch in the segment, so it is not for the event loop.
+
+        Raises:
+            OSError: The file cannot be opened or read.
+            CorruptionError: The file is not a run of whole batches.
+        """
+        found = self.if_loaded(segment)
+        if found is None:
+            # Not under the lock: two threads that load the same segment waste work, no more.
+            found = segment.load(self._disk.open_for_reading(segment.path))
+            self._keep(segment)
+        return found
+
+    def if_loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex] | None:
+        """Return a segment's file and index if they are here; this never waits for the disk."""
+        with self._lock:
+            file, index = segment.file, segment.index
+            if file is None or index is None:
+                return None
+            if segment in self._loaded:
+                self._loaded.move_to_end(segment)
+            return file, index
+
+    def sealed(self, segment: Segment) -> None:
+        """Take over a segment that was open until now."""
+        self._keep(segment)
+
+    def forget(self, segment: Segment) -> None:
+        """Let go of a segment that is deleted; who reads from its file goes on."""
+        with self._lock:
+            self._loaded.pop(segment, None)
+            segment.file = segment.index = None
+
+    def _keep(self, segment: Segment) -> None:
+        with self._lock:
+            self._loaded[segment] = None
+            self._loaded.move_to_end(segment)
+            while len(self._loaded) > self._max_loaded:
+                oldest, _ = self._loaded.popitem(last=False)
+                oldest.file = oldest.index = None

@@ -1,0 +1,1 @@
+"""Log directories, and moves of partitions between them (KIP-113)."""

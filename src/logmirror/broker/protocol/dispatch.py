@@ -1,0 +1,68 @@
+"""From a frame to its answer: which handler, and whether the answer is there at once.
+
+Requests are read before anything is awaited, because a frame is a view of a buffer that the next
+bytes of its connection overwrite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logmirror.broker.apis import Api, is_answered
+from logmirror.broker.handlers import admin, configs, delete_records, fetch, offsets, producers
+from logmirror.wire.frames import RemoteProtocolError, RequestHeader
+from logmirror.wire.serve_messages import Message, read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from logmirror.broker.broker import Broker, Caller
+    from logmirror.broker.handlers.fetch import Part
+
+    Answer = bytes | list[Part] | Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]]
+
+
+_HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller], Answer]]] = {
+    Api.LIST_OFFSETS: offsets.list_offsets,
+    Api.METADATA: admin.metadata,
+    Api.FIND_COORDINATOR: admin.find_coordinator,
+    Api.CREATE_TOPICS: admin.create_topics,
+    Api.DELETE_TOPICS: admin.delete_topics,
+    Api.DELETE_RECORDS: delete_records.delete_records,
+    Api.INIT_PRODUCER_ID: producers.init_producer_id,
+    Api.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
+    Api.WRITE_TXN_MARKERS: producers.write_txn_markers,
+    Api.DESCRIBE_CONFIGS: configs.describe_configs,
+    Api.ALTER_CONFIGS: configs.alter_configs,
+    Api.CREATE_PARTITIONS: admin.create_partitions,
+    Api.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+    Api.DESCRIBE_CLUSTER: admin.describe_cluster,
+    Api.DESCRIBE_PRODUCERS: producers.describe_producers,
+}
+
+
+def answer(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Answer:
+    """Answer one request that is not Produce: with the answer, or with a coroutine for it.
+
+    Raises:
+        RemoteProtocolError: The request is not one that we answer, or not one at all.
+    """
+    api_key, version, _ = header
+    if api_key == Api.API_VERSIONS:
+        if is_answered(api_key, version):
+            read_request(frame, api_key, version)
+        return admin.api_versions(header)
+    check_answered(header)
+    if api_key == Api.FETCH:
+        return fetch.fetch(broker, header, frame)
+    return _HANDLERS[api_key](broker, header, read_request(frame, api_key, version), caller)
+
+
+def check_answered(header: RequestHeader) -> None:
+    """Refuse a request that nobody could answer in a way its sender understands."""
+    if not is_answered(header.api_key, header.version):
+        raise RemoteProtocolError(
+            "request is of a kind or version that is not offered",
+            api_key=header.api_key,
+            version=header.version,
+        )

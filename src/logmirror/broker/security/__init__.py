@@ -1,0 +1,1 @@
+"""Listeners, authentication and authorization."""

@@ -1,0 +1,1 @@
+"""Transactions: the coordinator's decisions."""

@@ -1,0 +1,1 @@
+"""The command `logmirror`: arguments, printing, exit codes; `main` lists the commands."""

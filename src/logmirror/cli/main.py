@@ -1,0 +1,155 @@
+"""The command `logmirror`: arguments in, results on stdout, logs on stderr, a meaningful exit code.
+
+0 ok    1 a status row failed    2 usage    65 corruption
+69 position or fenced    70 internal    75 unavailable, try again later
+
+This is the list of commands, with the examples that `--help` shows; `logmirror.commands` has them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+from logmirror.cli import completion, configuration, copies, running
+from logmirror.cli.screen import print_error
+from logmirror.errors import LogmirrorError
+from logmirror.torture import command as torturing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VERSION: Final = "0.1.0"
+"""As `pyproject.toml` says it; a copy that nobody has installed knows it too."""
+
+_SETTINGS: Final = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="logmirror",
+    help="Exact copies of Kafka partitions, each of which can be proven.",
+    no_args_is_help=True,
+    add_completion=False,  # `logmirror completion` does it for any shell, not only the one around
+    rich_markup_mode=None,  # frames and colours leave little room in 80 columns
+    pretty_exceptions_enable=False,
+    context_settings=_SETTINGS,
+)
+policy = typer.Typer(no_args_is_help=True, help="What a configuration must be allowed.")
+acls = typer.Typer(no_args_is_help=True, help="What Kafka must allow for a configuration.")
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    completion.prepare()
+    try:
+        app(prog_name="logmirror")  # also as `python -m logmirror`
+    except LogmirrorError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)  # the reader of our output has seen enough
+    sys.exit(0)
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"logmirror {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    del version  # its callback has answered
+
+
+def _add(
+    command: Callable[..., None], *examples: str, to: typer.Typer = app, name: str | None = None
+) -> None:
+    """Make a function a command.
+
+    Args:
+        command: Its name, docstring and annotations are what the user sees.
+        examples: Command lines for `--help`; a test parses each of them.
+        to: The group it belongs to.
+        name: Instead of the function's.
+    """
+    first_line = (inspect.getdoc(command) or "").partition("\n")[0]
+    lines = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    to.command(name, short_help=first_line, epilog=lines)(command)
+
+
+_add(
+    configuration.validate,
+    "logmirror validate -c mirror.yaml",
+    "logmirror validate -c mirror.yaml --check",
+    "logmirror validate -c mirror.yaml --check --format json",
+)
+_add(
+    running.run,
+    "logmirror run -c mirror.yaml",
+    "logmirror run -c mirror.yaml --until-now",
+    "logmirror run -c mirror.yaml --log-format json --spark-log spark.log",
+)
+_add(
+    copies.status,
+    "logmirror status -c mirror.yaml",
+    "logmirror status -c mirror.yaml --mirror orders --format json",
+)
+_add(
+    copies.verify,
+    "logmirror verify -c mirror.yaml",
+    "logmirror verify -c mirror.yaml --deep --against-source",
+    "logmirror verify -c mirror.yaml --deep --mirror orders --format json",
+)
+_add(
+    copies.compact,
+    "logmirror compact -c mirror.yaml --dry-run",
+    "logmirror compact -c mirror.yaml --target-bytes 1GiB --min-objects 16",
+)
+_add(
+    running.broker,
+    "logmirror broker --log-dir broker-data",
+    "logmirror broker --log-dir broker-data --listen 127.0.0.1:0 --partitions 3",
+)
+_add(running.demo, "logmirror demo", "logmirror demo --keep demo-files")
+_add(
+    torturing.torture,
+    "logmirror torture",
+    "logmirror torture -c mirror.yaml --faults kill,power --kills 50",
+    "logmirror torture --seed 7 --seeds 1 --kills 0 --format json",
+)
+_add(
+    configuration.schema,
+    "logmirror schema",
+    "logmirror schema > logmirror.config.schema.json",
+)
+_add(
+    completion.completion,
+    "source <(logmirror completion bash)",
+    "logmirror completion zsh > ~/.zfunc/_logmirror",
+    "logmirror completion fish > ~/.config/fish/completions/logmirror.fish",
+)
+app.add_typer(policy, name="policy")
+_add(
+    configuration.policy_print,
+    "logmirror policy print -c mirror.yaml",
+    "logmirror policy print -c mirror.yaml --compact",
+    to=policy,
+    name="print",
+)
+app.add_typer(acls, name="acls")
+_add(
+    configuration.acls_print,
+    "logmirror acls print -c mirror.yaml",
+    "logmirror acls print -c mirror.yaml --principal User:mirror",
+    to=acls,
+    name="print",
+)

@@ -1,1 +1,0 @@
-"""What each command does with its arguments, and what it prints; `logmirror.cli` names them."""

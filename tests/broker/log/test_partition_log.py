@@ -1,0 +1,422 @@
+"""Goal: what was acknowledged is there after anything; what was not is there whole or not at all.
+
+Method: a log on a disk that loses power before each of its calls in turn, and keeps or loses what
+was not flushed as chance has it; after recovery every acknowledged record is there, in its place,
+and the log goes on. Then single calls that fail: exactly those who waited hear of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.faulty_disk import FaultyDisk, PowerLossError
+from logmirror.broker.log.batch_check import check_batch
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.partition_log import ColdSegmentError, PartitionLog, StorageError
+from logmirror.broker.log.recovery import recover
+from logmirror.broker.log.segment_cache import SegmentCache
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.wire.records import Record, decode_reference, encode_reference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEGMENT_BYTES = 300
+"""Small enough that a handful of batches fills several segments."""
+
+PRODUCER = 8
+_UNTIL_POWER_LOSS = 12
+
+
+def _open(
+    folder: Path, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> PartitionLog:
+    disk = disk or Disk()
+    return recover(folder, disk=disk, cache=SegmentCache(disk), segment_bytes=segment_bytes)
+
+
+def _batch(number: int, count: int = 2, **fields: int) -> memoryview:
+    records = [
+        Record(n, 1000 + number, 0, None, b"%02d-%d" % (number, n), ()) for n in range(count)
+    ]
+    return memoryview(bytearray(encode_reference(records, **fields)))
+
+
+def _append(log: PartitionLog, number: int, count: int = 2, **fields: int) -> int:
+    batch = _batch(number, count, **fields)
+    return log.append(batch, check_batch(batch, max_bytes=10**6))
+
+
+def _flush(log: PartitionLog) -> None:
+    job = log.begin_sync()
+    if job is not None:
+        job.run()
+        log.finish_sync(job, None)
+
+
+def _read(log: PartitionLog, offset: int | None = None) -> list[Record]:
+    """Read everything from an offset on, as consumers do: one answer after the other."""
+    offset = log.log_start if offset is None else offset
+    found: list[Record] = []
+    while offset < log.high_watermark:
+        try:
+            ranges = log.read(offset, 1000, at_least_one=True)
+        except ColdSegmentError as cold:
+            log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
+            continue
+        assert ranges, "no progress"
+        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+        records = [record for record in decode_reference(data) if record.offset >= offset]
+        found += records
+        offset = records[-1].offset + 1
+    return found
+
+
+def _values(log: PartitionLog) -> list[bytes | None]:
+    return [record.value for record in _read(log)]
+
+
+def _expected(numbers: range) -> list[bytes]:
+    return [b"%02d-%d" % (number, n) for number in numbers for n in range(2)]
+
+
+def _workload(log: PartitionLog, acked: list[int], batches: int = 24) -> None:
+    """Append batches, flushing after every third; `acked` gets the number of each durable one."""
+    for number in range(batches):
+        base_offset = _append(
+            log, number, producer_id=PRODUCER, producer_epoch=0, base_sequence=number * 2
+        )
+        assert base_offset == number * 2
+
+        def tell(failure: LogmirrorError | None, number: int = number) -> None:
+            assert failure is None
+            acked.append(number)
+
+        log.when_durable(log.log_end, tell)
+        if number % 3 == 2:
+            _flush(log)
+
+
+def test_records_are_readable_when_they_are_durable_and_not_before(tmp_path):
+    log = _open(tmp_path / "t" / "0")
+    told: list[LogmirrorError | None] = []
+    _append(log, 0)
+    log.when_durable(log.log_end, told.append)
+
+    assert (log.log_end, log.high_watermark) == (2, 0)
+    assert log.read(0, 1000, at_least_one=True) == []
+    assert told == []
+
+    _flush(log)
+
+    assert (log.high_watermark, told) == (2, [None])
+    assert _values(log) == _expected(range(1))
+
+
+def test_what_is_appended_during_a_flush_waits_for_the_next_one(tmp_path):
+    log = _open(tmp_path / "t" / "0")
+    _append(log, 0)
+    job = log.begin_sync()
+    assert job is not None
+    _append(log, 1)
+
+    assert log.begin_sync() is None
+    job.run()
+    log.finish_sync(job, None)
+
+    assert log.high_watermark == 2
+    assert _values(log) == _expected(range(1))
+    _flush(log)
+    assert _values(log) == _expected(range(2))
+
+
+def test_full_segments_become_archive_objects_that_tile_the_log(tmp_path):
+    log = _open(tmp_path / "t" / "0")
+    acked: list[int] = []
+    _workload(log, acked)
+
+    names = sorted(path.name for path in (tmp_path / "t" / "0").iterdir())
+
+    sealed = [name for name in names if name.endswith(".batches")]
+    assert len(sealed) > 3
+    position = 0
+    for name in sealed:
+        first, last = int(name[:20]), int(name[21:41])
+        assert first == position
+        position = last + 1
+        records = decode_reference((tmp_path / "t" / "0" / name).read_bytes())
+        assert [record.offset for record in records] == list(range(first, last + 1))
+    assert [n for n in names if n.endswith(".open")] == [f".{position:020d}.open"]
+    assert [n for n in names if n.endswith(".producers")] == [f".{position:020d}.producers"]
+    assert acked == list(range(24))
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1, 100, 300, 1000, 10**6])
+def test_a_read_has_whole_batches_up_to_its_limit_and_at_least_one(tmp_path, max_bytes):
+    log = _open(tmp_path / "t" / "0")
+    _workload(log, [])
+    one = log.high_watermark // 24
+
+    for offset in range(log.high_watermark):
+        ranges = log.read(offset, max_bytes, at_least_one=True)
+        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+        offsets = [record.offset for record in decode_reference(data)]
+        assert offsets[0] <= offset <= offsets[one - 1]
+        assert len(data) <= max_bytes or len(offsets) == one
+        assert len(log.read(offset, max_bytes, at_least_one=False)) == (
+            len(ranges) if len(data) <= max_bytes else 0
+        )
+
+
+def test_a_restart_keeps_everything_and_knows_its_producers(tmp_path):
+    log = _open(tmp_path / "t" / "0")
+    _workload(log, [])
+
+    again = _open(tmp_path / "t" / "0")
+
+    assert (again.log_start, again.high_watermark, again.log_end) == (0, 48, 48)
+    assert _values(again) == _expected(range(24))
+    repeated = again.producers.find_duplicate(PRODUCER, 0, 46, 2)
+    assert repeated is not None
+    assert repeated.base_offset == 46
+    assert again.producers.find_duplicate(PRODUCER, 0, 48, 1) is None
+
+
+def test_producers_come_from_the_log_when_their_snapshot_is_damaged(tmp_path):
+    log = _open(tmp_path / "t" / "0")
+    _workload(log, [])
+    [snapshot] = (tmp_path / "t" / "0").glob(".*.producers")
+    snapshot.write_bytes(snapshot.read_bytes()[:-1])
+
+    again = _open(tmp_path / "t" / "0")
+
+    for number in range(19, 24):
+        repeated = again.producers.find_duplicate(PRODUCER, 0, number * 2, 2)
+        assert repeated is not None
+        assert repeated.base_offset == number * 2
+
+
+def _count_calls(folder: Path) -> int:
+    disk = FaultyDisk()
+    _workload(_open(folder, disk), [], _UNTIL_POWER_LOSS)
+    return len(disk.calls)
+
+
+def test_power_loss_before_any_call_loses_nothing_that_was_acknowledged(tmp_path):
+    calls = _count_calls(tmp_path / "dry" / "t" / "0")
+    assert calls > 30
+    for power_until in range(calls):
+        for seed in range(3):
+            _lose_power(tmp_path / f"{power_until}-{seed}", power_until, seed)
+
+
+def _lose_power(root: Path, power_until: int, seed: int) -> None:
+    disk = FaultyDisk(power_until)
+    folder, left = root / "t" / "0", root / "after" / "0"
+    acked: list[int] = []
+    with pytest.raises(PowerLossError):
+        _workload(_open(folder, disk), acked, _UNTIL_POWER_LOSS)
+    chance = random.Random(seed)
+    choose = (lambda n: n, lambda _: 0, lambda n: chance.randint(0, n))[seed]
+    disk.after_power_loss(folder, left, keep=choose, some=lambda: chance.random() < 0.5)
+
+    log = _open(left)
+
+    values = _values(log)
+    assert len(values) >= 2 * len(acked)
+    assert values == _expected(range(len(values) // 2))
+    number = len(values) // 2
+    assert _append(log, number) == number * 2
+    _flush(log)
+    assert _values(_open(left)) == _expected(range(number + 1))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "flipped", "garbage", "zeros"])
+def test_a_torn_end_is_cut_off_at_the_first_bad_batch(tmp_path, damage, caplog):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder, segment_bytes=10**6)
+    _workload(log, [])
+    path = folder / f".{0:020d}.open"
+    data = bytearray(path.read_bytes())
+    size = len(data) // 24
+    if damage == "cut off":
+        del data[-1:]
+    elif damage == "flipped":
+        data[-size // 2] ^= 1
+    else:
+        data += os.urandom(500) if damage == "garbage" else bytes(500)
+    path.write_bytes(data)
+
+    again = _open(folder, segment_bytes=10**6)
+
+    kept = 24 if damage in ("garbage", "zeros") else 23
+    assert _values(again) == _expected(range(kept))
+    assert path.stat().st_size == kept * size
+    assert f"the log ends at offset {kept * 2}" in caplog.text
+    assert _append(again, kept) == kept * 2
+
+
+def test_a_batch_from_elsewhere_in_the_open_segment_ends_the_log(tmp_path):
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    _append(log, 0)
+    _flush(log)
+    path = folder / f".{0:020d}.open"
+    path.write_bytes(path.read_bytes() * 2)  # right checksums, but offset 0 twice
+
+    assert _values(_open(folder)) == _expected(range(1))
+
+
+def test_a_gap_before_the_open_segment_is_damage_and_nothing_is_touched(tmp_path):
+    folder = tmp_path / "t" / "0"
+    _workload(_open(folder), [])
+    sealed = sorted(folder.glob("*.batches"))
+    sealed[-1].unlink()
+    before = sorted(path.name for path in folder.iterdir() if path.suffix != ".producers")
+
+    with pytest.raises(CorruptionError) as raised:
+        _open(folder)
+
+    assert raised.value.facts["expected"] < raised.value.facts["found"]
+    after = sorted(path.name for path in folder.iterdir() if path.suffix != ".producers")
+    assert after == before
+
+
+def test_a_log_may_begin_with_objects_of_an_archive_that_has_holes(tmp_path):
+    folder = tmp_path / "t" / "0"
+    folder.mkdir(parents=True)
+    first = encode_reference([Record(105, 1, 0, None, b"a", ()), Record(109, 2, 0, None, b"b", ())])
+    second = encode_reference([Record(120, 3, 0, None, b"c", ())])
+    (folder / f"{100:020d}-{110:020d}.batches").write_bytes(first)
+    (folder / f"{111:020d}-{130:020d}.batches").write_bytes(second)
+
+    log = _open(folder)
+
+    assert (log.log_start, log.high_watermark) == (100, 131)
+    assert [record.offset for record in _read_available(log, 100)] == [105, 109]
+    assert [record.offset for record in _read_available(log, 110)] == [120]
+    assert [record.offset for record in _read_available(log, 121)] == []
+    assert _append(log, 0) == 131
+
+
+def _read_available(log: PartitionLog, offset: int) -> list[Record]:
+    while True:
+        try:
+            ranges = log.read(offset, 50, at_least_one=True)
+        except ColdSegmentError as cold:
+            log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
+        else:
+            break
+    data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+    return decode_reference(data)
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_folder", "link", "unlink", "write_synced"])
+def test_a_failed_flush_fails_exactly_those_who_wait_and_ends_the_partition(tmp_path, call):
+    disk = FaultyDisk()
+    log = _open(tmp_path / "t" / "0", disk)
+    told: list[tuple[int, LogmirrorError | None]] = []
+    for number in range(6):  # the first flush makes the folder, the second one seals
+        _append(log, number)
+        log.when_durable(log.log_end, lambda failure, number=number: told.append((number, failure)))
+        if number == 1:
+            _flush(log)
+    job = log.begin_sync()
+    assert job is not None
+    assert job.seals
+    disk.fail = lambda name: OSError(errno.EIO, "bad disk") if name == call else None
+    with pytest.raises(OSError, match="bad disk") as raised:
+        job.run()
+    disk.fail = lambda _: None
+    _append(log, 6)
+    log.when_durable(log.log_end, lambda failure: told.append((6, failure)))
+
+    log.finish_sync(job, raised.value)
+
+    assert [(number, failure is None) for number, failure in told] == [
+        (number, number < 2) for number in range(7)
+    ]
+    assert log.high_watermark == 4
+    with pytest.raises(StorageError):
+        _append(log, 7)
+    with pytest.raises(StorageError):
+        log.read(0, 100, at_least_one=True)
+    assert log.begin_sync() is None
+    again = _open(tmp_path / "t" / "0")
+    assert _values(again)[:4] == _expected(range(2))
+
+
+@pytest.mark.parametrize("call", ["append", "create"])
+def test_a_full_disk_refuses_the_batch_and_nothing_else_happens(tmp_path, call):
+    disk = FaultyDisk()
+    log = _open(tmp_path / "t" / "0", disk)
+    _append(log, 0)
+    _append(log, 1)
+    _append(log, 2)
+    disk.fail = lambda name: OSError(errno.ENOSPC, "no space") if name == call else None
+    end = log.log_end
+
+    for number in range(3, 9):
+        with pytest.raises(StorageError, match="no space"):
+            _append(log, number)
+    disk.fail = lambda _: None
+
+    assert _append(log, 50) == end
+    _flush(log)
+    assert log.high_watermark == end + 2
+    assert _values(_open(tmp_path / "t" / "0")) == _values(log)
+
+
+def test_a_half_written_batch_is_cut_off_again(tmp_path):
+    class HalfDisk(Disk):
+        half = False
+
+        def append(self, file, data):
+            if self.half:
+                super().append(file, data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "no space")
+            super().append(file, data)
+
+    disk = HalfDisk()
+    log = _open(tmp_path / "t" / "0", disk)
+    _append(log, 0)
+    disk.half = True
+    with pytest.raises(StorageError):
+        _append(log, 1)
+    disk.half = False
+
+    assert _append(log, 1) == 2
+    _flush(log)
+    assert _values(log) == _expected(range(2))
+    assert _values(_open(tmp_path / "t" / "0")) == _expected(range(2))
+
+
+def test_a_half_written_batch_that_cannot_be_cut_off_ends_the_partition(tmp_path):
+    disk = FaultyDisk()
+    log = _open(tmp_path / "t" / "0", disk)
+    told: list[LogmirrorError | None] = []
+    _append(log, 0)
+    log.when_durable(log.log_end, told.append)
+    disk.fail = lambda name: OSError(errno.EIO, "bad disk") if name != "create" else None
+
+    with pytest.raises(StorageError):
+        _append(log, 1)
+
+    assert isinstance(log.failure, UnavailableError)
+    assert told == [log.failure]
+
+
+def test_only_so_many_segments_are_kept_open(tmp_path):
+    disk = Disk()
+    cache = SegmentCache(disk, max_loaded=2)
+    log = recover(tmp_path / "t" / "0", disk=disk, cache=cache, segment_bytes=SEGMENT_BYTES)
+    _workload(log, [])
+
+    assert _values(log) == _expected(range(24))
+    segments = [segment for segment, _ in log.readable_segments()]
+    assert sum(segment.file is not None for segment in segments) <= 3

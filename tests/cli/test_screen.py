@@ -1,0 +1,90 @@
+"""What people see of errors and of `status`: whole words in 80 columns, each message once.
+
+Method: rows and errors are printed to a console that is a terminal of 80 columns, and to one that
+is a file.
+"""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from logmirror.app.status import StatusRow
+from logmirror.cli.screen import error_lines, print_lines
+from logmirror.cli.status_text import print_status
+from logmirror.errors import UnavailableError
+from logmirror.mirror.ports import FlowId
+
+COLUMNS = 80
+
+
+def away(partition: int) -> UnavailableError:
+    return UnavailableError(
+        "could not look up offsets within 10000 ms: no broker could be reached",
+        hint="check the addresses, the network, and security.protocol",
+        partition=partition,
+        brokers={"kafka-a.example.com:9092": "refused", "kafka-b.example.com:9092": "x" * 100},
+    )
+
+
+def printed(rows, *, terminal: bool) -> list[str]:
+    out = io.StringIO()
+    width = COLUMNS if terminal else 1000
+    print_status(Console(file=out, width=width, force_terminal=terminal, color_system=None), rows)
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture
+def rows():
+    flows = [
+        FlowId(mirror="orders", destination="lake", topic="orders", partition=n) for n in range(20)
+    ]
+    return [
+        StatusRow(flow=flows[0], source_end=7, position=5),
+        *(StatusRow(flow=flow, error=away(flow.partition)) for flow in flows[1:]),
+    ]
+
+
+def test_the_table_names_the_kind_and_keeps_a_line_for_each_row(rows):
+    table = printed(rows, terminal=True)[: 1 + len(rows)]
+
+    assert table[1].split() == ["orders", "lake", "orders", "0", "7", "5", "2"]
+    assert [line.split()[-1] for line in table[2:]] == ["unavailable"] * 19
+    assert max(map(len, table)) <= COLUMNS
+
+
+def test_an_error_stands_once_below_the_table_with_what_it_concerns(rows):
+    for terminal in (True, False):
+        told = printed(rows, terminal=terminal)[1 + len(rows) :]
+        text = " ".join(" ".join(told).split())
+        assert text.startswith("error (unavailable): could not look up offsets within 10000 ms:")
+        assert text.count("error (") == 1
+        assert "see docs/errors.md#unavailable concerns orders/lake/1, orders/lake/2," in text
+        assert text.endswith("orders/lake/8 and 11 more")
+
+
+def test_without_errors_the_table_is_all(rows):
+    assert len(printed(rows[:1], terminal=True)) == 2
+
+
+def test_a_terminal_breaks_lines_between_words_and_a_file_not_at_all():
+    lines = list(error_lines(away(3)))
+    out, file = io.StringIO(), io.StringIO()
+    print_lines(Console(file=out, width=COLUMNS, force_terminal=True, color_system=None), lines)
+    print_lines(Console(file=file, width=COLUMNS), lines)
+
+    assert file.getvalue().splitlines() == lines
+    shown = out.getvalue().splitlines()
+    assert " ".join(" ".join(shown).split()) == " ".join(" ".join(lines).split())
+    assert [line for line in shown if len(line) > COLUMNS and " x" not in line] == []
+    assert shown[1].startswith("    ")  # what goes on is indented
+
+
+def test_facts_of_several_values_have_a_line_for_each():
+    assert list(error_lines(away(3)))[2:5] == [
+        "  brokers:",
+        "    kafka-a.example.com:9092: refused",
+        f"    kafka-b.example.com:9092: {'x' * 100}",
+    ]
