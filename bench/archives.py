@@ -22,11 +22,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from kit.clients import odd_messages, produce  # noqa: E402  # after the path is set
-from kit.commands import BrokerCommand, logmirror_json, mirror, write_config  # noqa: E402  # after the path is set
-from kit.copies import copy  # noqa: E402  # after the path is set
-from kit.s3 import S3Server  # noqa: E402  # after the path is set
-from kit.s3_proxy import S3Proxy  # noqa: E402  # after the path is set
+from kit.fakes.s3_proxy import S3Proxy  # noqa: E402  # after the path is set
+from kit.judges.clients import odd_messages, produce  # noqa: E402  # after the path is set
+from kit.judges.copies import copy  # noqa: E402  # after the path is set
+from kit.runs.commands import BrokerCommand, logmirror_json, mirror, write_config  # noqa: E402  # after the path is set
+from kit.servers.s3 import S3Server  # noqa: E402  # after the path is set
 from logmirror.archive.claims import Claim, claim_name  # noqa: E402  # after the path is set
 from logmirror.archive.naming import format_name  # noqa: E402  # after the path is set
 from logmirror.model import OffsetRange, Trigger  # noqa: E402  # after the path is set

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from kit.kafka import ApacheKafka, Listener  # after the path is set
+from kit.servers.kafka import ApacheKafka, Listener  # after the path is set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,8 +92,8 @@ class Cluster(ApacheKafka):
 def _ends(admin: AdminClient, topic: str, partitions: int) -> Iterator[list[int]]:
     asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
     while True:
-        answers = admin.list_offsets(asked, request_timeout=30)
-        yield [answer.result(30).offset for answer in answers.values()]
+        responses = admin.list_offsets(asked, request_timeout=30)
+        yield [response.result(30).offset for response in responses.values()]
 
 
 def fill(kafka: Cluster, shape: Shape) -> None:

@@ -22,7 +22,7 @@ import measured  # after the path is set
 from clusters import Cluster  # after the path is set
 from ours import command, write_config  # after the path is set
 
-from kit.machine import Process  # after the path is set
+from kit.servers.machine import Process  # after the path is set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from clusters import Cluster, Listener, Shape, fill  # after the path is set
 from ours import logmirror  # after the path is set
 from rounds import Contestant, compete, medians, one_run, ratio  # as above
 
-from kit.machine import HOST, free_ports  # after the path is set
+from kit.servers.machine import HOST, free_ports  # after the path is set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from kit.machine import cache_folder, program  # after the path is set
+from kit.servers.machine import cache_folder, program  # after the path is set
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _ALONE = (

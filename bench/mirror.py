@@ -29,9 +29,9 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import measured  # noqa: E402  # after the path is set
 from maven import maven_jars  # noqa: E402  # after the path is set
 
-from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
-from kit.machine import cache_folder, program  # noqa: E402  # after the path is set
-from kit.s3 import S3Server  # noqa: E402  # after the path is set
+from kit.servers.kafka import ApacheKafka  # noqa: E402  # after the path is set
+from kit.servers.machine import cache_folder, program  # noqa: E402  # after the path is set
+from kit.servers.s3 import S3Server  # noqa: E402  # after the path is set
 
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
 MASTER = "local[2]"

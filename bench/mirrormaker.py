@@ -18,8 +18,8 @@ import measured  # after the path is set
 from clusters import VERSION, Cluster, Shape  # after the path is set
 from maven import maven_jars  # after the path is set
 
-from kit.apache import ApacheTools  # after the path is set
-from kit.machine import Process, java  # after the path is set
+from kit.servers.apache import ApacheTools  # after the path is set
+from kit.servers.machine import Process, java  # after the path is set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

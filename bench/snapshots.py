@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from confluent_kafka import Producer  # noqa: E402  # after the path is set
 
-from kit.kafka import ApacheKafka  # noqa: E402  # after the path is set
+from kit.servers.kafka import ApacheKafka  # noqa: E402  # after the path is set
 from mirror import into_files, logmirror  # noqa: E402  # after the path is set
 
 VALUE_BYTES = 100

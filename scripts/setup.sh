@@ -105,7 +105,7 @@ make_environment() {
         pip_install --no-deps --no-build-isolation --editable .
         printf '%s' "$project" >.venv/project
         # The first start would else wait for the kernels: 20 seconds of compiling, once.
-        .venv/bin/python -c 'from logmirror import executor; executor.warm_up()'
+        .venv/bin/python -c 'from logmirror.engine import executor; executor.warm_up()'
     fi
 }
 
@@ -184,7 +184,7 @@ fetch_prometheus() {
 # What Go builds for the tests takes minutes of one core, fetching packages most of the other. If it
 # fails here, the test that needs it says why.
 if [ "${1:-}" = tests ] && command -v go >/dev/null 2>&1 && python=$(find_python); then
-    PYTHONPATH=tests "$python" -B -m kit.go >/dev/null 2>&1 </dev/null &
+    PYTHONPATH=tests "$python" -B -m kit.servers.go >/dev/null 2>&1 </dev/null &
 fi
 make_environment
 need_java

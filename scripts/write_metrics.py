@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def tables() -> str:
     parts = (
         ("Of single partitions", flows),
         ("Of a mirror and destination, and of the process", [*others, *AGGREGATES]),
-        ("With `metrics-prefix: mirror_v3`", PEER_CATALOGUE),
+        ("With `metrics-prefix: mirror_v3`", MIRROR_V3_CATALOGUE),
     )
     return "\n".join(f"### {heading}\n\n{_table(metrics)}" for heading, metrics in parts)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit.apache import RELEASES, VERSIONS, ApacheTools
-from kit.kafka import ApacheKafka
-from kit.machine import remove_temporary_folder
-from kit.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
+from kit.servers.apache import RELEASES, VERSIONS, ApacheTools
+from kit.servers.kafka import ApacheKafka
+from kit.servers.machine import remove_temporary_folder
+from kit.servers.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -118,7 +118,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def secure_kafka(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[ApacheKafka]:
-    """A running broker with the TLS and SASL listeners of `kit.security`."""
+    """A running broker with the TLS and SASL listeners of `kit.servers.security`."""
     broker = ApacheKafka(
         "4.3.1",
         tmp_path_factory.mktemp("kafka-secure"),

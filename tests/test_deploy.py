@@ -21,10 +21,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kit.commands import logmirror, mirror, write_config
-from kit.machine import program
+from kit.runs.commands import logmirror, mirror, write_config
+from kit.servers.machine import program
 from logmirror.cli.main import VERSION
-from logmirror.config.environment import Knobs
+from logmirror.config.environment import ProcessEnvironment
 from logmirror.config.settings import load
 from logmirror.errors import (
     CorruptionError,
@@ -92,7 +92,7 @@ def test_the_image_s_port_and_probe_are_the_program_s():
     stage = final_stage()
     port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", stage["HEALTHCHECK"]).groups()
 
-    assert stage["EXPOSE"] == str(Knobs().metrics_port) == port
+    assert stage["EXPOSE"] == str(ProcessEnvironment().metrics_port) == port
     assert path in PAGES
 
 
@@ -269,7 +269,9 @@ def test_the_pod_is_as_the_program_and_the_image_are():
     probes = [CONTAINER[name]["httpGet"] for name in CONTAINER if name.endswith("Probe")]
     mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
 
-    assert CONTAINER["ports"] == [{"name": "metrics", "containerPort": Knobs().metrics_port}]
+    assert CONTAINER["ports"] == [
+        {"name": "metrics", "containerPort": ProcessEnvironment().metrics_port}
+    ]
     assert len(probes) == 3
     assert {probe["path"] for probe in probes} == {"/livez", "/readyz"} <= PAGES
     assert {probe["port"] for probe in probes} == {"metrics"}

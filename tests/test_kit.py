@@ -15,7 +15,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from kit.clients import (
+from kit.judges.clients import (
     CREATE_TIME,
     LOG_APPEND_TIME,
     Message,
@@ -27,14 +27,14 @@ from kit.clients import (
     rows_by_kcat,
     rows_by_librdkafka,
 )
-from kit.kafka import ApacheKafka
-from kit.security import MECHANISMS, PASSWORD, USER
+from kit.servers.kafka import ApacheKafka
+from kit.servers.security import MECHANISMS, PASSWORD, USER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kit.apache import ApacheTools
-    from kit.security import Certificates
+    from kit.servers.apache import ApacheTools
+    from kit.servers.security import Certificates
 
 
 def _lines(broker: ApacheKafka, topic: str, count: int) -> list[str]:
@@ -197,7 +197,7 @@ def test_a_client_with_a_certificate_gets_in_and_one_without_does_not(
 
 def test_a_child_does_not_outlive_a_test_run_that_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from kit.machine import Process;"
+        "import sys, time; from pathlib import Path; from kit.servers.machine import Process;"
         "child = Process(['sleep', '600'], log=Path(sys.argv[1]));"
         "print(child.pid, flush=True); time.sleep(600)"
     )

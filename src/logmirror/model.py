@@ -51,7 +51,7 @@ class OffsetRange:
         return self.last - self.first + 1
 
 
-class HoleCause(enum.StrEnum):
+class GapCause(enum.StrEnum):
     """Why an offset carries no record in a copy (I3)."""
 
     CONTROL = "control"
@@ -69,12 +69,12 @@ class HoleCause(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
-class Hole:
+class Gap:
     """A run of offsets without records, and why."""
 
     first: int
     last: int
-    cause: HoleCause
+    cause: GapCause
 
 
 class Trigger(enum.StrEnum):

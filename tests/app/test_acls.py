@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.configs import ABSENT, folder, mirror, settings_of
+from kit.runs.configs import ABSENT, folder, mirror, settings_of
 from logmirror import cluster as cluster_package
 from logmirror.app.acls import acls_json, acls_text, needed_acls
 from logmirror.errors import UsageError

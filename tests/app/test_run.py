@@ -35,7 +35,7 @@ def test_those_that_somebody_waits_for_do_not_try_for_long():
     assert waits(Clients(PATIENCE_MS)) == (PATIENCE_MS, 10_000, 1000)
 
 
-def test_hasty_ones_wait_for_no_answer_and_no_connection_longer_either():
+def test_hasty_ones_wait_for_no_response_and_no_connection_longer_either():
     assert waits(Clients(HASTE_MS, is_hasty=True)) == (HASTE_MS, HASTE_MS, 1000)
 
 

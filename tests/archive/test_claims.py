@@ -34,7 +34,7 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.model import OFFSET_MAX, Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import OFFSET_MAX, Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 
 FOLDER = "orders/3"
@@ -263,11 +263,11 @@ def test_two_writers_with_different_content_never_both_succeed(schedule):
 # --- reading and sweeping
 
 
-holes = st.builds(
-    lambda first, more, cause: Hole(first=first, last=first + more, cause=cause),
+gaps = st.builds(
+    lambda first, more, cause: Gap(first=first, last=first + more, cause=cause),
     st.integers(0, 2**40),
     st.integers(0, 100),
-    st.sampled_from(HoleCause),
+    st.sampled_from(GapCause),
 )
 
 
@@ -275,12 +275,12 @@ holes = st.builds(
     st.integers(0, OFFSET_MAX),
     st.text(max_size=20),
     st.none() | st.integers(0, 2**31),
-    st.lists(holes, max_size=5),
+    st.lists(gaps, max_size=5),
     st.sampled_from(Trigger),
 )
 def test_claims_round_trip(first, topic, epoch, runs, trigger):
     claim = claim_of(
-        first, OFFSET_MAX, topic=topic, leader_epoch=epoch, holes=tuple(runs), trigger=trigger
+        first, OFFSET_MAX, topic=topic, leader_epoch=epoch, gaps=tuple(runs), trigger=trigger
     )
     name = claim_name("orders", 3, first)
     assert Claim.from_bytes(claim.to_bytes(), name=name) == claim
@@ -291,8 +291,8 @@ def test_the_bytes_of_a_claim_are_pinned():
         5,
         9,
         leader_epoch=2,
-        holes=(Hole(first=6, last=7, cause=HoleCause.CONTROL),),
-        hole_counts={HoleCause.CONTROL: 2, HoleCause.ABORTED: 0},
+        gaps=(Gap(first=6, last=7, cause=GapCause.CONTROL),),
+        gap_counts={GapCause.CONTROL: 2, GapCause.ABORTED: 0},
         topic="größe",
     )
     assert claim.to_bytes().decode() == (
@@ -305,7 +305,7 @@ def test_the_bytes_of_a_claim_are_pinned():
 
 
 def test_any_flipped_bit_of_a_claim_is_found_or_changes_nothing_it_says():
-    claim = claim_of(5, 9, holes=(Hole(first=6, last=7, cause=HoleCause.CONTROL),))
+    claim = claim_of(5, 9, gaps=(Gap(first=6, last=7, cause=GapCause.CONTROL),))
     name, data = claim_name("orders", 3, 5), claim.to_bytes()
     unnoticed = 0
     for at, bit in itertools.product(range(len(data)), range(8)):

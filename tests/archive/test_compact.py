@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from kit.objects import (
+from kit.runs.objects import (
     FOLDER,
     OBJECTS,
     PER_OBJECT,
@@ -30,7 +30,7 @@ from logmirror.archive.naming import format_name, parse_name
 from logmirror.archive.reader import check_object, iterate
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
-from logmirror.model import HoleCause, OffsetRange
+from logmirror.model import GapCause, OffsetRange
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
 
@@ -365,7 +365,7 @@ def test_parts_that_differ_from_what_was_merged_before_are_not_merged():
     assert not store.staged
 
 
-def test_objects_whose_holes_nothing_explains_are_not_merged():
+def test_objects_whose_gaps_nothing_explains_are_not_merged():
     store, _ = new_chain("ndjson")
     del store.objects[claim_name("orders", 3, PER_OBJECT)]
     with pytest.raises(UsageError, match="do not say why"):
@@ -397,7 +397,7 @@ def test_a_store_that_fails_at_any_operation_loses_nothing():
         assert not store.staged
 
 
-def test_holes_are_added_up_and_keep_their_causes():
+def test_gaps_are_added_up_and_keep_their_causes():
     store = MemoryStore()
     for number in range(6):
         first = number * 10
@@ -412,7 +412,7 @@ def test_holes_are_added_up_and_keep_their_causes():
 
     assert report.metadata.covered == merged.covered
     missing = merged.covered.offset_count - report.metadata.record_count
-    assert report.metadata.hole_counts == {HoleCause.COMPACTED: missing}
+    assert report.metadata.gap_counts == {GapCause.COMPACTED: missing}
     assert report.metadata.topic_id == "ab" * 16
 
 

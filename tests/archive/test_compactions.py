@@ -12,7 +12,7 @@ from logmirror.archive.compactions import (
     settled,
 )
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.model import Gap, GapCause, OffsetRange
 from logmirror.testing import MemoryStore
 
 RECORD = Compaction(
@@ -28,8 +28,8 @@ RECORD = Compaction(
     topic_id="",
     partition=3,
     created_ms=5,
-    holes=(Hole(first=12, last=13, cause=HoleCause.CONTROL),),
-    hole_counts={HoleCause.CONTROL: 2},
+    gaps=(Gap(first=12, last=13, cause=GapCause.CONTROL),),
+    gap_counts={GapCause.CONTROL: 2},
 )
 
 

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from kit.objects import TOPIC, Target, as_read, batches_of, decode, make_object, odd_records
+from kit.runs.objects import TOPIC, Target, as_read, batches_of, decode, make_object, odd_records
 from logmirror.archive import envelope
 from logmirror.archive.envelope import COMPRESSIONS, NativeEncoder, NdjsonEncoder, ParquetEncoder
 from logmirror.errors import UnavailableError, UsageError
@@ -150,7 +150,7 @@ def test_part_of_the_rows_can_be_appended(tmp_path):
     assert rows_of_parquet(path) == as_read(RECORDS)[10:20]
 
 
-def test_an_object_of_holes_only_is_a_parquet_file_without_rows(tmp_path):
+def test_an_object_of_gaps_only_is_a_parquet_file_without_rows(tmp_path):
     target = Target()
     ParquetEncoder(target, topic=TOPIC, partition=3).finish({"logmirror.from": "5"})
     (path := tmp_path / "x.parquet").write_bytes(target.data)

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from kit.objects import FOLDER, as_read, make_object, odd_records
+from kit.runs.objects import FOLDER, as_read, make_object, odd_records
 from logmirror.archive.claims import Claim
 from logmirror.archive.envelope import COMPRESSIONS, ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from logmirror.archive.naming import parse_name
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.archive.reader import check_object
-from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 
 PAGES = Path(__file__).parents[2] / "docs" / "formats"
@@ -74,7 +74,7 @@ def test_the_page_lists_the_columns_and_keys_of_a_parquet_object():
     text = page("parquet")
     metadata = pq.read_metadata(pa.BufferReader(data)).metadata
     keys = [key.decode() for key in metadata if key.startswith(b"logmirror.")]
-    keys.append("logmirror.app.compact")  # of snapshots only
+    keys.append("logmirror.compaction")  # of snapshots only
     assert sorted(first_cells(text, r"logmirror\.[a-z-]+")) == sorted(keys)
     columns = pq.read_schema(pa.BufferReader(data)).names
     assert first_cells(text, "[a-zA-Z]+")[: len(columns)] == columns
@@ -108,15 +108,15 @@ def test_the_page_lists_the_fields_of_a_claim():
         record_count=1,
         trigger=Trigger.DAILY,
         leader_epoch=0,
-        holes=(Hole(first=0, last=0, cause=HoleCause.ABORTED),),
+        gaps=(Gap(first=0, last=0, cause=GapCause.ABORTED),),
         rewritable=True,
-        hole_counts={HoleCause.ABORTED: 1},
+        gap_counts={GapCause.ABORTED: 1},
     )
     text = page("claim")
     assert first_cells(text, "[a-z_]+") == sorted(
         json.loads(claim.to_bytes()), key=first_cells(text, "[a-z_]+").index
     )
-    causes = [cause for cause in HoleCause if cause is not HoleCause.UNRECORDED]
+    causes = [cause for cause in GapCause if cause is not GapCause.UNRECORDED]
     assert all(f"`{value}`" in text for value in [*Trigger, *causes])
 
 

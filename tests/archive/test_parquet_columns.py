@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kit.objects import FOLDER, TOPIC, Target, as_read, decode, make_object, odd_records
+from kit.runs.objects import FOLDER, TOPIC, Target, as_read, decode, make_object, odd_records
 from logmirror.archive.compactions import read_cover
 from logmirror.archive.envelope import COMPRESSIONS, ParquetEncoder
 from logmirror.archive.merge import Archive, merge

@@ -10,7 +10,7 @@ import io
 
 import pytest
 
-from kit.objects import (
+from kit.runs.objects import (
     FOLDER,
     OBJECTS,
     PER_OBJECT,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kit.objects import FOLDER, TOPIC, as_read, batches_of, make_object, odd_records, unsealed
+from kit.runs.objects import FOLDER, TOPIC, as_read, batches_of, make_object, odd_records, unsealed
 from logmirror.archive import reader
 from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.digest import object_digest
@@ -22,7 +22,7 @@ from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name, parse_name
 from logmirror.archive.reader import check_object, iterate
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.records import Codec, MarkerType, encode_marker
@@ -365,8 +365,8 @@ GOOD = ObjectMetadata(
     covered=OffsetRange(first=5, last=9),
     record_count=3,
     digest="xxh3:" + "0" * 32,
-    holes=(Hole(first=6, last=7, cause=HoleCause.ABORTED),),
-    hole_counts={HoleCause.ABORTED: 2},
+    gaps=(Gap(first=6, last=7, cause=GapCause.ABORTED),),
+    gap_counts={GapCause.ABORTED: 2},
 )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.embedded import EmbeddedBroker
+from kit.servers.embedded import EmbeddedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,10 +27,10 @@ from confluent_kafka.admin import (
 )
 from kafka.admin import AbortTransactionSpec
 
-from kit.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
-from kit.embedded import EmbeddedBroker
-from kit.kafka import create_topic
-from kit.partition_client import PartitionClient
+from kit.judges.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
+from kit.judges.partition_client import PartitionClient
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

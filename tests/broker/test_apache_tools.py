@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
-from kit.clients import Message, produce, rows_by_librdkafka
-from kit.kafka import create_topic
-from kit.partition_client import PartitionClient, data_batch
+from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.judges.partition_client import PartitionClient, data_batch
+from kit.servers.kafka import create_topic
 
 
 def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools, topic_name):

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kit.clients import (
+from kit.judges.clients import (
     Message,
     kcat,
     odd_messages,
@@ -29,7 +29,7 @@ from kit.clients import (
 from logmirror.wire.records import Codec, parse_header
 
 if TYPE_CHECKING:
-    from kit.embedded import EmbeddedBroker
+    from kit.servers.embedded import EmbeddedBroker
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 

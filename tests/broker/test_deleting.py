@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.clients import rows_by_librdkafka
-from kit.embedded import EmbeddedBroker
-from kit.faulty_disk import FaultyDisk, PowerLossError
-from kit.kafka import create_topic, delete_topic
-from kit.partition_client import EARLIEST, Appended, PartitionClient, data_batch
+from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
+from kit.judges.clients import rows_by_librdkafka
+from kit.judges.partition_client import EARLIEST, Appended, PartitionClient, data_batch
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic, delete_topic
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
@@ -282,7 +282,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-def test_killed_right_after_the_answer_the_log_begins_where_it_was_told(broker, topic_name):
+def test_killed_right_after_the_response_the_log_begins_where_it_was_told(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
     sent = start = 0
     for round_number in range(5):

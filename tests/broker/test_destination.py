@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.clients import rows_by_aiokafka, rows_by_kcat, rows_by_librdkafka
-from kit.kafka import create_topic
-from kit.partition_client import (
+from kit.judges.clients import rows_by_aiokafka, rows_by_kcat, rows_by_librdkafka
+from kit.judges.partition_client import (
     EARLIEST,
     LATEST,
     Appended,
@@ -20,6 +19,7 @@ from kit.partition_client import (
     Producer,
     data_batch,
 )
+from kit.servers.kafka import create_topic
 from logmirror.model import TimestampType
 from logmirror.wire.records import (
     Codec,
@@ -78,7 +78,7 @@ def _batch(first: int, count: int = 10, **fields: Any) -> bytes:
 # The sequence guard
 
 
-def test_a_batch_sent_again_is_answered_with_its_offset_and_not_stored(partition):
+def test_a_batch_sent_again_has_response_with_its_offset_and_not_stored(partition):
     sent = [(0, 10), (10, 10), (10, 10), (0, 10)]
 
     found = [partition.produce(_batch(*bounds)) for bounds in sent]
@@ -202,7 +202,7 @@ def _records(count: int, first: int = 0) -> list[Record]:
         pytest.param(data_batch(2) + data_batch(2), id="two-batches"),
     ],
 )
-def test_a_batch_that_would_leave_a_hole_or_hide_is_refused_whole(partition, batch):
+def test_a_batch_that_would_leave_a_gap_or_hide_is_refused_whole(partition, batch):
     assert partition.produce(batch) == Appended(INVALID_RECORD, REFUSED)
     assert partition.log_end == 0
 
@@ -215,8 +215,8 @@ def test_a_transactional_batch_without_a_transaction_is_refused(partition):
 
 
 def test_a_repetition_is_told_from_a_first_sending_by_its_time(partition):
-    first = partition.produce_answer(_batch(0, 3))
-    second = partition.produce_answer(_batch(0, 3))
+    first = partition.produce_response(_batch(0, 3))
+    second = partition.produce_response(_batch(0, 3))
 
     assert (first.base_offset, second.base_offset) == (0, 0)
     times = [getattr(found, "log_append_time", None) for found in (first, second)]
@@ -299,8 +299,8 @@ def test_records_are_deleted_up_to_an_offset_and_the_log_begins_there(partition)
     found = partition.fetch(15)
     assert (found.error_code, found.log_start_offset) == (0, 15)
     assert parse_header(bytes(found.records), 0).base_offset == 10
-    answer = partition.produce_answer(data_batch(10))
-    assert (answer.base_offset, answer.log_start_offset) == (30, 15)
+    response = partition.produce_response(data_batch(10))
+    assert (response.base_offset, response.log_start_offset) == (30, 15)
 
 
 def test_minus_one_deletes_all_and_a_smaller_offset_nothing(partition):
@@ -458,11 +458,11 @@ def test_with_log_append_time_the_broker_says_the_time(bootstrap, topic_name):
     create_topic(bootstrap, topic_name, 1, {"message.timestamp.type": "LogAppendTime"})
     with PartitionClient(bootstrap, topic_name) as partition:
         sent = _batch(0, 3)
-        answer = partition.produce_answer(sent)
+        response = partition.produce_response(sent)
         stored = bytes(partition.fetch(0).records)
         header = parse_header(stored, 0)
 
-        assert _in_ms(answer.log_append_time) == header.max_timestamp_ms > FIRST_MS
+        assert _in_ms(response.log_append_time) == header.max_timestamp_ms > FIRST_MS
         assert header.attributes == 8
         assert header.base_timestamp_ms == FIRST_MS
         assert stored[27:35] + stored[43:] == sent[27:35] + sent[43:]
@@ -471,8 +471,8 @@ def test_with_log_append_time_the_broker_says_the_time(bootstrap, topic_name):
             (header.max_timestamp_ms, 1)
         }
         assert partition.producers()[PID].last_timestamp_ms == header.max_timestamp_ms
-        again = partition.produce_answer(sent)
-        assert (again.base_offset, again.log_append_time) == (0, answer.log_append_time)
+        again = partition.produce_response(sent)
+        assert (again.base_offset, again.log_append_time) == (0, response.log_append_time)
         assert partition.produce(_batch(4)) == Appended(OUT_OF_ORDER, REFUSED)
         assert partition.list_offset(FIRST_MS) == (0, header.max_timestamp_ms, 0)
         own = data_batch(1, timestamp_type=TimestampType.LOG_APPEND_TIME)

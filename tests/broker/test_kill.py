@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kit.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
-from kit.embedded import EmbeddedBroker
+from kit.judges.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
+from kit.servers.embedded import EmbeddedBroker
 from logmirror.broker.log.partition_log import open_path
 
 if TYPE_CHECKING:

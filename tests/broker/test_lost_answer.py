@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from kit.partition_client import data_batch
-from kit.raw_client import build, message_class, nested, read_response, request_frame
+from kit.judges.partition_client import data_batch
+from kit.judges.raw_client import build, message_class, nested, read_response, request_frame
 from logmirror.broker.apis import Api
 from logmirror.broker.broker import Broker, Caller
 from logmirror.broker.handlers.fetch import fetch
-from logmirror.broker.handlers.produce import ProduceAnswer, produce
+from logmirror.broker.handlers.produce import ProduceResponse, produce
 from logmirror.broker.log.disk import Disk, OpenFile
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment import FileRange
@@ -91,7 +91,7 @@ async def _ask(broker: Broker, api: Api, version: int, **fields: object) -> Any:
     return read_response(api, version, whole[4:])[1]
 
 
-def _produce(broker: Broker, sequence: int) -> ProduceAnswer:
+def _produce(broker: Broker, sequence: int) -> ProduceResponse:
     batch = data_batch(10, producer_id=PRODUCER, sequence=sequence)
     data = build(nested(0, 9, "request", "PartitionProduceData"), index=0, records=batch)
     topic = build(nested(0, 9, "request", "TopicProduceData"), name=TOPIC, partition_data=(data,))
@@ -106,7 +106,7 @@ def _produce(broker: Broker, sequence: int) -> ProduceAnswer:
     return produce(broker, read_header(frame), frame, lambda: None)
 
 
-def _error_and_offset(found: ProduceAnswer) -> tuple[int, int]:
+def _error_and_offset(found: ProduceResponse) -> tuple[int, int]:
     assert found.frame is not None
     _, response = read_response(Api.PRODUCE, 9, bytes(found.frame)[4:])
     [partition] = response.responses[0].partition_responses
@@ -166,8 +166,8 @@ async def _fetch(broker: Broker, offset: int, *, wait_ms: int) -> Any:
         else part
         for part in parts
     )
-    [answered] = read_response(Api.FETCH, 11, whole[4:])[1].responses
-    return answered.partitions[0]
+    [responded] = read_response(Api.FETCH, 11, whole[4:])[1].responses
+    return responded.partitions[0]
 
 
 def test_a_batch_that_waits_for_the_disk_shows_in_the_log_end_and_nowhere_else(tmp_path):
@@ -196,7 +196,7 @@ def test_a_batch_that_waits_for_the_disk_shows_in_the_log_end_and_nowhere_else(t
     _with_broker(tmp_path, act)
 
 
-def test_a_marker_is_answered_when_it_is_durable_and_not_before(tmp_path):
+def test_a_marker_has_response_when_it_is_durable_and_not_before(tmp_path):
     async def act(broker: Broker, disk: SlowDisk) -> None:
         names = {"name": TOPIC, "partition_indexes": (0,)}
         topic = build(nested(27, 1, "request", "WritableTxnMarkerTopic"), **names)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kit.clients import Message, produce
+from kit.judges.clients import Message, produce
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import SegmentCache

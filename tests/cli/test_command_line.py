@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-from kit.commands import mirror, write_config
-from kit.configs import with_files
-from kit.machine import HOST, free_ports
+from kit.runs.commands import mirror, write_config
+from kit.runs.configs import with_files
+from kit.servers.machine import HOST, free_ports
 from logmirror.app import status
 from logmirror.cli import main
 

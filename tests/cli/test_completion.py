@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from kit.machine import program
+from kit.servers.machine import program
 from logmirror.cli import main
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kit.scripted_broker import Topic, World, cut_after, hang, hang_up
-from kit.scripted_writes import (
+from kit.fakes.scripted_broker import Topic, World, cut_after, hang, hang_up
+from kit.fakes.scripted_writes import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
@@ -67,7 +67,7 @@ WRITES = {
 
 @pytest.mark.parametrize("key", WRITES)
 @pytest.mark.parametrize("fault", [hang, hang_up, cut_after(6), cut_after(20)])
-def test_a_write_whose_answer_is_lost_is_unknown_and_not_asked_again(client, brokers, key, fault):
+def test_a_write_whose_response_is_lost_is_unknown_and_not_asked_again(client, brokers, key, fault):
     brokers[1].once(key, fault)
     with pytest.raises(OutcomeUnknownError) as caught:
         WRITES[key](client)
@@ -130,7 +130,7 @@ def test_a_connection_that_was_closed_while_idle_is_replaced_before_it_is_used(
     WRITES[key](client)
 
 
-def test_an_answer_of_one_leader_is_kept_while_the_other_is_asked_again(client, brokers):
+def test_a_response_of_one_leader_is_kept_while_the_other_is_asked_again(client, brokers):
     brokers[2].codes[DELETE_RECORDS].append(6)
     assert client.admin.delete_records({T0: 5, T1: 6}) == {T0: 5, T1: 6}
     assert (len(brokers[1].asked(DELETE_RECORDS)), len(brokers[2].asked(DELETE_RECORDS))) == (1, 2)
@@ -152,7 +152,7 @@ def test_markers_of_a_partition_travel_in_one_request_to_its_leader(client, brok
 
 
 @pytest.mark.parametrize("fault", [hang, hang_up, cut_after(9)])
-def test_markers_whose_answer_is_lost_are_unknown_for_that_leader_only(client, brokers, fault):
+def test_markers_whose_response_is_lost_are_unknown_for_that_leader_only(client, brokers, fault):
     brokers[2].once(WRITE_TXN_MARKERS, fault)
     told = client.admin.write_txn_markers({T0: [TxnMarker(7, 0)], T1: [TxnMarker(7, 0)]})
     assert told[T0] is None
@@ -193,7 +193,7 @@ def test_a_leader_that_moved_is_asked_for_the_end_in_its_own_epoch(client, world
 
 
 @pytest.mark.parametrize("fault", [hang, hang_up])
-def test_a_lost_answer_to_a_read_is_asked_for_again(client, brokers, fault):
+def test_a_lost_response_to_a_read_is_asked_for_again(client, brokers, fault):
     brokers[1].once(OFFSET_FOR_LEADER_EPOCH, fault)
     brokers[1].once(DESCRIBE_PRODUCERS, fault)
     assert client.log_ends([T0]) == {T0: LogEnd(0, 5)}
@@ -224,7 +224,7 @@ def test_brokers_that_do_not_tell_epochs_are_too_old(client, world):
     assert "2.1" in caught.value.hint
 
 
-def test_an_answer_that_leaves_out_a_partition_is_no_answer(client, brokers, monkeypatch):
+def test_a_response_that_leaves_out_a_partition_is_no_response(client, brokers, monkeypatch):
     answer = WritableBroker._describe_producers  # noqa: SLF001  # cut down
 
     def less(broker, version, request):

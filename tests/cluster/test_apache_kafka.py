@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
-from kit.clients import Message, odd_messages, produce, produce_transactions
+from kit.judges.clients import Message, odd_messages, produce, produce_transactions
 from logmirror.cluster.client import EARLIEST, LATEST, NO_OFFSET, ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError

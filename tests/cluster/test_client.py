@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.scripted_broker import (
+from kit.fakes.scripted_broker import (
     FETCH,
     LIST_OFFSETS,
     METADATA,
@@ -167,7 +167,7 @@ def test_a_leader_that_is_gone_is_replaced_by_the_next(client, world, brokers):
 
 
 @pytest.mark.parametrize("fault", [hang, hang_up])
-def test_a_lost_answer_is_asked_for_again_on_a_new_connection(client, brokers, fault):
+def test_a_lost_response_is_asked_for_again_on_a_new_connection(client, brokers, fault):
     fetched(client, T1)
     brokers[2].once(FETCH, fault)
     assert fetched(client, T1) == b"one" * 50
@@ -281,7 +281,7 @@ def test_a_refused_topic_is_not_tried_again(client, brokers):
     assert len(brokers[1].asked(FETCH)) == 2
 
 
-def test_an_answer_that_contradicts_itself_is_corruption_and_not_tried_again(client, brokers):
+def test_a_response_that_contradicts_itself_is_corruption_and_not_tried_again(client, brokers):
     fetched(client, T0)
     brokers[1].once(FETCH, edited(lambda data: data.__setitem__(slice(4, 8), b"\0\0\0\0")))
     with pytest.raises(CorruptionError) as caught:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from kit.scripted_broker import (
+from kit.fakes.scripted_broker import (
     API_VERSIONS,
     FETCH,
     METADATA,
@@ -171,13 +171,13 @@ class TestFaults:
             ACTS[what](connection)
         return caught.value, time.monotonic() - begun
 
-    def test_no_answer_ends_at_the_deadline(self, what, broker, connect):
+    def test_no_response_ends_at_the_deadline(self, what, broker, connect):
         error, seconds = self.fail(what, broker, connect(), hang, UnavailableError)
         assert "in time" in error.message
         assert error.facts["port"] == broker.port
         assert 0.2 < seconds < 2
 
-    def test_an_answer_that_trickles_ends_at_the_same_deadline(self, what, broker, connect):
+    def test_a_response_that_trickles_ends_at_the_same_deadline(self, what, broker, connect):
         stop = threading.Event()
         fault = trickle(0.02, stop)
         _, seconds = self.fail(what, broker, connect(), fault, UnavailableError)
@@ -188,10 +188,10 @@ class TestFaults:
         self.fail(what, broker, connect(), hang_up, UnavailableError)
 
     @pytest.mark.parametrize("count", [1, 4, 7, 30, 60])
-    def test_an_answer_cut_off_is_unavailable(self, what, broker, connect, count):
+    def test_a_response_cut_off_is_unavailable(self, what, broker, connect, count):
         self.fail(what, broker, connect(), cut_after(count), UnavailableError)
 
-    def test_another_requests_answer_is_refused(self, what, broker, connect):
+    def test_another_requests_response_is_refused(self, what, broker, connect):
         fault = edited(lambda data: struct.pack_into(">i", data, 4, 999))
         error, _ = self.fail(what, broker, connect(), fault, CorruptionError)
         assert "another request" in error.message
@@ -207,7 +207,7 @@ class TestFaults:
         self.fail(what, broker, connect(), instead(noise), CorruptionError)
 
 
-def test_an_answer_above_the_cap_is_refused_before_it_is_received(broker, connect):
+def test_a_response_above_the_cap_is_refused_before_it_is_received(broker, connect):
     connection = connect(receive_message_max_bytes=1000)
     broker.once(METADATA, instead(struct.pack(">i", 1001)))
     with pytest.raises(CorruptionError) as caught:

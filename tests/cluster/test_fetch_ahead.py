@@ -10,7 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from kit.scripted_broker import FETCH, ScriptedBroker, Topic, World, cut_after, edited, hang_up
+from kit.fakes.scripted_broker import (
+    FETCH,
+    ScriptedBroker,
+    Topic,
+    World,
+    cut_after,
+    edited,
+    hang_up,
+)
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.errors import PositionError
@@ -54,8 +62,8 @@ def ask(client, number, offset=10, *, topic_id=TOPIC_ID):
 
 def fetch(client, number, offset=10, *, topic_id=TOPIC_ID, size=SIZE, **more):
     view = memoryview(bytearray(size))
-    answer = client.fetch(PARTITIONS[number], offset, view, topic_id=topic_id, **more)
-    return bytes(view[: answer.size]), answer
+    response = client.fetch(PARTITIONS[number], offset, view, topic_id=topic_id, **more)
+    return bytes(view[: response.size]), response
 
 
 def fetched_by(broker):
@@ -71,10 +79,10 @@ def fetched_by(broker):
 def test_what_was_asked_is_not_fetched_again(client, brokers):
     ask(client, 0)
 
-    data, answer = fetch(client, 0)
+    data, response = fetch(client, 0)
 
     assert data == LOGS[0]
-    assert (answer.high_watermark, answer.last_stable_offset) == (100, 90)
+    assert (response.high_watermark, response.last_stable_offset) == (100, 90)
     assert fetched_by(brokers[1]) == [(0, 10)]
 
 
@@ -99,7 +107,7 @@ def test_asking_goes_on_between_takes(client, brokers):
     assert fetched_by(brokers[1]) == [(n, offset) for offset in range(10, 20) for n in (0, 1)]
 
 
-def test_empty_answers_that_follow_each_other_are_told_apart(client, world):
+def test_empty_responses_that_follow_each_other_are_told_apart(client, world):
     """They are shorter than what is read of one at first."""
     world.topics["t"].logs = [b"", b"", b"x", b""]
     for number in range(3):
@@ -117,7 +125,7 @@ def test_asked_twice_is_asked_once(client, brokers):
     assert fetched_by(brokers[1]) == [(0, 10)]
 
 
-def test_answers_that_nobody_takes_are_passed_over(client, brokers):
+def test_responses_that_nobody_takes_are_passed_over(client, brokers):
     for number in range(3):
         ask(client, number)
 
@@ -136,19 +144,19 @@ def test_answers_that_nobody_takes_are_passed_over(client, brokers):
         ({"size": SIZE + 1}, 1),
     ],
 )
-def test_an_answer_to_something_else_is_not_taken_for_this_one(client, brokers, wanted, count):
+def test_a_response_to_something_else_is_not_taken_for_this_one(client, brokers, wanted, count):
     ask(client, 0)
 
     assert fetch(client, 0, **wanted)[0] == LOGS[0]
     assert len(fetched_by(brokers[1])) == count
 
 
-def test_an_answer_that_is_too_large_says_how_much_it_needs(client):
+def test_a_response_that_is_too_large_says_how_much_it_needs(client):
     ask(client, 0)
 
-    data, answer = fetch(client, 0, size=50_000)
+    data, response = fetch(client, 0, size=50_000)
 
-    assert (data, answer.needed_bytes) == (b"", 100_000)
+    assert (data, response.needed_bytes) == (b"", 100_000)
 
 
 def test_brokers_that_do_not_know_topic_ids_are_not_asked(client, brokers):
@@ -160,8 +168,8 @@ def test_brokers_that_do_not_know_topic_ids_are_not_asked(client, brokers):
     assert len(fetched_by(brokers[1])) == 1
 
 
-def of_another_request(answer):
-    answer[7] ^= 1
+def of_another_request(response):
+    response[7] ^= 1
 
 
 @pytest.mark.parametrize("fault", [hang_up, cut_after(40), edited(of_another_request)])

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from kit.apache import RELEASES
-from kit.clients import rows_by_librdkafka
-from kit.cluster import KafkaCluster
+from kit.judges.clients import rows_by_librdkafka
+from kit.servers.apache import RELEASES
+from kit.servers.cluster import KafkaCluster
 from logmirror.cluster.client import LATEST, ClusterClient
 from logmirror.cluster.groups import GroupOffset
 from logmirror.cluster.properties import connection_settings
@@ -55,10 +55,10 @@ def batch(first, count=10):
 
 
 def collect_all(pipeline):
-    answers = []
+    responses = []
     while pipeline.in_flight():
-        answers += pipeline.collect(block=True)
-    return answers
+        responses += pipeline.collect(block=True)
+    return responses
 
 
 def ends_of(client, partitions):
@@ -86,8 +86,8 @@ def test_records_arrive_once_and_in_order_over_a_killed_leader(cluster, client, 
             send_three(pipeline, ends, partitions)
             if round_number == 3:
                 cluster.kill_node(killed)
-            answers = collect_all(pipeline)
-            failed = [answer.error for answer in answers if answer.error is not None]
+            responses = collect_all(pipeline)
+            failed = [response.error for response in responses if response.error is not None]
             if failed:
                 failures += failed
                 time.sleep(0.3)
@@ -114,14 +114,14 @@ def test_what_was_appended_and_not_acknowledged_is_in_the_log_s_end(cluster, cli
     others = [node for node in cluster.brokers if node != leader]
     with client.pipeline() as pipeline:
         pipeline.send([(partition, batch(0))])
-        assert [answer.error for answer in collect_all(pipeline)] == [None]
+        assert [response.error for response in collect_all(pipeline)] == [None]
         for node in others:
             cluster.pause_node(node)
         try:
             pipeline.send([(partition, batch(10))])
-            (answer,) = collect_all(pipeline)
-            assert type(answer.error) is OutcomeUnknownError
-            assert answer.error_code in (7, 20)
+            (response,) = collect_all(pipeline)
+            assert type(response.error) is OutcomeUnknownError
+            assert response.error_code in (7, 20)
             latest = client.list_offsets([partition], LATEST, read_committed=False)
             assert (latest[partition], client.log_ends([partition])[partition].end_offset) == (
                 10,
@@ -133,6 +133,6 @@ def test_what_was_appended_and_not_acknowledged_is_in_the_log_s_end(cluster, cli
                 cluster.resume_node(node)
         cluster.wait_until_in_sync(topic_name)
         pipeline.send([(partition, batch(10))])  # the same bounds: a duplicate, or the first
-        (answer,) = collect_all(pipeline)
-        assert (answer.error, answer.base_offset) == (None, 10)
+        (response,) = collect_all(pipeline)
+        assert (response.error, response.base_offset) == (None, 10)
     assert client.log_ends([partition])[partition].end_offset == 20

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from kit.scripted_broker import Topic, World
-from kit.scripted_writes import (
+from kit.fakes.scripted_broker import Topic, World
+from kit.fakes.scripted_writes import (
     PRODUCE,
     WritableBroker,
     batch,
@@ -25,7 +25,7 @@ from kit.scripted_writes import (
     written,
 )
 from logmirror.cluster.client import ClusterClient
-from logmirror.cluster.produce import NO_ANSWER
+from logmirror.cluster.produce import NO_RESPONSE
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
     InternalError,
@@ -69,10 +69,10 @@ def test_each_leader_gets_one_request_with_all_its_partitions(pipeline, brokers)
     pipeline.send([(T0, batch(records=3)), (T1, batch()), (T2, batch(records=5))])
     pipeline.send([(T0, batch()), (T2, batch())])
 
-    answers = collect_all(pipeline)
+    responses = collect_all(pipeline)
 
-    assert {(answer.error_code, answer.error) for answer in answers} == {(0, None)}
-    found = sorted((answer.partition, answer.base_offset) for answer in answers)
+    assert {(response.error_code, response.error) for response in responses} == {(0, None)}
+    found = sorted((response.partition, response.base_offset) for response in responses)
     assert found == [(T0, 0), (T0, 3), (T1, 0), (T2, 0), (T2, 5)]
     asked = [
         [one.index for topic in request.topic_data for one in topic.partition_data]
@@ -83,7 +83,7 @@ def test_each_leader_gets_one_request_with_all_its_partitions(pipeline, brokers)
     assert (first.acks, first.timeout_ms, first.transactional_id) == (-1, 100, None)
 
 
-def test_requests_follow_each_other_without_waiting_for_answers(pipeline, brokers):
+def test_requests_follow_each_other_without_waiting_for_responses(pipeline, brokers):
     release = threading.Event()
     pipeline.send([(T0, batch())])
     collect_all(pipeline)
@@ -93,7 +93,7 @@ def test_requests_follow_each_other_without_waiting_for_answers(pipeline, broker
     assert (pipeline.in_flight(), pipeline.in_flight(T0), pipeline.in_flight(T1)) == (5, 5, 0)
     assert pipeline.collect(block=False) == []
     release.set()
-    assert [answer.base_offset for answer in collect_all(pipeline)] == [1, 2, 3, 4, 5]
+    assert [response.base_offset for response in collect_all(pipeline)] == [1, 2, 3, 4, 5]
     assert written(brokers[1], T0) == [0, 1, 2, 3, 4, 5]
     assert pipeline.in_flight() == 0
 
@@ -120,7 +120,7 @@ def test_a_partition_twice_in_one_send_is_a_bug_of_ours(pipeline, brokers):
     assert brokers[1].asked(PRODUCE) == []
 
 
-def test_writing_without_answers_is_not_offered(client):
+def test_writing_without_responses_is_not_offered(client):
     with pytest.raises(InternalError):
         client.pipeline(acks=0)
 
@@ -142,9 +142,9 @@ def test_an_error_code_is_told_as_its_kind(pipeline, brokers, code, kind):
     brokers[1].codes[PRODUCE].append(code)
     brokers[1].said = "no"
     pipeline.send([(T0, batch())])
-    (answer,) = collect_all(pipeline)
-    assert (answer.error_code, type(answer.error)) == (code, kind)
-    facts = answer.error.facts
+    (response,) = collect_all(pipeline)
+    assert (response.error_code, type(response.error)) == (code, kind)
+    facts = response.error.facts
     assert (facts["topic"], facts["partition"], facts["code"]) == ("t", 0, code)
     assert facts["reason"] == "no"
 
@@ -156,9 +156,9 @@ def test_nothing_more_is_sent_to_a_partition_whose_failure_was_not_collected(pip
     time.sleep(0.05)
     pipeline.send([(T1, batch(2)), (T2, batch(3))])
 
-    answers = collect_all(pipeline)
+    responses = collect_all(pipeline)
 
-    of_t1 = [answer for answer in answers if answer.partition == T1]
+    of_t1 = [response for response in responses if response.partition == T1]
     assert kinds(of_t1) == [PositionError, UnavailableError]
     assert (written(brokers[2], T1), written(brokers[2], T2)) == ([], [3])
     pipeline.send([(T1, batch(4))])
@@ -176,7 +176,7 @@ def patient_pipeline(brokers):
         yield pipeline
 
 
-def test_a_batch_that_was_not_sent_is_answered_after_those_that_were_sent_before_it(
+def test_a_batch_that_was_not_sent_has_response_after_those_that_were_sent_before_it(
     patient_pipeline, brokers
 ):
     pipeline, refuse, release = patient_pipeline, threading.Event(), threading.Event()
@@ -188,11 +188,13 @@ def test_a_batch_that_was_not_sent_is_answered_after_those_that_were_sent_before
     until(lambda: len(brokers[2].asked(PRODUCE)) == 2)  # one is refused by now, the next one held
     pipeline.send([(T1, batch(3))])  # not sent: the refusal is not collected
     early = pipeline.collect(block=True)
-    assert [answer.error_code for answer in early] == [45]
+    assert [response.error_code for response in early] == [45]
     pipeline.send([(T1, batch(4))])
     release.set()
-    answers = early + collect_all(pipeline)
-    said = [mark for mark, answer in zip((1, 2, 3, 4), answers, strict=True) if not answer.error]
+    responses = early + collect_all(pipeline)
+    said = [
+        mark for mark, response in zip((1, 2, 3, 4), responses, strict=True) if not response.error
+    ]
     assert said == written(brokers[2], T1) == [2]
 
 
@@ -211,7 +213,7 @@ def test_a_leader_that_moved_is_found_again_after_its_refusal(pipeline, world, b
     assert (written(brokers[1], T0), written(brokers[2], T0)) == ([1], [2])
 
 
-def test_nothing_goes_to_a_new_leader_before_the_old_one_has_answered(
+def test_nothing_goes_to_a_new_leader_before_the_old_one_has_responded(
     client, pipeline, world, brokers
 ):
     release = threading.Event()
@@ -223,8 +225,8 @@ def test_nothing_goes_to_a_new_leader_before_the_old_one_has_answered(
     pipeline.send([(T0, batch(2))])
     assert brokers[2].asked(PRODUCE) == []
     release.set()
-    answers = collect_all(pipeline)
-    assert [answer.error_code for answer in answers] == [0, 6]
+    responses = collect_all(pipeline)
+    assert [response.error_code for response in responses] == [0, 6]
     pipeline.send([(T0, batch(2))])
     collect_all(pipeline)
     assert written(brokers[2], T0) == [2]
@@ -233,28 +235,28 @@ def test_nothing_goes_to_a_new_leader_before_the_old_one_has_answered(
 def test_a_partition_without_a_leader_holds_up_no_other(pipeline, world, brokers):
     world.topics["t"].leaders[0] = (-1, 5)
     pipeline.send([(T0, batch()), (T1, batch(1))])
-    answers = {answer.partition: answer for answer in collect_all(pipeline)}
-    assert answers[T0].error_code == NO_ANSWER
-    assert type(answers[T0].error) is UnavailableError
-    assert answers[T0].error.facts["error"] == "LEADER_NOT_AVAILABLE"
-    assert answers[T1].error is None
+    responses = {response.partition: response for response in collect_all(pipeline)}
+    assert responses[T0].error_code == NO_RESPONSE
+    assert type(responses[T0].error) is UnavailableError
+    assert responses[T0].error.facts["error"] == "LEADER_NOT_AVAILABLE"
+    assert responses[T1].error is None
 
 
 def test_a_topic_that_does_not_exist_holds_up_no_other(pipeline, brokers):
     pipeline.send([(TopicPartition("nope", 0), batch()), (T1, batch(1)), (T0, batch(2))])
-    answers = {answer.partition: answer.error for answer in collect_all(pipeline)}
-    assert type(answers.pop(TopicPartition("nope", 0))) is NotFoundError
-    assert answers == {T0: None, T1: None}
+    responses = {response.partition: response.error for response in collect_all(pipeline)}
+    assert type(responses.pop(TopicPartition("nope", 0))) is NotFoundError
+    assert responses == {T0: None, T1: None}
 
 
 def test_a_broker_out_of_reach_is_tried_again_after_a_pause(pipeline, world, brokers):
     brokers[2].close()
     for _ in range(3):
         pipeline.send([(T0, batch()), (T1, batch())])
-        answers = {answer.partition: answer.error for answer in collect_all(pipeline)}
-        assert answers[T0] is None
-        assert type(answers[T1]) is UnavailableError
-        assert answers[T1].facts["partition"] == 1
+        responses = {response.partition: response.error for response in collect_all(pipeline)}
+        assert responses[T0] is None
+        assert type(responses[T1]) is UnavailableError
+        assert responses[T1].facts["partition"] == 1
     brokers[3] = world.brokers[2] = WritableBroker(world, 2)  # another port, the same node
     time.sleep(0.1)
     pipeline.send([(T1, batch())])

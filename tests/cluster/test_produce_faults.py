@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.scripted_broker import Topic, World, cut_after, edited, hang, hang_up
-from kit.scripted_writes import (
+from kit.fakes.scripted_broker import Topic, World, cut_after, edited, hang, hang_up
+from kit.fakes.scripted_writes import (
     PRODUCE,
     WritableBroker,
     batch,
@@ -26,7 +26,7 @@ from kit.scripted_writes import (
 )
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.cluster.produce import NO_ANSWER
+from logmirror.cluster.produce import NO_RESPONSE
 from logmirror.cluster.transport import LINGER_MS_MAX
 from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.model import TopicPartition
@@ -90,7 +90,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_lost_answer_everything_behind_it_is_unknown_and_answered_once(
+def test_after_a_lost_response_everything_behind_it_is_unknown_and_responded_once(
     pipeline, brokers, fault
 ):
     pipeline.send([(T0, batch(0))])
@@ -102,31 +102,31 @@ def test_after_a_lost_answer_everything_behind_it_is_unknown_and_answered_once(
     pipeline.send([(T1, batch(4))])
     release.set()
 
-    answers = collect_all(pipeline)
+    responses = collect_all(pipeline)
 
-    assert kinds([answer for answer in answers if answer.partition == T1]) == [type(None)]
-    of_t0 = [answer for answer in answers if answer.partition == T0]
+    assert kinds([response for response in responses if response.partition == T1]) == [type(None)]
+    of_t0 = [response for response in responses if response.partition == T0]
     assert kinds(of_t0) == [type(None), OutcomeUnknownError, OutcomeUnknownError]
-    for answer in of_t0[1:]:
-        assert (answer.error_code, answer.base_offset) == (NO_ANSWER, -1)
-        assert answer.error.facts["port"] == brokers[1].port
-        assert answer.error.facts["partition"] == 0
+    for response in of_t0[1:]:
+        assert (response.error_code, response.base_offset) == (NO_RESPONSE, -1)
+        assert response.error.facts["port"] == brokers[1].port
+        assert response.error.facts["partition"] == 0
     until(lambda: 2 in written(brokers[1], T0))  # unknown: this one was written
     pipeline.send([(T0, batch(9))])
     assert kinds(collect_all(pipeline)) == [type(None)]
 
 
-def test_an_answer_that_is_late_but_here_counts(pipeline, brokers):
+def test_a_response_that_is_late_but_here_counts(pipeline, brokers):
     pipeline.send([(T0, batch(1))])
     until(lambda: written(brokers[1], T0))
     time.sleep(0.5)  # as after SIGSTOP: past the deadline of 300 ms, the answer long here
     assert kinds(pipeline.collect(block=True)) == [type(None)]
 
 
-def test_each_answer_starts_the_wait_for_the_next_anew(pipeline, brokers):
-    def slowly(connection, _request, answer):
+def test_each_response_starts_the_wait_for_the_next_anew(pipeline, brokers):
+    def slowly(connection, _request, response):
         time.sleep(0.2)
-        connection.sendall(answer)
+        connection.sendall(response)
 
     brokers[1].once(PRODUCE, *[slowly] * 4)
     for mark in range(4):
@@ -140,8 +140,8 @@ def test_closing_makes_what_is_under_way_unknown(pipeline, brokers):
     until(lambda: written(brokers[2], T1))
     time.sleep(0.05)
     pipeline.close()
-    answers = {answer.partition: type(answer.error) for answer in collect_all(pipeline)}
-    assert answers == {T0: OutcomeUnknownError, T1: type(None)}
+    responses = {response.partition: type(response.error) for response in collect_all(pipeline)}
+    assert responses == {T0: OutcomeUnknownError, T1: type(None)}
 
 
 # Moments after which nothing is sent.
@@ -172,10 +172,12 @@ def test_a_request_that_is_half_sent_at_its_moment_is_cut_off_and_never_processe
         pipeline.send([(T0, large), (T1, batch(3))], not_after_ms=moment_ms)
         assert 0.25 < time.monotonic() - begun < 2
         release.set()
-        answers = collect_all(pipeline)
-    of_t0 = [type(answer.error) for answer in answers if answer.partition == T0]
+        responses = collect_all(pipeline)
+    of_t0 = [type(response.error) for response in responses if response.partition == T0]
     assert of_t0 == [OutcomeUnknownError, UnavailableError]
-    assert kinds([answer for answer in answers if answer.partition == T1]) == [type(None)] * 2
+    assert (
+        kinds([response for response in responses if response.partition == T1]) == [type(None)] * 2
+    )
     time.sleep(0.2)
     assert written(brokers[1], T0) == [0, 1]
 
@@ -208,7 +210,7 @@ def test_the_moment_is_looked_at_again_after_all_that_precedes_the_send(brokers)
 # The socket.
 
 
-def test_a_large_send_goes_on_while_the_broker_waits_for_us_to_read_its_answers(brokers):
+def test_a_large_send_goes_on_while_the_broker_waits_for_us_to_read_its_responses(brokers):
     release = threading.Event()
     brokers[1].said = "x" * 400_000
     brokers[1].codes[PRODUCE].extend([19] * 61)
@@ -221,9 +223,9 @@ def test_a_large_send_goes_on_while_the_broker_waits_for_us_to_read_its_answers(
         timer = threading.Timer(0.2, release.set)
         timer.start()
         pipeline.send([(T0, large)])  # 24 MB of answers come before it is taken
-        answers = collect_all(pipeline)
+        responses = collect_all(pipeline)
         timer.join()
-    assert [answer.error_code for answer in answers] == [19] * 61
+    assert [response.error_code for response in responses] == [19] * 61
 
 
 def test_sockets_send_at_once_and_do_not_keep_bytes_for_long(client, pipeline):
@@ -253,8 +255,8 @@ def test_any_version_that_a_broker_speaks_will_do(brokers, newest):
     patient = quick(brokers[1].address, socket_timeout_ms=20_000)
     with ClusterClient(patient) as client, client.pipeline() as pipeline:
         pipeline.send([(T0, batch(7))])
-        (answer,) = collect_all(pipeline)
-    assert (answer.error, answer.base_offset) == (None, 0)
+        (response,) = collect_all(pipeline)
+    assert (response.error, response.base_offset) == (None, 0)
     (used,) = [version for key, version, _ in brokers[1].requests if key == PRODUCE]
     assert used == min(newest, 9)
 
@@ -262,9 +264,9 @@ def test_any_version_that_a_broker_speaks_will_do(brokers, newest):
 def test_a_broker_that_is_too_old_is_refused(pipeline, brokers):
     brokers[1].versions[PRODUCE] = (0, 2)
     pipeline.send([(T0, batch())])
-    (answer,) = collect_all(pipeline)
-    assert type(answer.error) is UsageError
-    assert answer.error.facts["broker_versions"] == (0, 2)
+    (response,) = collect_all(pipeline)
+    assert type(response.error) is UsageError
+    assert response.error.facts["broker_versions"] == (0, 2)
 
 
 # All at once.
@@ -288,7 +290,7 @@ actions = st.lists(
 def test_whatever_happens_what_is_said_of_each_batch_is_true(actions):
     world = World({"t": Topic(TOPIC_ID, [(1, 0), (2, 0), (2, 0)])})
     brokers = {node: WritableBroker(world, node) for node in (1, 2)}
-    marks, answers = [], []
+    marks, responses = [], []
     try:
         with ClusterClient(quick(brokers[1].address)) as client:
             pipeline = client.pipeline()
@@ -297,20 +299,20 @@ def test_whatever_happens_what_is_said_of_each_batch_is_true(actions):
                     pipeline.send([(each, batch(mark)) for each in (T0, T1, T2)])
                     marks.append(mark)
                 elif action == "collect":
-                    answers += pipeline.collect(block=True)
+                    responses += pipeline.collect(block=True)
                 elif action == "close":
                     pipeline.close()
                 else:
                     FAULTY[action](world, brokers)
             pipeline.close()
-            answers += collect_all(pipeline)
+            responses += collect_all(pipeline)
     finally:
         for broker in brokers.values():
             broker.close()
 
     for partition in (T0, T1, T2):
         stored = written(brokers[1], partition) + written(brokers[2], partition)
-        told = [answer.error for answer in answers if answer.partition == partition]
+        told = [response.error for response in responses if response.partition == partition]
         for mark, error in zip(marks, told, strict=True):
             possible = {1} if error is None else {0}
             if isinstance(error, OutcomeUnknownError):

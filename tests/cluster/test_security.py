@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import pytest
 
-from kit.clients import Message, produce
-from kit.security import MECHANISMS, PASSWORD, SHORT_SESSION_MS, USER, unsecured_token
+from kit.judges.clients import Message, produce
+from kit.servers.security import MECHANISMS, PASSWORD, SHORT_SESSION_MS, USER, unsecured_token
 from logmirror.clock import Clock
 from logmirror.cluster.client import LATEST, ClusterClient
 from logmirror.cluster.properties import connection_settings
@@ -220,21 +220,21 @@ def test_a_session_is_renewed_before_it_ends_and_after(open_client, topic, mecha
 
 @pytest.fixture
 def token_endpoint():
-    """An OpenID Connect token endpoint; `answers` are (status, body), `asked` what came."""
+    """An OpenID Connect token endpoint; `responses` are (status, body), `asked` what came."""
 
     class Endpoint(http.server.ThreadingHTTPServer):
-        answers, asked = (), ()
+        responses, asked = (), ()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             form = dict(urllib.parse.parse_qsl(body))
             self.server.asked += ((self.headers["Authorization"], form),)
-            status, answer = self.server.answers
+            status, response = self.server.responses
             self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(response)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(response)
 
         def log_message(self, *_):
             pass
@@ -261,7 +261,7 @@ def oidc(endpoint):
 
 
 def test_a_token_is_asked_from_the_endpoint_and_accepted(open_client, token_endpoint, topic):
-    token_endpoint.answers = (200, json.dumps({"access_token": unsecured_token()}).encode())
+    token_endpoint.responses = (200, json.dumps({"access_token": unsecured_token()}).encode())
     client = open_client("SASL", oidc(token_endpoint))
     assert fetched_bytes(client, topic)
     authorization, form = token_endpoint.asked[0]
@@ -282,7 +282,7 @@ def test_a_token_is_asked_from_the_endpoint_and_accepted(open_client, token_endp
 def test_an_endpoint_that_gives_no_token_is_told_without_the_secret(
     open_client, token_endpoint, status, body, kind
 ):
-    token_endpoint.answers = (status, body)
+    token_endpoint.responses = (status, body)
     with pytest.raises(kind) as caught:
         open_client("SASL", oidc(token_endpoint), retry_budget_ms=300).topics()
     assert "s3cret-value" not in str(caught.value)

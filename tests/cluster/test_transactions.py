@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from kit.clients import rows_by_librdkafka
-from kit.dropping import Dropping
-from kit.scripted_broker import Topic, World, hang_up
-from kit.scripted_writes import (
+from kit.fakes.dropping import Dropping
+from kit.fakes.scripted_broker import Topic, World, hang_up
+from kit.fakes.scripted_writes import (
     ADD_PARTITIONS,
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     WritableBroker,
 )
+from kit.judges.clients import rows_by_librdkafka
 from logmirror.cluster.client import LATEST, ClusterClient
 from logmirror.cluster.connection import Connection
 from logmirror.cluster.groups import GroupOffset
@@ -81,8 +81,8 @@ class Writer:
             transactional=True,
         )
         self.pipeline.send([(partition, memoryview(data))])
-        (answer,) = self.pipeline.collect(block=True)
-        return answer
+        (response,) = self.pipeline.collect(block=True)
+        return response
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def dropping(monkeypatch):
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_each_lost_answer_is_asked_for_again_and_nothing_is_done_twice(
+def test_each_lost_response_is_asked_for_again_and_nothing_is_done_twice(
     apache_kafka, client, dropping, partitions, commit
 ):
     topic_name = partitions[0].topic
@@ -275,13 +275,13 @@ def test_an_end_that_comes_late_ends_the_next_transaction_unless_that_has_a_newe
             producer.init()
         else:
             producer._has_stray = False  # noqa: SLF001  # the rule that is left out
-    answer = dropping.arrives_late(high=4)
+    response = dropping.arrives_late(high=4)
     if anew:
-        assert answer.error_code in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED)
+        assert response.error_code in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED)
         producer.end(commit=False)
         assert values(apache_kafka, partition) == [b"a"]
     else:
-        assert answer.error_code == 0
+        assert response.error_code == 0
         with pytest.raises(UsageError):
             producer.end(commit=False)
         until(lambda: values(apache_kafka, partition) == [b"a", b"b"])
@@ -389,7 +389,7 @@ def test_the_versions_that_leave_the_epoch_alone_are_used(scripted, brokers):
     assert (used[ADD_PARTITIONS], used[END_TXN], used[INIT_PRODUCER_ID]) == (3, 4, 5)
 
 
-def test_an_end_without_any_answer_is_unknown_and_may_be_asked_again(scripted, brokers):
+def test_an_end_without_any_response_is_unknown_and_may_be_asked_again(scripted, brokers):
     scripted.init()
     scripted.add_partitions([T0])
     brokers[1].once(END_TXN, *[hang_up] * 200)

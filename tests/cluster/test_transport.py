@@ -16,7 +16,7 @@ from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.transport import Transport
 from logmirror.errors import UnavailableError
 
-ANSWER = bytes(range(256)) * 4500  # 1,152,000 bytes
+RESPONSE = bytes(range(256)) * 4500  # 1,152,000 bytes
 
 
 @pytest.fixture
@@ -57,50 +57,50 @@ def received(transport, size, *, within_ms=10_000):
     return bytes(view)
 
 
-@pytest.mark.parametrize("piece_bytes", [1_000, 61_001, 262_143, 262_144, 262_145, len(ANSWER)])
-def test_an_answer_in_pieces_of_any_size_arrives_whole(sent_by, piece_bytes):
+@pytest.mark.parametrize("piece_bytes", [1_000, 61_001, 262_143, 262_144, 262_145, len(RESPONSE)])
+def test_a_response_in_pieces_of_any_size_arrives_whole(sent_by, piece_bytes):
     def script(peer):
-        for at in range(0, len(ANSWER), piece_bytes):
-            peer.sendall(ANSWER[at : at + piece_bytes])
+        for at in range(0, len(RESPONSE), piece_bytes):
+            peer.sendall(RESPONSE[at : at + piece_bytes])
 
-    assert received(sent_by(script), len(ANSWER)) == ANSWER
+    assert received(sent_by(script), len(RESPONSE)) == RESPONSE
 
 
 def test_the_last_bytes_are_not_waited_for_when_nothing_follows_them(sent_by):
     done = threading.Event()
 
     def script(peer):
-        peer.sendall(ANSWER)
+        peer.sendall(RESPONSE)
         assert done.wait(10)  # nothing more comes, and the connection stays
 
     began = time.monotonic()
-    assert received(sent_by(script), len(ANSWER)) == ANSWER
+    assert received(sent_by(script), len(RESPONSE)) == RESPONSE
     done.set()
 
     assert time.monotonic() - began < 5
 
 
-def test_a_short_answer_after_a_long_one_wakes_the_reader(sent_by):
+def test_a_short_response_after_a_long_one_wakes_the_reader(sent_by):
     done = threading.Event()
 
     def script(peer):
-        peer.sendall(ANSWER)
+        peer.sendall(RESPONSE)
         time.sleep(0.2)
         peer.sendall(b"short")
         assert done.wait(10)
 
     transport = sent_by(script)
-    received(transport, len(ANSWER))
+    received(transport, len(RESPONSE))
     assert received(transport, 5, within_ms=5_000) == b"short"
     done.set()
 
 
 def test_a_peer_that_goes_in_the_middle_is_noticed_at_once(sent_by):
-    transport = sent_by(lambda peer: peer.sendall(ANSWER[:500_000]))
+    transport = sent_by(lambda peer: peer.sendall(RESPONSE[:500_000]))
 
     began = time.monotonic()
     with pytest.raises(UnavailableError):
-        received(transport, len(ANSWER))
+        received(transport, len(RESPONSE))
 
     assert time.monotonic() - began < 5
 
@@ -109,13 +109,13 @@ def test_a_peer_that_pauses_in_the_middle_is_given_up_at_the_deadline(sent_by):
     done = threading.Event()
 
     def script(peer):
-        peer.sendall(ANSWER[:300_000])
+        peer.sendall(RESPONSE[:300_000])
         assert done.wait(10)
 
     transport = sent_by(script)
     began = time.monotonic()
     with pytest.raises(UnavailableError):
-        received(transport, len(ANSWER), within_ms=300)
+        received(transport, len(RESPONSE), within_ms=300)
     done.set()
 
     assert 0.25 < time.monotonic() - began < 5

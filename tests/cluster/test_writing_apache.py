@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.clients import Message, produce, produce_transactions, rows_by_librdkafka
+from kit.judges.clients import Message, produce, produce_transactions, rows_by_librdkafka
 from logmirror.cluster.admin import TxnMarker
 from logmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from logmirror.cluster.offsets import LogEnd, ProducerState
@@ -63,10 +63,10 @@ def pipeline(client):
 
 
 def collect_all(pipeline):
-    answers = []
+    responses = []
     while pipeline.in_flight():
-        answers += pipeline.collect(block=True)
-    return answers
+        responses += pipeline.collect(block=True)
+    return responses
 
 
 def test_many_requests_under_way_are_stored_in_order_and_read_by_librdkafka(
@@ -79,11 +79,11 @@ def test_many_requests_under_way_are_stored_in_order_and_read_by_librdkafka(
         one = batch(5, first=5 * n, sequence=5 * n, codec=codec)
         pipeline.send([(partition, one) for partition in partitions])
 
-    answers = collect_all(pipeline)
+    responses = collect_all(pipeline)
 
-    assert {(answer.error_code, answer.error) for answer in answers} == {(0, None)}
+    assert {(response.error_code, response.error) for response in responses} == {(0, None)}
     for partition in partitions:
-        bases = [answer.base_offset for answer in answers if answer.partition == partition]
+        bases = [response.base_offset for response in responses if response.partition == partition]
         assert bases == list(range(0, 100, 5))
         rows = rows_by_librdkafka(apache_kafka.bootstrap, topic_name, partition=partition.partition)
         assert [(row.offset, row.key, row.value, row.timestamp_ms) for row in rows] == [
@@ -111,12 +111,12 @@ def test_what_follows_a_refused_batch_is_refused_and_a_duplicate_is_recognised(
 ):
     for sequence in (0, 10, 30, 40):
         pipeline.send([(partition, batch(10, sequence=sequence))])
-    answers = []
+    responses = []
     while pipeline.in_flight():
-        answers += pipeline.collect(block=True)
-    told = [answer.error_code for answer in answers]
+        responses += pipeline.collect(block=True)
+    told = [response.error_code for response in responses]
     assert told[:3] == [0, 0, 45]
-    assert answers[3].error_code in (45, -2), "refused there, or here when the refusal was in"
+    assert responses[3].error_code in (45, -2), "refused there, or here when the refusal was in"
     pipeline.send([(partition, batch(10, sequence=0))])
     (again,) = collect_all(pipeline)
     assert (again.error, again.base_offset) == (None, 0)
@@ -128,18 +128,18 @@ def test_a_batch_that_is_too_large_is_refused_alone(apache_kafka, pipeline, topi
     apache_kafka.create_topic(topic_name, 2, {"max.message.bytes": 1000})
     small, large = (TopicPartition(topic_name, n) for n in range(2))
     pipeline.send([(small, batch(1)), (large, batch(60))])
-    answers = {answer.partition: answer for answer in collect_all(pipeline)}
-    assert answers[small].error is None
-    assert (answers[large].error_code, type(answers[large].error)) == (10, UsageError)
+    responses = {response.partition: response for response in collect_all(pipeline)}
+    assert responses[small].error is None
+    assert (responses[large].error_code, type(responses[large].error)) == (10, UsageError)
 
 
 def test_a_damaged_batch_is_refused_with_the_broker_s_words(pipeline, client, partition):
     damaged = bytearray(batch(3, sequence=0))
     damaged[-1] ^= 1
     pipeline.send([(partition, memoryview(damaged))])
-    (answer,) = collect_all(pipeline)
-    assert answer.error_code in (2, 87)
-    assert answer.error.kind == "corruption"
+    (response,) = collect_all(pipeline)
+    assert response.error_code in (2, 87)
+    assert response.error.kind == "corruption"
     assert client.log_ends([partition])[partition].end_offset == 0
 
 
@@ -281,8 +281,8 @@ def test_markers_take_one_offset_each_and_nobody_sees_them(
     ends = {partition: end.end_offset for partition, end in client.log_ends([one, other]).items()}
     assert ends == {one: 8, other: 5}
     pipeline.send([(one, batch(2, first=3, sequence=3))])
-    (answer,) = collect_all(pipeline)
-    assert (answer.error, answer.base_offset) == (None, 8)
+    (response,) = collect_all(pipeline)
+    assert (response.error, response.base_offset) == (None, 8)
     for level in ("read_committed", "read_uncommitted"):
         rows = rows_by_librdkafka(
             apache_kafka.bootstrap, topic_name, config={"isolation.level": level}
@@ -315,5 +315,5 @@ def test_stock_writers_and_the_pipeline_share_a_partition(
     end = client.log_ends([partition])[partition].end_offset
     assert end == 5
     pipeline.send([(partition, batch(2, sequence=0))])
-    (answer,) = collect_all(pipeline)
-    assert answer.base_offset == end
+    (response,) = collect_all(pipeline)
+    assert response.base_offset == end

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from kit.clients import rows_by_librdkafka
-from kit.embedded import EmbeddedBroker
+from kit.judges.clients import rows_by_librdkafka
+from kit.servers.embedded import EmbeddedBroker
 from logmirror.cluster.admin import TxnMarker
 from logmirror.cluster.client import EARLIEST, ClusterClient
 from logmirror.cluster.properties import connection_settings
@@ -40,10 +40,10 @@ def batch(count, *, sequence):
 
 
 def collect_all(pipeline):
-    answers = []
+    responses = []
     while pipeline.in_flight():
-        answers += pipeline.collect(block=True)
-    return answers
+        responses += pipeline.collect(block=True)
+    return responses
 
 
 def test_a_topic_is_made_written_measured_and_trimmed(broker, client, topic_name):
@@ -53,9 +53,11 @@ def test_a_topic_is_made_written_measured_and_trimmed(broker, client, topic_name
         for sequence in range(0, 100, 5):
             one = batch(5, sequence=sequence)
             pipeline.send([(partition, one) for partition in partitions])
-        answers = collect_all(pipeline)
-        assert {(answer.error_code, answer.error) for answer in answers} == {(0, None)}
-        bases = [answer.base_offset for answer in answers if answer.partition == partitions[0]]
+        responses = collect_all(pipeline)
+        assert {(response.error_code, response.error) for response in responses} == {(0, None)}
+        bases = [
+            response.base_offset for response in responses if response.partition == partitions[0]
+        ]
         assert bases == list(range(0, 100, 5))
         pipeline.send([(partitions[0], batch(5, sequence=200))])
         (refused,) = collect_all(pipeline)
@@ -84,8 +86,8 @@ def test_control_records_take_offsets_that_nobody_reads(broker, client, topic_na
         assert told == {partition: None}
         assert client.log_ends([partition])[partition].end_offset == 5
         pipeline.send([(partition, batch(2, sequence=2))])
-        (answer,) = collect_all(pipeline)
-    assert (answer.error, answer.base_offset) == (None, 5)
+        (response,) = collect_all(pipeline)
+    assert (response.error, response.base_offset) == (None, 5)
     rows = rows_by_librdkafka(broker.bootstrap, topic_name)
     assert [(row.offset, row.value) for row in rows] == [
         (0, b"0"),

@@ -1,7 +1,8 @@
 """Writing over TLS and SASL, and with rights that are missing, to Apache Kafka.
 
-Method: the listeners of `kit.security`; sessions of one of them end every three seconds while many
-requests are under way. A broker of its own has an authorizer and a user who may do little.
+Method: the listeners of `kit.servers.security`; sessions of one of them end every three seconds
+while many requests are under way. A broker of its own has an authorizer and a user who may do
+little.
 """
 
 import time
@@ -18,10 +19,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kit.apache import RELEASES
-from kit.clients import rows_by_librdkafka
-from kit.kafka import ApacheKafka, Listener
-from kit.security import PASSWORD, USER
+from kit.judges.clients import rows_by_librdkafka
+from kit.servers.apache import RELEASES
+from kit.servers.kafka import ApacheKafka, Listener
+from kit.servers.security import PASSWORD, USER
 from logmirror.cluster.admin import TxnMarker
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.produce_connection import ProduceConnection
@@ -41,10 +42,10 @@ def batch(values, *, sequence):
 
 
 def collect_all(pipeline):
-    answers = []
+    responses = []
     while pipeline.in_flight():
-        answers += pipeline.collect(block=True)
-    return answers
+        responses += pipeline.collect(block=True)
+    return responses
 
 
 def test_large_and_small_batches_arrive_whole_over_tls(secure_kafka, certificates, topic_name):
@@ -65,16 +66,16 @@ def test_large_and_small_batches_arrive_whole_over_tls(secure_kafka, certificate
             wanted = [(each, batch([b"%d" % n], sequence=n)) for each in small]
             wanted.insert(30, (large, batch([body[n:]], sequence=n)))
             pipeline.send(wanted)
-        answers = collect_all(pipeline)
-    assert {(answer.error_code, answer.error) for answer in answers} == {(0, None)}
-    assert len(answers) == 360
+        responses = collect_all(pipeline)
+    assert {(response.error_code, response.error) for response in responses} == {(0, None)}
+    assert len(responses) == 360
     found = [row.value for row in rows_by_librdkafka(secure_kafka.bootstrap, topic_name)]
     assert found == [body[n:] for n in range(6)]
     last = rows_by_librdkafka(secure_kafka.bootstrap, topic_name, partition=59)
     assert [row.value for row in last] == [b"%d" % n for n in range(6)]
 
 
-def test_a_session_that_ends_is_renewed_between_answers_and_requests(
+def test_a_session_that_ends_is_renewed_between_responses_and_requests(
     secure_kafka, topic_name, monkeypatch
 ):
     secure_kafka.create_topic(topic_name)
@@ -89,18 +90,18 @@ def test_a_session_that_ends_is_renewed_between_answers_and_requests(
     settings = connection_settings(
         secure_kafka.address("SHORT"), {"security.protocol": "SASL_PLAINTEXT", **CREDENTIALS}
     )
-    partition, answers, sent = TopicPartition(topic_name, 0), [], 0
+    partition, responses, sent = TopicPartition(topic_name, 0), [], 0
     with ClusterClient(settings) as client, client.pipeline() as pipeline:
         until = time.monotonic() + 7
         while time.monotonic() < until:
             while pipeline.in_flight() < 5:
                 pipeline.send([(partition, batch([b"v"], sequence=sent))])
                 sent += 1
-            answers += pipeline.collect(block=True)
+            responses += pipeline.collect(block=True)
             time.sleep(0.01)
-        answers += collect_all(pipeline)
-    assert {answer.error for answer in answers} == {None}
-    assert [answer.base_offset for answer in answers] == list(range(sent))
+        responses += collect_all(pipeline)
+    assert {response.error for response in responses} == {None}
+    assert [response.base_offset for response in responses] == list(range(sent))
     assert len(renewed) >= 3, "the first, and one each 2.5 seconds"
     assert set(renewed) == {0}, "nothing was under way at any"
 
@@ -177,9 +178,9 @@ def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
 
     with limited.pipeline() as pipeline:
         pipeline.send([(partition, batch([b"v"], sequence=0))])
-        (answer,) = collect_all(pipeline)
-    assert type(answer.error) is UsageError
-    assert answer.error.facts["error"] == "TOPIC_AUTHORIZATION_FAILED"
+        (response,) = collect_all(pipeline)
+    assert type(response.error) is UsageError
+    assert response.error.facts["error"] == "TOPIC_AUTHORIZATION_FAILED"
 
     for refused in (
         lambda: limited.admin.create_topic(topic_name + "-2", partition_count=1),

@@ -5,7 +5,7 @@ Method: one change to a valid file at a time, and the whole answer is compared.
 
 import pytest
 
-from kit.configs import (
+from kit.runs.configs import (
     complaints,
     folder,
     mirror,

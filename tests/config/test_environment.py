@@ -12,34 +12,34 @@ from logmirror.config.environment import (
     METRICS_PARTITIONS,
     METRICS_PORT,
     WITHOUT_MEANING,
-    Knobs,
-    read_knobs,
-    tell_without_meaning,
+    ProcessEnvironment,
+    log_ignored_variables,
+    read_environment,
 )
 from logmirror.errors import UsageError
 
 
 def test_without_variables_the_defaults_hold():
     """KNB-01."""
-    defaults = Knobs(metrics_port=9090, metrics_partitions=True, heartbeat_ms=30_000)
-    assert read_knobs({}) == defaults
+    defaults = ProcessEnvironment(metrics_port=9090, metrics_partitions=True, heartbeat_ms=30_000)
+    assert read_environment({}) == defaults
 
 
 @pytest.mark.parametrize(("text", "port"), [("0", 0), ("1", 1), ("65535", 65535), ("09090", 9090)])
 def test_a_port_is_taken(text, port):
-    assert read_knobs({METRICS_PORT: text}).metrics_port == port
+    assert read_environment({METRICS_PORT: text}).metrics_port == port
 
 
 @pytest.mark.parametrize(("text", "ms"), [("0", 0), ("1", 1000), ("86400", 86_400_000)])
 def test_a_heartbeat_is_taken_in_seconds(text, ms):
-    assert read_knobs({HEARTBEAT_SECS: text}).heartbeat_ms == ms
+    assert read_environment({HEARTBEAT_SECS: text}).heartbeat_ms == ms
 
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "65536", "9090 ", "1e3", "off", "٣", "9" * 5000])
 def test_what_is_no_port_is_a_usage_error_that_names_the_variable(text):
     """KNB-02."""
     with pytest.raises(UsageError, match="not a number") as caught:
-        read_knobs({METRICS_PORT: text})
+        read_environment({METRICS_PORT: text})
     assert caught.value.facts == {"variable": METRICS_PORT, "value": text}
     assert METRICS_PORT in caught.value.hint
 
@@ -47,38 +47,44 @@ def test_what_is_no_port_is_a_usage_error_that_names_the_variable(text):
 @pytest.mark.parametrize("text", ["", "0.5", "86401", "30s"])
 def test_what_is_no_interval_is_a_usage_error_that_names_the_variable(text):
     with pytest.raises(UsageError, match="not a number") as caught:
-        read_knobs({HEARTBEAT_SECS: text})
+        read_environment({HEARTBEAT_SECS: text})
     assert caught.value.facts["variable"] == HEARTBEAT_SECS
 
 
 @pytest.mark.parametrize(
     ("environment", "found"),
     [
-        ({"MIRROR_V3_METRICS_PORT": "9191"}, Knobs(metrics_port=9191)),
-        ({"MIRROR_V3_METRICS_PORT": "0"}, Knobs(metrics_port=0)),
-        ({"MIRROR_V3_HEARTBEAT_SECS": "5"}, Knobs(heartbeat_ms=5000)),
-        ({"MIRROR_V3_METRICS_PORT": "9191", METRICS_PORT: "9292"}, Knobs(metrics_port=9292)),
-        ({"MIRROR_V3_HEARTBEAT_SECS": "never", HEARTBEAT_SECS: "0"}, Knobs(heartbeat_ms=0)),
+        ({"MIRROR_V3_METRICS_PORT": "9191"}, ProcessEnvironment(metrics_port=9191)),
+        ({"MIRROR_V3_METRICS_PORT": "0"}, ProcessEnvironment(metrics_port=0)),
+        ({"MIRROR_V3_HEARTBEAT_SECS": "5"}, ProcessEnvironment(heartbeat_ms=5000)),
+        (
+            {"MIRROR_V3_METRICS_PORT": "9191", METRICS_PORT: "9292"},
+            ProcessEnvironment(metrics_port=9292),
+        ),
+        (
+            {"MIRROR_V3_HEARTBEAT_SECS": "never", HEARTBEAT_SECS: "0"},
+            ProcessEnvironment(heartbeat_ms=0),
+        ),
     ],
 )
 def test_the_names_of_mirror_v3_count_where_ours_are_not_set(environment, found):
-    assert read_knobs(environment) == found
+    assert read_environment(environment) == found
 
 
 @pytest.mark.parametrize("name", ["MIRROR_V3_METRICS_PORT", "MIRROR_V3_HEARTBEAT_SECS"])
 def test_a_variable_of_mirror_v3_with_a_wrong_value_is_named(name):
     # KNB-02
     with pytest.raises(UsageError, match="not a number") as caught:
-        read_knobs({name: "9o"})
+        read_environment({name: "9o"})
     assert caught.value.facts == {"variable": name, "value": "9o"}
     assert name in caught.value.hint
 
 
 def test_variables_without_meaning_are_told_in_one_line(caplog):
     caplog.set_level(logging.INFO, logger="logmirror")
-    tell_without_meaning({"PATH": "/bin"})
+    log_ignored_variables({"PATH": "/bin"})
     assert caplog.records == []
-    tell_without_meaning(dict.fromkeys(WITHOUT_MEANING, "x") | {"MIRROR_V3_METRICS_PORT": "1"})
+    log_ignored_variables(dict.fromkeys(WITHOUT_MEANING, "x") | {"MIRROR_V3_METRICS_PORT": "1"})
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.facts["variables"].split(",") == list(WITHOUT_MEANING)
@@ -86,11 +92,11 @@ def test_variables_without_meaning_are_told_in_one_line(caplog):
 
 @pytest.mark.parametrize(("text", "expected"), [("on", True), ("off", False)])
 def test_series_of_partitions_are_on_or_off(text, expected):
-    assert read_knobs({METRICS_PARTITIONS: text}).metrics_partitions is expected
+    assert read_environment({METRICS_PARTITIONS: text}).metrics_partitions is expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "OFF", "false", "off "])
 def test_what_is_neither_on_nor_off_is_a_usage_error_that_names_the_variable(text):
     with pytest.raises(UsageError, match="neither on nor off") as caught:
-        read_knobs({METRICS_PARTITIONS: text})
+        read_environment({METRICS_PARTITIONS: text})
     assert caught.value.facts == {"variable": METRICS_PARTITIONS, "value": text}

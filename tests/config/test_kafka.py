@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 
-from kit.configs import (
+from kit.runs.configs import (
     ABSENT,
     complaints,
     folder,

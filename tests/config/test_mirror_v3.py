@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from kit.commands import logmirror
-from kit.configs import (
+from kit.runs.commands import logmirror
+from kit.runs.configs import (
     complaints,
     folder,
     mirror,

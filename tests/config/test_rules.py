@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.configs import (
+from kit.runs.configs import (
     ABSENT,
     complaints,
     folder,

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from kit.configs import complaints, folder, mirror, settings_of, shared_mirror, text_of
+from kit.runs.configs import complaints, folder, mirror, settings_of, shared_mirror, text_of
 from logmirror.app.run import s3_policies
 from logmirror.config.settings import S3Credentials, S3Destination, load_text
 

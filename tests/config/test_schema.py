@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.configs import mirror, settings_of, with_files
+from kit.runs.configs import mirror, settings_of, with_files
 from logmirror.app import run
 from logmirror.app.acls import needed_acls
 from logmirror.config.settings import (

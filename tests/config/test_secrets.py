@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from kit.configs import mirror, text_of
+from kit.runs.configs import mirror, text_of
 from logmirror.config.settings import ConfigError, load_text
 
 CANARY = "Tr0ub4dor&3"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.configs import (
+from kit.runs.configs import (
     ABSENT,
     folder,
     mirror,

@@ -10,8 +10,8 @@ import warnings
 import pyarrow as pa
 import pytest
 
-from kit.objects import FOLDER, OBJECTS, PER_OBJECT, TOPIC, make_object, new_chain
-from kit.peer_archive import HEAD, cut, odd_rows, snapshot, write_chain
+from kit.runs.mirror_v3_archive import HEAD, cut, odd_rows, snapshot, write_chain
+from kit.runs.objects import FOLDER, OBJECTS, PER_OBJECT, TOPIC, make_object, new_chain
 from logmirror.errors import CorruptionError, PositionError, UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.records import Record

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from kit.flights import NOTHING, departure_ms, flight_rows
+from kit.judges.flights import NOTHING, departure_ms, flight_rows
 from logmirror.demo.flights import load
 
 

@@ -22,8 +22,8 @@ import duckdb
 import psutil
 import pytest
 
-from kit.apache import NIGHTLY
-from kit.flights import NOTHING, departure_ms, flight_rows
+from kit.judges.flights import NOTHING, departure_ms, flight_rows
+from kit.servers.apache import NIGHTLY
 from logmirror.demo import copies, story
 from logmirror.errors import UsageError
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.apache import NIGHTLY, VERSIONS
-from kit.commands import BrokerCommand
-from kit.kafka import ApacheKafka
+from kit.runs.commands import BrokerCommand
+from kit.servers.apache import NIGHTLY, VERSIONS
+from kit.servers.kafka import ApacheKafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

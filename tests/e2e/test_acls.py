@@ -23,11 +23,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kit.apache import RELEASES
-from kit.commands import logmirror
-from kit.copies import anomalies, copy, end_of, forget_connections
-from kit.holes import CREDENTIALS, Writer, guarded_kafka, plain_messages, trim
-from kit.security import USER
+from kit.judges.copies import anomalies, copy, end_of, forget_connections
+from kit.judges.gaps import CREDENTIALS, Writer, guarded_kafka, plain_messages, trim
+from kit.runs.commands import logmirror
+from kit.servers.apache import RELEASES
+from kit.servers.security import USER
 from logmirror.app.acls import acls_text, needed_acls
 from logmirror.app.preflight import check
 from logmirror.config.settings import load_text

@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import EXTENSIONS, FORMATS, logmirror, mirror, write_config
-from kit.disk import small_disk
-from kit.inline_run import run_now
-from kit.truth import Source, object_names
+from kit.fakes.disk import small_disk
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import EXTENSIONS, FORMATS, logmirror, mirror, write_config
+from kit.runs.inline_run import run_now
 
 pytestmark = [pytest.mark.xdist_group("e2e-folders"), pytest.mark.timeout(900)]
 

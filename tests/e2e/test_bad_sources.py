@@ -7,10 +7,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.truth import Source, object_names
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
+from kit.runs.inline_run import InlineRun, run_now
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
 

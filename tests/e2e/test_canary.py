@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kit.clients import Message, produce
-from kit.commands import Run, logmirror, wait_until
-from kit.inline_run import InlineRun
-from kit.machine import HOST, free_ports
-from kit.s3 import S3Server
-from kit.scrape import ask
-from kit.security import PASSWORD, USER
+from kit.judges.clients import Message, produce
+from kit.judges.scrape import ask
+from kit.runs.commands import Run, logmirror, wait_until
+from kit.runs.inline_run import InlineRun
+from kit.servers.machine import HOST, free_ports
+from kit.servers.s3 import S3Server
+from kit.servers.security import PASSWORD, USER
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -148,8 +148,8 @@ def good(source, server, tmp_path_factory):
 
 
 def got(url):
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return answer.read().decode()
+    with urllib.request.urlopen(url, timeout=60) as response:
+        return response.read().decode()
 
 
 def seen(result):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.clients import Message, produce
-from kit.commands import BrokerCommand, logmirror, logmirror_json, write_config
-from kit.machine import HOST, free_ports
-from kit.s3 import S3Server
-from kit.s3_proxy import S3Proxy
+from kit.fakes.s3_proxy import S3Proxy
+from kit.judges.clients import Message, produce
+from kit.runs.commands import BrokerCommand, logmirror, logmirror_json, write_config
+from kit.servers.machine import HOST, free_ports
+from kit.servers.s3 import S3Server
 from logmirror.app.preflight import check
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import duckdb
 import pytest
 
-from kit.clients import Message, produce, rows_by_librdkafka
-from kit.commands import mirror
-from kit.copies import copy, forget_connections
-from kit.inline_run import config_text, mirror_to_cluster, run_now
-from kit.translated import mirror_of, visible
-from kit.truth import archive_rows
+from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.judges.copies import copy, forget_connections
+from kit.judges.translated import mirror_of, visible
+from kit.judges.truth import archive_rows
+from kit.runs.commands import mirror
+from kit.runs.inline_run import config_text, mirror_to_cluster, run_now
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kit.commands import BrokerCommand
+    from kit.runs.commands import BrokerCommand
 
 EMBEDDED = pytest.mark.xdist_group("e2e-embedded")
 

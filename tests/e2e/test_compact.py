@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import duckdb
 import pytest
 
-from kit.apache import NIGHTLY
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, logmirror, logmirror_json, mirror, wait_until, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.inline_server import ForkedProcess
-from kit.s3 import S3Server
-from kit.truth import Source, archive_rows, object_names
-from kit.writer import writing
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source, archive_rows, object_names
+from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.runs.inline_server import ForkedProcess
+from kit.runs.writer import writing
+from kit.servers.apache import NIGHTLY
+from kit.servers.s3 import S3Server
 from logmirror.failpoints import POINTS as ALL_POINTS
 from logmirror.failpoints import VARIABLE
 

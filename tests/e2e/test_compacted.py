@@ -13,13 +13,13 @@ import time
 import duckdb
 import pytest
 
-from kit.cleaning import clean, stop_cleaning
-from kit.clients import Message, Row, produce, rows_by_librdkafka
-from kit.commands import logmirror, logmirror_json, mirror, write_config
-from kit.holes import Writer, log_bounds
-from kit.inline_run import InlineRun, run_now
-from kit.s3 import S3Server
-from kit.truth import archive_rows, object_names
+from kit.judges.clients import Message, Row, produce, rows_by_librdkafka
+from kit.judges.gaps import Writer, log_bounds
+from kit.judges.truth import archive_rows, object_names
+from kit.runs.cleaning import clean, stop_cleaning
+from kit.runs.commands import logmirror, logmirror_json, mirror, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.servers.s3 import S3Server
 from logmirror.failpoints import VARIABLE
 from logmirror.testing import check_tiles
 

@@ -14,10 +14,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kit.apache import NIGHTLY, VERSIONS, ApacheTools
-from kit.clients import CREATE_TIME, LOG_APPEND_TIME, Message, kcat, odd_messages, produce
-from kit.commands import BrokerCommand, logmirror, logmirror_json, write_config
-from kit.copies import (
+from kit.judges.clients import CREATE_TIME, LOG_APPEND_TIME, Message, kcat, odd_messages, produce
+from kit.judges.copies import (
     anomalies,
     copy,
     copying,
@@ -25,11 +23,13 @@ from kit.copies import (
     partition_anomalies,
     wait_for_end,
 )
-from kit.inline_run import mirror_to_cluster
-from kit.kafka import ApacheKafka
-from kit.partition_client import PartitionClient
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.partition_client import PartitionClient
+from kit.judges.truth import Source
+from kit.runs.commands import BrokerCommand, logmirror, logmirror_json, write_config
+from kit.runs.inline_run import mirror_to_cluster
+from kit.runs.writer import writing
+from kit.servers.apache import NIGHTLY, VERSIONS, ApacheTools
+from kit.servers.kafka import ApacheKafka
 from logmirror.cluster.produce import ProducePipeline
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(600)]

@@ -11,16 +11,16 @@ import time
 
 import pytest
 
-from kit.apache import VERSIONS
-from kit.clients import Message, produce
-from kit.commands import wait_until, write_config
-from kit.copies import anomalies, copy, forget_connections, wait_for_end
-from kit.inline_run import InlineRun, mirror_to_cluster
-from kit.kafka import ApacheKafka, Listener
-from kit.machine import HOST, free_ports
-from kit.toxiproxy import Toxiproxy
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.clients import Message, produce
+from kit.judges.copies import anomalies, copy, forget_connections, wait_for_end
+from kit.judges.truth import Source
+from kit.runs.commands import wait_until, write_config
+from kit.runs.inline_run import InlineRun, mirror_to_cluster
+from kit.runs.writer import writing
+from kit.servers.apache import VERSIONS
+from kit.servers.kafka import ApacheKafka, Listener
+from kit.servers.machine import HOST, free_ports
+from kit.servers.toxiproxy import Toxiproxy
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(900)]

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import Run, wait_until, write_config
-from kit.copies import anomalies, copy, end_of, forget_connections, partition_anomalies
-from kit.inline_run import InlineRun, mirror_to_cluster
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.clients import odd_messages, produce
+from kit.judges.copies import anomalies, copy, end_of, forget_connections, partition_anomalies
+from kit.judges.truth import Source
+from kit.runs.commands import Run, wait_until, write_config
+from kit.runs.inline_run import InlineRun, mirror_to_cluster
+from kit.runs.writer import writing
 from logmirror.failpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(1800)]

@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kit.clients import Message, odd_messages, produce, rows_by_aiokafka
-from kit.copies import anomalies, copy, copying, forget_connections, wait_for_end
-from kit.inline_run import mirror_to_cluster
+from kit.judges.clients import Message, odd_messages, produce, rows_by_aiokafka
+from kit.judges.copies import anomalies, copy, copying, forget_connections, wait_for_end
+from kit.runs.inline_run import mirror_to_cluster
 from logmirror import failpoints
 from logmirror.errors import PositionError, UsageError
 from logmirror.to_kafka.topic_setup import UnfitTopicError
@@ -288,7 +288,7 @@ def test_a_destination_whose_last_record_alone_is_of_others_is_not_written_to(
 
 @both_ways
 @pytest.mark.parametrize("nth", [1, 3])
-def test_a_record_of_others_meanwhile_is_seen_at_the_next_answer(
+def test_a_record_of_others_meanwhile_is_seen_at_the_next_response(
     ends, mirror, topic_name, monkeypatch, nth
 ):
     """It comes between the look and the send, where nothing can keep it out."""

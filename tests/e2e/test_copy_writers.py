@@ -14,15 +14,15 @@ from itertools import cycle, product
 
 import pytest
 
-from kit.apache import NIGHTLY, VERSIONS
-from kit.clients import odd_messages, produce
-from kit.cluster import KafkaCluster
-from kit.commands import Run, wait_until, write_config
-from kit.copies import anomalies, copy, end_of, forget_connections, wait_for_end
-from kit.inline_run import InlineRun, mirror_to_cluster
-from kit.stopping_run import KERNEL, StoppingRun
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.clients import odd_messages, produce
+from kit.judges.copies import anomalies, copy, end_of, forget_connections, wait_for_end
+from kit.judges.truth import Source
+from kit.runs.commands import Run, wait_until, write_config
+from kit.runs.inline_run import InlineRun, mirror_to_cluster
+from kit.runs.stopping_run import KERNEL, StoppingRun
+from kit.runs.writer import writing
+from kit.servers.apache import NIGHTLY, VERSIONS
+from kit.servers.cluster import KafkaCluster
 from logmirror.errors import PositionError
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-writers"), pytest.mark.timeout(900)]

@@ -1,10 +1,10 @@
 """Whatever happens to an archive, `verify` says so: 10,000 times on a push, 100,000 in a night.
 
 Copies of a real topic with transactions, in every format, are damaged one way at a time
-(kit.damage), with seeds. `verify --deep` must report each; `verify` alone each that names show. A
-flip that is not reported must change nothing: DuckDB and pyarrow read the same rows as before, with
-and without a filter that uses the footer's statistics, and the object's account of itself is the
-same, but for the name of its checksum.
+(kit.runs.damage), with seeds. `verify --deep` must report each; `verify` alone each that names
+show. A flip that is not reported must change nothing: DuckDB and pyarrow read the same rows as
+before, with and without a filter that uses the footer's statistics, and the object's account of
+itself is the same, but for the name of its checksum.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kit import damage
-from kit.apache import NIGHTLY
-from kit.clients import odd_messages, produce
-from kit.commands import EXTENSIONS, FORMATS, mirror
-from kit.copies import copy, forget_connections
-from kit.holes import write_transactions
-from kit.scripted import archive_spec
+from kit.fakes.scripted import archive_spec
+from kit.judges.clients import odd_messages, produce
+from kit.judges.copies import copy, forget_connections
+from kit.judges.gaps import write_transactions
+from kit.runs import damage
+from kit.runs.commands import EXTENSIONS, FORMATS, mirror
+from kit.servers.apache import NIGHTLY
 from logmirror.mirror.ports import FlowId
 from logmirror.testing import MemoryStore
 from logmirror.verify.archive import verify_content, verify_names
@@ -146,15 +146,15 @@ def claims_by_others(chain):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_sound_archive_is_proven_and_its_holes_are_told(chains, form):
+def test_a_sound_archive_is_proven_and_its_gaps_are_told(chains, form):
     names, deep = verify(form, chains[form, 0])
     assert not is_told(names)
     assert not is_told(deep)
     assert len(chains[form, 0].objects) > 8
     assert all(name.endswith(EXTENSIONS[form]) for name in chains[form, 0].objects)
-    assert deep.hole_counts["control"] > 5
+    assert deep.gap_counts["control"] > 5
     if form != "native":  # where aborted records are kept
-        assert deep.hole_counts["aborted"] > 50
+        assert deep.gap_counts["aborted"] > 50
 
 
 @pytest.mark.parametrize("form", FORMATS)

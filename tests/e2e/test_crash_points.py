@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, logmirror, mirror, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.truth import Source
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, logmirror, mirror, write_config
+from kit.runs.inline_run import InlineRun, run_now
 from logmirror.failpoints import POINTS as ALL_POINTS
 from logmirror.failpoints import VARIABLE
 

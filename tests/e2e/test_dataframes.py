@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.class_archives import spark_classes
-from kit.clients import Message, Row, odd_messages, produce, produce_transactions
-from kit.commands import FORMATS, logmirror, mirror, write_config
-from kit.inline_run import run_now
-from kit.machine import temporary_folder
-from kit.s3 import REGION, S3Server
-from kit.truth import Source, object_names
+from kit.judges.clients import Message, Row, odd_messages, produce, produce_transactions
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import FORMATS, logmirror, mirror, write_config
+from kit.runs.inline_run import run_now
+from kit.servers.class_archives import spark_classes
+from kit.servers.machine import temporary_folder
+from kit.servers.s3 import REGION, S3Server
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of a pandas that PySpark does not know

@@ -13,11 +13,11 @@ import threading
 
 import pytest
 
-from kit.commands import FORMATS, mirror, wait_until, write_config
-from kit.copies import forget_connections
-from kit.inline_run import InlineRunner
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.copies import forget_connections
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRunner
+from kit.runs.writer import writing
 from logmirror.app import run as wiring
 from logmirror.config.settings import load
 from logmirror.stores.filesystem import Syscalls

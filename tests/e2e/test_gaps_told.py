@@ -8,12 +8,12 @@ import logging
 
 import pytest
 
-from kit.clients import produce_transactions
-from kit.commands import logmirror_json, mirror, wait_until, write_config
-from kit.copies import forget_connections
-from kit.holes import plain_messages
-from kit.inline_run import mirror_to_cluster
-from kit.watched import running
+from kit.judges.clients import produce_transactions
+from kit.judges.copies import forget_connections
+from kit.judges.gaps import plain_messages
+from kit.runs.commands import logmirror_json, mirror, wait_until, write_config
+from kit.runs.inline_run import mirror_to_cluster
+from kit.runs.watched import running
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 
-from kit.clients import Message, produce
-from kit.commands import QUIET, mirror, write_config
-from kit.machine import program
+from kit.judges.clients import Message, produce
+from kit.runs.commands import QUIET, mirror, write_config
+from kit.servers.machine import program
 
 pytestmark = [pytest.mark.timeout(1500)]
 

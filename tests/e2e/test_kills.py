@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.runs.writer import writing
 
 if TYPE_CHECKING:
     from pathlib import Path

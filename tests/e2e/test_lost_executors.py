@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from kit.apache import NIGHTLY
-from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import run_now
-from kit.spark_cluster import spark_home
-from kit.truth import Source, object_names
-from kit.writer import writing
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.runs.inline_run import run_now
+from kit.runs.writer import writing
+from kit.servers.apache import NIGHTLY
+from kit.servers.spark_cluster import spark_home
 
 if TYPE_CHECKING:
     from pathlib import Path

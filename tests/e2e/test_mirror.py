@@ -15,12 +15,18 @@ import duckdb
 import pytest
 from confluent_kafka import Producer
 
-from kit.apache import VERSIONS, ApacheTools
-from kit.clients import CREATE_TIME, LOG_APPEND_TIME, odd_messages, produce, produce_transactions
-from kit.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
-from kit.inline_run import run_now
-from kit.kafka import ApacheKafka
-from kit.truth import Source, object_names
+from kit.judges.clients import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    odd_messages,
+    produce,
+    produce_transactions,
+)
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
+from kit.runs.inline_run import run_now
+from kit.servers.apache import VERSIONS, ApacheTools
+from kit.servers.kafka import ApacheKafka
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LINGER = {"linger.ms": 20}

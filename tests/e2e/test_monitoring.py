@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit.clients import produce
-from kit.commands import mirror, wait_until, write_config
-from kit.holes import plain_messages
-from kit.inline_run import InlineRun
-from kit.machine import free_ports
-from kit.prometheus import Prometheus, names, promtool
-from kit.scrape import ask
+from kit.judges.clients import produce
+from kit.judges.gaps import plain_messages
+from kit.judges.scrape import ask
+from kit.runs.commands import mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun
+from kit.servers.machine import free_ports
+from kit.servers.prometheus import Prometheus, names, promtool
 from logmirror.config.environment import METRICS_PORT
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
 
@@ -65,7 +65,7 @@ def dashboard_queries():
 def known_names():
     """Metric to its labels, as a scrape has them."""
     known = {}
-    for metric in (*CATALOGUE, *AGGREGATES, *PEER_CATALOGUE):
+    for metric in (*CATALOGUE, *AGGREGATES, *MIRROR_V3_CATALOGUE):
         suffixes = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         for suffix in suffixes:
             known[metric.name + suffix] = {*metric.labels, *(["le"] if suffix else [])}
@@ -224,7 +224,7 @@ def test_what_is_scraped_is_the_catalogue_and_both_families_are_there(scraped):
     prometheus, port = scraped
     lines = ask(port, "/metrics").text.splitlines()
     families = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
-    wanted = {metric.name for metric in (*CATALOGUE, *AGGREGATES, *PEER_CATALOGUE)}
+    wanted = {metric.name for metric in (*CATALOGUE, *AGGREGATES, *MIRROR_V3_CATALOGUE)}
     assert wanted <= families
     assert families - wanted <= {name for name in families if name.startswith("process_")}
     assert prometheus.query("mirror_v3_destination_offset_verified")

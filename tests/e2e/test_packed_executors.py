@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import config_text
-from kit.spark_cluster import StandaloneCluster, SubmittedRun, packed_environment, spark_home
-from kit.truth import Source
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.runs.inline_run import config_text
+from kit.servers.spark_cluster import (
+    StandaloneCluster,
+    SubmittedRun,
+    packed_environment,
+    spark_home,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,10 +9,10 @@ import signal
 import duckdb
 import pytest
 
-from kit.clients import Message, odd_messages, produce, rows_by_librdkafka
-from kit.commands import Run, mirror, wait_until, write_config
-from kit.inline_run import InlineRun
-from kit.truth import Source, object_names
+from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafka
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import Run, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun
 from logmirror.testing import Row, check_tiles, compare
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cleaning import clean, start_cleaning, stop_cleaning
-from kit.clients import rows_by_librdkafka
-from kit.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
-from kit.copies import copy, forget_connections
-from kit.holes import (
-    COMPACTED,
-    log_bounds,
-    write_duplicated_keys,
-    write_transactions,
-)
+from kit.judges.clients import rows_by_librdkafka
+from kit.judges.copies import copy, forget_connections
+from kit.judges.gaps import COMPACTED, log_bounds, write_duplicated_keys, write_transactions
+from kit.runs.cleaning import clean, start_cleaning, stop_cleaning
+from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
 

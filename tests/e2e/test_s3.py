@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.s3 import S3Server
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.runs.writer import writing
+from kit.servers.s3 import S3Server
 from logmirror.failpoints import POINTS as ALL_POINTS
 from logmirror.failpoints import VARIABLE
 

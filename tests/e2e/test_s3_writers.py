@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import logmirror, mirror, wait_until, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.s3 import S3Server
-from kit.s3_proxy import Fault, S3Proxy
-from kit.truth import Source
-from kit.writer import writing
+from kit.fakes.s3_proxy import Fault, S3Proxy
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import logmirror, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.runs.writer import writing
+from kit.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

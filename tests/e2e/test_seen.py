@@ -15,13 +15,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kit.clients import Message, produce
-from kit.commands import BrokerCommand, mirror, run_forked, wait_until, write_config
-from kit.copies import forget_connections
-from kit.inline_run import InlineRun
-from kit.machine import free_ports
-from kit.scrape import ask, scrape, status_of
-from kit.watched import running
+from kit.judges.clients import Message, produce
+from kit.judges.copies import forget_connections
+from kit.judges.scrape import ask, scrape, status_of
+from kit.runs.commands import BrokerCommand, mirror, run_forked, wait_until, write_config
+from kit.runs.inline_run import InlineRun
+from kit.runs.watched import running
+from kit.servers.machine import free_ports
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
 
@@ -197,16 +197,18 @@ def test_lag_in_seconds_is_by_the_timestamps_of_records(cli_broker, tmp_path):
     one = mirror(topic, cli_broker.bootstrap, tmp_path, flush=limits)
     years_s = datetime.now(UTC).timestamp() - 1_700_000_000
 
-    def ages():
+    def record_lag():
         return run.of("source_lag_seconds")
 
     with running(write_config(tmp_path / "config.json", one)) as run:
-        wait_until(lambda: max(ages().values(), default=0) > 1000, what=lambda: f"{ages()}")
-        found = ages()
+        wait_until(
+            lambda: max(record_lag().values(), default=0) > 1000, what=lambda: f"{record_lag()}"
+        )
+        found = record_lag()
         (worst,) = run.of("mirror_lag_seconds_max").values()
     assert sorted(age > 0 for age in found.values()) == [False, True]
     assert years_s <= max(found.values()) <= worst <= years_s + 300
-    assert set(ages().values()) == {0}  # a stop writes what is left
+    assert set(record_lag().values()) == {0}  # a stop writes what is left
 
 
 def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_path):

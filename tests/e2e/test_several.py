@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.clients import Message, odd_messages, produce, rows_by_librdkafka
-from kit.commands import BrokerCommand, logmirror, mirror, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.s3 import S3Server
-from kit.truth import Source, object_names
+from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafka
+from kit.judges.truth import Source, object_names
+from kit.runs.commands import BrokerCommand, logmirror, mirror, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

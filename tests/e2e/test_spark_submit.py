@@ -10,11 +10,11 @@ import json
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import mirror
-from kit.inline_run import config_text
-from kit.spark_cluster import SubmittedRun
-from kit.truth import Source
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import mirror
+from kit.runs.inline_run import config_text
+from kit.servers.spark_cluster import SubmittedRun
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 

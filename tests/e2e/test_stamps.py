@@ -2,8 +2,8 @@
 
 import pytest
 
-from kit.clients import LOG_APPEND_TIME, Message, produce, rows_by_aiokafka
-from kit.inline_run import config_text, mirror_to_cluster, run_now
+from kit.judges.clients import LOG_APPEND_TIME, Message, produce, rows_by_aiokafka
+from kit.runs.inline_run import config_text, mirror_to_cluster, run_now
 
 pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(300)]
 

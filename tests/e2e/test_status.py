@@ -11,12 +11,12 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-from kit.clients import produce
-from kit.commands import logmirror_json, mirror, write_config
-from kit.copies import forget_connections
-from kit.embedded import EmbeddedBroker
-from kit.holes import plain_messages
-from kit.inline_run import mirror_to_cluster
+from kit.judges.clients import produce
+from kit.judges.copies import forget_connections
+from kit.judges.gaps import plain_messages
+from kit.runs.commands import logmirror_json, mirror, write_config
+from kit.runs.inline_run import mirror_to_cluster
+from kit.servers.embedded import EmbeddedBroker
 from logmirror.app import status
 from logmirror.archive.naming import PARQUET, format_name
 from logmirror.cli import main

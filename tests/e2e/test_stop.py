@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from kit.clients import odd_messages, produce
-from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import run_now
-from kit.truth import Source
+from kit.judges.clients import odd_messages, produce
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.runs.inline_run import run_now
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
 

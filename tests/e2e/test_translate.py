@@ -20,12 +20,9 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kit.apache import RELEASES
-from kit.cleaning import clean
-from kit.clients import Message, odd_messages, produce, produce_transactions
-from kit.commands import Run, logmirror_json, wait_until, write_config
-from kit.copies import copy, copying
-from kit.holes import (
+from kit.judges.clients import Message, odd_messages, produce, produce_transactions
+from kit.judges.copies import copy, copying
+from kit.judges.gaps import (
     COMPACTED,
     log_bounds,
     plain_messages,
@@ -34,8 +31,11 @@ from kit.holes import (
     write_idempotently,
     write_transactions,
 )
-from kit.inline_run import InlineRun, config_text
-from kit.translated import mirror_of, visible
+from kit.judges.translated import mirror_of, visible
+from kit.runs.cleaning import clean
+from kit.runs.commands import Run, logmirror_json, wait_until, write_config
+from kit.runs.inline_run import InlineRun, config_text
+from kit.servers.apache import RELEASES
 from logmirror.errors import PositionError, UsageError
 from logmirror.failpoints import POINTS, VARIABLE
 
@@ -47,7 +47,8 @@ FENCED = 69
 OURS = [point for point in POINTS if point.startswith("translate.")]
 PASSED = ["plan.positions", "plan.dispatch", "fetch.answered", *OURS, "commit.received"]
 
-# `kit.inline_run` in a process that stops itself at a named point, as if its machine had slept.
+# `kit.runs.inline_run` in a process that stops itself at a named point, as if its machine had
+# slept.
 SLEEPER = """
 import os, runpy, signal, sys
 from logmirror import failpoints
@@ -60,7 +61,7 @@ def reach(point):
 asleep = []
 failpoints.reach = reach
 sys.argv[0] = "logmirror"
-runpy.run_module("kit.inline_run", run_name="__main__", alter_sys=True)
+runpy.run_module("kit.runs.inline_run", run_name="__main__", alter_sys=True)
 """
 
 

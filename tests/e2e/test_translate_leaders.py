@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.apache import VERSIONS
-from kit.clients import rows_by_librdkafka
-from kit.cluster import KafkaCluster
-from kit.copies import copy, copying, forget_connections, wait_for_end
-from kit.inline_run import mirror_to_cluster
-from kit.translated import visible
-from kit.writer import writing
+from kit.judges.clients import rows_by_librdkafka
+from kit.judges.copies import copy, copying, forget_connections, wait_for_end
+from kit.judges.translated import visible
+from kit.runs.inline_run import mirror_to_cluster
+from kit.runs.writer import writing
+from kit.servers.apache import VERSIONS
+from kit.servers.cluster import KafkaCluster
 from logmirror.to_kafka.offset_syncs import decode, topic_of
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kit.kafka import ApacheKafka
+    from kit.servers.kafka import ApacheKafka
 
 PARTITIONS = 4
 ALIAS = "led"

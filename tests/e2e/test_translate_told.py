@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kit.clients import Message, produce, produce_transactions, rows_by_librdkafka
-from kit.commands import logmirror, wait_until
-from kit.copies import copy
-from kit.holes import log_bounds, plain_messages, trim, write_transactions
-from kit.inline_run import config_text, mirror_to_cluster
-from kit.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, checkpoints
-from kit.translated import mirror_of, visible
+from kit.judges.clients import Message, produce, produce_transactions, rows_by_librdkafka
+from kit.judges.copies import copy
+from kit.judges.gaps import log_bounds, plain_messages, trim, write_transactions
+from kit.judges.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, checkpoints
+from kit.judges.translated import mirror_of, visible
+from kit.runs.commands import logmirror, wait_until
+from kit.runs.inline_run import config_text, mirror_to_cluster
 from logmirror.to_kafka.offset_syncs import decode, topic_of
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kit.kafka import ApacheKafka
+    from kit.servers.kafka import ApacheKafka
 
 # -- offset syncs --------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-from kit.commands import FORMATS, Run, mirror, wait_until, write_config
-from kit.inline_run import InlineRun, run_now
-from kit.truth import Source
-from kit.writer import writing
+from kit.judges.truth import Source
+from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, run_now
+from kit.runs.writer import writing
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
 

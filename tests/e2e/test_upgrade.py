@@ -1,9 +1,9 @@
 """An archive and a configuration of mirror-v3 are taken over by following the page, and are exact.
 
 Method: records are written to Kafka; the first of them, as stock clients read them there, become
-an archive in mirror-v3's format (`kit.peer_archive`). Then the commands of the page are run as they
-stand there, over the configurations that stand there. In the end DuckDB and json read every object,
-theirs and ours, and must find what stock clients read from the source.
+an archive in mirror-v3's format (`kit.runs.mirror_v3_archive`). Then the commands of the page are
+run as they stand there, over the configurations that stand there. In the end DuckDB and json read
+every object, theirs and ours, and must find what stock clients read from the source.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
-from kit.clients import CREATE_TIME, LOG_APPEND_TIME, Message, Row, odd_messages, produce
-from kit.clients import produce_transactions as transactions
-from kit.commands import logmirror, logmirror_json
-from kit.inline_run import run_now
-from kit.peer_archive import HEAD, PeerObject, cut, write_chain
-from kit.s3 import S3Server
-from kit.truth import Source, archive_rows, object_names
+from kit.judges.clients import CREATE_TIME, LOG_APPEND_TIME, Message, Row, odd_messages, produce
+from kit.judges.clients import produce_transactions as transactions
+from kit.judges.truth import Source, archive_rows, object_names
+from kit.runs.commands import logmirror, logmirror_json
+from kit.runs.inline_run import run_now
+from kit.runs.mirror_v3_archive import HEAD, MirrorV3Object, cut, write_chain
+from kit.servers.s3 import S3Server
 from logmirror.testing import check_tiles, compare
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ def test_the_page_says_what_to_run():
     assert dict(COMMANDS)["verify"].split() == ["--deep", "--against-source"]
 
 
-def fill(broker, topic, *, holes=False):
+def fill(broker, topic, *, gaps=False):
     """Records of all kinds, with transactions if offsets are to be missing; returns the source."""
     broker.create_topic(topic)
     produce(broker.bootstrap, topic, odd_messages(100, seed=1))
-    if holes:
+    if gaps:
         parts = [(odd_messages(20, seed=n), n % 2 == 0) for n in range(6)]
         transactions(broker.bootstrap, topic, parts, transactional_id=f"{topic}-writer")
     produce(broker.bootstrap, topic, odd_messages(100, seed=2))
     return Source(broker.bootstrap, topic)
 
 
-def peer_chain(source, folder, **options):
+def mirror_v3_chain(source, folder, **options):
     """What mirror-v3 would have left of the first records; returns names and position."""
     rows = source.rows(0)[:BEFORE]
     names = write_chain(folder, source.topic, 0, cut(rows, 40), **options)
@@ -154,9 +154,9 @@ def check_exact(source, folder, form, theirs):
 
 def test_parquet_with_destinations_in_each_mirror(own_kafka, tmp_path, topic_name):
     """E2E-02, E2E-09: the newer shape, in a folder; transactions, so offsets are missing."""
-    source = fill(own_kafka, topic_name, holes=True)
+    source = fill(own_kafka, topic_name, gaps=True)
     folder = tmp_path / "archive" / "lake" / "0"
-    theirs, position = peer_chain(source, folder, keys="bytes", values="bytes")
+    theirs, position = mirror_v3_chain(source, folder, keys="bytes", values="bytes")
     before = {name: (folder / name).read_bytes() for name in theirs}
 
     assert position > BEFORE
@@ -171,7 +171,7 @@ def test_ndjson_with_one_destination_for_all_mirrors(cli_broker, tmp_path, topic
     """The older shape: the folder is the topic."""
     source = fill(cli_broker, topic_name)
     folder = tmp_path / "archive" / topic_name / "0"
-    theirs, position = peer_chain(source, folder, form="ndjson")
+    theirs, position = mirror_v3_chain(source, folder, form="ndjson")
 
     told = follow_page(FOR_ALL, tmp_path, source, position)
 
@@ -193,7 +193,7 @@ def test_a_bucket_with_keys_from_the_environment(
     source = fill(cli_broker, topic_name)
     bucket = server.new_bucket()
     local = tmp_path / "local"
-    theirs, position = peer_chain(source, local, keys=HEAD, values=HEAD)
+    theirs, position = mirror_v3_chain(source, local, keys=HEAD, values=HEAD)
     client = server.client()
     for key in ("kafka/", "kafka/lake/", "kafka/lake/0/"):
         client.put_object(Bucket=bucket, Key=key)
@@ -237,7 +237,7 @@ def test_a_chain_that_two_mirrors_v3_have_spoilt_is_refused(cli_broker, tmp_path
         "topic: orders", f"topic: {topic_name}"
     )
     config.write_text(text.replace("root: archive", f"root: {tmp_path / 'archive'}"))
-    for spoil in ([PeerObject(5, 11, rows[5:12])], []):
+    for spoil in ([MirrorV3Object(5, 11, rows[5:12])], []):
         for found in spoil:
             write_chain(folder, topic_name, 0, [found], form="ndjson")
         if not spoil:

@@ -6,7 +6,7 @@ import sys
 
 START = """
 import sys
-from logmirror import executor
+from logmirror.engine import executor
 executor.warm_up()
 print("pandas" in sys.modules)
 """

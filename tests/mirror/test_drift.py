@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
+from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
 from logmirror.archive.naming import format_name
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.mirror import drift
@@ -128,7 +128,7 @@ def test_an_idle_flow_asks_for_one_listing_in_each_interval():
     assert 5 <= len(asked) <= 7
 
 
-def test_a_store_that_does_not_answer_a_look_makes_the_flow_wait_and_go_on():
+def test_a_store_that_does_not_respond_a_look_makes_the_flow_wait_and_go_on():
     store, log = MemoryStore(), Log(batches(0, 20))
 
     def fail(operation, _name):

@@ -9,85 +9,85 @@ import time
 
 import pytest
 
-from kit.commands import wait_until
-from kit.scripted import SteppingClock
+from kit.fakes.scripted import SteppingClock
+from kit.runs.commands import wait_until
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.mirror import follow
-from logmirror.mirror.follow import SHORT_MS, Lease, LeaseDesk, open_lease
+from logmirror.mirror.follow import SHORT_MS, FollowWindow, StopChannel, open_follow_window
 
 LONG = 60_000
 
 
 @pytest.fixture
-def desk():
-    with LeaseDesk() as desk:
-        desk.begin()
-        yield desk
+def stop_channel():
+    with StopChannel() as stop_channel:
+        stop_channel.begin()
+        yield stop_channel
 
 
-def lease_of(desk):
-    return open_lease(desk.address, LONG, SYSTEM_CLOCK)
+def window_of(stop_channel):
+    return open_follow_window(stop_channel.address, LONG, SYSTEM_CLOCK)
 
 
 def wait_until_over(*held):
-    wait_until(lambda: not any(lease.left_ms for lease in held), what=lambda: "an end of leases")
+    wait_until(lambda: not any(window.left_ms for window in held), what=lambda: "an end of leases")
 
 
-def settle(desk, count):
+def settle(stop_channel, count):
     """Wait until the desk has seen so many slots."""
-    wait_until(lambda: len(desk._slots) == count, what=lambda: f"{count} slots")  # noqa: SLF001  # only its thread knows
+    wait_until(lambda: len(stop_channel._slots) == count, what=lambda: f"{count} slots")  # noqa: SLF001  # only its thread knows
 
 
 def test_a_lease_is_over_when_its_time_is():
     clock = SteppingClock()
-    lease = Lease(500, clock)
+    window = FollowWindow(500, clock)
 
     clock.sleep_ms(499)
-    assert lease.left_ms == 1
+    assert window.left_ms == 1
     clock.sleep_ms(2)
-    assert lease.left_ms == 0
+    assert window.left_ms == 0
 
 
-def test_nothing_ends_a_lease_that_goes_on(desk):
-    with lease_of(desk) as lease:
-        settle(desk, 1)
+def test_nothing_ends_a_lease_that_goes_on(stop_channel):
+    with window_of(stop_channel) as window:
+        settle(stop_channel, 1)
         time.sleep(0.1)
-        assert LONG - 10_000 < lease.left_ms <= LONG
+        assert LONG - 10_000 < window.left_ms <= LONG
 
 
-def test_the_desk_ends_all_leases_those_opened_later_too(desk):
-    with lease_of(desk) as one, lease_of(desk) as other:
-        settle(desk, 2)
-        desk.end()
+def test_the_desk_ends_all_leases_those_opened_later_too(stop_channel):
+    with window_of(stop_channel) as one, window_of(stop_channel) as other:
+        settle(stop_channel, 2)
+        stop_channel.end()
         wait_until_over(one, other)
-        with lease_of(desk) as late:
+        with window_of(stop_channel) as late:
             wait_until_over(late)
-    desk.begin()  # a signal may come just before a tick begins
-    with lease_of(desk) as later:
+    stop_channel.begin()  # a signal may come just before a tick begins
+    with window_of(stop_channel) as later:
         wait_until_over(later)
 
 
-def test_a_new_tick_has_leases_again_and_ends_older_ones(desk):
-    with lease_of(desk) as old:
-        settle(desk, 1)
-        desk.begin()
+def test_a_new_tick_has_leases_again_and_ends_older_ones(stop_channel):
+    with window_of(stop_channel) as old:
+        settle(stop_channel, 1)
+        stop_channel.begin()
         wait_until_over(old)
-        with lease_of(desk) as new:
-            settle(desk, 1)
+        with window_of(stop_channel) as new:
+            settle(stop_channel, 1)
             time.sleep(0.05)
             assert new.left_ms
 
 
-def test_the_end_of_one_slot_ends_the_leases_of_all(desk):
-    with lease_of(desk) as one:
-        with lease_of(desk):
-            settle(desk, 2)
+def test_the_end_of_one_slot_ends_the_leases_of_all(stop_channel):
+    with window_of(stop_channel) as one:
+        with window_of(stop_channel):
+            settle(stop_channel, 2)
         wait_until_over(one)
 
 
-def test_a_part_of_a_lease_leaves_the_whole_alone(desk):
-    with lease_of(desk) as whole:
-        settle(desk, 1)
+def test_a_part_of_a_lease_leaves_the_whole_alone(stop_channel):
+    with window_of(stop_channel) as whole:
+        settle(stop_channel, 1)
         part = whole.part(0)
         assert part.left_ms == 0
         time.sleep(0.05)
@@ -95,12 +95,12 @@ def test_a_part_of_a_lease_leaves_the_whole_alone(desk):
 
 
 def test_a_driver_that_is_gone_ends_leases():
-    with LeaseDesk() as desk:
-        desk.begin()
-        lease = lease_of(desk)
-        settle(desk, 1)
-    with lease:
-        wait_until_over(lease)
+    with StopChannel() as stop_channel:
+        stop_channel.begin()
+        window = window_of(stop_channel)
+        settle(stop_channel, 1)
+    with window:
+        wait_until_over(window)
 
 
 def test_without_a_way_to_the_driver_a_lease_is_short(monkeypatch):
@@ -108,35 +108,35 @@ def test_without_a_way_to_the_driver_a_lease_is_short(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()  # nobody listens there after this
 
-    assert open_lease(address, LONG, SYSTEM_CLOCK).left_ms <= SHORT_MS
+    assert open_follow_window(address, LONG, SYSTEM_CLOCK).left_ms <= SHORT_MS
     assert follow._unreachable == {address}  # noqa: SLF001  # it is not asked again
-    assert open_lease(None, LONG, SYSTEM_CLOCK).left_ms <= SHORT_MS
+    assert open_follow_window(None, LONG, SYSTEM_CLOCK).left_ms <= SHORT_MS
 
 
-def test_who_has_nothing_to_wait_for_asks_nobody(desk):
-    with lease_of(desk) as other:
-        settle(desk, 1)
-        with open_lease(desk.address, 0, SYSTEM_CLOCK) as none:
+def test_who_has_nothing_to_wait_for_asks_nobody(stop_channel):
+    with window_of(stop_channel) as other:
+        settle(stop_channel, 1)
+        with open_follow_window(stop_channel.address, 0, SYSTEM_CLOCK) as none:
             assert none.left_ms == 0
         time.sleep(0.05)
         assert other.left_ms
 
 
-def test_a_signal_handler_may_end_leases(desk):
-    before = signal.signal(signal.SIGUSR1, lambda *_: desk.end())
+def test_a_signal_handler_may_end_leases(stop_channel):
+    before = signal.signal(signal.SIGUSR1, lambda *_: stop_channel.end())
     try:
-        with lease_of(desk) as lease:
-            settle(desk, 1)
+        with window_of(stop_channel) as window:
+            settle(stop_channel, 1)
             signal.raise_signal(signal.SIGUSR1)
-            wait_until_over(lease)
+            wait_until_over(window)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_closed_desk_leaves_no_thread_and_no_listener():
-    with LeaseDesk() as desk:
+    with StopChannel() as stop_channel:
         pass
 
     assert not any(thread.name == "leases" for thread in threading.enumerate())
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(desk.address)
+        socket.create_connection(stop_channel.address)

@@ -13,8 +13,16 @@ from pathlib import Path
 import pytest
 
 import logmirror
-from kit.scrape import samples
-from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, record, service
+from kit.fakes.scripted import (
+    Log,
+    ScriptedClient,
+    SteppingClock,
+    archive_spec,
+    batches,
+    record,
+    service,
+)
+from kit.judges.scrape import samples
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.mirror.health import LIVE_MS
@@ -263,10 +271,12 @@ def test_r11_every_event_of_a_mirror_names_it_its_topic_and_where_it_applies_its
             assert {name: facts[name] for name in FACTS} == FACTS, said
 
 
-def test_r11_no_event_of_the_mirror_package_can_leave_its_mirror_out():
+def test_r11_no_event_of_the_data_path_can_leave_its_mirror_out():
     """Each call that logs passes facts; which ones, the test before sees."""
     calls = []
-    for path in sorted((Path(logmirror.__file__).parent / "mirror").glob("*.py")):
+    rooms = ("mirror", "source", "to_archive", "to_kafka")
+    root = Path(logmirror.__file__).parent
+    for path in sorted(path for room in rooms for path in (root / room).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_LOG."):
                 if ast.unparse(node.func) == "_LOG.isEnabledFor":
@@ -354,7 +364,7 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog, monkeypatch):
 # mirror-v3's list: OBS-03
 def test_a_mirror_waits_from_its_first_failure_until_it_goes_on(monkeypatch):
     world = World(Log(batches(0, 10)), max_offsets=10)
-    health, states = world.observer.outlook, []
+    health, states = world.observer.board, []
     ends = world.client.list_offsets
 
     def fail(*_, **__):
@@ -419,14 +429,14 @@ def test_a_stopped_mirror_tells_why():
     world = World(Log([bytes(broken)]))
     with pytest.raises(CorruptionError) as caught:
         world.run()
-    (mirror,) = world.observer.outlook.mirrors()
+    (mirror,) = world.observer.board.mirrors()
     told = (mirror.state, mirror.kind, mirror.message)
     assert told == ("stopped", "corruption", caught.value.message)
 
 
 def test_the_process_is_live_while_the_loop_turns_or_slices_run():
     world = World(Log())
-    health, clock = world.observer.outlook, world.clock
+    health, clock = world.observer.board, world.clock
     clock.ms += 2 * LIVE_MS
     assert health.not_live() == []  # Spark starts
     world.run(until_ms=clock.ms + 1000)

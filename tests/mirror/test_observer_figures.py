@@ -7,15 +7,15 @@ destinations tell is put in as receipts.
 
 import pytest
 
-from kit.scrape import samples
-from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
+from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
+from kit.judges.scrape import samples
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import (
     SLOT_BYTES,
     FlowId,
-    HoleSummary,
+    GapSummary,
     KafkaSpec,
     Receipt,
     Slice,
@@ -94,8 +94,8 @@ def test_a_flow_that_waits_says_how_often_it_has_failed_and_for_how_long():
         assert found["flow_inflight_retry_seconds", FLOW] == pytest.approx(age_s, abs=0.001)
         assert world.flows(found) == {"running": 1, "waiting": 1, "stopped": 0}
         assert found["flow_inflight_retry", (*FLOW[:3], "1")] == 0
-    ages = [found["flow_inflight_retry_seconds", FLOW] for _, found in during]
-    assert ages == sorted(ages)
+    record_lag = [found["flow_inflight_retry_seconds", FLOW] for _, found in during]
+    assert record_lag == sorted(record_lag)
     after = world.samples
     assert after["flow_inflight_retry", FLOW] == 0
     assert after["flow_inflight_retry_seconds", FLOW] == 0
@@ -188,7 +188,7 @@ def test_what_another_cluster_acknowledges_is_counted_in_commits_batches_bytes_a
         object_bytes=1000,
         digest="",
         trigger=Trigger.EXPLICIT,
-        holes=HoleSummary(control=10),
+        gaps=GapSummary(control=10),
         elapsed_ms=5,
         batch_count=7,
     )

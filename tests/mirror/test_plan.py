@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.scripted import archive_spec
+from kit.fakes.scripted import archive_spec
 from logmirror.mirror.plan import DAY_MS, SLICE_BYTES, FlowState, next_daily_ms, plan
-from logmirror.mirror.ports import FlowId, HoleSummary, Receipt, SliceResult
+from logmirror.mirror.ports import FlowId, GapSummary, Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
 
 WALL_MS = 1_700_000_000_000
@@ -105,7 +105,7 @@ def test_after_an_object_the_age_starts_anew():
         object_bytes=1,
         digest="",
         trigger=Trigger.MAX_BYTES,
-        holes=HoleSummary(),
+        gaps=GapSummary(),
         elapsed_ms=1,
     )
     state.advance(result_of(state, slice_, receipts=(receipt,)), 50, 60_000)

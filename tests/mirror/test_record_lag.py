@@ -7,8 +7,7 @@ the whole loop.
 
 import pytest
 
-from kit.scrape import samples
-from kit.scripted import (
+from kit.fakes.scripted import (
     TOPIC_ID,
     Log,
     ScriptedClient,
@@ -18,11 +17,12 @@ from kit.scripted import (
     record,
     service,
 )
+from kit.judges.scrape import samples
 from logmirror.errors import UnavailableError
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId
-from logmirror.mirror.record_lag import BUDGET_MS, EVERY_MS, FAILED_MS, FIRST_MS, Ages
+from logmirror.mirror.record_lag import BUDGET_MS, EVERY_MS, FAILED_MS, FIRST_MS, RecordLag
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.model import TimestampType
 from logmirror.monitoring.metrics import Recorder
@@ -57,7 +57,7 @@ class World:
         self.clock, self.recorder = SteppingClock(START_MS), Recorder()
         self.client = NotedClient(logs)
         self.observer = Observer(["m"], self.recorder, self.clock)
-        self.ages = Ages(lambda _source: self.client, self.clock, self.observer)
+        self.record_lag = RecordLag(lambda _source: self.client, self.clock, self.observer)
         spec = archive_spec()
         mirror = MirrorSpec(
             name="m",
@@ -80,7 +80,7 @@ class World:
 
     def look(self, after_ms=0):
         self.clock.ms += after_ms
-        self.ages.look(self.states, self.mirror_of)
+        self.record_lag.look(self.states, self.mirror_of)
 
     def move(self, position):
         for state in self.states.values():
@@ -181,7 +181,7 @@ def test_until_its_turn_comes_a_record_is_as_old_as_the_lag():
     assert world.seconds() == [(FIRST_MS - 100) / 1000]
 
 
-def test_a_source_that_does_not_answer_is_left_alone_for_a_minute_and_nothing_fails():
+def test_a_source_that_does_not_respond_is_left_alone_for_a_minute_and_nothing_fails():
     world = World(*[Log(batches(0, 5))] * 3)
 
     def refuse():
@@ -297,7 +297,7 @@ def test_the_loop_tells_ages_and_the_status_has_them():
         pytest.raises(_LeftError),
     ):
         made.run()
-    flows = observer.outlook.status()["flows"]
+    flows = observer.board.status()["flows"]
     oldest_s = (START_MS + clock.ms - OLD_MS) / 1000
     assert [(f["position"], f["lag_seconds"]) for f in flows] == [(20, oldest_s), (20, 0)]
     assert (client.asked, hasty.asked) == ([], [(0, 20)])

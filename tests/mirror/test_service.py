@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from kit.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
+from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.testing import MemoryStore
@@ -111,7 +111,7 @@ def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest(
         made.run()
     assert ranges(store) == [(0, 4), (5, 7)]
     assert latest_claim(store, "d", 0).trigger.value == "explicit"
-    assert runner.leases_ended
+    assert runner.windows_ended
 
 
 def test_parallel_backfill_of_one_partition_publishes_in_order(monkeypatch):
@@ -199,13 +199,13 @@ def test_a_topic_made_anew_that_is_still_short_is_told_from_a_log_that_was_cut()
 def test_a_peer_that_copies_while_the_start_looks_around_is_not_ahead_of_its_source():
     log, store = Log(batches(0, 20)), MemoryStore()
     client, rival = ScriptedClient([log]), ScriptedClient([log])
-    answer = client.list_offsets
+    response = client.list_offsets
 
     def list_offsets(partitions, at, **options):
-        answers = answer(partitions, at, **options)
+        responses = response(partitions, at, **options)
         log.batches += batches(log.end, log.end + 20)
         until_now(rival, store)
-        return answers  # which are old by now
+        return responses  # which are old by now
 
     client.list_offsets = list_offsets
     until_now(client, store)
@@ -223,15 +223,15 @@ def test_a_foreign_file_stops_before_anything_is_written():
     assert names(store) == ["d/0/notes.txt"]
 
 
-def test_a_source_that_does_not_answer_for_a_while_is_waited_for():
+def test_a_source_that_does_not_respond_for_a_while_is_waited_for():
     store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 20))]), SteppingClock()
-    answer, failures = client.list_offsets, []
+    response, failures = client.list_offsets, []
 
     def list_offsets(partitions, at, **options):
         if 500 < clock.ms < 8000:
             failures.append(clock.ms)
             raise UnavailableError("no broker answers")
-        return answer(partitions, at, **options)
+        return response(partitions, at, **options)
 
     client.list_offsets = list_offsets
     with service(client, store, spec=SPEC, clock=clock) as (made, _):

@@ -9,7 +9,14 @@ import logging
 
 import pytest
 
-from kit.scripted import InlineRunner, Log, ScriptedClient, SteppingClock, archive_spec, batches
+from kit.fakes.scripted import (
+    InlineRunner,
+    Log,
+    ScriptedClient,
+    SteppingClock,
+    archive_spec,
+    batches,
+)
 from logmirror.errors import (
     CorruptionError,
     LogmirrorError,
@@ -298,12 +305,12 @@ def test_a_destination_that_is_down_at_the_start_is_waited_for_while_others_go_o
 def test_a_source_that_is_down_at_the_start_is_waited_for_while_others_go_on():
     mirrors = Mirrors("a", "b")
     client = mirrors.clients["a"]
-    answer = client.describe_topics
+    response = client.describe_topics
 
     def describe_topics(names):
         if mirrors.clock.ms < 8000:
             raise UnavailableError("no broker answers")
-        return answer(names)
+        return response(names)
 
     client.describe_topics = describe_topics
     assert mirrors.run_for(30_000) is None
@@ -365,15 +372,15 @@ def test_what_fails_for_now_is_waiting_and_then_running_again():
     assert mirrors.offsets("a") == 20
 
 
-def test_a_source_that_answers_again_is_running_before_anything_is_due():
+def test_a_source_that_responses_again_is_running_before_anything_is_due():
     mirrors, seen = Mirrors("a"), []
     client = mirrors.clients["a"]
-    answer = client.list_offsets
+    response = client.list_offsets
 
     def list_offsets(partitions, at, **options):
         if 3000 < mirrors.clock.ms < 6000:
             raise UnavailableError("no broker answers")
-        return answer(partitions, at, **options)
+        return response(partitions, at, **options)
 
     client.list_offsets = list_offsets
 

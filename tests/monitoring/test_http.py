@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from kit.commands import wait_until
-from kit.machine import HOST, free_ports
-from kit.scrape import ask
+from kit.judges.scrape import ask
+from kit.runs.commands import wait_until
+from kit.servers.machine import HOST, free_ports
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
-from logmirror.mirror.health import Outlook
+from logmirror.mirror.health import StatusBoard
 from logmirror.mirror.ports import FlowId
 from logmirror.monitoring import http, metrics
 from logmirror.monitoring.http import Shown, serve
@@ -25,7 +25,7 @@ FLOW = FlowId(mirror="orders", destination="d", topic="t", partition=3)
 
 @pytest.fixture
 def health():
-    return Outlook(["orders", "bills"], SYSTEM_CLOCK)
+    return StatusBoard(["orders", "bills"], SYSTEM_CLOCK)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_it_is_ready_when_each_mirror_is_opened_and_none_waits_or_has_stopped(po
 
 def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
     # CFG-06: `affects-readiness: false`; all of what bills has says so
-    health = Outlook(
+    health = StatusBoard(
         ["orders", "bills"], SYSTEM_CLOCK, {("orders", "d"), ("bills", "d"), ("bills", "")}
     )
     why = UnavailableError("no answer")
@@ -104,7 +104,7 @@ def test_a_query_is_ignored_and_head_has_no_body(port):
     assert ask(port, "/livez", method="POST")[0] == 501
 
 
-def test_port_0_answers_nowhere(recorder, health):
+def test_port_0_responses_nowhere(recorder, health):
     with serve(0, recorder, health) as port:
         assert port is None
 
@@ -152,13 +152,13 @@ def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
         for connection in held:
             connection.close()
 
-    def is_answered():
+    def has_response():
         try:
             return ask(port, "/livez")[0] == 200
         except OSError:
             return False
 
-    wait_until(is_answered, what=lambda: "room for a question", timeout_s=30)
+    wait_until(has_response, what=lambda: "room for a question", timeout_s=30)
 
 
 def test_a_metric_says_whether_it_is_ready(port, health):
@@ -174,7 +174,7 @@ def test_series_of_partitions_can_be_left_out_and_the_peer_s_names_be_added(reco
         (Shown(partitions=False), {"logmirror_mirror_lag_offsets"}),
         (Shown(), {"logmirror_mirror_lag_offsets", "logmirror_source_lag_offsets"}),
         (
-            Shown(peer_names=True),
+            Shown(mirror_v3_names=True),
             {
                 "logmirror_mirror_lag_offsets",
                 "logmirror_source_lag_offsets",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from kit.scrape import samples
-from kit.scripted import SteppingClock
+from kit.fakes.scripted import SteppingClock
+from kit.judges.scrape import samples
 from logmirror.monitoring import metrics
 from logmirror.monitoring.http import Shown
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, FLOW, PEER_CATALOGUE, Recorder
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, FLOW, MIRROR_V3_CATALOGUE, Recorder
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ONE = ("orders", "archive", "orders", "0")
 
 
@@ -53,7 +53,7 @@ def test_each_metric_is_named_as_prometheus_wants_it_and_explained(metric):
 
 
 def test_names_are_unique_and_all_of_them_are_in_the_catalogue():
-    everything = (*CATALOGUE, *AGGREGATES, *PEER_CATALOGUE)
+    everything = (*CATALOGUE, *AGGREGATES, *MIRROR_V3_CATALOGUE)
     assert len({metric.name for metric in everything}) == len(everything)
     named = {value for value in vars(metrics).values() if isinstance(value, metrics.Metric)}
     assert {metric for metric in named if metric.of is None} == set(CATALOGUE)
@@ -198,7 +198,7 @@ def test_without_series_of_partitions_a_thousand_of_them_cost_no_more_than_one()
                 labels = (*flow("a", "d", partition), *("x",) * (len(metric.labels) - len(FLOW)))
                 if metric.labels[:4] == FLOW and metric.kind != "histogram":
                     recorder.add(metric, labels, 1)
-        found = samples(recorder, shown=Shown(partitions=False, peer_names=True))
+        found = samples(recorder, shown=Shown(partitions=False, mirror_v3_names=True))
         assert found["mirror_records_total", ("a", "d")] == partitions
         assert ("destination_records_total", flow("a", "d", 0)) not in found
         assert not any(name.startswith("mirror_v3_") for name, _ in found)
@@ -225,7 +225,7 @@ def test_the_peer_s_names_have_its_labels_and_the_worst_or_the_sum_of_destinatio
         recorder.add(metrics.GAPS, (*labels, "aborted"), position)
     recorder.set(metrics.KEYS, flow("a", "d", 3), 42)
     assert not any("mirror_v3" in name for name, _ in samples(recorder))
-    text = samples(recorder, shown=Shown(peer_names=True))
+    text = samples(recorder, shown=Shown(mirror_v3_names=True))
     found = {name.removeprefix("mirror_v3_"): n for (name, _), n in text.items() if "v3" in name}
     assert found == {
         "destination_offset_verified": 5,

@@ -82,8 +82,8 @@ def _positions_run_ahead(monkeypatch):
     monkeypatch.setattr(Committer, "_accept", ahead)
 
 
-def _answers_taken_on_trust(monkeypatch):
-    def trusting(self, answer, _now_ms):
+def _responses_taken_on_trust(monkeypatch):
+    def trusting(self, response, _now_ms):
         sent = self._in_flight.popleft()
         self.verified = sent.base_offset + sent.records
 
@@ -103,14 +103,14 @@ def _progress_outside_of_transactions(monkeypatch):
     monkeypatch.setattr(TranslateTransfer, "_transmit", plainly)
 
 
-def _answers_of_two_leaders_mixed_up(monkeypatch):
+def _responses_of_two_leaders_mixed_up(monkeypatch):
     def collect(self, copy, *, block):
-        for answer in copy.link.pipeline.collect(block=block):
-            if answer.error is not None:
-                self._fail(copy, answer.error)
+        for response in copy.link.pipeline.collect(block=block):
+            if response.error is not None:
+                self._fail(copy, response.error)
             elif copy.in_flight:
                 piece = copy.in_flight.popleft()
-                copy.written.append(Run(piece.base_offset, answer.base_offset, piece.count))
+                copy.written.append(Run(piece.base_offset, response.base_offset, piece.count))
 
     monkeypatch.setattr(TranslateTransfer, "_collect", collect)
 
@@ -129,7 +129,7 @@ def _tombstones_remove_nothing(monkeypatch):
     monkeypatch.setattr(SnapshotTransfer, "_read_source", read)
 
 
-def _commits_whatever_was_answered(monkeypatch):
+def _commits_whatever_was_responded(monkeypatch):
     monkeypatch.setattr(TranslateTransfer, "_fail", lambda *_: None)
 
 
@@ -138,12 +138,12 @@ BROKEN = {
     "folders are not flushed": (_no_flush_of_folders, "files", "ndjson", "power", "publish.done"),
     "files are not flushed": (_no_flush_of_files, "files", "native", "power", "publish.done"),
     "the position runs ahead": (_positions_run_ahead, "S3", "ndjson", "kill", "commit.done"),
-    "errors are ignored": (_answers_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
+    "errors are ignored": (_responses_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
     "snapshots forget": (_snapshots_forget, "S3", "snapshots", "kill", "publish.done"),
     "tombstones stay": (_tombstones_remove_nothing, "files", "snapshots", "kill", "commit.done"),
     "progress is on its own": (_progress_outside_of_transactions, *TRANSLATED, "kill", NOTED),
-    "leaders are mixed up": (_answers_of_two_leaders_mixed_up, *TRANSLATED, "kill", SENT),
-    "it commits all the same": (_commits_whatever_was_answered, *TRANSLATED, "refused", SENT),
+    "leaders are mixed up": (_responses_of_two_leaders_mixed_up, *TRANSLATED, "kill", SENT),
+    "it commits all the same": (_commits_whatever_was_responded, *TRANSLATED, "refused", SENT),
 }
 
 

@@ -2,9 +2,9 @@
 
 Of the checklist: RUN-16, ENC-07, ENC-12, CFG-15, FS-16, FS-17.
 
-Method: scripted sources (kit.scripted) with one bad value among good ones, stores in memory and a
-scripted cluster. What was published or appended must be all that stands before the value (native:
-before its batch) and nothing else, however often it is tried, whoever else is there.
+Method: scripted sources (kit.fakes.scripted) with one bad value among good ones, stores in memory
+and a scripted cluster. What was published or appended must be all that stands before the value
+(native: before its batch) and nothing else, however often it is tried, whoever else is there.
 """
 
 import io
@@ -13,7 +13,7 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from kit.scripted import (
+from kit.fakes.scripted import (
     TOPIC_ID,
     InlineRunner,
     Log,
@@ -23,7 +23,7 @@ from kit.scripted import (
     record,
     run_slice,
 )
-from kit.scripted_copies import World, value
+from kit.fakes.scripted_copies import World, value
 from logmirror.archive.claims import Claim, claim_name, latest_claim
 from logmirror.archive.reader import check_object, iterate
 from logmirror.errors import CorruptionError, UsageError
@@ -173,7 +173,7 @@ def test_objects_end_where_they_would_have_ended_and_once_more_before_the_value(
 
 
 @pytest.mark.parametrize("form", ["parquet", "ndjson"])
-def test_limits_inside_a_hole_before_the_value_are_kept(form):
+def test_limits_inside_a_gap_before_the_value_are_kept(form):
     log = Log(
         [
             *batches(0, 5),
@@ -407,7 +407,7 @@ def test_run_16_a_cluster_gets_what_stands_before_a_bad_value():
     assert (result.error, result.next_offset) == (None, 40)
 
 
-def test_holes_before_a_bad_value_are_kept_and_none_behind_it():
+def test_gaps_before_a_bad_value_are_kept_and_none_behind_it():
     log = Log(
         [
             *batches(0, 5),

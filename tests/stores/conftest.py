@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.s3 import S3Server
-from kit.s3_proxy import S3Proxy
+from kit.fakes.s3_proxy import S3Proxy
+from kit.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.fake_s3 import FakeS3
+    from kit.fakes.fake_s3 import FakeS3
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
 @pytest.fixture(scope="session")
 def fake_s3() -> Iterator[FakeS3]:
     """A running fake; tests make buckets of their own."""
-    from kit.fake_s3 import FakeS3  # noqa: PLC0415  # takes a second to load
+    from kit.fakes.fake_s3 import FakeS3  # noqa: PLC0415  # takes a second to load
 
     with FakeS3() as server:
         yield server

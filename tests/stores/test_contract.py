@@ -8,7 +8,7 @@ keeps the promises too, when it is told of nobody who takes longer than the time
 
 import pytest
 
-from kit.scripted import SteppingClock
+from kit.fakes.scripted import SteppingClock
 from logmirror.errors import InternalError, OutcomeUnknownError, UnavailableError
 from logmirror.stores import s3_calls, s3_settling
 from logmirror.stores.base import AlreadyExistsError, Tail
@@ -35,7 +35,7 @@ def store(request, tmp_path, monkeypatch):
     if request.param == "s3 that replaces":
         proxy = request.getfixturevalue("proxy")
         proxy.forget_condition = True
-        monkeypatch.setattr(s3_settling, "SETTLE_MS", 300)
+        monkeypatch.setattr(s3_settling, "QUIESCE_MS", 300)
         monkeypatch.setattr(s3_settling, "PROMPT_MS", 60_000)  # the machine may be busy
         clock = SteppingClock()
         return SettlingStore(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.s3_proxy import Fault
+from kit.fakes.s3_proxy import Fault
 from logmirror.errors import CorruptionError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.stores import s3, s3_calls
 from logmirror.stores.base import AlreadyExistsError, Tail
@@ -118,7 +118,7 @@ def test_a_create_is_done_once_whatever_happens_to_the_first_attempt(
 
 
 @pytest.mark.parametrize("fault", LOST)
-def test_a_name_that_another_took_while_our_answer_was_lost_is_told(
+def test_a_name_that_another_took_while_our_response_was_lost_is_told(
     s3_server, bucket, proxy, store, fault
 ):
     (s3_server.client()).put_object(Bucket=bucket, Key="p/f/a", Body=b"another's")
@@ -169,7 +169,7 @@ def test_a_listing_and_a_read_are_asked_again(proxy, store, fault):
     assert proxy.spoiled == 2
 
 
-def test_an_answer_that_never_comes_is_unknown_and_nothing_is_done_twice(
+def test_a_response_that_never_comes_is_unknown_and_nothing_is_done_twice(
     s3_server, bucket, proxy, store, monkeypatch
 ):
     monkeypatch.setattr(s3_calls, "DEADLINE_MS", 300)

@@ -16,7 +16,7 @@ from datetime import timedelta
 import botocore.auth
 import pytest
 
-from kit.s3_proxy import Fault
+from kit.fakes.s3_proxy import Fault
 from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.stores import s3_calls
 from logmirror.stores.base import AlreadyExistsError

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 import botocore.credentials
 import pytest
 
-from kit.s3 import S3Server
-from kit.s3_proxy import Fault, S3Proxy
-from kit.scripted import SteppingClock
+from kit.fakes.s3_proxy import Fault, S3Proxy
+from kit.fakes.scripted import SteppingClock
+from kit.servers.s3 import S3Server
 from logmirror.errors import UnavailableError, UsageError
 from logmirror.stores import s3_calls
 from logmirror.stores.locations import S3Identity
@@ -181,7 +181,7 @@ def test_a_role_that_may_not_be_assumed_is_told_as_such(fake_s3, noting):
     assert caught.value.facts["permission"] == "sts:AssumeRole"
 
 
-def test_a_service_of_roles_that_does_not_answer_is_waited_for(fake_s3, monkeypatch):
+def test_a_service_of_roles_that_does_not_respond_is_waited_for(fake_s3, monkeypatch):
     monkeypatch.setattr(s3_calls, "DEADLINE_MS", 200)
     writer = S3Identity(
         access_key_id="k",

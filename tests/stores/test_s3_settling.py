@@ -48,7 +48,7 @@ def test_a_store_that_replaces_is_refused_unless_that_is_accepted(location, capl
 
 
 def test_a_store_that_does_not_know_the_condition_can_be_accepted_too(location, proxy, monkeypatch):
-    monkeypatch.setattr(s3_settling, "SETTLE_MS", 300)
+    monkeypatch.setattr(s3_settling, "QUIESCE_MS", 300)
     monkeypatch.setattr(s3_settling, "PROMPT_MS", 60_000)  # the machine may be busy
     proxy.forget_condition, proxy.refuse_condition = False, True
     with pytest.raises(UsageError) as caught:

@@ -250,7 +250,7 @@ ROWS = tuple(
     for n in range(20)
     if n not in {8, 9, 10, 15, 19}  # aborted, its marker, compacted away, a commit marker
 )
-WHOLE = Truth(rows=ROWS, end=20, aborted=ABORTED, may_lack={16}, later=LATER)
+WGAP = Truth(rows=ROWS, end=20, aborted=ABORTED, may_lack={16}, later=LATER)
 BORDERS = (0, 4, 11, 16, 20)
 
 
@@ -290,7 +290,7 @@ class Observed:
             history.stuck(self.stuck)
         if self.wrong_pair:
             history.mistranslated(self.wrong_pair)
-        return history.judge(WHOLE, self.copy, names=self.names)
+        return history.judge(WGAP, self.copy, names=self.names)
 
 
 def _drop_one(seen):

@@ -5,7 +5,7 @@ Method: chains in memory; a compact runs to its end, or to any operation, before
 
 import pytest
 
-from kit.objects import FOLDER, TOPIC, make_object, odd_records
+from kit.runs.objects import FOLDER, TOPIC, make_object, odd_records
 from logmirror.archive.compact import Limits, compact
 from logmirror.archive.merge import Archive
 from logmirror.clock import SYSTEM_CLOCK
@@ -123,12 +123,12 @@ def test_a_listing_that_misses_what_changed_is_made_again(store, monkeypatch):
 
 def test_a_proof_goes_on_with_what_replaces_the_objects_it_has_listed(store):
     plain = prove(store)
-    assert (plain.record_count, plain.hole_offsets) == (RECORDS, END - RECORDS)
+    assert (plain.record_count, plain.gap_offsets) == (RECORDS, END - RECORDS)
 
     merged = prove(store, before=lambda: merge_all(store))
 
     assert not merged.problems
-    assert (merged.record_count, merged.hole_offsets) == (RECORDS, END - RECORDS)
+    assert (merged.record_count, merged.gap_offsets) == (RECORDS, END - RECORDS)
     assert merged.object_bytes == sum(store.sizes(FOLDER).values())
 
 
@@ -144,7 +144,7 @@ def test_a_compact_in_the_middle_of_a_proof_counts_nothing_twice(store):
     report = prove(store)
 
     assert not report.problems
-    assert (report.record_count, report.hole_offsets) == (RECORDS, END - RECORDS)
+    assert (report.record_count, report.gap_offsets) == (RECORDS, END - RECORDS)
 
 
 def test_an_object_that_vanishes_and_is_not_replaced_is_a_problem(store):

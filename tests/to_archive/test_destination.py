@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.scripted import archive_spec
+from kit.fakes.scripted import archive_spec
 from logmirror.archive.claims import KEEP_MS, Claim, claim_name, claims_folder
 from logmirror.clock import Clock
 from logmirror.mirror.ports import FlowId

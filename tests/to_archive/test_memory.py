@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, service
+from kit.fakes.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, service
 from logmirror.archive import envelope
 from logmirror.config.scalars import MEMORY_BYTES_MIN
 from logmirror.mirror.ports import SLOT_BYTES, FlowId, Slice, Work
@@ -57,7 +57,7 @@ def test_one_object_of_any_kind_fits_into_any_share(share, form, location):
     memory = Memory.of_share(share)
     one = memory.object_bytes(work_of(form, location).archive)
     assert FETCH_BYTES + 2 * memory.chunk_bytes + one <= share
-    assert memory.crews([work_of(form, location)] * 2)[0]
+    assert memory.waves([work_of(form, location)] * 2)[0]
 
 
 @given(
@@ -68,10 +68,10 @@ def test_one_object_of_any_kind_fits_into_any_share(share, form, location):
 )
 def test_crews_fit_and_leave_nobody_out(share, kinds):
     memory, works = Memory.of_share(share), [work_of(*kind) for kind in kinds]
-    crews = memory.crews(works)
-    assert [work for crew in crews for work in crew] == works
-    for crew in crews:
-        assert sum(memory.object_bytes(work.archive) for work in crew) <= memory.objects_bytes
+    waves = memory.waves(works)
+    assert [work for wave in waves for work in wave] == works
+    for wave in waves:
+        assert sum(memory.object_bytes(work.archive) for work in wave) <= memory.objects_bytes
 
 
 def test_without_a_budget_pieces_are_whole_and_three_destinations_are_written_side_by_side():
@@ -80,8 +80,8 @@ def test_without_a_budget_pieces_are_whole_and_three_destinations_are_written_si
     assert memory.held_bytes == s3.MEMORY_BYTES
     assert memory.chunk_bytes == 32 * MIB
     three = [work_of("native"), work_of("parquet"), work_of("parquet", BUCKET)]
-    assert memory.crews(three) == [three]
-    assert Memory.of_share(SLOT_BYTES_MIN).crews(three) == [three[:2], three[2:]]
+    assert memory.waves(three) == [three]
+    assert Memory.of_share(SLOT_BYTES_MIN).waves(three) == [three[:2], three[2:]]
 
 
 def test_the_configuration_refuses_what_is_too_little_for_one_object():

@@ -1,18 +1,26 @@
 """R1 and R2: what the source may deliver next, and what happens when it delivers something else.
 
-Method: a scripted source (kit.scripted) does what a broker never should: it serves offsets below
-the expected one, or skips some without a cause. The copies, in each format and in a cluster, must
-stop with both numbers, and hold nothing of it.
+Method: a scripted source (kit.fakes.scripted) does what a broker never should: it serves offsets
+below the expected one, or skips some without a cause. The copies, in each format and in a cluster,
+must stop with both numbers, and hold nothing of it.
 """
 
 import pytest
 
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record, run_slice
-from kit.scripted import service as scripted_service
-from kit.scripted_copies import World, value
+from kit.fakes.scripted import (
+    TOPIC_ID,
+    Log,
+    ScriptedClient,
+    archive_spec,
+    batches,
+    record,
+    run_slice,
+)
+from kit.fakes.scripted import service as scripted_service
+from kit.fakes.scripted_copies import World, value
 from logmirror.errors import PositionError
 from logmirror.mirror.ports import FlowId, Slice
-from logmirror.model import HoleCause, TopicPartition, Trigger
+from logmirror.model import GapCause, TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import MarkerType, encode_marker, encode_reference
@@ -24,16 +32,18 @@ FORMATS = ["native", "parquet", "ndjson"]
 class Script(ScriptedClient):
     """Serves what it is told to, whatever is asked for, one answer after the other."""
 
-    def __init__(self, *answers, end):
-        super().__init__([Log([], stable_end=end)])
-        self.answers = list(answers)
+    def __init__(self, *responses, end):
+        super().__init__([Log([], last_stable_offset=end)])
+        self.responses = list(responses)
 
     def fetch(self, partition, offset, view, **options):
         log = self.logs[partition]
-        served = ScriptedClient([Log(self.answers[0], stable_end=log.end)], response_batches=100)
+        served = ScriptedClient(
+            [Log(self.responses[0], last_stable_offset=log.end)], response_batches=100
+        )
         found = served.fetch(partition, 0, view, **options)
-        if len(self.answers) > 1 and not found.needed_bytes:
-            del self.answers[0]
+        if len(self.responses) > 1 and not found.needed_bytes:
+            del self.responses[0]
         return found
 
 
@@ -184,7 +194,7 @@ def test_r2_what_lies_before_an_unexplained_gap_is_kept(form):
 
 @pytest.mark.parametrize("form", FORMATS)
 # mirror-v3's list: FS-03, FSM-05
-def test_r2_known_causes_are_recorded_holes(form):
+def test_r2_known_causes_are_recorded_gaps(form):
     fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     log = Log(
         [
@@ -198,14 +208,14 @@ def test_r2_known_causes_are_recorded_holes(form):
     store, result = run(ScriptedClient([log]), form, compacted=True, end=12)
 
     assert result.error is None
-    counts = {HoleCause.CONTROL: 0, HoleCause.ABORTED: 0, HoleCause.COMPACTED: 0}
+    counts = {GapCause.CONTROL: 0, GapCause.ABORTED: 0, GapCause.COMPACTED: 0}
     for receipt in result.receipts:
-        counts[HoleCause.CONTROL] += receipt.holes.control
-        counts[HoleCause.ABORTED] += receipt.holes.aborted
-        counts[HoleCause.COMPACTED] += receipt.holes.compacted
+        counts[GapCause.CONTROL] += receipt.gaps.control
+        counts[GapCause.ABORTED] += receipt.gaps.aborted
+        counts[GapCause.COMPACTED] += receipt.gaps.compacted
     assert counts == {
-        HoleCause.CONTROL: 1,
-        HoleCause.ABORTED: 0 if form == "native" else 3,  # whose records are in the object
-        HoleCause.COMPACTED: 3,
+        GapCause.CONTROL: 1,
+        GapCause.ABORTED: 0 if form == "native" else 3,  # whose records are in the object
+        GapCause.COMPACTED: 3,
     }
     assert published(store)

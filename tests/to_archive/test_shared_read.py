@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kit.record_batches import with_right_checksums
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record
+from kit.fakes.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record
+from kit.runs.record_batches import with_right_checksums
 from logmirror.archive.claims import claim_name
 from logmirror.engine.spark import pack
 from logmirror.errors import CorruptionError, PositionError, UnavailableError

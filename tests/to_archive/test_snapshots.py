@@ -13,7 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, SteppingClock, archive_spec, record, service
+from kit.fakes.scripted import (
+    TOPIC_ID,
+    Log,
+    ScriptedClient,
+    SteppingClock,
+    archive_spec,
+    record,
+    service,
+)
 from logmirror.archive.claims import latest_claim, read_claim
 from logmirror.archive.reader import check_object
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
@@ -81,7 +89,7 @@ def test_r4_r5_r6_forward_gaps_are_accepted_and_covered_by_the_name():
     assert [s.first for tick in runner.ticks for s in tick] == [471]
     assert snapshots(store)[471, 480] == [(b"a", 470, b"3")]
     claim = latest_claim(store, "d", 0)
-    assert [(h.first, h.last, h.cause.value) for h in claim.holes] == [(471, 479, "compacted")]
+    assert [(h.first, h.last, h.cause.value) for h in claim.gaps] == [(471, 479, "compacted")]
 
 
 def test_r7_a_source_that_lost_records_is_accepted_at_the_start(caplog):

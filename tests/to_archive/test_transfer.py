@@ -1,6 +1,6 @@
 """A slice becomes objects: where they end, what they hold, which holes they explain.
 
-Method: a scripted source (kit.scripted) and a store in memory; the objects are read back by
+Method: a scripted source (kit.fakes.scripted) and a store in memory; the objects are read back by
 independent readers (pyarrow, json, the reference decoder). The same log is cut again with fetch
 responses of another size, in two runs, or by two writers: the objects must be the same.
 """
@@ -14,7 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record, run_slice
+from kit.fakes.scripted import (
+    TOPIC_ID,
+    Log,
+    ScriptedClient,
+    archive_spec,
+    batches,
+    record,
+    run_slice,
+)
 from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.naming import format_name
 from logmirror.archive.reader import check_object
@@ -114,7 +122,7 @@ def test_a_copy_may_begin_inside_a_batch_that_was_compacted(kind):
     log = Log([encode_reference([record(offset) for offset in (0, 2, 4, 7, 9)])], log_start=3)
     store, result = copy(log, slice_of(3, 10, compacted=True), format=kind)
     assert result.error is None
-    assert [(r.record_count, r.holes.compacted) for r in result.receipts] == [(3, 4)]
+    assert [(r.record_count, r.gaps.compacted) for r in result.receipts] == [(3, 4)]
     assert list(objects(store)) == [(3, 9)]
 
 
@@ -255,37 +263,37 @@ def transactional_log():
 @pytest.mark.parametrize("kind", ["parquet", "ndjson"])
 @pytest.mark.parametrize("responses", [1, 2, 10])
 # mirror-v3's list: FSM-15
-def test_markers_and_aborted_records_are_holes_with_causes(kind, responses):
+def test_markers_and_aborted_records_are_gaps_with_causes(kind, responses):
     """I3: each missing offset of a copy has its cause."""
     store, result = copy(
         transactional_log(), slice_of(0, 16), response_batches=responses, format=kind
     )
     assert objects(store) == {(0, 15): [0, 1, 2, 3, 4, 11, 12, 14, 15]}
     [receipt] = result.receipts
-    assert [(h.first, h.last, h.cause.value) for h in receipt.holes.runs] == [
+    assert [(h.first, h.last, h.cause.value) for h in receipt.gaps.runs] == [
         (5, 9, "aborted"),
         (10, 10, "control"),
         (13, 13, "control"),
     ]
-    assert (receipt.holes.control, receipt.holes.aborted) == (2, 5)
+    assert (receipt.gaps.control, receipt.gaps.aborted) == (2, 5)
 
 
 def test_native_keeps_every_batch_and_counts_all_but_markers():
     store, result = copy(transactional_log(), slice_of(0, 16), format="native")
     [data] = [d for n, d in store.objects.items() if not n.startswith(".")]
     assert data == b"".join(transactional_log().batches)
-    assert (result.receipts[0].record_count, result.receipts[0].holes.offset_count) == (14, 2)
+    assert (result.receipts[0].record_count, result.receipts[0].gaps.offset_count) == (14, 2)
 
 
-def test_an_object_may_end_inside_a_hole():
+def test_an_object_may_end_inside_a_gap():
     store, result = copy(transactional_log(), slice_of(0, 16), max_offsets=8)
     assert objects(store) == {(0, 7): [0, 1, 2, 3, 4], (8, 15): [11, 12, 14, 15]}
-    assert [r.holes.offset_count for r in result.receipts] == [3, 4]
+    assert [r.gaps.offset_count for r in result.receipts] == [3, 4]
 
 
 def gap_log():
     compacted = encode_reference([record(0), record(3), record(9)], base_offset=0, last_offset=9)
-    return Log([compacted, *batches(30, 35)], stable_end=35)
+    return Log([compacted, *batches(30, 35)], last_stable_offset=35)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -296,7 +304,7 @@ def test_a_gap_stops_the_flow_unless_the_topic_is_compacted(kind):
     assert objects(store) == {}
     store, result = copy(gap_log(), slice_of(0, 35, compacted=True), format=kind)
     assert objects(store) == {(0, 34): [0, 3, 9, 30, 31, 32, 33, 34]}
-    assert result.receipts[0].holes.compacted == 27
+    assert result.receipts[0].gaps.compacted == 27
 
 
 # mirror-v3's list: RUN-09

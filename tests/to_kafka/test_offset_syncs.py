@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.clients import rows_by_librdkafka
+from kit.judges.clients import rows_by_librdkafka
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
@@ -18,9 +18,9 @@ from logmirror.errors import CorruptionError
 from logmirror.model import TopicPartition
 from logmirror.to_kafka.offset_syncs import (
     OffsetSync,
+    OffsetSyncWriter,
     Run,
     SyncRule,
-    SyncTeller,
     decode,
     encode_key,
     encode_value,
@@ -150,11 +150,13 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
         assert sorted(described.partitions) == [0]
         assert client.describe_topic_configs(described.name)["cleanup.policy"] == "compact"
         with client.pipeline() as pipeline:
-            teller = SyncTeller(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
-            teller.tell(TopicPartition("orders", 11), [(1_000_000, 900_000), (1_000_101, 900_101)])
-            teller.tell(TopicPartition("topic1", 2), [(3, 4)])
-            teller.tell(TopicPartition("topic1", 2), [])
-            teller.finish()
+            sync_writer = OffsetSyncWriter(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
+            sync_writer.tell(
+                TopicPartition("orders", 11), [(1_000_000, 900_000), (1_000_101, 900_101)]
+            )
+            sync_writer.tell(TopicPartition("topic1", 2), [(3, 4)])
+            sync_writer.tell(TopicPartition("topic1", 2), [])
+            sync_writer.finish()
         found = list(rows_by_librdkafka(apache_kafka.bootstrap, described.name))
     assert [(row.key.hex(), row.value.hex()) for row in found] == [
         ("00066f72646572730000000b", "00000000000f424000000000000dbba0"),
@@ -168,9 +170,9 @@ def test_a_topic_that_is_not_there_stops_the_telling_and_nothing_else(apache_kaf
         ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client,
         client.pipeline() as pipeline,
     ):
-        teller = SyncTeller(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
+        sync_writer = OffsetSyncWriter(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
         for offset in range(3):
-            teller.tell(TopicPartition("orders", 0), [(offset, offset)])
-            teller.finish()
+            sync_writer.tell(TopicPartition("orders", 0), [(offset, offset)])
+            sync_writer.finish()
         assert pipeline.in_flight() == 0
         assert topic_of(topic_name) not in client.topics()

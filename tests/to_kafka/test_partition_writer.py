@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from kit.scripted import batches, record
+from kit.fakes.scripted import batches, record
 from logmirror.cluster.offsets import LogEnd, ProducerState
-from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
+from logmirror.cluster.produce import NO_RESPONSE, ProduceResponse
 from logmirror.cluster.transport import LINGER_MS_MAX
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.ports import PositionMovedError
@@ -21,7 +21,7 @@ from logmirror.to_kafka.idempotence import (
     deadline_ms,
     is_guarded,
     producer_id,
-    settle_ms,
+    quiesce_ms,
 )
 from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX, PartitionWriter
 from logmirror.wire.rebatch import Rebatcher
@@ -59,8 +59,8 @@ def send(made, count=10, *, at_ms=1000, stamp_ms=FRESH_MS):
     return sent.base_offset, header.base_sequence, header.producer_id
 
 
-def answer(made, base_offset, *, error=None, code=0):
-    made.answered(ProduceAnswer(WHERE, code, base_offset, -1, 0, error), NOW_MS)
+def response(made, base_offset, *, error=None, code=0):
+    made.responded(ProduceResponse(WHERE, code, base_offset, -1, 0, error), NOW_MS)
 
 
 def refused(code):
@@ -74,13 +74,13 @@ def test_a_writer_begins_at_the_log_end_with_the_sequence_that_the_broker_expect
     assert send(writer(state=None)) == (100, 100, PRODUCER), "nothing remembered: the offset"
 
 
-def test_a_hole_that_begins_an_epoch_begins_sequences_anew():
+def test_a_gap_that_begins_an_epoch_begins_sequences_anew():
     made = writer()
     assert made.next_epoch == 1
-    made.passed_hole(107, 2000)
+    made.passed_gap(107, 2000)
     assert made.next_epoch == 1, "most holes leave the data's producer alone"
 
-    made.passed_hole(130, 2000, fenced=True)
+    made.passed_gap(130, 2000, fenced=True)
 
     for first, sequence in ((130, 0), (140, 10)):
         sent = piece(first)
@@ -111,15 +111,15 @@ def test_sequences_go_round_at_two_to_the_31(end):
 
 
 # mirror-v3's list: ACK-06
-def test_what_is_verified_is_what_was_answered_and_never_what_was_sent():
+def test_what_is_verified_is_what_was_responded_and_never_what_was_sent():
     made = writer()
     send(made, 10)
     send(made, 5)
 
     assert (made.verified, made.next_offset, made.in_flight) == (100, 115, 2)
-    answer(made, 100)
+    response(made, 100)
     assert (made.verified, made.next_offset, made.in_flight, made.record_count) == (110, 115, 1, 10)
-    answer(made, 110)
+    response(made, 110)
     assert (made.verified, made.in_flight, made.record_count) == (115, 0, 15)
     assert made.sent_bytes > 0
 
@@ -146,7 +146,7 @@ def test_the_first_acknowledged_batch_of_today_opens_the_guard_and_old_ones_do_n
         made = writer(state=None)
         send(made, stamp_ms=stamp_ms)
         assert not made.may_send()
-        answer(made, 100)
+        response(made, 100)
         while made.may_send():
             send(made)
         assert made.in_flight == most
@@ -160,11 +160,11 @@ def test_nothing_is_sent_behind_old_records_before_they_are_acknowledged():
     send(made, stamp_ms=OLD_MS)
 
     assert not made.may_send()
-    answer(made, 100)
+    response(made, 100)
     assert not made.may_send(), "the answer to an earlier batch says nothing about the old one"
-    answer(made, 110)
+    response(made, 110)
     assert not made.may_send()
-    answer(made, 120)
+    response(made, 120)
     assert made.may_send()
     send(made, stamp_ms=OLD_MS)
     assert not made.may_send(), "one at a time"
@@ -173,10 +173,10 @@ def test_nothing_is_sent_behind_old_records_before_they_are_acknowledged():
 def test_records_of_today_behind_old_ones_bring_the_guard_back():
     made = writer(state=None)
     send(made, stamp_ms=OLD_MS)
-    answer(made, 100)
+    response(made, 100)
     send(made)
     assert not made.may_send()
-    answer(made, 110)
+    response(made, 110)
     send(made)
     assert made.may_send()
 
@@ -185,7 +185,7 @@ def test_another_base_offset_is_a_record_of_someone_else():
     made = writer()
     send(made)
 
-    answer(made, 101)
+    response(made, 101)
 
     assert isinstance(made.error, PositionError)
     assert not isinstance(made.error, PositionMovedError)
@@ -194,11 +194,11 @@ def test_another_base_offset_is_a_record_of_someone_else():
     assert made.verified == 100, "what follows is not where it belongs"
 
 
-def test_a_duplicate_answer_with_the_first_offset_is_success():
+def test_a_duplicate_response_with_the_first_offset_is_success():
     """The broker had the batch already: an attempt of ours whose answer was lost."""
     made = writer()
     send(made)
-    answer(made, 100)
+    response(made, 100)
     assert (made.error, made.verified) == (None, 110)
 
 
@@ -207,7 +207,7 @@ def test_a_sequence_that_is_refused_means_look(code):
     made = writer()
     send(made)
 
-    answer(made, -1, error=refused(code), code=code)
+    response(made, -1, error=refused(code), code=code)
 
     assert isinstance(made.error, PositionMovedError)
     assert made.error.facts["code"] == code
@@ -220,7 +220,7 @@ def test_a_sequence_that_is_refused_means_look(code):
 def test_other_failures_stay_what_they_are(error):
     made = writer()
     send(made)
-    answer(made, -1, error=error, code=error.facts.get("code", NO_ANSWER))
+    response(made, -1, error=error, code=error.facts.get("code", NO_RESPONSE))
     assert made.error is error
 
 
@@ -229,9 +229,9 @@ def test_the_first_failure_counts_and_what_was_sent_behind_it_is_not_believed():
     for _ in range(3):
         send(made)
 
-    answer(made, -1, error=refused(19), code=19)
-    answer(made, 100)  # a broker that has forgotten us may take it, in the wrong place
-    answer(made, -1, error=OutcomeUnknownError("no answer"), code=NO_ANSWER)
+    response(made, -1, error=refused(19), code=19)
+    response(made, 100)  # a broker that has forgotten us may take it, in the wrong place
+    response(made, -1, error=OutcomeUnknownError("no answer"), code=NO_RESPONSE)
 
     assert (made.verified, made.record_count, made.in_flight) == (100, 0, 0)
     assert made.error.facts["code"] == 19
@@ -244,7 +244,7 @@ def test_a_batch_that_did_not_leave_is_not_on_its_way():
     late = PositionMovedError("too late")
 
     made.not_sent(late)
-    answer(made, 100)
+    response(made, 100)
 
     assert made.error is late
     assert made.in_flight == 0
@@ -262,7 +262,7 @@ def test_a_look_is_good_for_the_deadline_and_no_longer(state):
 def test_a_large_batch_has_its_time_on_a_slow_link(size_bytes):
     alone = deadline_ms(size_bytes, guarded=False)
     assert alone == SEND_DEADLINE_MS + size_bytes / 1000, "1 MB/s"
-    assert alone < settle_ms(size_bytes) - LINGER_MS_MAX
+    assert alone < quiesce_ms(size_bytes) - LINGER_MS_MAX
     assert deadline_ms(size_bytes, guarded=True) > alone, "what is late is refused anyway"
 
 
@@ -283,17 +283,17 @@ def test_an_acknowledged_batch_is_as_good_as_a_look_from_the_moment_it_was_prepa
     send(made, at_ms=3000)
     assert made.seen_ms == 1000, "sent is not seen"
 
-    answer(made, 100)
+    response(made, 100)
 
     assert made.seen_ms == 3000, "and the answer may be minutes old"
 
 
-def test_holes_take_offsets_and_no_sequences():
+def test_gaps_take_offsets_and_no_sequences():
     made = writer()
     send(made)
-    answer(made, 100)
+    response(made, 100)
 
-    made.passed_hole(117, 5000)
+    made.passed_gap(117, 5000)
 
     assert (made.verified, made.next_offset) == (117, 117)
     assert made.seen_ms == 5000

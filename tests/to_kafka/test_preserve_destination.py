@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kit.scripted import SteppingClock
+from kit.fakes.scripted import SteppingClock
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.transport import LINGER_MS_MAX
 from logmirror.errors import UsageError
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId, KafkaSpec
-from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, settle_ms
+from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, quiesce_ms
 from logmirror.to_kafka.preserve_destination import KafkaCopies
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 SPEC = KafkaSpec(cluster=None, topic="copy")
-WAIT_MS = settle_ms(SPEC.max_message_bytes)
+WAIT_MS = quiesce_ms(SPEC.max_message_bytes)
 DAY_MS = 86_400_000
 
 
@@ -110,7 +110,7 @@ def test_a_wait_that_is_over_counts_for_one_position():
 
 def test_the_wait_is_longer_than_a_predecessors_bytes_can_be_on_their_way():
     for largest in (0, 1 << 20, 64 << 20):
-        assert settle_ms(largest) > SEND_DEADLINE_MS + largest / 1000 + LINGER_MS_MAX
+        assert quiesce_ms(largest) > SEND_DEADLINE_MS + largest / 1000 + LINGER_MS_MAX
 
 
 def test_topics_of_large_batches_are_waited_for_longer():

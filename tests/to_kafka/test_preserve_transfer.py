@@ -1,16 +1,17 @@
 """Slices of several flows on their way into one cluster: what is sent, and what answers lead to.
 
-Method: scripted sources (kit.scripted) and a destination drawn by the test (kit.scripted_copies),
-which keeps logs and answers as a broker would, or as the test says; a clock that moves only when
-somebody sleeps or the test wants it. What is appended is read back by the reference decoder.
+Method: scripted sources (kit.fakes.scripted) and a destination drawn by the test
+(kit.fakes.scripted_copies), which keeps logs and answers as a broker would, or as the test says; a
+clock that moves only when somebody sleeps or the test wants it. What is appended is read back by
+the reference decoder.
 """
 
 from collections import deque
 
 import pytest
 
-from kit.scripted import Log, batches, record
-from kit.scripted_copies import (
+from kit.fakes.scripted import Log, batches, record
+from kit.fakes.scripted_copies import (
     World,
     arrive_while_waiting,
     elsewhere,
@@ -22,11 +23,11 @@ from kit.scripted_copies import (
     transactional_log,
     value,
 )
-from logmirror.cluster.produce import ProduceAnswer
+from logmirror.cluster.produce import ProduceResponse
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.follow import SLICE_MS
 from logmirror.mirror.ports import PositionMovedError
-from logmirror.model import HoleCause, TopicPartition
+from logmirror.model import GapCause, TopicPartition
 from logmirror.source.partition import STALL_MS
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, deadline_ms
 from logmirror.wire.records import encode_reference
@@ -93,7 +94,7 @@ def test_a_refused_sequence_means_that_the_position_is_read_anew(code):
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_after_a_lost_answer_nothing_more_is_sent_and_what_was_answered_is_kept(written):
+def test_after_a_lost_response_nothing_more_is_sent_and_what_was_responded_is_kept(written):
     world = World(Log(old_batches(0, 20)), guarded=False)
     world.destination.instead[0] = deque([None, None, lose(world.destination if written else None)])
 
@@ -125,7 +126,7 @@ def test_what_the_broker_knows_already_is_done():
 
     def known(where, batch):
         destination.append(where, batch)
-        return ProduceAnswer(where, 0, 1, 1_700_000_000_000, 0, None)
+        return ProduceResponse(where, 0, 1, 1_700_000_000_000, 0, None)
 
     destination.instead[0] = deque([None, known])
 
@@ -188,7 +189,7 @@ def test_old_records_between_those_of_today_let_nothing_pass_them():
     log = Log([*large_batches(0, 10), *old_batches(10, 11), *large_batches(11, 30)])
     world = World(log)
     seen = []
-    world.destination.on_send.append(lambda: seen.append(len(world.destination.answers)))
+    world.destination.on_send.append(lambda: seen.append(len(world.destination.responses)))
 
     (result,) = world.run()
 
@@ -218,7 +219,7 @@ def test_with_a_guard_many_are():
 def test_the_first_batch_of_a_new_partition_goes_alone():
     world = World(Log(large_batches(0, 30)), guarded=False)
     seen = []
-    world.destination.on_send.append(lambda: seen.append(len(world.destination.answers)))
+    world.destination.on_send.append(lambda: seen.append(len(world.destination.responses)))
 
     world.run()
 
@@ -378,7 +379,7 @@ def test_with_a_lease_what_arrives_is_copied_until_it_is_over(partitions):
     log = world.source.logs[TopicPartition("t", partitions - 1)]
     arrive_while_waiting(world, {100: (log, 5, 9), 400: (log, 9, 30), 2000: (log, 30, 40)})
 
-    results = world.run(lease_ms=1000)
+    results = world.run(window_ms=1000)
 
     assert [r.error for r in results] == [None] * partitions
     assert covered(results[-1]) == [(0, 29)]
@@ -391,7 +392,7 @@ def test_an_idle_lease_sends_nothing_and_looks_at_the_source_in_one_request():
     world.destination.ends.update(dict.fromkeys(range(3), 5))
     fetches = world.source.fetches
 
-    results = world.run(5, 5, 5, lease_ms=1000)
+    results = world.run(5, 5, 5, window_ms=1000)
 
     assert [covered(r) for r in results] == [[], [], []]
     assert world.destination.requests == []
@@ -404,7 +405,7 @@ def test_a_lease_ends_for_all_when_one_flow_has_failed():
     log = world.source.logs[TopicPartition("t", 2)]
     arrive_while_waiting(world, {100: (log, 5, 9)})
 
-    results = world.run(lease_ms=1000)
+    results = world.run(window_ms=1000)
 
     assert [type(r.error) for r in results] == [UnavailableError, type(None), type(None)]
     assert [covered(r) for r in results] == [[], [(0, 4)], [(0, 4)]]
@@ -416,12 +417,12 @@ def test_a_lease_ends_for_all_when_one_flow_has_failed():
 
 def test_what_is_not_proven_is_compared_before_anything_is_sent():
     world = World(Log(batches(0, 5)), Log(batches(0, 5)))
-    world.prover.error = PositionError("differs", reason="ContentDiffers")
+    world.tail_check.error = PositionError("differs", reason="ContentDiffers")
 
     one, other = world.run(proven=False)
 
-    assert world.prover.asked == [(0, 0), (1, 0)]
-    assert (one.error, one.proven, one.receipts) == (world.prover.error, False, ())
+    assert world.tail_check.asked == [(0, 0), (1, 0)]
+    assert (one.error, one.proven, one.receipts) == (world.tail_check.error, False, ())
     assert (other.error, other.proven, covered(other)) == (None, True, [(0, 4)])
     assert [sorted(request) for request in world.destination.requests] == [[1]]
 
@@ -429,18 +430,18 @@ def test_what_is_not_proven_is_compared_before_anything_is_sent():
 def test_what_is_proven_is_not_compared_again():
     world = World(Log(batches(0, 5)))
     world.run()
-    assert world.prover.asked == []
+    assert world.tail_check.asked == []
 
 
-def test_a_missing_head_is_a_hole_of_the_copy():
+def test_a_missing_head_is_a_gap_of_the_copy():
     world = World(Log(batches(20, 30), log_start=20))
-    world.prover.head, world.prover.destination = 20, world.destination
+    world.tail_check.head, world.tail_check.destination = 20, world.destination
 
     (result,) = world.run(proven=False)
 
-    assert world.prover.asked == [(0, 20)]
+    assert world.tail_check.asked == [(0, 20)]
     assert (result.error, covered(result)) == (None, [(0, 29)])
-    assert result.receipts[0].holes.compacted == 20
+    assert result.receipts[0].gaps.compacted == 20
     assert world.destination.values() == [(n, value(n)) for n in range(20, 30)]
 
 
@@ -455,19 +456,19 @@ def test_offsets_without_a_record_are_taken_in_order_and_counted(response_batche
     assert [offset for offset, _ in world.destination.values()] == kept
     taken = [n for _, first, end in world.filler.filled for n in range(first, end)]
     assert taken == [5, 6, 7, 8, 9, 10, 13]
-    holes = result.receipts[0].holes
-    assert (holes.aborted, holes.control) == (5, 2)
+    gaps = result.receipts[0].gaps
+    assert (gaps.aborted, gaps.control) == (5, 2)
 
 
-def test_holes_that_are_not_allowed_stop_the_flow_in_front_of_the_first():
+def test_gaps_that_are_not_allowed_stop_the_flow_in_front_of_the_first():
     world = World(transactional_log())
 
-    (result,) = world.run(holes="fail")
+    (result,) = world.run(gaps="fail")
 
     facts = result.error.facts
     assert isinstance(result.error, PositionError)
     assert (facts["reason"], facts["offset"]) == ("HoleAtSource", 5)
-    assert facts["cause"] == HoleCause.ABORTED.value
+    assert facts["cause"] == GapCause.ABORTED.value
     assert world.filler.filled == []
     assert covered(result) in ([], [(0, 4)])
     assert all(offset < 5 for offset, _ in world.destination.values())

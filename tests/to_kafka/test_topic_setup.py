@@ -7,9 +7,9 @@ destination; what was made is asked of librdkafka, and written to as a copy woul
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from kit.clients import LOG_APPEND_TIME, Message, odd_messages, produce, rows_by_librdkafka
-from kit.embedded import EmbeddedBroker
-from kit.kafka import create_topic
+from kit.judges.clients import LOG_APPEND_TIME, Message, odd_messages, produce, rows_by_librdkafka
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError

@@ -115,7 +115,7 @@ def test_a_topic_that_somebody_else_makes_meanwhile_is_taken():
 
 
 @pytest.mark.parametrize("was_made", [True, False])
-def test_a_lost_answer_is_looked_for(was_made):
+def test_a_lost_response_is_looked_for(was_made):
     def lose(name, count):
         if was_made:
             there.partitions[name] = count

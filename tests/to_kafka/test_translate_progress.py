@@ -102,8 +102,8 @@ class Copier:
         identity = self.link.producer.identity._asdict()
         stamp(batch, **identity, sequence=self.sequence, transactional=True)
         self.link.pipeline.send([(self.where, batch)])
-        (answer,) = self.link.pipeline.collect(block=True)
-        assert answer.error is None
+        (response,) = self.link.pipeline.collect(block=True)
+        assert response.error is None
         self.sequence += 1
 
     def end(self, *, commit):
@@ -229,7 +229,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(
         reader.refresh()
 
 
-def test_a_log_that_is_longer_than_one_answer_is_read_to_its_end(client, where, reader):
+def test_a_log_that_is_longer_than_one_response_is_read_to_its_end(client, where, reader):
     with client.pipeline() as pipeline:
         for number in range(40):
             entry = dataclasses.replace(progress(number), writer="w" * 50_000)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from kit.commands import mirror, write_config
-from kit.inline_run import mirror_to_cluster
-from kit.machine import HOST
+from kit.runs.commands import mirror, write_config
+from kit.runs.inline_run import mirror_to_cluster
+from kit.servers.machine import HOST
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
 from logmirror.cli.main import app

@@ -1,7 +1,8 @@
 """A proof says why offsets are missing, and finds what the source contradicts, with its offsets.
 
-Method: slices of scripted logs (kit.scripted) become archives in memory. Then the log, the archive
-or a claim is changed, as a cleaner, a broken disk or a person would, and the proof is asked again.
+Method: slices of scripted logs (kit.fakes.scripted) become archives in memory. Then the log, the
+archive or a claim is changed, as a cleaner, a broken disk or a person would, and the proof is asked
+again.
 """
 
 import contextlib
@@ -9,11 +10,19 @@ from itertools import pairwise
 
 import pytest
 
-from kit.objects import unsealed
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, record, run_slice
+from kit.fakes.scripted import (
+    TOPIC_ID,
+    Log,
+    ScriptedClient,
+    archive_spec,
+    batches,
+    record,
+    run_slice,
+)
+from kit.runs.objects import unsealed
 from logmirror.archive.claims import claim_name
 from logmirror.mirror.ports import FlowId, Slice, SourceView
-from logmirror.model import HoleCause, TopicPartition, Trigger
+from logmirror.model import GapCause, TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
 from logmirror.verify.archive import verify_content, verify_names
@@ -62,7 +71,7 @@ def proof(store, spec, log=None, *, compacted=False):
             ScriptedClient([log]), TopicPartition("t", 0), topic_id=TOPIC_ID, buffer=FetchBuffer(64)
         ),
         decoder=RecordDecoder(),
-        view=SourceView(topic_id=TOPIC_ID, log_start=log.log_start, stable_end=log.end),
+        view=SourceView(topic_id=TOPIC_ID, log_start=log.log_start, last_stable_offset=log.end),
         compacted=compacted,
     )
     for checked in found:
@@ -77,7 +86,7 @@ def only_problem(report):
 
 
 def runs(report):
-    return [(hole.first, hole.last, hole.cause.value) for hole in report.hole_runs]
+    return [(gap.first, gap.last, gap.cause.value) for gap in report.gap_runs]
 
 
 def transactions():
@@ -106,7 +115,7 @@ SPARSE_RUNS = [(1, 2, "compacted"), (4, 29, "compacted"), (35, 39, "compacted")]
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("max_offsets", [3, 8, 100])
-def test_holes_are_told_with_range_and_cause(form, max_offsets):
+def test_gaps_are_told_with_range_and_cause(form, max_offsets):
     store, spec = archive_of(transactions(), form, max_offsets=max_offsets)
 
     report = proof(store, spec)
@@ -119,8 +128,8 @@ def test_holes_are_told_with_range_and_cause(form, max_offsets):
         (13, 13, "control"),
         (16, 16, "control"),
     ]
-    assert sum(report.hole_counts.values()) == report.hole_offsets == 3 + 5 * len(aborted)
-    assert report.record_count + report.hole_offsets == 17
+    assert sum(report.gap_counts.values()) == report.gap_offsets == 3 + 5 * len(aborted)
+    assert report.record_count + report.gap_offsets == 17
 
 
 def joined(found):
@@ -143,12 +152,12 @@ def test_compacted_offsets_are_told_also_inside_batches(form, max_offsets):
 
     assert report.problems == []
     assert joined(runs(report)) == SPARSE_RUNS
-    assert report.hole_counts[HoleCause.COMPACTED] == report.hole_offsets == 33
+    assert report.gap_counts[GapCause.COMPACTED] == report.gap_offsets == 33
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("make", [transactions, sparse])
-def test_the_source_confirms_every_hole(form, make):
+def test_the_source_confirms_every_gap(form, make):
     store, spec = archive_of(make(), form, compacted=make is sparse, max_offsets=8)
 
     report = proof(store, spec, make(), compacted=make is sparse)
@@ -162,10 +171,10 @@ def test_the_source_confirms_every_hole(form, make):
     ("form", "max_offsets", "first", "missing"),
     [("native", 100, 0, "1-2, 4-29, 35-39"), ("ndjson", 30, 30, "35-39")],
 )
-def test_a_hole_that_nothing_explains_is_a_finding_until_the_source_explains_it(
+def test_a_gap_that_nothing_explains_is_a_finding_until_the_source_explains_it(
     form, max_offsets, first, missing
 ):
-    """Lines below our first claim are mirror-v3's (test_peer_chains.py), so one stays."""
+    """Lines below our first claim are mirror-v3's (test_mirror_v3_chains.py), so one stays."""
     store, spec = archive_of(sparse(), form, compacted=True, max_offsets=max_offsets)
     del store.objects[claim_name("d", 0, first)]
 
@@ -175,7 +184,7 @@ def test_a_hole_that_nothing_explains_is_a_finding_until_the_source_explains_it(
     assert problem["message"] == "offsets are missing and nothing tells why"
     assert problem["facts"]["offsets"] == missing
     assert asked.problems == []
-    assert asked.hole_counts[HoleCause.COMPACTED] == 33
+    assert asked.gap_counts[GapCause.COMPACTED] == 33
 
 
 def test_causes_that_no_claim_tells_are_told_by_the_source():
@@ -185,10 +194,10 @@ def test_causes_that_no_claim_tells_are_told_by_the_source():
     report = proof(store, spec, transactions())
 
     assert report.problems == []
-    assert report.hole_counts == {
-        HoleCause.CONTROL: 3,
-        HoleCause.ABORTED: 5,
-        HoleCause.COMPACTED: 0,
+    assert report.gap_counts == {
+        GapCause.CONTROL: 3,
+        GapCause.ABORTED: 5,
+        GapCause.COMPACTED: 0,
     }
 
 
@@ -223,7 +232,7 @@ def test_what_was_compacted_since_is_counted_and_no_finding(form):
 def test_markers_that_the_cleaner_took_since_are_no_finding(form):
     log = transactions()
     store, spec = archive_of(log, form, compacted=True)
-    cleaned = Log([log.batches[0], *batches(14, 16)], stable_end=17)
+    cleaned = Log([log.batches[0], *batches(14, 16)], last_stable_offset=17)
     cleaned.batches.append(encode_marker(MarkerType.COMMIT, offset=16, producer_id=8))
 
     report = proof(store, spec, cleaned, compacted=True)

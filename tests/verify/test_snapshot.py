@@ -6,7 +6,7 @@ one after a cleaner, or one that differs in a way that no cleaner makes.
 
 import pytest
 
-from kit.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, run_slice
+from kit.fakes.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, run_slice
 from logmirror.mirror.ports import FlowId, Slice, SourceView
 from logmirror.model import TimestampType, TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
@@ -53,7 +53,7 @@ def proof(written, shown, *, compacted=True, log_start=0, end=None):
     assert run_slice(ScriptedClient([log]), store, slice_, SPEC).error is None
     report, links = verify_names(store, FLOW, "parquet", chain_start=None, snapshots=True)
     (checked,) = verify_content(report, links, store, SPEC, ask_source=True)
-    source = log_of(shown, log_start=log_start, stable_end=end or log.end + 10)
+    source = log_of(shown, log_start=log_start, last_stable_offset=end or log.end + 10)
     client = ScriptedClient([source])
     side = SourceSide(
         archive=SPEC,
@@ -63,7 +63,7 @@ def proof(written, shown, *, compacted=True, log_start=0, end=None):
             client, TopicPartition("t", 0), topic_id=TOPIC_ID, buffer=FetchBuffer(64)
         ),
         decoder=RecordDecoder(),
-        view=SourceView(topic_id=TOPIC_ID, log_start=log_start, stable_end=source.end),
+        view=SourceView(topic_id=TOPIC_ID, log_start=log_start, last_stable_offset=source.end),
         compacted=compacted,
     )
     compare_snapshot(report, checked, side)

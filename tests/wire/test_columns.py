@@ -15,7 +15,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import OFFSET_END, records, relaxed, runs_of_batches
+from kit.runs.record_batches import OFFSET_END, records, relaxed, runs_of_batches
 from logmirror.errors import UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.columns import SCHEMA, ContentDigest

@@ -19,7 +19,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import relaxed
+from kit.runs.record_batches import relaxed
 from logmirror.errors import CorruptionError
 from logmirror.wire.compression import Codec, Decompressor, compress, decompress
 

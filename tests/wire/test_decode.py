@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import (
+from kit.runs.record_batches import (
     OFFSET_END,
     decode_all,
     relaxed,

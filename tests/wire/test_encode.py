@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import OFFSET_END, records, relaxed
+from kit.runs.record_batches import OFFSET_END, records, relaxed
 from logmirror.errors import UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.columns import SCHEMA

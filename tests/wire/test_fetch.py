@@ -150,7 +150,7 @@ def parse(frame, version, *, request=REQUEST, filled=None):
     bounds=st.tuples(int64s, int64s, int64s),
     throttle_ms=st.integers(0, 2**31 - 1),
 )
-def test_an_answer_is_read_whatever_the_pieces_it_arrives_in(version, request, **parts):
+def test_a_response_is_read_whatever_the_pieces_it_arrives_in(version, request, **parts):
     frame = answer(version, request=request, **parts)
 
     filled, rounds = 4, 0
@@ -194,14 +194,14 @@ def test_an_error_without_any_topic_is_an_error_and_not_a_contradiction(version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_two_topics_are_not_our_answer(version):
+def test_two_topics_are_not_our_response(version):
     with pytest.raises(CorruptionError) as caught:
         parse(answer(version, topics=2), version)
     assert caught.value.facts == {"topic_count": 2}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_another_partition_is_not_our_answer(version):
+def test_another_partition_is_not_our_response(version):
     frame = answer(version, request=REQUEST._replace(partition=4))
     with pytest.raises(CorruptionError) as caught:
         parse(frame, version)
@@ -209,14 +209,14 @@ def test_another_partition_is_not_our_answer(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_another_topic_is_not_our_answer(version):
+def test_another_topic_is_not_our_response(version):
     other = REQUEST._replace(topic="orderz", topic_id=bytes(16))
     with pytest.raises(CorruptionError, match="another topic"):
         parse(answer(version), version, request=other)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_another_correlation_id_is_not_our_answer(version):
+def test_another_correlation_id_is_not_our_response(version):
     frame = bytearray(answer(version))
     struct.pack_into(">i", frame, 4, 78)
     with pytest.raises(CorruptionError) as caught:
@@ -250,7 +250,7 @@ def test_what_a_later_broker_tags_on_is_passed_over():
 
 
 @given(version=versions, data=st.data())
-def test_a_damaged_answer_is_refused_or_stays_inside_its_frame(version, data):
+def test_a_damaged_response_is_refused_or_stays_inside_its_frame(version, data):
     frame = bytearray(answer(version, records=b"r" * 50, aborted=[(4, 5), (6, 7)]))
     at = data.draw(st.integers(4, len(frame) - 1))
     edit = data.draw(st.sampled_from(["change", "cut"]))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.raw_client import build, message_class, nested, request_frame
+from kit.judges.raw_client import build, message_class, nested, request_frame
 from logmirror.wire.frames import (
     FIRST_BUFFER_BYTES,
     Cursor,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import OFFSET_END, relaxed
+from kit.runs.record_batches import OFFSET_END, relaxed
 from logmirror.model import ColumnTypes, TimestampType
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import batches, relaxed
+from kit.runs.record_batches import batches, relaxed
 from logmirror.model import TimestampType
 from logmirror.wire.kernels_patch import (
     BAD_BATCH,

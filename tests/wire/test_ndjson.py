@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import OFFSET_END, relaxed, runs_of_batches
+from kit.runs.record_batches import OFFSET_END, relaxed, runs_of_batches
 from logmirror.errors import InternalError, UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.decode import RecordDecoder

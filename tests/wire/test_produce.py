@@ -106,7 +106,7 @@ def test_a_request_waits_for_all_replicas_unless_told_otherwise():
     assert ProduceRequest([]).acks == ACKS_ALL == -1
 
 
-def answered(told, version, *, throttle_ms=0, record_errors=(), tagged=None):
+def responded(told, version, *, throttle_ms=0, record_errors=(), tagged=None):
     """An answer frame without its size, as a broker would send it."""
     made = JudgeResponse.TopicProduceResponse
     by_topic = {}
@@ -145,8 +145,8 @@ def parsed(frame, version):
 
 
 @given(results, versions, st.integers(0, 2**31 - 1))
-def test_an_answer_reads_back_as_it_was_meant(told, version, throttle_ms):
-    answers = parsed(answered(told, version, throttle_ms=throttle_ms), version)
+def test_a_response_reads_back_as_it_was_meant(told, version, throttle_ms):
+    answers = parsed(responded(told, version, throttle_ms=throttle_ms), version)
 
     expected = {
         one._replace(
@@ -165,24 +165,24 @@ ONE = ProduceResult(TopicPartition("t", 3), 87, -1, -1, 5, None)
 
 @pytest.mark.parametrize("version", [8, 9])
 def test_what_is_said_of_single_records_stands_in_when_nothing_is_said_of_the_batch(version):
-    frame = answered([ONE], version, record_errors=[None, "bad magic", "bad key"])
+    frame = responded([ONE], version, record_errors=[None, "bad magic", "bad key"])
     assert parsed(frame, version).results == [ONE._replace(message="bad magic")]
     whole = ONE._replace(message="no such batch")
-    frame = answered([whole], version, record_errors=["bad magic"])
+    frame = responded([whole], version, record_errors=["bad magic"])
     assert parsed(frame, version).results == [whole]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_answer_to_another_request_is_refused(version):
-    frame = answered([ONE], version)
+def test_a_response_to_another_request_is_refused(version):
+    frame = responded([ONE], version)
     with pytest.raises(CorruptionError) as caught:
         parse_produce(memoryview(frame), version=version, correlation_id=CORRELATION_ID + 1)
     assert caught.value.facts == {"expected": CORRELATION_ID + 1, "found": CORRELATION_ID}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_answer_that_is_cut_or_too_long_is_refused(version):
-    frame = answered([ONE, ONE._replace(partition=TopicPartition("u", 0))], version)
+def test_a_response_that_is_cut_or_too_long_is_refused(version):
+    frame = responded([ONE, ONE._replace(partition=TopicPartition("u", 0))], version)
     for size in range(len(frame)):
         with pytest.raises(CorruptionError):
             parsed(frame[:size], version)
@@ -192,7 +192,7 @@ def test_an_answer_that_is_cut_or_too_long_is_refused(version):
 
 @given(results, versions, st.data())
 def test_one_edit_never_leads_outside_the_frame(told, version, data):
-    frame = bytearray(answered(told, version))
+    frame = bytearray(responded(told, version))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
     try:

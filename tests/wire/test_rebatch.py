@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import (
+from kit.runs.record_batches import (
     OFFSET_END,
     records,
     relaxed,
@@ -236,8 +236,8 @@ def test_a_large_batch_among_small_ones_passes_as_it_is():
 
 def test_a_small_batch_without_a_neighbour_passes_as_it_is():
     other_codec = dense(2, 2, codec=Codec.GZIP)
-    behind_a_hole = dense(9, 2)
-    data = dense(0, 2) + other_codec + dense(4, 1, 900) + behind_a_hole
+    behind_a_gap = dense(9, 2)
+    data = dense(0, 2) + other_codec + dense(4, 1, 900) + behind_a_gap
     expected = [(0, 2, True), (2, 2, True), (4, 1, True), (9, 2, True)]
     assert shapes(data, merge_below_bytes=500) == expected
 

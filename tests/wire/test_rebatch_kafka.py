@@ -8,8 +8,15 @@ from datetime import timedelta
 
 import pytest
 
-from kit.clients import Row, rows_by_aiokafka, rows_by_librdkafka
-from kit.raw_client import RawClient, build, message_class, nested, read_response, request_frame
+from kit.judges.clients import Row, rows_by_aiokafka, rows_by_librdkafka
+from kit.judges.raw_client import (
+    RawClient,
+    build,
+    message_class,
+    nested,
+    read_response,
+    request_frame,
+)
 from logmirror.model import TimestampType
 from logmirror.wire.rebatch import Rebatcher, filler, stamp
 from logmirror.wire.records import Codec, Record, decode_reference, encode_reference

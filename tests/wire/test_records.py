@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from kit.record_batches import batches, relaxed
+from kit.runs.record_batches import batches, relaxed
 from logmirror.errors import CorruptionError
 from logmirror.model import TimestampType
 from logmirror.wire.records import (

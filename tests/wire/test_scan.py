@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.record_batches import batches, relaxed, runs_of_batches, with_right_checksums
+from kit.runs.record_batches import batches, relaxed, runs_of_batches, with_right_checksums
 from logmirror.errors import CorruptionError, InternalError, UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.records import (

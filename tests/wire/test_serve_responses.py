@@ -9,13 +9,13 @@ import uuid
 
 import pytest
 
-from kit.raw_client import read_response
+from kit.judges.raw_client import read_response
 from logmirror.wire.serve_fetch import Fetched, pack_fetch_response
 from logmirror.wire.serve_produce import Produced, pack_produce_response
 
 
 @pytest.mark.parametrize("version", range(3, 12))
-def test_kio_reads_a_produce_answer(version):
+def test_kio_reads_a_produce_response(version):
     topics = [("a", [Produced(0, 0, 2**40, 5), Produced(1, 45, -1, -1)]), ("b\u00fc", [])]
 
     frame = pack_produce_response(version, 99, topics)
@@ -32,7 +32,7 @@ def test_kio_reads_a_produce_answer(version):
 
 
 @pytest.mark.parametrize("version", range(4, 18))
-def test_kio_reads_a_fetch_answer_with_records_in_between(version):
+def test_kio_reads_a_fetch_response_with_records_in_between(version):
     name = uuid.UUID(int=5).bytes if version >= 13 else "a"
     records = [b"x" * 300, b"y" * 7]
     topics = [

@@ -156,7 +156,7 @@ def _of_topic(copy: KafkaSpec) -> Iterator[Acl]:
     if copy.topic_sync == "create":
         yield _topic(copy.topic, "Create", "making it where it is not there")
         yield _topic(copy.topic, "Alter", "adding partitions that the source has got")
-    if is_exact and copy.holes == "markers":
+    if is_exact and copy.gaps == "markers":
         yield _topic(copy.topic, "Delete", "a source that begins above offset 0")
         yield _transactions(transactional_id_prefix(copy.topic), "offsets without a record")
 
@@ -180,7 +180,7 @@ def _of_syncs(destination: str) -> list[Acl]:
 
 def _of_brokers(copy: KafkaSpec) -> Iterator[Acl]:
     yield _cluster("DescribeConfigs", "checking the brokers' settings")
-    if copy.offsets == "preserve" and copy.holes == "markers":
+    if copy.offsets == "preserve" and copy.gaps == "markers":
         quick = "filling offsets without a record quickly, and safely while leaders change"
         yield _cluster("ClusterAction", quick)
         yield _cluster("Describe", quick)

@@ -151,7 +151,7 @@ def _look_at_source(spec: MirrorSpec, source: ClusterClient) -> _Origin:
 def _source_row(spec: MirrorSpec, origin: _Origin) -> CheckRow:
     there = origin.topic.partitions
     missing = [n for n in spec.partitions or () if n not in there]
-    offsets = sum(view.stable_end - view.log_start for view in origin.views.values())
+    offsets = sum(view.last_stable_offset - view.log_start for view in origin.views.values())
     return CheckRow(
         mirror=spec.name,
         destination="",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.config.environment import Knobs
+    from logmirror.config.environment import ProcessEnvironment
     from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.ports import DestinationSpec, Runner
@@ -91,7 +91,7 @@ def _destination_spec(
             name=destination.name,
             mirror=mirror.name,
             offsets=destination.offsets,
-            holes=destination.holes,
+            gaps=destination.holes,
             topic_sync=destination.topic_sync,
             replication_factor=destination.replication_factor or -1,
             keeps_timestamps=destination.timestamp_mode == "source",
@@ -201,7 +201,7 @@ def run(
     until_now: bool,
     master: str | None = None,
     spark_log: Path | None = None,
-    knobs: Knobs,
+    environment: ProcessEnvironment,
 ) -> None:
     """Run the mirrors of a configuration; see `Service.run`.
 
@@ -223,12 +223,13 @@ def run(
         _look_at_sources(specs)
     budget_bytes = settings.memory_budget_bytes
     recorder = Recorder()
-    observer = make_observer(settings, recorder, heartbeat_ms=knobs.heartbeat_ms)
+    observer = make_observer(settings, recorder, heartbeat_ms=environment.heartbeat_ms)
     shown = Shown(
-        partitions=knobs.metrics_partitions, peer_names=settings.metrics_prefix == "mirror_v3"
+        partitions=environment.metrics_partitions,
+        mirror_v3_names=settings.metrics_prefix == "mirror_v3",
     )
     with (
-        serve(knobs.metrics_port, recorder, observer.outlook, shown),
+        serve(environment.metrics_port, recorder, observer.board, shown),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,

@@ -68,7 +68,7 @@ def status(settings: Settings) -> list[StatusRow]:
         return overview.rows()
 
 
-class _Desk:
+class _ThreadResources:
     """What one thread has open. Clients and stores belong to one thread each."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Ends:
     """What a source says of one partition."""
 
     log_start: int
-    stable_end: int
+    last_stable_offset: int
 
 
 _Found = int | LogmirrorError | None
@@ -97,15 +97,15 @@ class Overview:
         self._specs = specs
         self._pool = ThreadPoolExecutor(WIDTH, thread_name_prefix="status")
         self._mine = threading.local()
-        self._desks: list[_Desk] = []
+        self._all_resources: list[_ThreadResources] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
-        for desk in self._desks:
-            desk.clients.close()
+        for resources in self._all_resources:
+            resources.clients.close()
 
     def rows(self) -> list[StatusRow]:
         """Ask all of it."""
@@ -125,13 +125,13 @@ class Overview:
         ]
 
     @property
-    def _desk(self) -> _Desk:
+    def _resources(self) -> _ThreadResources:
         """What this thread has open."""
-        desk: _Desk | None = getattr(self._mine, "desk", None)
-        if desk is None:
-            desk = self._mine.desk = _Desk()
-            self._desks.append(desk)
-        return desk
+        resources: _ThreadResources | None = getattr(self._mine, "desk", None)
+        if resources is None:
+            resources = self._mine.resources = _ThreadResources()
+            self._all_resources.append(resources)
+        return resources
 
     # -- sources ---------------------------------------------------------------------------------
 
@@ -141,14 +141,14 @@ class Overview:
         """The topics of the mirrors of one source, or why they cannot be had, by mirror."""
         found: dict[str, TopicMetadata | LogmirrorError] = {}
         try:
-            client = self._desk.clients(source)
+            client = self._resources.clients(source)
             topics = client.describe_topics({spec.topic for spec in specs})
         except UnavailableError as error:
             return dict.fromkeys((spec.name for spec in specs), error)
         except LogmirrorError:
             for spec in specs:  # whose topic is it?
                 try:
-                    found[spec.name] = self._desk.clients(source).topic(spec.topic)
+                    found[spec.name] = self._resources.clients(source).topic(spec.topic)
                 except LogmirrorError as error:
                     found[spec.name] = error
             return found
@@ -183,7 +183,7 @@ class Overview:
         self, source: ConnectionSettings, partitions: set[TopicPartition]
     ) -> dict[TopicPartition, _Ends] | LogmirrorError:
         try:
-            client = self._desk.clients(source)
+            client = self._resources.clients(source)
             starts = client.list_offsets(partitions, EARLIEST)
             ends = client.list_offsets(partitions, LATEST)
         except LogmirrorError as error:
@@ -201,7 +201,7 @@ class Overview:
     ) -> dict[FlowId, _Found]:
         """Where some flows into one destination stand, or why that cannot be had."""
         try:
-            side = self._desk.destination(written)
+            side = self._resources.destination(written)
             found: dict[FlowId, _Found] = dict(side.positions(written, flows, spec.chain_start))
         except LogmirrorError as error:
             return dict.fromkeys(flows, error)
@@ -209,7 +209,7 @@ class Overview:
             for flow, position in found.items():
                 if not isinstance(position, LogmirrorError):
                     try:
-                        store = self._desk.store(written.location)
+                        store = self._resources.store(written.location)
                         check_incarnation(store, flow, topic_id, position or 0)
                     except LogmirrorError as error:
                         found[flow] = error
@@ -259,12 +259,12 @@ def _rows(
             continue
         end, found = told[flow.source], positions[flow]
         if isinstance(found, LogmirrorError):
-            yield StatusRow(flow=flow, source_end=end.stable_end, error=found)
+            yield StatusRow(flow=flow, source_end=end.last_stable_offset, error=found)
             continue
         is_degraded = isinstance(written, ArchiveSpec) and written.location.is_fencing_degraded
         yield StatusRow(
             flow=flow,
-            source_end=end.stable_end,
+            source_end=end.last_stable_offset,
             position=end.log_start if found is None else found,
             is_fencing_degraded=is_degraded,
         )

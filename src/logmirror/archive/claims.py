@@ -26,7 +26,7 @@ import xxhash
 from logmirror import failpoints
 from logmirror.archive.naming import format_name
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
-from logmirror.model import OFFSET_MAX, Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import OFFSET_MAX, Gap, GapCause, OffsetRange, Trigger
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
@@ -74,27 +74,27 @@ class Claim:
     leader_epoch: int | None = None
     """Of the range's last batch at the source, where it is known."""
 
-    holes: tuple[Hole, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     """Offsets without records; the first of them, where there are very many."""
 
     rewritable: bool = False
     """The source compacts its log: who reads the range later may find fewer records in it. The
     range binds, the digest does not."""
 
-    hole_counts: Mapping[HoleCause, int] = field(default_factory=dict)
-    """How many offsets carry no record, by cause; complete, also where `holes` is not."""
+    gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
+    """How many offsets carry no record, by cause; complete, also where `gaps` is not."""
 
-    def all_holes(self) -> Mapping[HoleCause, int]:
-        """Return `hole_counts`, or what follows from a claim that has none.
+    def all_gaps(self) -> Mapping[GapCause, int]:
+        """Return `gap_counts`, or what follows from a claim that has none.
 
         It lists all holes but what was compacted away inside batches.
         """
-        if self.hole_counts:
-            return self.hole_counts
-        counts = dict.fromkeys(HoleCause, 0)
-        for hole in self.holes:
-            counts[hole.cause] += hole.last - hole.first + 1
-        counts[HoleCause.COMPACTED] += (
+        if self.gap_counts:
+            return self.gap_counts
+        counts = dict.fromkeys(GapCause, 0)
+        for gap in self.gaps:
+            counts[gap.cause] += gap.last - gap.first + 1
+        counts[GapCause.COMPACTED] += (
             self.covered.offset_count - self.record_count - sum(counts.values())
         )
         return counts
@@ -116,9 +116,9 @@ class Claim:
         }
         if self.leader_epoch is not None:
             content["leader_epoch"] = self.leader_epoch
-        if self.holes:
-            content["holes"] = [[h.first, h.last, h.cause.value] for h in self.holes]
-        if counts := {cause.value: count for cause, count in self.hole_counts.items() if count}:
+        if self.gaps:
+            content["holes"] = [[h.first, h.last, h.cause.value] for h in self.gaps]
+        if counts := {cause.value: count for cause, count in self.gap_counts.items() if count}:
             content["hole_counts"] = counts
         if self.rewritable:
             content["rewritable"] = True
@@ -174,13 +174,13 @@ class Claim:
             record_count=_int(content["record_count"]),
             trigger=Trigger(content["trigger"]),
             leader_epoch=None if epoch is None else _int(epoch),
-            holes=tuple(
-                Hole(first=_int(first), last=_int(last), cause=HoleCause(cause))
+            gaps=tuple(
+                Gap(first=_int(first), last=_int(last), cause=GapCause(cause))
                 for first, last, cause in content.get("holes", ())
             ),
             rewritable=content.get("rewritable", False) is True,
-            hole_counts={
-                HoleCause(cause): _int(count)
+            gap_counts={
+                GapCause(cause): _int(count)
                 for cause, count in content.get("hole_counts", {}).items()
             },
         )

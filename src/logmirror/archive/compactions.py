@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from logmirror.archive.claims import Claim, read_claim
 from logmirror.archive.cover import Cover, cover
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
+from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -65,10 +65,10 @@ class Compaction:
     created_ms: int
     """By the writer's clock."""
 
-    holes: tuple[Hole, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     """Offsets without records, ascending, as far as the parts told; of very many the first."""
 
-    hole_counts: Mapping[HoleCause, int] = field(default_factory=dict)
+    gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
     """How many offsets carry no record, by cause; empty where a part did not tell."""
 
     def as_claim(self) -> Claim:
@@ -83,8 +83,8 @@ class Compaction:
             created_ms=self.created_ms,
             record_count=self.record_count,
             trigger=Trigger.EXPLICIT,
-            holes=self.holes,
-            hole_counts=self.hole_counts,
+            gaps=self.gaps,
+            gap_counts=self.gap_counts,
         )
 
     def to_bytes(self) -> bytes:
@@ -102,9 +102,9 @@ class Compaction:
             "partition": self.partition,
             "created_ms": self.created_ms,
         }
-        if self.holes:
-            content["holes"] = [[h.first, h.last, h.cause.value] for h in self.holes]
-        if counts := {cause.value: count for cause, count in self.hole_counts.items() if count}:
+        if self.gaps:
+            content["holes"] = [[h.first, h.last, h.cause.value] for h in self.gaps]
+        if counts := {cause.value: count for cause, count in self.gap_counts.items() if count}:
             content["hole_counts"] = counts
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
@@ -162,12 +162,12 @@ class Compaction:
             topic_id=_text(content["topic_id"]),
             partition=_int(content["partition"]),
             created_ms=_int(content["created_ms"]),
-            holes=tuple(
-                Hole(first=_int(first), last=_int(last), cause=HoleCause(cause))
+            gaps=tuple(
+                Gap(first=_int(first), last=_int(last), cause=GapCause(cause))
                 for first, last, cause in content.get("holes", ())
             ),
-            hole_counts={
-                HoleCause(cause): _int(count)
+            gap_counts={
+                GapCause(cause): _int(count)
                 for cause, count in content.get("hole_counts", {}).items()
             },
         )

@@ -22,13 +22,13 @@ from logmirror.archive.compactions import (
 )
 from logmirror.archive.digest import object_digest
 from logmirror.archive.envelope import ParquetEncoder
-from logmirror.archive.hole_facts import HoleFacts
+from logmirror.archive.gap_facts import GapFacts
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name
 from logmirror.archive.parquet_columns import common_types
 from logmirror.archive.reader import check_object, object_types
 from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
-from logmirror.model import ColumnTypes, Hole, HoleCause, OffsetRange
+from logmirror.model import ColumnTypes, Gap, GapCause, OffsetRange
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.wire.columns import ContentDigest
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.stores.base import BlobStore, StagedObject
 
-_HOLE_RUNS_MAX: Final = 1000
+_GAP_RUNS_MAX: Final = 1000
 """As many as a mirror lists of one object; the counts are complete."""
 
 _HINT: Final = "delete nothing; run `logmirror verify --deep --against-source`"
@@ -68,7 +68,7 @@ class Archive:
         return int(self.folder.rpartition("/")[2])
 
     def check(
-        self, covered: OffsetRange, copy: _Merging | None = None, *, peer_before: int = 0
+        self, covered: OffsetRange, copy: _Merging | None = None, *, mirror_v3_before: int = 0
     ) -> ObjectReport:
         """Read an object whole; see `check_object`.
 
@@ -83,7 +83,7 @@ class Archive:
                 name,
                 deep=True,
                 utf8=self.utf8,
-                peer_before=peer_before,
+                mirror_v3_before=mirror_v3_before,
                 copy=copy,
             )
         except KeyError:
@@ -103,7 +103,7 @@ class Archive:
         except KeyError:
             raise GoneError("an object was replaced meanwhile", name=name) from None
 
-    def peer_before(self, first: int) -> int:
+    def mirror_v3_before(self, first: int) -> int:
         """Below which offset NDJSON without a claim is mirror-v3's, for objects from `first` on."""
         destination, _, partition = self.folder.rpartition("/")
         if self.extension != NDJSON:
@@ -144,9 +144,9 @@ def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clo
     covered = OffsetRange(first=links[0].first, last=links[-1].last)
     store, name = archive.store, f"{archive.folder}/{format_name(covered, archive.extension)}"
     types = common_types(archive.types(link.covered) for link in links)
-    peer_before = archive.peer_before(covered.first)
+    mirror_v3_before = archive.mirror_v3_before(covered.first)
     staged = store.stage(f"compact-{archive.topic}-{covered.first}")
-    merging = _Merging(archive, staged, types, peer_before)
+    merging = _Merging(archive, staged, types, mirror_v3_before)
     try:
         for link in links:
             merging.add(link.covered)
@@ -231,9 +231,9 @@ class _Merging:
     """One merged object under construction; a `Copy` of the parts while they are checked."""
 
     def __init__(
-        self, archive: Archive, staged: StagedObject, types: ColumnTypes, peer_before: int
+        self, archive: Archive, staged: StagedObject, types: ColumnTypes, mirror_v3_before: int
     ) -> None:
-        self._archive, self._staged, self._peer_before = archive, staged, peer_before
+        self._archive, self._staged, self._mirror_v3_before = archive, staged, mirror_v3_before
         self._rows, self._bytes = ContentDigest(), xxhash.xxh3_128()
         self._encoder = None
         if archive.extension == PARQUET:
@@ -247,8 +247,8 @@ class _Merging:
         self._parts: list[Part] = []
         self._topic_ids: set[str] = set()
         self._record_count = 0
-        self._holes: list[Hole] = []
-        self._hole_counts = dict.fromkeys(HoleCause, 0)
+        self._gaps: list[Gap] = []
+        self._gap_counts = dict.fromkeys(GapCause, 0)
         self.part_bytes = 0
 
     def take_bytes(self, data: memoryview) -> None:
@@ -269,24 +269,24 @@ class _Merging:
 
     def add(self, covered: OffsetRange) -> None:
         """Check the next part and take it over."""
-        found = self._archive.check(covered, copy=self, peer_before=self._peer_before)
+        found = self._archive.check(covered, copy=self, mirror_v3_before=self._mirror_v3_before)
         if found.topic_id:
             self._topic_ids.add(found.topic_id)
         self._parts.append(Part(covered=covered, digest=found.digest or ""))
         self._record_count += found.record_count or 0
         self.part_bytes += found.size_bytes
-        holes = found.holes or HoleFacts()
-        if holes.unexplained_count:
+        gaps = found.gaps or GapFacts()
+        if gaps.unexplained_count:
             raise UsageError(
                 "objects that lack offsets and do not say why cannot be merged",
                 hint="their claims are lost, or records were taken out; `logmirror verify "
                 "--deep --against-source` asks the source",
                 name=format_name(covered, self._archive.extension),
-                missing=holes.unexplained_count,
+                missing=gaps.unexplained_count,
             )
-        self._holes += holes.runs[: _HOLE_RUNS_MAX - len(self._holes)]
-        for cause, count in holes.counts.items():
-            self._hole_counts[cause] += count
+        self._gaps += gaps.runs[: _GAP_RUNS_MAX - len(self._gaps)]
+        for cause, count in gaps.counts.items():
+            self._gap_counts[cause] += count
 
     def record(self, covered: OffsetRange, writer_id: str, now_ms: int) -> Compaction:
         """What is to be said of the merged object."""
@@ -311,8 +311,8 @@ class _Merging:
             topic_id="".join(self._topic_ids),
             partition=self._archive.partition,
             created_ms=now_ms,
-            holes=tuple(self._holes),
-            hole_counts=self._hole_counts,
+            gaps=tuple(self._gaps),
+            gap_counts=self._gap_counts,
         )
 
     def finish(self, record: Compaction, name: str) -> str:
@@ -325,8 +325,8 @@ class _Merging:
                 covered=record.covered,
                 record_count=record.record_count,
                 digest=record.digest,
-                holes=record.holes,
-                hole_counts=self._hole_counts,
+                gaps=record.gaps,
+                gap_counts=self._gap_counts,
             )
             self._encoder.finish(metadata.to_key_values())
         return self._staged.finish(name, travels=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.model import Gap, GapCause, OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,11 +47,11 @@ class ObjectMetadata:
     digest: str
     """Of the records: `xxh3:` and 32 hexadecimal digits."""
 
-    holes: tuple[Hole, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     """Runs of offsets without records, ascending; where there are very many, the first of them."""
 
-    hole_counts: Mapping[HoleCause, int] = field(default_factory=dict)
-    """How many offsets carry no record, by cause; complete, also where `holes` is not."""
+    gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
+    """How many offsets carry no record, by cause; complete, also where `gaps` is not."""
 
     is_snapshot: bool = False
     """One row for each key, sorted by key: what `compaction: log` writes. Offsets may then lie
@@ -59,8 +59,8 @@ class ObjectMetadata:
 
     def to_key_values(self) -> dict[str, str]:
         """Return the metadata as Parquet holds it."""
-        holes = [[hole.first, hole.last, hole.cause.value] for hole in self.holes]
-        counts = {cause.value: count for cause, count in self.hole_counts.items() if count}
+        gaps = [[gap.first, gap.last, gap.cause.value] for gap in self.gaps]
+        counts = {cause.value: count for cause, count in self.gap_counts.items() if count}
         return {
             _VERSION_KEY: str(VERSION),
             f"{PREFIX}topic": self.topic,
@@ -70,7 +70,7 @@ class ObjectMetadata:
             f"{PREFIX}to": str(self.covered.last),
             f"{PREFIX}record-count": str(self.record_count),
             DIGEST_KEY: self.digest,
-            f"{PREFIX}holes": json.dumps(holes, separators=(",", ":")),
+            f"{PREFIX}holes": json.dumps(gaps, separators=(",", ":")),
             f"{PREFIX}hole-counts": json.dumps(counts, separators=(",", ":")),
         } | ({_COMPACTION_KEY: "log"} if self.is_snapshot else {})
 
@@ -102,7 +102,7 @@ class ObjectMetadata:
             raise CorruptionError(
                 "unreadable metadata in the object", name=name, reason=repr(error)
             ) from error
-        missing = sum(metadata.hole_counts.values())
+        missing = sum(metadata.gap_counts.values())
         if metadata.is_snapshot:
             return metadata
         if metadata.record_count + missing != metadata.covered.offset_count:
@@ -111,7 +111,7 @@ class ObjectMetadata:
                 name=name,
                 expected=metadata.covered.offset_count,
                 records=metadata.record_count,
-                holes=missing,
+                gaps=missing,
             )
         return metadata
 
@@ -120,7 +120,7 @@ class ObjectMetadata:
         def whole(key: str) -> int:
             return int(texts[PREFIX + key])
 
-        holes: list[Any] = json.loads(texts[f"{PREFIX}holes"])
+        gaps: list[Any] = json.loads(texts[f"{PREFIX}holes"])
         counts: dict[str, Any] = json.loads(texts[f"{PREFIX}hole-counts"])
         return cls(
             topic=texts[f"{PREFIX}topic"],
@@ -129,10 +129,10 @@ class ObjectMetadata:
             covered=OffsetRange(first=whole("from"), last=whole("to")),
             record_count=whole("record-count"),
             digest=texts[DIGEST_KEY],
-            holes=tuple(
-                Hole(first=int(first), last=int(last), cause=HoleCause(cause))
-                for first, last, cause in holes
+            gaps=tuple(
+                Gap(first=int(first), last=int(last), cause=GapCause(cause))
+                for first, last, cause in gaps
             ),
-            hole_counts={HoleCause(cause): int(count) for cause, count in counts.items()},
+            gap_counts={GapCause(cause): int(count) for cause, count in counts.items()},
             is_snapshot=texts.get(_COMPACTION_KEY) == "log",
         )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from logmirror.archive.hole_facts import Runs
+from logmirror.archive.gap_facts import Runs
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.model import HoleCause
+from logmirror.model import GapCause
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, BatchScanner
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-    from logmirror.archive.hole_facts import Causes
+    from logmirror.archive.gap_facts import Causes
     from logmirror.model import OffsetRange
     from logmirror.wire.scan import Batches
 
 _READ_BYTES: Final = 4 << 20
 
 
-def seen_holes(batches: Batches, first: int, *, aborted: bool = False) -> Causes:
+def seen_gaps(batches: Batches, first: int, *, aborted: bool = False) -> Causes:
     """The holes that batches show from offset `first` on: markers, aborted ones if asked."""
-    kinds = {HoleCause.CONTROL: KIND_CONTROL}
+    kinds = {GapCause.CONTROL: KIND_CONTROL}
     if aborted:
-        kinds[HoleCause.ABORTED] = KIND_ABORTED
+        kinds[GapCause.ABORTED] = KIND_ABORTED
     found = {}
     for cause, kind in kinds.items():
         is_kind = (batches.kinds == kind) & (batches.last_offsets >= first)

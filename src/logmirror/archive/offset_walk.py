@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logmirror.archive.hole_facts import HoleWalk
+from logmirror.archive.gap_facts import GapWalk
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from logmirror.archive.hole_facts import Causes
+    from logmirror.archive.gap_facts import Causes
     from logmirror.model import OffsetRange
 
 
@@ -59,7 +59,7 @@ class OffsetWalk:
         self._covered = covered
         self._previous = -1
         self.record_count = 0
-        self.holes = HoleWalk(covered)
+        self.gaps = GapWalk(covered)
 
     @property
     def last(self) -> int:
@@ -72,4 +72,4 @@ class OffsetWalk:
             return
         self._previous = check_offsets(offsets, self._previous, self._covered, self._name)
         self.record_count += len(offsets)
-        self.holes.step(offsets, known)
+        self.gaps.step(offsets, known)

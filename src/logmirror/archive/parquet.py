@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logmirror.model import ColumnTypes
 
 _ROWS: Final = 16_384
-_PEER_BYTES: Final = 32 << 20
+_MIRROR_V3_BYTES: Final = 32 << 20
 """About as much is read at once of a file of mirror-v3, whose row group is the whole file."""
 _IN_MEMORY_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 1 << 20
@@ -71,10 +71,10 @@ def _layout(parquet: Any, name: str) -> Layout:  # noqa: ANN401  # pyarrow has n
     return layout
 
 
-def is_of_peer(parquet: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
+def is_mirror_v3(parquet: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
     """Whether mirror-v3 wrote this ParquetFile."""
     layout = layout_of(parquet.schema_arrow)
-    return layout is not None and layout.is_of_peer
+    return layout is not None and layout.is_mirror_v3
 
 
 def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
@@ -151,9 +151,11 @@ def _group_rows(
 ) -> Iterator[Any]:
     rows = _ROWS
     with _translated(name):
-        if layout.is_of_peer:
+        if layout.is_mirror_v3:
             told = parquet.metadata.row_group(group)
-            rows = max(min(rows, told.num_rows * _PEER_BYTES // max(told.total_byte_size, 1)), 1)
+            rows = max(
+                min(rows, told.num_rows * _MIRROR_V3_BYTES // max(told.total_byte_size, 1)), 1
+            )
         batches = parquet.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
     while True:
         with _translated(name):

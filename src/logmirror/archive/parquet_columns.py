@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from logmirror.archive import peer
+from logmirror.archive import mirror_v3
 from logmirror.model import ColumnTypes
 from logmirror.wire.columns import SCHEMA
 
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     schema says (texts are UTF-8). Nulls may stand where none may be: the caller looks. Raises
     CorruptionError for rows that the program that wrote the file cannot have written."""
 
-    is_of_peer: bool = False
+    is_mirror_v3: bool = False
     """Whether mirror-v3 wrote it."""
 
 
@@ -127,8 +127,8 @@ def _as_they_are(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
 
 
 def _mirror_v3_columns(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
-    convert = peer.converter(schema)
-    return None if convert is None else Layout(peer.types(schema), convert, is_of_peer=True)
+    convert = mirror_v3.converter(schema)
+    return None if convert is None else Layout(mirror_v3.types(schema), convert, is_mirror_v3=True)
 
 
 _LAYOUTS: Final[tuple[Callable[[Any], Layout | None], ...]] = (_spark_columns, _mirror_v3_columns)

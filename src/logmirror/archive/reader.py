@@ -21,8 +21,8 @@ import xxhash
 
 from logmirror.archive.claims import read_rewrites
 from logmirror.archive.compactions import read_promise
-from logmirror.archive.hole_facts import (
-    HoleFacts,
+from logmirror.archive.gap_facts import (
+    GapFacts,
     Witness,
     by_cause,
     check_listed,
@@ -31,13 +31,13 @@ from logmirror.archive.hole_facts import (
 )
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, parse_name
-from logmirror.archive.native import native_batches, native_rows, seen_holes, tee
+from logmirror.archive.native import native_batches, native_rows, seen_gaps, tee
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.archive.offset_walk import OffsetWalk
 from logmirror.archive.parquet import (
     checked_file,
     column_types,
-    is_of_peer,
+    is_mirror_v3,
     open_parquet,
     read_parquet,
 )
@@ -79,7 +79,7 @@ class ObjectReport:
     metadata: ObjectMetadata | None
     """Parquet: the object's own account of itself."""
 
-    holes: HoleFacts | None = None
+    gaps: GapFacts | None = None
     """Offsets that carry no record, if the object was read."""
 
     topic_id: str = ""
@@ -149,7 +149,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     topic: str = "",
     compacted: bool = False,
     snapshots: bool = False,
-    peer_before: int = 0,
+    mirror_v3_before: int = 0,
     copy: Copy | None = None,
 ) -> ObjectReport:
     """Check one object against its format, its name, and what was promised for it, if that is kept.
@@ -166,7 +166,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         topic: Whose records they must be; empty: of one topic, whichever it is.
         compacted: The topic's log may lack offsets at the end of the object without a trace in it.
         snapshots: An object of mirror-v3 is a snapshot, which it does not say itself.
-        peer_before: NDJSON that begins below this offset and has no claim is mirror-v3's, whose
+        mirror_v3_before: NDJSON that begins below this offset and has no claim is mirror-v3's, whose
             lines are like ours; see `claims.first_claimed`.
         copy: Gets what is read; only with `deep`.
 
@@ -178,7 +178,7 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
     """
     covered, _ = _parsed(name)
     claim = read_promise(store, folder, covered)
-    is_peer = claim is None and covered.first < peer_before
+    is_peer = claim is None and covered.first < mirror_v3_before
     options = _Options(deep, utf8, topic, compacted, snapshots, is_peer, copy)
     if claim is None or not claim.rewritable:
         return _check_with(store, folder, name, claim, options)
@@ -274,7 +274,7 @@ class _Check:
         count: int | None,
         digest: str | None,
         metadata: ObjectMetadata | None = None,
-        holes: HoleFacts | None = None,
+        gaps: GapFacts | None = None,
     ) -> ObjectReport:
         told = metadata or self._claim
         return ObjectReport(
@@ -284,17 +284,17 @@ class _Check:
             record_count=count,
             digest=digest,
             metadata=metadata,
-            holes=holes,
+            gaps=gaps,
             topic_id=told.topic_id if told else "",
             is_witnessed=told is not None,
         )
 
-    def _explained(self, found: HoleFacts, metadata: ObjectMetadata | None) -> HoleFacts:
+    def _explained(self, found: GapFacts, metadata: ObjectMetadata | None) -> GapFacts:
         """The holes with the causes that footer or claim tell, if one of them is there."""
         if metadata is not None:
-            witness = Witness(runs=metadata.holes, counts=metadata.hole_counts)
+            witness = Witness(runs=metadata.gaps, counts=metadata.gap_counts)
         elif self._claim is not None:
-            witness = Witness(runs=self._claim.holes, counts=self._claim.all_holes())
+            witness = Witness(runs=self._claim.gaps, counts=self._claim.all_gaps())
         elif self._is_peer and self._has_end:
             return unrecorded(found)
         else:
@@ -319,11 +319,11 @@ class _Check:
                     expected=reached + 1,
                 )
             lowest, reached = base, int(batches.last_offsets[-1])
-            known = seen_holes(batches, self._covered.first)
+            known = seen_gaps(batches, self._covered.first)
             for rows in decoder.decode(view, batches, first=self._covered.first, end=reached + 1):
                 walk.step(rows.offsets, known)
-            walk.holes.step(_NO_OFFSETS, known, reached=reached + 1)
-        holes = walk.holes.finish()
+            walk.gaps.step(_NO_OFFSETS, known, reached=reached + 1)
+        gaps = walk.gaps.finish()
         may_be_short = compacted or self._claim is not None
         if reached > self._covered.last or (reached < self._covered.last and not may_be_short):
             raise CorruptionError(
@@ -334,7 +334,7 @@ class _Check:
                 found=reached,
             )
         return self._report(
-            walk.record_count, f"xxh3:{digest.hexdigest()}", holes=self._explained(holes, None)
+            walk.record_count, f"xxh3:{digest.hexdigest()}", gaps=self._explained(gaps, None)
         )
 
     def parquet(self, file: BinaryIO, options: _Options) -> ObjectReport:
@@ -355,14 +355,14 @@ class _Check:
             self._expect("record count", metadata.record_count, count)
             self._expect("topic", self.topic or metadata.topic, metadata.topic)
             self.topic = metadata.topic
-        self._is_peer = metadata is None and is_of_peer(parquet)
+        self._is_peer = metadata is None and is_mirror_v3(parquet)
         if not options.deep:
             return self._report(count, metadata.digest if metadata else None, metadata)
         is_snapshot = metadata.is_snapshot if metadata else self._is_peer and options.snapshots
         if is_snapshot:
-            (found, digest), holes = self._snapshot(parquet), HoleFacts()
+            (found, digest), gaps = self._snapshot(parquet), GapFacts()
         else:
-            found, digest, holes = self._rows(read_parquet(parquet, self._name), metadata)
+            found, digest, gaps = self._rows(read_parquet(parquet, self._name), metadata)
         self._expect("record count", count, found)
         if metadata is not None:
             self._expect("digest", metadata.digest, digest)
@@ -375,10 +375,10 @@ class _Check:
                 expected=self._covered.last,
             )
         if not is_snapshot:
-            holes = self._explained(holes, metadata)
+            gaps = self._explained(gaps, metadata)
         elif metadata is not None:
-            holes = HoleFacts(runs=metadata.holes, counts=metadata.hole_counts)
-        return self._report(found, digest, metadata, holes)
+            gaps = GapFacts(runs=metadata.gaps, counts=metadata.gap_counts)
+        return self._report(found, digest, metadata, gaps)
 
     def _snapshot(self, parquet: Any) -> tuple[int, str]:  # noqa: ANN401  # pyarrow has no types
         """Check that keys ascend and nothing is newer; returns how many rows, and their digest."""
@@ -402,27 +402,27 @@ class _Check:
             return self._report(None, None)
         self._is_peer = options.is_peer
         rows = read_ndjson(file, name=self._name, utf8=options.utf8)
-        count, digest, holes = self._rows(rows, self._claim)
+        count, digest, gaps = self._rows(rows, self._claim)
         if self._claim is not None:  # first, because it says most of what is wrong
             self._expect("digest", self._claim.digest, digest)
-        return self._report(count, digest, holes=self._explained(holes, None))
+        return self._report(count, digest, gaps=self._explained(gaps, None))
 
     def _rows(
         self, batches: Iterator[Any], told: ObjectMetadata | Claim | None
-    ) -> tuple[int, str, HoleFacts]:
+    ) -> tuple[int, str, GapFacts]:
         """Check every row; returns how many there are, their digest, and what is missing."""
         walk, digest = OffsetWalk(self._name, self._covered), ContentDigest()
-        listed = by_cause(told.holes) if told else {}
+        listed = by_cause(told.gaps) if told else {}
         for batch in batches:
             walk.step(batch.column("offset").to_numpy(), listed)
             self._expect_place(batch)
             digest.update_arrow(batch)
             if self._copy:
                 self._copy.take_rows(batch)
-        holes = walk.holes.finish(listed)
-        check_listed(listed, holes, name=self._name)
+        gaps = walk.gaps.finish(listed)
+        check_listed(listed, gaps, name=self._name)
         self._has_end = walk.last == self._covered.last
-        return walk.record_count, digest.hexdigest(), holes
+        return walk.record_count, digest.hexdigest(), gaps
 
     def _expect_place(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
         self._expect_everywhere(batch, "partition", self._partition)

@@ -73,7 +73,7 @@ ADVERTISED_FROM: Final[dict[int, int]] = {Api.PRODUCE: 0}
 """Where the first advertised version is not the first answered one."""
 
 
-def is_answered(api_key: int, version: int) -> bool:
+def has_response(api_key: int, version: int) -> bool:
     """Whether a request has an answer."""
     first, last = VERSIONS.get(api_key, (0, -1))
     return first <= version <= last

@@ -28,9 +28,9 @@ def report_json(report: FlowReport) -> dict[str, object]:
         "first": report.first,
         "next_offset": report.next_offset,
         "records": report.record_count,
-        "hole_offsets": report.hole_offsets,
-        "holes": {cause.value: n for cause, n in sorted(report.hole_counts.items()) if n},
-        "hole_runs": [[run.first, run.last, run.cause.value] for run in report.hole_runs],
+        "hole_offsets": report.gap_offsets,
+        "holes": {cause.value: n for cause, n in sorted(report.gap_counts.items()) if n},
+        "hole_runs": [[run.first, run.last, run.cause.value] for run in report.gap_runs],
         "bytes": report.object_bytes,
         "unwitnessed": report.unwitnessed,
         "compared_with_source": report.compared,
@@ -57,7 +57,7 @@ def print_reports(
     table.add_column("VERDICT", no_wrap=True)
     for r in reports:
         numbers: list[object] = [r.objects, r.first, r.next_offset]
-        numbers += [r.record_count, r.hole_offsets, r.object_bytes] if deep else []
+        numbers += [r.record_count, r.gap_offsets, r.object_bytes] if deep else []
         numbers += [r.compared, r.gone, r.compacted_since] if against_source else []
         verdict = f"{len(r.problems)} PROBLEM(S)" if r.problems else "ok"
         cells = ["-" if n is None else str(n) for n in numbers]
@@ -78,10 +78,10 @@ def print_reports(
 
 def _notes(report: FlowReport) -> Iterator[str]:
     """What a proof found that is no problem: holes, and a claim that waits for its object."""
-    counts = [f"{count} {cause}" for cause, count in sorted(report.hole_counts.items()) if count]
+    counts = [f"{count} {cause}" for cause, count in sorted(report.gap_counts.items()) if count]
     if counts:
         yield f"offsets without a record: {', '.join(counts)}"
-        runs = report.hole_runs
+        runs = report.gap_runs
         shown = [
             f"{run.first}{f'-{run.last}' if run.last > run.first else ''} {run.cause}"
             for run in runs[:_RUNS_SHOWN]

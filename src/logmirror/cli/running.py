@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from logmirror.cli.options import ConfigOption, LogFormatOption, LogLevelOption, settings_of
-from logmirror.config.environment import read_knobs, tell_without_meaning
+from logmirror.config.environment import log_ignored_variables, read_environment
 from logmirror.errors import UsageError
 from logmirror.monitoring.logs import log_to_stderr
 
@@ -42,10 +42,12 @@ def run(  # noqa: PLR0913  # one parameter for each option
     from logmirror.app import run  # noqa: PLC0415  # loads Spark, which `validate` can do without
 
     log_to_stderr(log_level, log_format)
-    knobs = read_knobs(os.environ)
-    tell_without_meaning(os.environ)
+    environment = read_environment(os.environ)
+    log_ignored_variables(os.environ)
     settings = settings_of(config)
-    run.run(settings, until_now=until_now, master=master, spark_log=spark_log, knobs=knobs)
+    run.run(
+        settings, until_now=until_now, master=master, spark_log=spark_log, environment=environment
+    )
 
 
 def broker(  # one parameter for each option

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import Admin
-from logmirror.cluster.fence import Fence
 from logmirror.cluster.fetch_ahead import FetchAhead
 from logmirror.cluster.groups import GroupOffset, Groups
+from logmirror.cluster.lease import Lease
 from logmirror.cluster.offsets import (
     EARLIEST,
     LATEST,
@@ -227,21 +227,21 @@ class ClusterClient:
         """Make a `TransactionalProducer` on this cluster; nothing is asked yet."""
         return TransactionalProducer(self._router, transactional_id, timeout_ms=timeout_ms)
 
-    def has_fences(self) -> bool:
-        """Whether `fence` can be used: Apache Kafka 3.0 or later.
+    def has_leases(self) -> bool:
+        """Whether `lease` can be used: Apache Kafka 3.0 or later.
 
         Raises:
             UnavailableError: No broker answered within the budget.
         """
 
         def attempt() -> bool:
-            return Fence.is_offered(self._router.topology.any_connection().versions)
+            return Lease.is_offered(self._router.topology.any_connection().versions)
 
         return self._router.retry.run(attempt, "could not ask what is offered")
 
-    def fence(self, transactional_id: str) -> Fence:
-        """Make a `Fence` on this cluster; nothing is asked yet."""
-        return Fence(self._router, transactional_id)
+    def lease(self, transactional_id: str) -> Lease:
+        """Make a `Lease` on this cluster; nothing is asked yet."""
+        return Lease(self._router, transactional_id)
 
     def group_offsets(
         self, group: str, partitions: Iterable[TopicPartition]

@@ -47,7 +47,7 @@ class FetchConnection(Connection):
         self._asked.append(self._ask(request))
         return True
 
-    def answer(self, view: memoryview) -> Fetched:
+    def response(self, view: memoryview) -> Fetched:
         """Receive the answer to the oldest fetch; see `fetch`."""
         return self._take(self._asked.popleft(), view, others_follow=bool(self._asked))
 
@@ -123,7 +123,7 @@ class FetchAhead:
             while True:
                 oldest = next(iter(asked))
                 is_it = oldest == partition
-                fetched = connection.answer(view if is_it and fits else _NOWHERE)
+                fetched = connection.response(view if is_it and fits else _NOWHERE)
                 del asked[oldest], self._leader_of[oldest]
                 if is_it:
                     break

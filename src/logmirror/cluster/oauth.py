@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.properties import ConnectionSettings
 
-_ANSWER_BYTES_MAX: Final = 1 << 20
+_RESPONSE_BYTES_MAX: Final = 1 << 20
 _CONFIG_KEYS: Final = ("principal", "principalClaimName", "scopeClaimName", "scope", "lifeSeconds")
 
 
@@ -106,8 +106,8 @@ def _ask_endpoint(settings: ConnectionSettings, *, timeout_ms: float) -> str:
         },
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_ms / 1000) as answer:  # noqa: S310  # as above
-            body = answer.read(_ANSWER_BYTES_MAX)
+        with urllib.request.urlopen(request, timeout=timeout_ms / 1000) as response:  # noqa: S310  # as above
+            body = response.read(_RESPONSE_BYTES_MAX)
         token = json.loads(body)["access_token"]
     except urllib.error.HTTPError as error:
         error.close()

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from logmirror.cluster.router import Router
     from logmirror.model import TopicPartition
 
-NO_ANSWER: Final = -2
-"""`ProduceAnswer.error_code` where no broker has said anything; no code of Kafka's."""
+NO_RESPONSE: Final = -2
+"""`ProduceResponse.error_code` where no broker has said anything; no code of Kafka's."""
 
 
 _DOUBLINGS_MAX: Final = 20
@@ -61,12 +61,12 @@ _NOT_COLLECTED: Final = UnavailableError(
 )
 
 
-class ProduceAnswer(NamedTuple):
+class ProduceResponse(NamedTuple):
     """What became of one batch."""
 
     partition: TopicPartition
     error_code: int
-    """Kafka's, 0: written; `NO_ANSWER`: nothing was said, `error` tells what is known."""
+    """Kafka's, 0: written; `NO_RESPONSE`: nothing was said, `error` tells what is known."""
     base_offset: int
     """Where its first record stands. With an error it is -1 or what the broker says; see 7, 20."""
     log_append_time_ms: int
@@ -118,14 +118,14 @@ class ProducePipeline:
         self._links: dict[int, ProduceConnection] = {}
         self._unreachable: dict[int, tuple[int, int, LogmirrorError]] = {}
         """Node id to (not before, failures, why): brokers that could not be connected to."""
-        self._answers: list[ProduceAnswer] = []
+        self._responses: list[ProduceResponse] = []
         self._counts: Counter[TopicPartition] = Counter()
         self._link_of: dict[TopicPartition, ProduceConnection] = {}
         self._failed: Counter[TopicPartition] = Counter()
         """How many of a partition's failures are not collected."""
         self._awaited: Counter[TopicPartition] = Counter()
         """How many of a partition's batches are under way."""
-        self._behind: dict[TopicPartition, list[ProduceAnswer]] = {}
+        self._behind: dict[TopicPartition, list[ProduceResponse]] = {}
         """Answers to batches that were not sent, kept until those sent before are answered."""
 
     def __enter__(self) -> Self:
@@ -188,7 +188,7 @@ class ProducePipeline:
             raise _too_late()
         for partition, error in refused.items():
             self._counts[partition] += 1
-            self._answer_unsent(partition, error)
+            self._response_unsent(partition, error)
         for link, wanted in by_link.items():
             self._begin(link, wanted, broken.get(link, _BROKEN))
         try:
@@ -198,7 +198,7 @@ class ProducePipeline:
                 self._give_up(link, UnavailableError("sending was interrupted"))
             raise
 
-    def collect(self, *, block: bool) -> list[ProduceAnswer]:
+    def collect(self, *, block: bool) -> list[ProduceResponse]:
         """Return the answers that have come, each once.
 
         Args:
@@ -209,17 +209,17 @@ class ProducePipeline:
             For each partition in the order of sending; may be empty.
         """
         self._pull_all()
-        while block and not self._answers and any(link.underway for link in self._links.values()):
+        while block and not self._responses and any(link.underway for link in self._links.values()):
             self._wait(())
-        answers, self._answers = self._answers, []
-        for answer in answers:
-            self._counts[answer.partition] -= 1
-            if not self._counts[answer.partition]:
-                del self._counts[answer.partition]
-                self._link_of.pop(answer.partition, None)
-            if answer.error is not None:
-                self._failed[answer.partition] -= 1
-        return answers
+        responses, self._responses = self._responses, []
+        for response in responses:
+            self._counts[response.partition] -= 1
+            if not self._counts[response.partition]:
+                del self._counts[response.partition]
+                self._link_of.pop(response.partition, None)
+            if response.error is not None:
+                self._failed[response.partition] -= 1
+        return responses
 
     # Which connection.
 
@@ -330,9 +330,9 @@ class ProducePipeline:
         for partition, view in wanted:
             self._counts[partition] += 1
             if link.closed:
-                self._answer_unsent(partition, why_closed)
+                self._response_unsent(partition, why_closed)
             elif self._failed[partition]:
-                self._answer_unsent(partition, _NOT_COLLECTED)
+                self._response_unsent(partition, _NOT_COLLECTED)
             else:
                 self._link_of[partition] = link
                 self._awaited[partition] += 1
@@ -363,7 +363,7 @@ class ProducePipeline:
             self._give_up(link, _too_late())
         else:
             for partition in link.withdraw().partitions:
-                self._answer_unsent(partition, _too_late())
+                self._response_unsent(partition, _too_late())
                 self._settle_one(partition)
 
     def _wait(self, sending: Sequence[ProduceConnection], not_after_ms: int | None = None) -> None:
@@ -426,8 +426,8 @@ class ProducePipeline:
             self._failed[partition] += 1
             if error_of(code).stale_metadata:
                 self._router.topology.forget([partition.topic])
-        self._answers.append(
-            ProduceAnswer(
+        self._responses.append(
+            ProduceResponse(
                 partition,
                 code,
                 result.base_offset,
@@ -453,30 +453,30 @@ class ProducePipeline:
             **facts,
         )
         for partition in lost:
-            self._answers.append(self._failure(partition, unknown))
+            self._responses.append(self._failure(partition, unknown))
             self._settle_one(partition)
         cut_off = UnavailableError(f"not sent whole: {why.message}", hint=why.hint, **facts)
         for partition in unsent:
-            self._answer_unsent(partition, cut_off)
+            self._response_unsent(partition, cut_off)
             self._settle_one(partition)
 
-    def _answer_unsent(self, partition: TopicPartition, why: LogmirrorError) -> None:
+    def _response_unsent(self, partition: TopicPartition, why: LogmirrorError) -> None:
         """Answer a batch that was not sent, after those that were sent before it."""
         self._behind.setdefault(partition, []).append(self._failure(partition, why))
         if not self._awaited[partition]:
-            self._answers += self._behind.pop(partition)
+            self._responses += self._behind.pop(partition)
 
-    def _failure(self, partition: TopicPartition, why: LogmirrorError) -> ProduceAnswer:
+    def _failure(self, partition: TopicPartition, why: LogmirrorError) -> ProduceResponse:
         error = _copy_of(why).add_facts(topic=partition.topic, partition=partition.partition)
         self._failed[partition] += 1
-        return ProduceAnswer(partition, NO_ANSWER, -1, -1, -1, error)
+        return ProduceResponse(partition, NO_RESPONSE, -1, -1, -1, error)
 
     def _settle_one(self, partition: TopicPartition) -> None:
         """One of the partition's batches is no longer under way."""
         self._awaited[partition] -= 1
         if not self._awaited[partition]:
             del self._awaited[partition]
-            self._answers += self._behind.pop(partition, ())
+            self._responses += self._behind.pop(partition, ())
 
 
 def _copy_of(error: LogmirrorError) -> LogmirrorError:

@@ -58,8 +58,8 @@ class ProduceConnection(Connection):
         self._pieces: deque[memoryview] = deque()
         self._begun = False
         self._send_deadline_ms = 0
-        self._answer_deadline_ms = 0
-        self._answer_wait_ms = 0
+        self._response_deadline_ms = 0
+        self._response_wait_ms = 0
         self._received = bytearray()
         self._view = memoryview(bytearray(_RECEIVE_BYTES))
         if self._version < max(oldest, PRODUCE_VERSION_MIN):
@@ -104,7 +104,7 @@ class ProduceConnection(Connection):
         unsent = 1 if self._pieces else 0
         deadlines = [self._send_deadline_ms] * unsent
         if len(self.underway) > unsent:
-            deadlines.append(self._answer_deadline_ms)
+            deadlines.append(self._response_deadline_ms)
         return min(deadlines, default=None)
 
     def prepare(self) -> None:
@@ -141,10 +141,10 @@ class ProduceConnection(Connection):
         self._begun = False
         partitions = tuple(partition for partition, _ in request.batches)
         self.underway.append(Underway(partitions, correlation_id))
-        self._answer_wait_ms = self._settings.socket_timeout_ms + request.timeout_ms
+        self._response_wait_ms = self._settings.socket_timeout_ms + request.timeout_ms
         self._send_deadline_ms = (
             self._clock.monotonic_ms()
-            + self._answer_wait_ms
+            + self._response_wait_ms
             + sum(map(len, self._pieces)) // _SLOWEST_BYTES_PER_MS
         )
 
@@ -176,7 +176,7 @@ class ProduceConnection(Connection):
             self._begun = True
         else:
             if len(self.underway) == 1:
-                self._restart_answer_deadline()
+                self._restart_response_deadline()
         return True
 
     def pull(self, into: list[ProduceResult]) -> None:
@@ -214,8 +214,8 @@ class ProduceConnection(Connection):
         results, throttle_ms = parse_produce(
             frame, version=self._version, correlation_id=head.correlation_id
         )
-        answered = {result.partition for result in results}
-        if len(results) != len(head.partitions) or answered != set(head.partitions):
+        responded = {result.partition for result in results}
+        if len(results) != len(head.partitions) or responded != set(head.partitions):
             raise CorruptionError(
                 "a produce answer is not about the partitions that were sent",
                 expected=len(head.partitions),
@@ -225,7 +225,9 @@ class ProduceConnection(Connection):
         into += results
         self._proven = True
         self._throttle(throttle_ms)
-        self._restart_answer_deadline(throttle_ms)
+        self._restart_response_deadline(throttle_ms)
 
-    def _restart_answer_deadline(self, throttle_ms: int = 0) -> None:
-        self._answer_deadline_ms = self._clock.monotonic_ms() + self._answer_wait_ms + throttle_ms
+    def _restart_response_deadline(self, throttle_ms: int = 0) -> None:
+        self._response_deadline_ms = (
+            self._clock.monotonic_ms() + self._response_wait_ms + throttle_ms
+        )

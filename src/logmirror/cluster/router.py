@@ -98,11 +98,11 @@ class Router:
         An unknown outcome goes before all others: it must not be tried again.
         """
         failures: list[LogmirrorError] = []
-        for partition, answer in self.each_leader(partitions, call).items():
-            if isinstance(answer, LogmirrorError):
-                failures.append(answer)
+        for partition, response in self.each_leader(partitions, call).items():
+            if isinstance(response, LogmirrorError):
+                failures.append(response)
             else:
-                found[partition] = answer
+                found[partition] = response
         if failures:
             raise min(failures, key=lambda error: not isinstance(error, OutcomeUnknownError))
 
@@ -112,26 +112,26 @@ class Router:
         """Ask each leader once; every partition gets its answer or its error."""
         wanted = list(partitions)
         self.topology.ensure(partition.topic for partition in wanted)
-        answers: dict[TopicPartition, _T | LogmirrorError] = {}
+        responses: dict[TopicPartition, _T | LogmirrorError] = {}
         by_leader: dict[int, dict[TopicPartition, PartitionMetadata]] = {}
         for partition in wanted:
             try:
                 metadata = self.topology.partition(partition)
             except LogmirrorError as error:
-                answers[partition] = error
+                responses[partition] = error
             else:
                 by_leader.setdefault(metadata.leader, {})[partition] = metadata
         for leader, led in by_leader.items():
             try:
                 told = call(self.topology.connection(leader), led)
             except LogmirrorError as error:
-                answers |= dict.fromkeys(led, error)
+                responses |= dict.fromkeys(led, error)
             else:
                 for partition in led:
-                    answers[partition] = (
+                    responses[partition] = (
                         told[partition] if partition in told else _left_out(partition)
                     )
-        return answers
+        return responses
 
 
 def _left_out(partition: TopicPartition) -> LogmirrorError:

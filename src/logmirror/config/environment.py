@@ -39,7 +39,7 @@ _SWITCH: Final = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
+class ProcessEnvironment:
     """What the environment says, or the defaults."""
 
     metrics_port: int = 9090
@@ -52,20 +52,22 @@ class Knobs:
     """Between two heartbeats in the log; 0: none."""
 
 
-def read_knobs(environment: Mapping[str, str]) -> Knobs:
+def read_environment(environment: Mapping[str, str]) -> ProcessEnvironment:
     """Read the switches.
 
     Raises:
         UsageError: A value is not what the variable takes.
     """
-    defaults = Knobs()
+    defaults = ProcessEnvironment()
     port = _number(environment, METRICS_PORT, defaults.metrics_port, _PORT_MAX)
     secs = _number(environment, HEARTBEAT_SECS, defaults.heartbeat_ms // 1000, _HEARTBEAT_MAX_SECS)
     partitions = _switch(environment, METRICS_PARTITIONS, default=defaults.metrics_partitions)
-    return Knobs(metrics_port=port, metrics_partitions=partitions, heartbeat_ms=secs * 1000)
+    return ProcessEnvironment(
+        metrics_port=port, metrics_partitions=partitions, heartbeat_ms=secs * 1000
+    )
 
 
-def tell_without_meaning(environment: Mapping[str, str]) -> None:
+def log_ignored_variables(environment: Mapping[str, str]) -> None:
     """Say in one line of the log which variables are set that do nothing here."""
     found = [name for name in WITHOUT_MEANING if name in environment]
     if found:

@@ -23,7 +23,7 @@ from pyspark.daemon import manager
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.mirror.follow import open_lease
+from logmirror.mirror.follow import open_follow_window
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType
@@ -34,10 +34,10 @@ from logmirror.to_archive.memory import Memory
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
-from logmirror.to_kafka.gap_writer import HoleWriter
-from logmirror.to_kafka.offset_syncs import SyncTeller
+from logmirror.to_kafka.gap_writer import GapWriter
+from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
 from logmirror.to_kafka.preserve_transfer import KafkaTransfer
-from logmirror.to_kafka.tail_check import KafkaProver
+from logmirror.to_kafka.tail_check import TailCheck
 from logmirror.to_kafka.translate_progress import Links, ProgressReader
 from logmirror.to_kafka.translate_transfer import TranslateTransfer
 from logmirror.wire.decode import RecordDecoder
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.mirror.follow import Lease
+    from logmirror.mirror.follow import FollowWindow
     from logmirror.mirror.ports import SliceResult, Work
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
@@ -76,8 +76,8 @@ def _pipeline(settings: ConnectionSettings, process: int, _purpose: str) -> Prod
 
 
 @functools.cache
-def _filler(settings: ConnectionSettings, process: int) -> HoleWriter:
-    return HoleWriter(_client(settings, process))
+def _filler(settings: ConnectionSettings, process: int) -> GapWriter:
+    return GapWriter(_client(settings, process))
 
 
 @functools.cache
@@ -104,18 +104,22 @@ def _translation(settings: ConnectionSettings, process: int) -> tuple[Links, Pro
 
 
 @functools.cache
-def _teller(source: ConnectionSettings, process: int, name: str, mirror: str) -> SyncTeller:
+def _sync_writer(
+    source: ConnectionSettings, process: int, name: str, mirror: str
+) -> OffsetSyncWriter:
     pipeline = _pipeline(source, process, f"syncs of {mirror} to {name}")
-    return SyncTeller(pipeline, name, SYSTEM_CLOCK, mirror=mirror)
+    return OffsetSyncWriter(pipeline, name, SYSTEM_CLOCK, mirror=mirror)
 
 
-def execute(works: Sequence[Work], desk: tuple[str, int] | None = None) -> Iterator[SliceResult]:
+def execute(
+    works: Sequence[Work], stop_channel: tuple[str, int] | None = None
+) -> Iterator[SliceResult]:
     """Carry the works of one slot out in this process. Never raises a LogmirrorError.
 
-    Connections, buffers and decoders stay for the next time. `desk` is where the driver ends
-    leases.
+    Connections, buffers and decoders stay for the next time. `stop_channel` is where the driver
+    ends leases.
     """
-    for result in _execute(works, desk):
+    for result in _execute(works, stop_channel):
         yield replace(result, peak_bytes=_peak_bytes())
 
 
@@ -125,7 +129,7 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _execute(works: Sequence[Work], desk: tuple[str, int] | None) -> Iterator[SliceResult]:
+def _execute(works: Sequence[Work], stop_channel: tuple[str, int] | None) -> Iterator[SliceResult]:
     copies: dict[tuple[object, ...], list[Work]] = defaultdict(list)
     for work in works:
         if isinstance(work.destination, KafkaSpec):
@@ -134,12 +138,12 @@ def _execute(works: Sequence[Work], desk: tuple[str, int] | None) -> Iterator[Sl
             copies[(work.source, spec.cluster, spec.max_batch_bytes, *kind)].append(work)
     for unit in units(work for work in works if isinstance(work.destination, ArchiveSpec)):
         memory = Memory.of_share(unit[0].memory_bytes)
-        for crew in memory.crews(unit):
-            yield from _archive(crew, memory)
-    duration_ms = max((work.lease_ms for group in copies.values() for work in group), default=0)
-    with open_lease(desk, duration_ms, SYSTEM_CLOCK) as lease:
+        for wave in memory.waves(unit):
+            yield from _archive(wave, memory)
+    duration_ms = max((work.window_ms for group in copies.values() for work in group), default=0)
+    with open_follow_window(stop_channel, duration_ms, SYSTEM_CLOCK) as window:
         for group in copies.values():
-            yield from _copy(group, lease if len(copies) == 1 else lease.part(_TURN_MS))
+            yield from _copy(group, window if len(copies) == 1 else window.part(_TURN_MS))
 
 
 def _source(work: Work) -> KafkaSource:
@@ -187,7 +191,7 @@ def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult
     ).run()
 
 
-def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
+def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
     process, spec = os.getpid(), works[0].kafka
     client, gate = _client(spec.cluster, process), Gate(_tools(process)[2])
     if spec.offsets == "translate":
@@ -201,8 +205,8 @@ def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
             progress=progress,
             rebatcher=_rebatcher(spec.max_batch_bytes, process),
             gate=gate,
-            teller=_teller(works[0].source, process, spec.name, spec.mirror),
-            lease=lease,
+            sync_writer=_sync_writer(works[0].source, process, spec.name, spec.mirror),
+            window=window,
         ).run()
     return KafkaTransfer(
         works,
@@ -213,8 +217,10 @@ def _copy(works: list[Work], lease: Lease) -> list[SliceResult]:
         rebatcher=_rebatcher(spec.max_batch_bytes, process),
         gate=gate,
         filler=_filler(spec.cluster, process),
-        prover=KafkaProver(client, _pipeline(spec.cluster, process, "filler"), _tools(process)[2]),
-        lease=lease,
+        tail_check=TailCheck(
+            client, _pipeline(spec.cluster, process, "filler"), _tools(process)[2]
+        ),
+        window=window,
     ).run()
 
 

@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from pyspark.errors import PySparkException
 
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
-from logmirror.mirror.follow import LeaseDesk
+from logmirror.mirror.follow import StopChannel
 from logmirror.mirror.ports import EngineLostError
 from logmirror.mirror.units import units
 
@@ -139,7 +139,7 @@ class SparkRunner:
             self._context = _start(master, properties, folder, log or folder / "spark.log")
             slots = range(self.slots)
             self._context.parallelize(slots, len(slots)).foreach(_WarmUp(warm_up))
-            self._desk = _desk(self._context)
+            self._stop_channel = _stop_channel(self._context)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -148,7 +148,7 @@ class SparkRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._desk.close()
+        self._stop_channel.close()
         self._context.stop()
         gateway = self._context._gateway  # noqa: SLF001  # the JVM outlives stop() otherwise
         if gateway is not None:
@@ -167,8 +167,8 @@ class SparkRunner:
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """See `Runner.run`."""
         bins = pack(works, self.slots)
-        task = _Task(self._execute, self._desk.address)
-        self._desk.begin()
+        task = _Task(self._execute, self._stop_channel.address)
+        self._stop_channel.begin()
         try:
             return self._context.parallelize(bins, len(bins)).mapPartitions(task).collect()
         except (PySparkException, OSError) as error:
@@ -178,9 +178,9 @@ class SparkRunner:
                 raise self._engine_failed(error) from error
             raise
 
-    def end_leases(self) -> None:
-        """See `Runner.end_leases`."""
-        self._desk.end()
+    def end_follow_windows(self) -> None:
+        """See `Runner.end_follow_windows`."""
+        self._stop_channel.end()
 
     def _engine_failed(self, error: Exception) -> LogmirrorError:
         reason = _reason(error)
@@ -226,14 +226,14 @@ def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
 class _Task:
     """What Spark pickles and runs in a worker for one bin."""
 
-    def __init__(self, execute: str, desk: tuple[str, int]) -> None:
-        self._execute, self._desk = execute, desk
+    def __init__(self, execute: str, stop_channel: tuple[str, int]) -> None:
+        self._execute, self._stop_channel = execute, stop_channel
 
     def __call__(self, bins: Iterable[list[Work]]) -> Iterator[SliceResult]:
         # A worker whose input is left over is thrown away with all it has cached.
         works = [work for items in bins for work in items]
         execute = _named(self._execute)
-        yield from execute(works, self._desk)
+        yield from execute(works, self._stop_channel)
         _freeze_after_task()
 
 
@@ -247,14 +247,14 @@ class _WarmUp:
         _named(self._warm_up)()
 
 
-def _desk(context: SparkContext) -> LeaseDesk:
+def _stop_channel(context: SparkContext) -> StopChannel:
     """Where executors reach the driver, as they reach its JVM."""
     conf = context.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
     try:
-        return LeaseDesk(conf.get("spark.driver.bindAddress") or host, host)
+        return StopChannel(conf.get("spark.driver.bindAddress") or host, host)
     except OSError:  # an address that Java understands and we do not: leases are short then
-        return LeaseDesk()
+        return StopChannel()
 
 
 def _named(name: str) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ _SLOTS_MAX: Final = 10_000
 _unreachable: set[tuple[str, int]] = set()
 
 
-class Lease:
+class FollowWindow:
     """One slot's lease, from now on. Use as a context manager: leaving it ends all others.
 
     Args:
@@ -64,9 +64,9 @@ class Lease:
             return 0
         return max(left_ms, 0)
 
-    def part(self, duration_ms: int) -> Lease:
+    def part(self, duration_ms: int) -> FollowWindow:
         """A lease within this one, which is left alone when the part ends."""
-        return Lease(min(self.left_ms, duration_ms), self._clock, self._connection)
+        return FollowWindow(min(self.left_ms, duration_ms), self._clock, self._connection)
 
     def end(self) -> None:
         """Let it be over now."""
@@ -80,23 +80,27 @@ class Lease:
             self._connection.close()
 
 
-def open_lease(desk: tuple[str, int] | None, duration_ms: int, clock: Clock) -> Lease:
+def open_follow_window(
+    stop_channel: tuple[str, int] | None, duration_ms: int, clock: Clock
+) -> FollowWindow:
     """A slot's lease; short where the driver's desk cannot be reached.
 
     Args:
-        desk: Host and port of a `LeaseDesk`; None: there is none.
+        stop_channel: Host and port of a `StopChannel`; None: there is none.
         duration_ms: How long it may be; 0: there is nothing to wait for, and nobody is asked.
         clock: Time.
     """
-    if duration_ms <= 0 or desk is None or desk in _unreachable:
-        return Lease(min(duration_ms, SHORT_MS), clock)
+    if duration_ms <= 0 or stop_channel is None or stop_channel in _unreachable:
+        return FollowWindow(min(duration_ms, SHORT_MS), clock)
     try:
-        connection = socket.create_connection(desk, timeout=_CONNECT_S)
+        connection = socket.create_connection(stop_channel, timeout=_CONNECT_S)
     except OSError:
-        _unreachable.add(desk)  # asked once by each process: a firewall may swallow the question
-        return Lease(min(duration_ms, SHORT_MS), clock)
+        _unreachable.add(
+            stop_channel
+        )  # asked once by each process: a firewall may swallow the question
+        return FollowWindow(min(duration_ms, SHORT_MS), clock)
     connection.setblocking(False)
-    return Lease(duration_ms, clock, connection)
+    return FollowWindow(duration_ms, clock, connection)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -108,7 +112,7 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
 
 
-class LeaseDesk:
+class StopChannel:
     """The driver's side: ends the leases of one tick together. Use as a context manager.
 
     Args:

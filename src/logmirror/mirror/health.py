@@ -46,7 +46,7 @@ class Trouble:
     """Wall-clock time of the first failure in a row."""
 
 
-class Outlook:
+class StatusBoard:
     """What is known of the mirrors.
 
     Args:

@@ -10,10 +10,10 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, Literal
 
-from logmirror.mirror.health import Outlook
+from logmirror.mirror.health import StatusBoard
 from logmirror.mirror.heartbeat import Heartbeat
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.model import HoleCause
+from logmirror.model import GapCause
 from logmirror.monitoring import metrics
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.errors import LogmirrorError
     from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import DestinationSpec, FlowId, HoleSummary, Receipt, SliceResult
+    from logmirror.mirror.ports import DestinationSpec, FlowId, GapSummary, Receipt, SliceResult
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import OffsetRange
     from logmirror.monitoring.metrics import Labels, Recorder
@@ -51,7 +51,7 @@ class Observer:
         recorder: Takes the metrics.
         clock: Time.
         heartbeat_ms: Between two heartbeats; 0: none.
-        silent: What has no say in readiness; see `Outlook`.
+        silent: What has no say in readiness; see `StatusBoard`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Observer:
         silent: Collection[tuple[str, str]] = (),
     ) -> None:
         self.recorder, self._clock = recorder, clock
-        self.outlook = Outlook(mirrors, clock, silent)
+        self.board = StatusBoard(mirrors, clock, silent)
         self._heartbeat = Heartbeat(heartbeat_ms, clock)
         self._flushed_ms: dict[FlowId, int] = {}
         """Monotonic time of the last flush of a flow, or of its opening."""
@@ -79,22 +79,22 @@ class Observer:
 
     def turned(self, states: Iterable[FlowState]) -> None:
         """The loop has run what was due."""
-        self.outlook.turned()
+        self.board.turned()
         self._heartbeat.beat(states)
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
         """Slices run inside of this."""
-        self.outlook.ticking(on=True)
+        self.board.ticking(on=True)
         try:
             yield
         finally:
-            self.outlook.ticking(on=False)
+            self.board.ticking(on=False)
 
     def planned(self, states: Mapping[FlowId, FlowState], planned: Collection[FlowId]) -> None:
         """What is due is known: a flow that may go on and has nothing due waits no longer."""
         now_ms = self._clock.monotonic_ms()
-        for flow in self.outlook.waiting():
+        for flow in self.board.waiting():
             if flow not in states:  # its mirror has stopped
                 self._goes_on(flow)
                 continue
@@ -128,12 +128,12 @@ class Observer:
         self._enter(flow, "running")
         self._flushed_ms[flow] = self._clock.monotonic_ms()
         self._heartbeat.opened(state)
-        self.outlook.knows(state)
+        self.board.knows(state)
         self.saw(state)
 
     def saw(self, state: FlowState) -> None:
         """A flow's position, or the end of its source, may be another one."""
-        self.outlook.turned()
+        self.board.turned()
         labels = _labels(state.flow)
         self.recorder.set(metrics.OFFSET_VERIFIED, labels, state.position)
         if state.source_end >= 0:
@@ -143,7 +143,7 @@ class Observer:
 
     def lags(self, flow: FlowId, since_ms: int | None) -> None:
         """The oldest record that a flow has not copied is of that time; None: it has them all."""
-        self.outlook.lags(flow, since_ms)
+        self.board.lags(flow, since_ms)
         self.recorder.set(metrics.LAG_SECONDS, _labels(flow), _moment_s(since_ms))
 
     def stalls(self, flow: FlowId, since_ms: int | None) -> None:
@@ -216,11 +216,11 @@ class Observer:
 
     def waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
         """A flow failed for now."""
-        self.outlook.turned()
+        self.board.turned()
         labels = _labels(state.flow)
         self.recorder.add(metrics.RESTARTS, labels)
         self._failed(state.flow, error)
-        since_ms = self.outlook.waits(state.flow, error)
+        since_ms = self.board.waits(state.flow, error)
         if self._stages.get(state.flow) != "stopped":
             self.recorder.set(metrics.RETRY, labels, state.failures)
             self.recorder.set(metrics.RETRY_SECONDS, labels, _moment_s(since_ms))
@@ -230,7 +230,7 @@ class Observer:
         _LOG.warning("flow waits: %s", error.message, extra={"facts": facts})
 
     def _goes_on(self, flow: FlowId) -> None:
-        self.outlook.goes_on(flow)
+        self.board.goes_on(flow)
         if self._stages.get(flow) == "waiting":
             self._waits_no_more(flow)
             self._enter(flow, "running")
@@ -253,7 +253,7 @@ class Observer:
         self.recorder.add(metrics.RECORDS, labels, receipt.record_count)
         self.recorder.add(metrics.BYTES, labels, receipt.object_bytes)
         self.recorder.set(metrics.LAST_FLUSH, labels, self._clock.now_ms() / 1000)
-        for cause, count in _counts(receipt.holes):
+        for cause, count in _counts(receipt.gaps):
             if count:
                 self.recorder.add(metrics.GAPS, (*labels, cause.value), count)
 
@@ -278,7 +278,7 @@ class Observer:
 
     def mirror_opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
         """All flows of a mirror have positions, but for those of these destinations."""
-        self.outlook.opened(mirror, unopened)
+        self.board.opened(mirror, unopened)
 
     def not_opened(self, facts: Mapping[str, object], error: LogmirrorError) -> None:
         """A mirror, or one destination of it, could not be looked at; the other flows may go on.
@@ -287,17 +287,17 @@ class Observer:
             facts: `mirror`, `topic`, `destination` (empty: it is the source), and more for the log.
             error: What happened.
         """
-        self.outlook.turned()
+        self.board.turned()
         mirror, destination, topic = (str(facts[k]) for k in ("mirror", "destination", "topic"))
         self.recorder.add(metrics.ERRORS, (mirror, destination, topic, "", error.kind))
-        self.outlook.unreachable(mirror, destination, error)
+        self.board.unreachable(mirror, destination, error)
         _LOG.warning("mirror waits: %s", error.message, extra={"facts": {**error.facts, **facts}})
 
     def stopped(self, mirror: str, topic: str, error: LogmirrorError, flow: FlowId | None) -> None:
         """A mirror must not go on, because of one of its flows or as a whole."""
         labels = _labels(flow) if flow else (mirror, "", topic, "")
         self.recorder.add(metrics.ERRORS, (*labels, error.kind))
-        self.outlook.stopped(mirror, error, flow)
+        self.board.stopped(mirror, error, flow)
         for one in [one for one in self._stages if one.mirror == mirror]:
             self._waits_no_more(one)
             self._enter(one, "stopped")
@@ -335,9 +335,9 @@ def _compaction(spec: DestinationSpec) -> str:
     return "none" if isinstance(spec, KafkaSpec) else spec.compaction or "none"
 
 
-def _counts(holes: HoleSummary) -> tuple[tuple[HoleCause, int], ...]:
+def _counts(gaps: GapSummary) -> tuple[tuple[GapCause, int], ...]:
     return (
-        (HoleCause.CONTROL, holes.control),
-        (HoleCause.ABORTED, holes.aborted),
-        (HoleCause.COMPACTED, holes.compacted),
+        (GapCause.CONTROL, gaps.control),
+        (GapCause.ABORTED, gaps.aborted),
+        (GapCause.COMPACTED, gaps.compacted),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from logmirror.errors import InternalError, PositionError, UnavailableError
-from logmirror.model import ColumnTypes, Hole, OffsetRange, TopicPartition, Trigger
+from logmirror.model import ColumnTypes, Gap, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +114,7 @@ class KafkaSpec:
     offsets: Literal["preserve", "translate"] = "preserve"
     """The source's offsets, or new ones for the visible records alone."""
 
-    holes: Literal["markers", "fail"] = "markers"
+    gaps: Literal["markers", "fail"] = "markers"
     """What an offset without a record becomes: an invisible control record, or an error."""
 
     topic_sync: Literal["create", "validate", "off"] = "create"
@@ -193,7 +193,7 @@ class Work:
     """Whether batches that were on their way when the position was read are known to be refused,
     also behind a hole; clusters only."""
 
-    lease_ms: int = 0
+    window_ms: int = 0
     """Go on with what arrives at the source for so long after `slice.end` is reached."""
 
     memory_bytes: int = SLOT_BYTES
@@ -215,11 +215,11 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoleSummary:
+class GapSummary:
     """The offsets of an object that carry no record (I3)."""
 
-    runs: tuple[Hole, ...] = ()
-    """The first runs, in order; at most `holes.MAX_RUNS` are kept."""
+    runs: tuple[Gap, ...] = ()
+    """The first runs, in order; at most `gaps.MAX_RUNS` are kept."""
 
     control: int = 0
     aborted: int = 0
@@ -243,7 +243,7 @@ class Receipt:
     object_bytes: int
     digest: str
     trigger: Trigger
-    holes: HoleSummary
+    gaps: GapSummary
     elapsed_ms: int
     token: str | None = None
     """Present while the object is staged only."""
@@ -294,7 +294,7 @@ class SourceView:
     log_start: int
     """The first offset the source still has."""
 
-    stable_end: int
+    last_stable_offset: int
     """The last stable offset: one past the last offset that may be copied."""
 
 
@@ -327,7 +327,7 @@ class Runner(Protocol):
         """
         ...
 
-    def end_leases(self) -> None:
+    def end_follow_windows(self) -> None:
         """Let slices end soon that wait for what arrives, now and from now on: it is a stop.
 
         Signal handlers may call it.

@@ -69,7 +69,7 @@ class _Behind:
     """Monotonic; as last told."""
 
 
-class Ages:
+class RecordLag:
     """Keeps the ages of flows up to date; see `Observer.lags`.
 
     Args:
@@ -164,14 +164,14 @@ class Ages:
         while size == 0 and 0 < needed <= _BATCH_BYTES_MAX:
             if needed > len(self._buffer):
                 self._buffer = bytearray(needed)
-            answer = client.fetch(
+            response = client.fetch(
                 state.flow.source,
                 state.position,
                 memoryview(self._buffer)[:needed],
                 topic_id=state.topic_id,
                 max_wait_ms=0,
             )
-            size, needed = answer.size, answer.needed_bytes
+            size, needed = response.size, response.needed_bytes
         at = 0
         while at + HEADER_SIZE <= size:
             header = parse_header(self._buffer, at)

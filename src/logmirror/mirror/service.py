@@ -28,7 +28,7 @@ from logmirror.mirror.ports import (
     PositionMovedError,
     Work,
 )
-from logmirror.mirror.record_lag import Ages
+from logmirror.mirror.record_lag import RecordLag
 from logmirror.mirror.source_views import check_partitions, position, source_views
 from logmirror.mirror.stopped import OnFatal, StoppedMirrors, Unopened, backoff_ms
 from logmirror.monitoring.metrics import Recorder
@@ -99,9 +99,9 @@ class Service:
         self._states: dict[FlowId, FlowState] = {}
         self._mirror_of: dict[FlowId, MirrorSpec] = {}
         self._drift = DriftSchedule(clock)
-        self._ages = Ages(hasty_client or client, clock, self._observer)
+        self._record_lag = RecordLag(hasty_client or client, clock, self._observer)
         self._discovered_ms: int | None = None
-        self._lease_ms = SHORT_MS
+        self._window_ms = SHORT_MS
         self._memory_bytes = memory_bytes
         self._stopping = self._until_now = False
         self._unopened: dict[tuple[str, str], Unopened] = {}
@@ -111,12 +111,12 @@ class Service:
 
     def health(self) -> list[MirrorHealth]:
         """How each mirror is; any thread may ask."""
-        return self._observer.outlook.mirrors()
+        return self._observer.board.mirrors()
 
     def stop(self) -> None:
         """Ask the loop to flush what has been seen and end; safe from a signal handler."""
         self._stopping = True
-        self._runner.end_leases()
+        self._runner.end_follow_windows()
 
     def run(self, *, until_now: bool = False) -> None:
         """Copy until `stop`; with `until_now` until the ends that were found at the start.
@@ -140,7 +140,7 @@ class Service:
                 self._set_targets()
                 targets_set = True
             ticked = self._tick(explicit=targets_set)
-            self._ages.look(self._states, self._mirror_of)
+            self._record_lag.look(self._states, self._mirror_of)
             self._observer.turned(self._states.values())
             if ticked:
                 self._settle()
@@ -355,7 +355,7 @@ class Service:
         state.fenced = False
         destination.opened(state)
         self._observer.saw(state)
-        return view.stable_end
+        return view.last_stable_offset
 
     def _tick(self, *, explicit: bool) -> bool:
         """Run what is due; whether anything was."""
@@ -382,7 +382,7 @@ class Service:
                 estimated_bytes=p.estimated_bytes,
                 proven=self._states[p.slice.flow].proven,
                 fenced=self._states[p.slice.flow].fenced,
-                lease_ms=0 if explicit else self._lease_ms,
+                window_ms=0 if explicit else self._window_ms,
                 memory_bytes=memory_bytes,
             )
             for p in planned
@@ -423,17 +423,17 @@ class Service:
                 state.lost = True
                 self._failed(state, error)
         if any(result.error for of_flow in by_flow.values() for result in of_flow):
-            self._lease_ms = SHORT_MS
+            self._window_ms = SHORT_MS
         else:
-            self._lease_ms = self._longer_lease_ms()
+            self._window_ms = self._longer_window_ms()
 
-    def _longer_lease_ms(self) -> int:
+    def _longer_window_ms(self) -> int:
         """Leases grow while nobody waits for their end: a flow into files, or one that failed."""
         others_wait = any(
             isinstance(state.destination, ArchiveSpec) or state.lost or state.failures
             for state in self._states.values()
         )
-        return SHORT_MS if others_wait else min(2 * self._lease_ms, LONG_MS)
+        return SHORT_MS if others_wait else min(2 * self._window_ms, LONG_MS)
 
     # -- waiting and ending ----------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def source_views(
     ends = client.list_offsets(partitions, LATEST)
     return {
         partition: SourceView(
-            topic_id=topic_id, log_start=starts[partition], stable_end=ends[partition]
+            topic_id=topic_id, log_start=starts[partition], last_stable_offset=ends[partition]
         )
         for partition in partitions
     }

@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, PEER_CATALOGUE, READY
+from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE, READY
 
 if TYPE_CHECKING:
     import socket
@@ -69,7 +69,7 @@ class Shown:
     partitions: bool = True
     """Those of single partitions, too; without them, one series for each mirror and destination."""
 
-    peer_names: bool = False
+    mirror_v3_names: bool = False
     """Those under the names of mirror-v3, too."""
 
 
@@ -105,7 +105,7 @@ def serve(
         thread.join()
 
 
-def _open(port: int, pages: dict[str, Callable[[], _Answer]]) -> _Server | None:
+def _open(port: int, pages: dict[str, Callable[[], _Response]]) -> _Server | None:
     try:
         return _Server(port, pages)
     except OSError as error:
@@ -116,11 +116,11 @@ def _open(port: int, pages: dict[str, Callable[[], _Answer]]) -> _Server | None:
 
 # -- what is answered ------------------------------------------------------------------------------
 
-_Answer = tuple[int, str, bytes]
+_Response = tuple[int, str, bytes]
 """Status, content type, body."""
 
 
-def _pages(recorder: Recorder, views: Views, shown: Shown) -> dict[str, Callable[[], _Answer]]:
+def _pages(recorder: Recorder, views: Views, shown: Shown) -> dict[str, Callable[[], _Response]]:
     registry = exposition(recorder, views, shown)
     return {
         "/metrics": lambda: (200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(registry)),
@@ -130,7 +130,7 @@ def _pages(recorder: Recorder, views: Views, shown: Shown) -> dict[str, Callable
     }
 
 
-def _probe(reasons: list[str]) -> _Answer:
+def _probe(reasons: list[str]) -> _Response:
     text = "".join(f"{reason}\n" for reason in reasons) or "ok\n"
     return (503 if reasons else 200), _TEXT, text.encode()
 
@@ -140,7 +140,7 @@ class _Collected(Collector):
 
     def __init__(self, recorder: Recorder, views: Views | None, shown: Shown, clock: Clock) -> None:
         self._recorder, self._views, self._clock = recorder, views, clock
-        wanted = (*CATALOGUE, *AGGREGATES, *(PEER_CATALOGUE if shown.peer_names else ()))
+        wanted = (*CATALOGUE, *AGGREGATES, *(MIRROR_V3_CATALOGUE if shown.mirror_v3_names else ()))
         self._metrics = [
             metric for metric in wanted if shown.partitions or "partition" not in metric.labels
         ]
@@ -204,7 +204,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, port: int, pages: dict[str, Callable[[], _Answer]]) -> None:
+    def __init__(self, port: int, pages: dict[str, Callable[[], _Response]]) -> None:
         self.pages = pages
         self._ends_ms: dict[socket.socket, int] = {}
         super().__init__((HOST, port), _Handler)

@@ -327,7 +327,7 @@ _GAPS_OF_FLOW: Final = Metric(
 )
 """Of all causes: what a second destination counts again is the same gap."""
 
-PEER_CATALOGUE: Final = (
+MIRROR_V3_CATALOGUE: Final = (
     _peer("destination_offset_verified", OFFSET_VERIFIED, "min", "The lowest position."),
     _peer(
         "destination_offset_inflight_retry",

@@ -36,7 +36,7 @@ _REFUSALS: Final = (
     ("RequestTimeout", 400),
 )
 
-Answer = dict[str, Any]
+Response = dict[str, Any]
 
 
 class Bucket:
@@ -61,26 +61,26 @@ class Bucket:
 
     # -- requests: each returns what the server answers ------------------------------------------
 
-    def put_object(self, *, Key: str, Body: object, IfNoneMatch: str = "") -> Answer:  # noqa: N803  # boto3's names
+    def put_object(self, *, Key: str, Body: object, IfNoneMatch: str = "") -> Response:  # noqa: N803  # boto3's names
         """Keep an object."""
         data = Body if isinstance(Body, bytes) else Body.read()  # type: ignore[attr-defined]  # a file
         etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         return self._keep(Key, data, etag, IfNoneMatch)
 
-    def _keep(self, key: str, data: bytes, etag: str, condition: str) -> Answer:
+    def _keep(self, key: str, data: bytes, etag: str, condition: str) -> Response:
         if condition and key in self.objects:
             raise _error("PreconditionFailed", 412)
         self.objects[key], self._etags[key] = data, etag
         return {"ETag": etag}
 
-    def create_multipart_upload(self, *, Key: str) -> Answer:  # noqa: N803  # the same
+    def create_multipart_upload(self, *, Key: str) -> Response:  # noqa: N803  # the same
         """Begin an upload."""
         self._upload_count += 1
         name = f"upload-{self._upload_count}"
         self._uploads[name] = (Key, {})
         return {"UploadId": name}
 
-    def upload_part(self, *, Key: str, UploadId: str, PartNumber: int, Body: bytes) -> Answer:  # noqa: N803  # the same
+    def upload_part(self, *, Key: str, UploadId: str, PartNumber: int, Body: bytes) -> Response:  # noqa: N803  # the same
         """Keep one part."""
         del Key
         if UploadId not in self._uploads:
@@ -95,7 +95,7 @@ class Bucket:
         UploadId: str,  # noqa: N803  # the same
         MultipartUpload: Mapping[str, Any],  # noqa: N803  # the same
         IfNoneMatch: str = "",  # noqa: N803  # the same
-    ) -> Answer:
+    ) -> Response:
         """Make an object of its parts."""
         del MultipartUpload
         if UploadId not in self._uploads:
@@ -103,17 +103,17 @@ class Bucket:
         parts = [data for _, data in sorted(self._uploads[UploadId][1].items())]
         digests = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
         etag = f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"'
-        answer = self._keep(Key, b"".join(parts), etag, IfNoneMatch)
+        response = self._keep(Key, b"".join(parts), etag, IfNoneMatch)
         del self._uploads[UploadId]
-        return answer
+        return response
 
-    def abort_multipart_upload(self, *, Key: str, UploadId: str) -> Answer:  # noqa: N803  # the same
+    def abort_multipart_upload(self, *, Key: str, UploadId: str) -> Response:  # noqa: N803  # the same
         """Forget an upload."""
         del Key
         self._uploads.pop(UploadId, None)
         return {}
 
-    def list_multipart_uploads(self, *, Prefix: str) -> Answer:  # noqa: N803  # the same
+    def list_multipart_uploads(self, *, Prefix: str) -> Response:  # noqa: N803  # the same
         """Name the uploads that are not complete."""
         found = [
             {"Key": key, "UploadId": name}
@@ -130,11 +130,11 @@ class Bucket:
         MaxKeys: int = 1000,  # noqa: N803  # the same
         StartAfter: str = "",  # noqa: N803  # the same
         ContinuationToken: str = "",  # noqa: N803  # the same
-    ) -> Answer:
+    ) -> Response:
         """Name objects, in the order of their names."""
         after = max(StartAfter, ContinuationToken)
         count = min(MaxKeys, self._page)
-        contents: list[Answer] = []
+        contents: list[Response] = []
         folders: list[str] = []
         last = ""
         for key in sorted(key for key in self.objects if key.startswith(Prefix) and key > after):
@@ -159,7 +159,7 @@ class Bucket:
             **({"NextContinuationToken": last} if last else {}),
         }
 
-    def get_object(self, *, Key: str, Range: str = "") -> Answer:  # noqa: N803  # the same
+    def get_object(self, *, Key: str, Range: str = "") -> Response:  # noqa: N803  # the same
         """Hand an object out, or a part of it."""
         if Key not in self.objects:
             raise _error("NoSuchKey", 404)
@@ -169,13 +169,13 @@ class Bucket:
             data = data[int(first) : int(last) + 1]
         return {"Body": io.BytesIO(data)}
 
-    def head_object(self, *, Key: str) -> Answer:  # noqa: N803  # the same
+    def head_object(self, *, Key: str) -> Response:  # noqa: N803  # the same
         """Say how large an object is."""
         if Key not in self.objects:
             raise _error("404", 404)
         return {"ContentLength": len(self.objects[Key])}
 
-    def delete_object(self, *, Key: str) -> Answer:  # noqa: N803  # the same
+    def delete_object(self, *, Key: str) -> Response:  # noqa: N803  # the same
         """Remove an object."""
         self.objects.pop(Key, None)
         return {}
@@ -190,16 +190,16 @@ class BucketClient:
     def __init__(self, process: Process, bucket: Bucket) -> None:
         self._process, self._world, self._bucket = process, process.world, bucket
 
-    def __getattr__(self, operation: str) -> Callable[..., Answer]:
+    def __getattr__(self, operation: str) -> Callable[..., Response]:
         """A request of boto3's client."""
 
-        def send(*, Bucket: str, **arguments: Any) -> Answer:  # noqa: ANN401, N803  # boto3's names
+        def send(*, Bucket: str, **arguments: Any) -> Response:  # noqa: ANN401, N803  # boto3's names
             del Bucket
             return self._send(operation, arguments)
 
         return send
 
-    def _send(self, operation: str, arguments: Mapping[str, Any]) -> Answer:
+    def _send(self, operation: str, arguments: Mapping[str, Any]) -> Response:
         self._process.touch(f"{operation} {arguments.get('Key') or arguments.get('Prefix')}")
         world = self._world
         serve = getattr(self._bucket, operation)
@@ -212,12 +212,12 @@ class BucketClient:
                 late_ms = world.chooser.choice(LATE_MS)
                 world.schedule.after(late_ms, lambda: _serve_nobody(serve, arguments))
                 raise ReadTimeoutError(endpoint_url=_ENDPOINT)
-        answer: Answer = serve(**arguments)
+        response: Response = serve(**arguments)
         # The request is served; whoever dies now does not know.
         self._process.touch("answer")
         if operation in _WRITES and world.take("losses"):
             raise ReadTimeoutError(endpoint_url=_ENDPOINT)
-        return answer
+        return response
 
 
 class BucketCalls(Calls):
@@ -232,7 +232,7 @@ class BucketCalls(Calls):
         return self._bucket_client
 
 
-def _serve_nobody(serve: Callable[..., Answer], arguments: Mapping[str, Any]) -> None:
+def _serve_nobody(serve: Callable[..., Response], arguments: Mapping[str, Any]) -> None:
     """Serve a request whose sender has given it up."""
     try:
         serve(**arguments)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.cluster.client import EARLIEST, FetchResult
-from logmirror.cluster.fence import Fence
+from logmirror.cluster.lease import Lease
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.retry import NotFoundError
 from logmirror.cluster.topology import PartitionMetadata, TopicMetadata
@@ -124,17 +124,17 @@ class _View(ABC):
         end = _end(log, read_committed=read_committed)
         data = b"".join(log.read(offset, end, count=_BATCHES))
         if len(data) > len(view):
-            return FetchResult(0, log.end, log.stable_end, log.start, (), len(data))
+            return FetchResult(0, log.end, log.last_stable_offset, log.start, (), len(data))
         view[: len(data)] = data
         aborted = log.aborted_from(offset) if read_committed else ()
-        return FetchResult(len(data), log.end, log.stable_end, log.start, aborted, 0)
+        return FetchResult(len(data), log.end, log.last_stable_offset, log.start, aborted, 0)
 
     def close(self) -> None:  # noqa: B027  # nothing is open
         """See `ClusterClient.close`."""
 
 
 def _end(log: Log, *, read_committed: bool) -> int:
-    return log.stable_end if read_committed else log.end
+    return log.last_stable_offset if read_committed else log.end
 
 
 class SourceView(_View):
@@ -217,14 +217,14 @@ class TargetView(_View):
         del transactional_id  # batches say whose they are
         return TargetPipeline(self._process, self._topics)
 
-    def has_fences(self) -> bool:
-        """See `ClusterClient.has_fences`."""
+    def has_leases(self) -> bool:
+        """See `ClusterClient.has_leases`."""
         self._ask("versions")
         return True
 
-    def fence(self, transactional_id: str) -> Fence:
-        """See `ClusterClient.fence`."""
-        return Fence(self._router, transactional_id)
+    def lease(self, transactional_id: str) -> Lease:
+        """See `ClusterClient.lease`."""
+        return Lease(self._router, transactional_id)
 
     def transactional_producer(
         self, transactional_id: str, *, timeout_ms: int = 60_000
@@ -270,7 +270,7 @@ class TargetView(_View):
             partition: written(
                 self._process,
                 functools.partial(write, self._log(partition.topic), each),
-                lambda answer: answer,
+                lambda response: response,
                 lambda error: error,
             )
             for partition, each in markers.items()

@@ -79,7 +79,7 @@ class Log:
         self._open: dict[int, int] = {}
 
     @property
-    def stable_end(self) -> int:
+    def last_stable_offset(self) -> int:
         """The last stable offset."""
         return min([self.end, *self._open.values()])
 

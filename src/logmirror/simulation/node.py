@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.cluster.properties import ConnectionSettings
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.mirror.follow import Lease
+from logmirror.mirror.follow import FollowWindow
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import Service
@@ -25,11 +25,11 @@ from logmirror.to_archive.destination import ArchiveCopies
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
-from logmirror.to_kafka.gap_writer import HoleWriter
-from logmirror.to_kafka.offset_syncs import SyncTeller
+from logmirror.to_kafka.gap_writer import GapWriter
+from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
 from logmirror.to_kafka.preserve_destination import KafkaCopies
 from logmirror.to_kafka.preserve_transfer import KafkaTransfer
-from logmirror.to_kafka.tail_check import KafkaProver
+from logmirror.to_kafka.tail_check import TailCheck
 from logmirror.to_kafka.translate_destination import TranslateCopies
 from logmirror.to_kafka.translate_progress import Links, ProgressReader
 from logmirror.to_kafka.translate_transfer import TranslateTransfer
@@ -101,7 +101,7 @@ class SimulatedDestination:
             self._begin_writing(store, stack)
 
 
-class _Telling(Observer):
+class _Writing(Observer):
     """Passes every position that is told on to the judge."""
 
     def __init__(self, process: Process) -> None:
@@ -138,8 +138,8 @@ class SimulatedRunner:
             self._world.leave()
             _spare.append(tools)
 
-    def end_leases(self) -> None:
-        """See `Runner.end_leases`."""
+    def end_follow_windows(self) -> None:
+        """See `Runner.end_follow_windows`."""
         self._is_stopping = True
 
     def _carry_out(self, unit: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
@@ -159,7 +159,7 @@ class SimulatedRunner:
 
     def _copy(self, works: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
         clock, client = self._world.schedule, self._destination.view(executor)
-        lease_ms = 0 if self._is_stopping else max(work.lease_ms for work in works)
+        window_ms = 0 if self._is_stopping else max(work.window_ms for work in works)
         source_client = cast("ClusterClient", SourceView(executor))
         source = {w.slice.flow.source: _source(w, executor, tools) for w in works}
         if works[0].kafka.offsets == "translate":
@@ -173,8 +173,8 @@ class SimulatedRunner:
                 progress=ProgressReader(client, clock=clock),
                 rebatcher=tools[3],
                 gate=Gate(tools[2]),
-                teller=SyncTeller(syncs, works[0].kafka.name, clock, mirror=mirror),
-                lease=Lease(lease_ms, clock),
+                sync_writer=OffsetSyncWriter(syncs, works[0].kafka.name, clock, mirror=mirror),
+                window=FollowWindow(window_ms, clock),
                 clock=clock,
             ).run()
         return KafkaTransfer(
@@ -184,10 +184,10 @@ class SimulatedRunner:
             client=client,
             pipeline=_pipeline(client),
             rebatcher=tools[3],
-            filler=HoleWriter(client, clock),
-            prover=KafkaProver(client, _pipeline(client), tools[2], clock),
+            filler=GapWriter(client, clock),
+            tail_check=TailCheck(client, _pipeline(client), tools[2], clock),
             gate=Gate(tools[2]),
-            lease=Lease(lease_ms, clock),
+            window=FollowWindow(window_ms, clock),
             clock=clock,
         ).run()
 
@@ -266,7 +266,7 @@ class Node:
             self._world.leave()
 
     def _service(self, process: Process, stack: contextlib.ExitStack) -> Service:
-        clock, observer = self._world.schedule, _Telling(process)
+        clock, observer = self._world.schedule, _Writing(process)
         source = cast("ClusterClient", SourceView(process))
         return Service(
             [

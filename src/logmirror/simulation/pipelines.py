@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
-from logmirror.cluster.produce import NO_ANSWER, ProduceAnswer
+from logmirror.cluster.produce import NO_RESPONSE, ProduceResponse
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.simulation.world import written
 from logmirror.wire.messages import api_error
@@ -40,11 +40,11 @@ class _Pipeline(ABC):
 
     def __init__(self, process: Process, topics: Topics) -> None:
         self._process, self._world, self._topics = process, process.world, topics
-        self._answers: dict[TopicPartition, deque[ProduceAnswer]] = {}
+        self._responses: dict[TopicPartition, deque[ProduceResponse]] = {}
         self._failed: set[TopicPartition] = set()
 
     @abstractmethod
-    def _write(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
+    def _write(self, partition: TopicPartition, data: bytes) -> ProduceResponse:
         """Let a batch be written, or what the faults make of it."""
 
     def __enter__(self) -> Self:
@@ -55,12 +55,12 @@ class _Pipeline(ABC):
 
     def close(self) -> None:
         """See `ProducePipeline.close`; what was sent is written."""
-        self._answers.clear()
+        self._responses.clear()
         self._failed.clear()
 
     def in_flight(self) -> int:
         """See `ProducePipeline.in_flight`."""
-        return sum(map(len, self._answers.values()))
+        return sum(map(len, self._responses.values()))
 
     def send(
         self,
@@ -74,43 +74,43 @@ class _Pipeline(ABC):
             raise UnavailableError("too late to send")
         for partition, view in batches:
             if partition in self._failed:
-                answer = _failure(partition, UnavailableError("not sent after a failure"))
+                response = _failure(partition, UnavailableError("not sent after a failure"))
             else:
-                answer = self._write(partition, bytes(view))
-            if answer.error is not None:
+                response = self._write(partition, bytes(view))
+            if response.error is not None:
                 self._failed.add(partition)
-            self._answers.setdefault(partition, deque()).append(answer)
+            self._responses.setdefault(partition, deque()).append(response)
 
-    def collect(self, *, block: bool) -> list[ProduceAnswer]:
+    def collect(self, *, block: bool) -> list[ProduceResponse]:
         """See `ProducePipeline.collect`."""
-        chooser, waiting = self._world.chooser, list(self._answers)
+        chooser, waiting = self._world.chooser, list(self._responses)
         if not waiting or not (block or chooser.random() < _SOON):
             return []
         self._process.touch("answers")
         partition = waiting[chooser.randrange(len(waiting))] if len(waiting) > 1 else waiting[0]
-        answers = self._answers[partition]
-        found = answers.popleft()
-        if not answers:
-            del self._answers[partition]
+        responses = self._responses[partition]
+        found = responses.popleft()
+        if not responses:
+            del self._responses[partition]
             self._failed.discard(partition)
         return [found]
 
-    def _answered(self, partition: TopicPartition, appended: Appended) -> ProduceAnswer:
+    def _responded(self, partition: TopicPartition, appended: Appended) -> ProduceResponse:
         code, base = appended
         error = api_error(code, action="could not write") if code else None
-        return ProduceAnswer(partition, code, base, -1, 0, error)
+        return ProduceResponse(partition, code, base, -1, 0, error)
 
 
 class TargetPipeline(_Pipeline):
     """To the cluster that receives a copy."""
 
-    def _write(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
+    def _write(self, partition: TopicPartition, data: bytes) -> ProduceResponse:
         if self._world.is_down:
             return _failure(partition, UnavailableError("the connection is gone"))
         return written(
             self._process,
             lambda: self._topics.append(partition.topic, data),
-            lambda appended: self._answered(partition, appended),
+            lambda appended: self._responded(partition, appended),
             lambda error: _failure(partition, error),
         )
 
@@ -118,7 +118,7 @@ class TargetPipeline(_Pipeline):
 class SourcePipeline(_Pipeline):
     """To the source, where nothing depends on what is written."""
 
-    def _write(self, partition: TopicPartition, data: bytes) -> ProduceAnswer:
+    def _write(self, partition: TopicPartition, data: bytes) -> ProduceResponse:
         chooser = self._world.chooser
         if self._world.source_is_down or partition.topic not in self._topics.logs:
             return _failure(partition, UnavailableError("the connection is gone"))
@@ -128,9 +128,9 @@ class SourcePipeline(_Pipeline):
         appended = self._topics.append(partition.topic, data)
         if is_lost:
             return _failure(partition, OutcomeUnknownError("no answer to a write"))
-        return self._answered(partition, appended)
+        return self._responded(partition, appended)
 
 
-def _failure(partition: TopicPartition, error: LogmirrorError) -> ProduceAnswer:
-    code = error.facts.get("code", NO_ANSWER)
-    return ProduceAnswer(partition, int(str(code)), -1, -1, -1, error)
+def _failure(partition: TopicPartition, error: LogmirrorError) -> ProduceResponse:
+    code = error.facts.get("code", NO_RESPONSE)
+    return ProduceResponse(partition, int(str(code)), -1, -1, -1, error)

@@ -86,13 +86,13 @@ class _Connection:
                 return UnavailableError(error.message)
             return api_error(NOT_COORDINATOR, action="could not ask")
 
-        def answered(answer: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
-            return answer
+        def responded(response: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
+            return response
 
-        answer = written(self._process, lambda: self._change(request), answered, failed)
-        if isinstance(answer, LogmirrorError):
-            raise answer
-        return answer
+        response = written(self._process, lambda: self._change(request), responded, failed)
+        if isinstance(response, LogmirrorError):
+            raise response
+        return response
 
     def _describe(self, name: str) -> SimpleNamespace:
         known = self._transactions.describe(name)

@@ -159,7 +159,7 @@ def _trim(application: Application) -> None:
     """Let the source have lost its first records before anybody has copied them."""
     for _ in range(3):
         application.act()
-    application.delete_before(application.log.stable_end)
+    application.delete_before(application.log.last_stable_offset)
 
 
 @contextlib.contextmanager

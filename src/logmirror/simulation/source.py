@@ -137,13 +137,13 @@ class Application:
     def clean(self) -> None:
         """Compact what is no longer written to."""
         if self.compacts:
-            self._gone |= self.log.compact(self.log.stable_end - 3)
+            self._gone |= self.log.compact(self.log.last_stable_offset - 3)
 
     def delete_before(self, offset: int) -> None:
         """Delete what every copy has; of a topic that was made anew there is no copy."""
         if self._generations:
             return
-        self.log.delete_before(min(offset, self.log.stable_end))
+        self.log.delete_before(min(offset, self.log.last_stable_offset))
         self._gone |= {at for at in self._rows if at < self.log.start}
 
     def change_leader(self) -> None:
@@ -179,7 +179,7 @@ class Application:
                 may_lack=written.keys(),  # the copy ends where the old topic was left
                 later=dict(self._rows),
             )
-        end = self.log.stable_end
+        end = self.log.last_stable_offset
         rows = [self._rows[at] for at in sorted(self._rows) if at < end]
         return Truth(
             rows=rows,

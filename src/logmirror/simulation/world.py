@@ -216,7 +216,7 @@ class World:
     def _refuse(self) -> None:
         self.refusals += 1
 
-    def _lose_answer(self) -> None:
+    def _lose_response(self) -> None:
         self.losses += 1
 
     def _be_late(self) -> None:
@@ -289,7 +289,7 @@ _OF_THE_WORLD: Final[dict[str, Callable[[World], None]]] = {
     "source-changes": World._change_source,  # noqa: SLF001  # the same
     "recreated": lambda world: world.application.recreate(),
     "refused": World._refuse,  # noqa: SLF001  # the same
-    "lost-answer": World._lose_answer,  # noqa: SLF001  # the same
+    "lost-answer": World._lose_response,  # noqa: SLF001  # the same
     "late": World._be_late,  # noqa: SLF001  # the same
     "down": World._take_destination_down,  # noqa: SLF001  # the same
     "io-error": World._fail_flush,  # noqa: SLF001  # the same
@@ -299,7 +299,7 @@ _OF_THE_WORLD: Final[dict[str, Callable[[World], None]]] = {
 def written(
     process: Process,
     write: Callable[[], _T],
-    answered: Callable[[_T], _R],
+    responded: Callable[[_T], _R],
     failed: Callable[[LogmirrorError], _R],
 ) -> _R:
     """Let a write happen, or what the faults make of it."""
@@ -309,10 +309,10 @@ def written(
     if world.take("lates"):
         world.schedule.after(world.chooser.choice(LATE_MS), lambda: _forget(write))
         return failed(OutcomeUnknownError("no answer to a write"))
-    answer = write()
+    response = write()
     if world.take("losses"):
         return failed(OutcomeUnknownError("no answer to a write"))
-    return answered(answer)
+    return responded(response)
 
 
 def _forget(write: Callable[[], object]) -> None:

@@ -51,7 +51,7 @@ def chunks(
     while offset < end:
         polled = log.poll(offset, max_wait_ms=_WAIT_MS)
         if polled.fetched is None:
-            if polled.stable_end <= offset:
+            if polled.last_stable_offset <= offset:
                 return
             continue
         batches = polled.fetched.batches

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from logmirror.errors import PositionError
-from logmirror.mirror.ports import HoleSummary
-from logmirror.model import Hole, HoleCause
+from logmirror.mirror.ports import GapSummary
+from logmirror.model import Gap, GapCause
 
 if TYPE_CHECKING:
     from logmirror.wire.scan import Batches
@@ -24,44 +24,44 @@ MAX_RUNS: Final = 1000
 this the counts by cause still tell how many offsets are missing."""
 
 _DATA: Final = 0
-_CAUSES: Final = (HoleCause.CONTROL, HoleCause.ABORTED)  # kinds 1 and 2 of `Batches.kinds`
+_CAUSES: Final = (GapCause.CONTROL, GapCause.ABORTED)  # kinds 1 and 2 of `Batches.kinds`
 
 
-class HoleLedger:
+class GapLedger:
     """The holes of one object while it is written. Runs must be added in ascending order."""
 
     def __init__(self) -> None:
-        self._runs: list[Hole] = []
-        self._counts = dict.fromkeys(HoleCause, 0)
+        self._runs: list[Gap] = []
+        self._counts = dict.fromkeys(GapCause, 0)
 
-    def add(self, first: int, last: int, cause: HoleCause) -> None:
+    def add(self, first: int, last: int, cause: GapCause) -> None:
         """Add the run first..last, both included; nothing if it is empty."""
         if last < first:
             return
         self._counts[cause] += last - first + 1
         previous = self._runs[-1] if self._runs else None
         if previous and previous.last + 1 == first and previous.cause is cause:
-            self._runs[-1] = Hole(first=previous.first, last=last, cause=cause)
+            self._runs[-1] = Gap(first=previous.first, last=last, cause=cause)
         elif len(self._runs) < MAX_RUNS:
-            self._runs.append(Hole(first=first, last=last, cause=cause))
+            self._runs.append(Gap(first=first, last=last, cause=cause))
 
-    def count(self, cause: HoleCause, offsets: int) -> None:
+    def count(self, cause: GapCause, offsets: int) -> None:
         """Add offsets whose places are not known (inside batches that are not decoded)."""
         self._counts[cause] += offsets
 
-    def summary(self) -> HoleSummary:
+    def summary(self) -> GapSummary:
         """What the receipt and the object's metadata say."""
-        return HoleSummary(
+        return GapSummary(
             runs=tuple(self._runs),
-            control=self._counts[HoleCause.CONTROL],
-            aborted=self._counts[HoleCause.ABORTED],
-            compacted=self._counts[HoleCause.COMPACTED],
+            control=self._counts[GapCause.CONTROL],
+            aborted=self._counts[GapCause.ABORTED],
+            compacted=self._counts[GapCause.COMPACTED],
         )
 
 
-def batch_holes(
+def batch_gaps(
     batches: Batches, start: int, stop: int, position: int, *, compacted: bool
-) -> list[Hole]:
+) -> list[Gap]:
     """The holes that batches start..stop show from outside, when `position` is expected next.
 
     Args:
@@ -84,17 +84,17 @@ def batch_holes(
     if len(bases):
         expected[0] = position
         expected[1:] = lasts[:-1] + 1
-    holes = []
+    gaps = []
     for i in np.flatnonzero((bases > expected) | (kinds != 0)):
         base, last, kind = int(bases[i]), int(lasts[i]), int(kinds[i])
         if base > expected[i]:
             if not compacted:
                 raise unexplained_gap(int(expected[i]), base)
-            holes.append(Hole(first=int(expected[i]), last=base - 1, cause=HoleCause.COMPACTED))
+            gaps.append(Gap(first=int(expected[i]), last=base - 1, cause=GapCause.COMPACTED))
         if kind:
             first = max(base, position)
-            holes.append(Hole(first=first, last=last, cause=_CAUSES[kind - 1]))
-    return holes
+            gaps.append(Gap(first=first, last=last, cause=_CAUSES[kind - 1]))
+    return gaps
 
 
 def check_dense(batches: Batches, start: int, stop: int) -> None:

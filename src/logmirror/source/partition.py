@@ -35,7 +35,7 @@ class Polled(NamedTuple):
     """One look at the source: what came, if anything did, and how far it may be copied now."""
 
     fetched: Fetched | None
-    stable_end: int
+    last_stable_offset: int
     """The last stable offset at that moment."""
 
 
@@ -97,13 +97,13 @@ class KafkaSource:
         give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
         begun = offset
         while offset < end:
-            answer = self._fetch(offset)
+            response = self._fetch(offset)
             failpoints.reach("fetch.answered")
-            batches = self._scan(answer)
+            batches = self._scan(response)
             start = self._first_wanted(batches, offset, inside=offset == begun)
             if start == batches.count:
-                if answer.high_watermark < end:
-                    raise self._log_ends_early(end, answer.high_watermark)
+                if response.high_watermark < end:
+                    raise self._log_ends_early(end, response.high_watermark)
                 if SYSTEM_CLOCK.monotonic_ms() > give_up_ms:
                     raise self._log_ends_early(end, offset)
                 continue
@@ -123,19 +123,19 @@ class KafkaSource:
         What was fetched is valid until the next call. Where more is there below `limit`, it is
         asked for already. See `read` for errors.
         """
-        answer = self._fetch(offset, max_wait_ms)
+        response = self._fetch(offset, max_wait_ms)
         failpoints.reach("fetch.answered")
-        batches = self._scan(answer)
+        batches = self._scan(response)
         start = self._first_wanted(batches, offset, inside=offset != self._polled_to)
-        stable_end = answer.last_stable_offset
-        if stable_end < 0:
-            stable_end = answer.high_watermark
+        last_stable_offset = response.last_stable_offset
+        if last_stable_offset < 0:
+            last_stable_offset = response.high_watermark
         if start == batches.count:
-            return Polled(None, stable_end)
+            return Polled(None, last_stable_offset)
         next_offset = self._polled_to = int(batches.last_offsets[batches.count - 1]) + 1
-        if next_offset < min(limit, stable_end):
+        if next_offset < min(limit, last_stable_offset):
             self._ask_ahead(next_offset)
-        return Polled(Fetched(self._buffer.view, batches, start), stable_end)
+        return Polled(Fetched(self._buffer.view, batches, start), last_stable_offset)
 
     def _first_wanted(self, batches: Batches, offset: int, *, inside: bool) -> int:
         """The first batch that reaches `offset`; earlier ones were only delivered.
@@ -165,20 +165,20 @@ class KafkaSource:
 
     def _fetch(self, offset: int, max_wait_ms: int = 500) -> FetchResult:
         while True:
-            answer = self._client.fetch(
+            response = self._client.fetch(
                 self._partition,
                 offset,
                 self._buffer.view,
                 topic_id=self._topic_id,
                 max_wait_ms=max_wait_ms,
             )
-            if not answer.needed_bytes:
-                return answer
-            self._buffer.grow(answer.needed_bytes)  # one batch is larger than the buffer
+            if not response.needed_bytes:
+                return response
+            self._buffer.grow(response.needed_bytes)  # one batch is larger than the buffer
 
-    def _scan(self, answer: FetchResult) -> Batches:
+    def _scan(self, response: FetchResult) -> Batches:
         try:
-            return self._scanner.scan(self._buffer.view, answer.size, aborted=answer.aborted)
+            return self._scanner.scan(self._buffer.view, response.size, aborted=response.aborted)
         except LogmirrorError as error:
             raise error.add_facts(
                 topic=self._partition.topic, partition=self._partition.partition

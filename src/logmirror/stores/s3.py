@@ -190,17 +190,17 @@ class S3Store:
         """See `BlobStore.folders`."""
         start, token = self._key(f"{folder}/" if folder else ""), ""
         while True:
-            answer = self._calls.read(
+            response = self._calls.read(
                 "list_objects_v2",
                 Prefix=start,
                 Delimiter="/",
                 **({"ContinuationToken": token} if token else {}),
             )
-            for inner in answer.get("CommonPrefixes", ()):
+            for inner in response.get("CommonPrefixes", ()):
                 name = str(inner["Prefix"]).removeprefix(start).rstrip("/")
                 if not name.startswith("."):
                     yield name
-            token = str(answer.get("NextContinuationToken", ""))
+            token = str(response.get("NextContinuationToken", ""))
             if not token:
                 return
 
@@ -234,14 +234,14 @@ class S3Store:
     def _sized_page(self, folder: str, after: str) -> tuple[dict[str, int], bool]:
         """The same, each with its bytes."""
         start = self._key(f"{folder}/")
-        answer = self._calls.read(
+        response = self._calls.read(
             "list_objects_v2",
             Prefix=start,
             Delimiter="/",
             MaxKeys=_PAGE,
             **({"StartAfter": start + after} if after else {}),
         )
-        for inner in answer.get("CommonPrefixes", ()):
+        for inner in response.get("CommonPrefixes", ()):
             name = str(inner["Prefix"]).removeprefix(start)
             if not name.startswith(".") and not self._is_placeholder(str(inner["Prefix"])):
                 raise CorruptionError(
@@ -251,15 +251,15 @@ class S3Store:
                 )
         found = {
             str(entry["Key"]).removeprefix(start): int(entry["Size"])
-            for entry in answer.get("Contents", ())
+            for entry in response.get("Contents", ())
         }
-        is_last = not answer.get("IsTruncated", False)
+        is_last = not response.get("IsTruncated", False)
         return {n: size for n, size in found.items() if n and not n.startswith(".")}, is_last
 
     def _is_placeholder(self, key: str) -> bool:
         """Whether a key that ends in a slash is all there is below it: consoles draw folders so."""
-        answer = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=2)
-        return [entry["Key"] for entry in answer.get("Contents", ())] == [key]
+        response = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=2)
+        return [entry["Key"] for entry in response.get("Contents", ())] == [key]
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""
@@ -299,15 +299,15 @@ class S3Store:
         start, count = self._key(""), 0
         behind: dict[str, str] = {}
         while True:
-            answer = self._calls.read("list_multipart_uploads", Prefix=start, **behind)
-            for upload in answer.get("Uploads", ()):
+            response = self._calls.read("list_multipart_uploads", Prefix=start, **behind)
+            for upload in response.get("Uploads", ()):
                 self._abort(str(upload["Key"]), str(upload["UploadId"]))
                 count += 1
-            if not answer.get("IsTruncated", False):
+            if not response.get("IsTruncated", False):
                 return count
             behind = {
-                "KeyMarker": str(answer["NextKeyMarker"]),
-                "UploadIdMarker": str(answer["NextUploadIdMarker"]),
+                "KeyMarker": str(response["NextKeyMarker"]),
+                "UploadIdMarker": str(response["NextUploadIdMarker"]),
             }
 
     # -- for staged objects ----------------------------------------------------------------------
@@ -325,14 +325,14 @@ class S3Store:
         body.seek(0)
         try:
             while part := body.read(part_bytes):
-                answer = self._calls.write(
+                response = self._calls.write(
                     "upload_part",
                     Key=key,
                     UploadId=upload_id,
                     PartNumber=len(etags) + 1,
                     Body=part,
                 )
-                etags.append(str(answer["ETag"]))
+                etags.append(str(response["ETag"]))
         except BaseException:
             self._abort(key, upload_id)
             raise
@@ -353,8 +353,8 @@ class S3Store:
     def _entry(self, name: str) -> Mapping[str, Any]:
         """What a listing says of an object; empty: it is not there."""
         key = self._key(name)
-        answer = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=1)
-        return next((e for e in answer.get("Contents", ()) if e["Key"] == key), {})
+        response = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=1)
+        return next((e for e in response.get("Contents", ()) if e["Key"] == key), {})
 
     def _key(self, name: str) -> str:
         return f"{self.location.prefix}/{name}" if self.location.prefix else name

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.stores.locations import S3Location
 
-SETTLE_MS: Final = 1_000
+QUIESCE_MS: Final = 1_000
 """From writing to reading back. Every object waits for it once, with its claim."""
 
-PROMPT_MS: Final = SETTLE_MS // 2
+PROMPT_MS: Final = QUIESCE_MS // 2
 """A write that ends later after its look may have replaced what another writer has read back."""
 
 
@@ -48,7 +48,7 @@ class SettlingStore(S3Store):
         self._knows_condition = True
 
     def create(self, name: str, data: bytes) -> None:
-        """See `BlobStore.create`; takes `SETTLE_MS`."""
+        """See `BlobStore.create`; takes `QUIESCE_MS`."""
         began_ms = self._clock.monotonic_ms()
         self._look(name)
         super().create(name, data)
@@ -58,7 +58,7 @@ class SettlingStore(S3Store):
                 hint="the position is read again",
                 name=name,
             )
-        self._clock.sleep_ms(SETTLE_MS)
+        self._clock.sleep_ms(QUIESCE_MS)
         try:
             found = self.read(name)
         except KeyError:

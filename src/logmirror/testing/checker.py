@@ -91,8 +91,8 @@ class _Comparison:
     ) -> None:
         self._truth, self._may_lack = truth, may_lack
         self._missing: dict[int, Row] = {}
-        self._hole_firsts: list[int] = []
-        self._hole_lasts: list[int] = []
+        self._gap_firsts: list[int] = []
+        self._gap_lasts: list[int] = []
         self._previous = -1
         self._findings = findings
         self._next: Row | None = None
@@ -135,15 +135,15 @@ class _Comparison:
         if offset <= self._previous:
             raise ValueError(f"offset {offset} of the source comes after {self._previous}")
         if offset > self._previous + 1:
-            self._hole_firsts.append(self._previous + 1)
-            self._hole_lasts.append(offset - 1)
+            self._gap_firsts.append(self._previous + 1)
+            self._gap_lasts.append(offset - 1)
         self._previous = offset
 
     def _source_had(self, offset: int) -> bool:
         """Whether an offset that was passed carried a record."""
-        index = bisect_right(self._hole_firsts, offset) - 1
-        in_hole = index >= 0 and offset <= self._hole_lasts[index]
-        return 0 <= offset <= self._previous and not in_hole
+        index = bisect_right(self._gap_firsts, offset) - 1
+        in_gap = index >= 0 and offset <= self._gap_lasts[index]
+        return 0 <= offset <= self._previous and not in_gap
 
 
 class _Findings:

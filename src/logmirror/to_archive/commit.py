@@ -95,7 +95,7 @@ class Committer:
                 work,
                 covered,
                 receipt.trigger,
-                receipt.holes,
+                receipt.gaps,
                 record_count=receipt.record_count,
                 digest=receipt.digest,
                 created_ms=self._clock.now_ms(),

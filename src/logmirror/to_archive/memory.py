@@ -74,18 +74,18 @@ class Memory:
             encoder = _TEXT_BYTES if spec.format == "ndjson" else _STREAM_BYTES
         return encoder + (self.held_bytes if isinstance(spec.location, S3Location) else 0)
 
-    def crews(self, works: Sequence[Work]) -> list[list[Work]]:
+    def waves(self, works: Sequence[Work]) -> list[list[Work]]:
         """Divide works that read the same: those of one crew are carried out side by side.
 
         As few crews as fit, one after the other; each has one work at least.
         """
-        crews: list[list[Work]] = []
+        waves: list[list[Work]] = []
         room = 0
         for work in works:
             needed = self.object_bytes(work.archive)
-            if not crews or needed > room:
-                crews.append([])
+            if not waves or needed > room:
+                waves.append([])
                 room = self.objects_bytes
-            crews[-1].append(work)
+            waves[-1].append(work)
             room -= needed
-        return crews
+        return waves

@@ -138,7 +138,7 @@ def check_source(flow: FlowId, source: SourceView, position: int) -> None:
             position=position,
             log_start=source.log_start,
         )
-    if position > source.stable_end:
+    if position > source.last_stable_offset:
         raise PositionError(
             "the source ends below the position of the copy",
             hint="the source's log was cut (unclean leader election, or a restored disk), or this "
@@ -147,7 +147,7 @@ def check_source(flow: FlowId, source: SourceView, position: int) -> None:
             topic=flow.topic,
             partition=flow.partition,
             position=position,
-            stable_end=source.stable_end,
+            last_stable_offset=source.last_stable_offset,
             expected=position,
-            got=source.stable_end,
+            got=source.last_stable_offset,
         )

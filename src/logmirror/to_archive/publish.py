@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import Claim, publish_object
-from logmirror.model import HoleCause
+from logmirror.model import GapCause
 
 if TYPE_CHECKING:
     from logmirror.archive.claims import Published
-    from logmirror.mirror.ports import HoleSummary, Work
+    from logmirror.mirror.ports import GapSummary, Work
     from logmirror.model import OffsetRange, Trigger
     from logmirror.stores.base import BlobStore
 
@@ -22,7 +22,7 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
     work: Work,
     covered: OffsetRange,
     trigger: Trigger,
-    holes: HoleSummary,
+    gaps: GapSummary,
     *,
     record_count: int,
     digest: str,
@@ -31,9 +31,9 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
     """The claim of one object of this work."""
     topic_id = work.slice.topic_id
     # What neither record nor batch accounts for was compacted away: elsewhere a slice stops there.
-    compacted = covered.offset_count - record_count - holes.control - holes.aborted
+    compacted = covered.offset_count - record_count - gaps.control - gaps.aborted
     if work.archive.compaction:  # records of a snapshot are keys
-        compacted = holes.compacted
+        compacted = gaps.compacted
     return Claim(
         covered=covered,
         digest=digest,
@@ -44,11 +44,11 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
         created_ms=created_ms,
         record_count=record_count,
         trigger=trigger,
-        holes=holes.runs,
-        hole_counts={
-            HoleCause.CONTROL: holes.control,
-            HoleCause.ABORTED: holes.aborted,
-            HoleCause.COMPACTED: compacted,
+        gaps=gaps.runs,
+        gap_counts={
+            GapCause.CONTROL: gaps.control,
+            GapCause.ABORTED: gaps.aborted,
+            GapCause.COMPACTED: compacted,
         },
         rewritable=work.slice.compacted or work.archive.compaction == "log",
     )

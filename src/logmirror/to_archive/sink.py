@@ -15,11 +15,11 @@ from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEnco
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name
 from logmirror.errors import InternalError
-from logmirror.model import HoleCause
+from logmirror.model import GapCause
 from logmirror.wire.columns import ContentDigest
 
 if TYPE_CHECKING:
-    from logmirror.mirror.ports import ArchiveSpec, FlowId, HoleSummary
+    from logmirror.mirror.ports import ArchiveSpec, FlowId, GapSummary
     from logmirror.model import OffsetRange
     from logmirror.stores.base import BlobStore, Buffer
     from logmirror.wire.columns import Columns
@@ -94,13 +94,13 @@ class ObjectWriter:
         self.record_count += len(batch)
 
     def finish(
-        self, covered: OffsetRange, holes: HoleSummary, topic_id: bytes | None, *, travels: bool
+        self, covered: OffsetRange, gaps: GapSummary, topic_id: bytes | None, *, travels: bool
     ) -> tuple[str, str]:
         """Make the object ready; returns the store's token and the content digest.
 
         Args:
             covered: What the object accounts for.
-            holes: Offsets in it without a record.
+            gaps: Offsets in it without a record.
             topic_id: Of the source.
             travels: Whether another process will publish it.
         """
@@ -115,11 +115,11 @@ class ObjectWriter:
             covered=covered,
             record_count=self.record_count,
             digest=digest,
-            holes=holes.runs,
-            hole_counts={
-                HoleCause.CONTROL: holes.control,
-                HoleCause.ABORTED: holes.aborted,
-                HoleCause.COMPACTED: holes.compacted,
+            gaps=gaps.runs,
+            gap_counts={
+                GapCause.CONTROL: gaps.control,
+                GapCause.ABORTED: gaps.aborted,
+                GapCause.COMPACTED: gaps.compacted,
             },
             is_snapshot=self._spec.compaction == "log",
         )

@@ -16,13 +16,13 @@ import numpy as np
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import ClaimTakenError, read_claim
 from logmirror.archive.metadata import ObjectMetadata
-from logmirror.archive.parquet import is_of_peer, open_parquet, read_parquet
+from logmirror.archive.parquet import is_mirror_v3, open_parquet, read_parquet
 from logmirror.archive.snapshots import RUN_BYTES, LatestByKey, check_sorted
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
-from logmirror.model import HoleCause, OffsetRange, Trigger
-from logmirror.source.gaps import HoleLedger, batch_holes
+from logmirror.model import GapCause, OffsetRange, Trigger
+from logmirror.source.gaps import GapLedger, batch_gaps
 from logmirror.to_archive.publish import make_claim, publish
 from logmirror.to_archive.sink import ObjectWriter
 from logmirror.wire.columns import ContentDigest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.archive.chain import Link
-    from logmirror.mirror.ports import HoleSummary, Work
+    from logmirror.mirror.ports import GapSummary, Work
     from logmirror.source.partition import KafkaSource
     from logmirror.stores.base import BlobStore
     from logmirror.wire.decode import RecordDecoder
@@ -117,12 +117,12 @@ class SnapshotTransfer:
         )
         try:
             with contextlib.ExitStack() as stack:
-                view, holes, before = self._read(stack, covered)
+                view, gaps, before = self._read(stack, covered)
                 for batch in view.merged(before):
                     # The snapshot before this one may have been written under other types.
                     _pass_gate(first_refused_arrow(batch, self._spec.types))
                     writer.append_arrow(batch)
-            token, digest = writer.finish(covered, holes, self._slice.topic_id, travels=False)
+            token, digest = writer.finish(covered, gaps, self._slice.topic_id, travels=False)
         except OSError as error:
             writer.abort()
             raise UnavailableError(
@@ -137,7 +137,7 @@ class SnapshotTransfer:
             self._work,
             covered,
             trigger,
-            holes,
+            gaps,
             record_count=writer.record_count,
             digest=digest,
             created_ms=self._slice.seen_ms or self._clock.now_ms(),
@@ -154,7 +154,7 @@ class SnapshotTransfer:
             object_bytes=writer.object_bytes,
             digest=digest,
             trigger=trigger,
-            holes=holes,
+            gaps=gaps,
             elapsed_ms=self._clock.monotonic_ms() - started_ms,
             peer=published.peer,
             claimed_by=published.claimed_by,
@@ -162,38 +162,38 @@ class SnapshotTransfer:
 
     def _read(
         self, stack: contextlib.ExitStack, covered: OffsetRange
-    ) -> tuple[LatestByKey, HoleSummary, Iterator[Any]]:
+    ) -> tuple[LatestByKey, GapSummary, Iterator[Any]]:
         """Collect records; returns them, what is missing in the range, and the rows before them.
 
         How old a snapshot of mirror-v3 is nobody knows, so it would be built anew. It is continued
         where the source still shows every offset since: then no tombstone can be gone.
         """
         is_there = self._slice.rebuild and self._source.log_start() <= covered.first
-        if is_there and self._newest_is_of_peer():
-            view, holes = self._collect(stack, covered, anew=False)
-            if not holes.compacted:
-                return view, holes, self._before()
-        view, holes = self._collect(stack, covered, anew=self._slice.rebuild)
-        return view, holes, iter(()) if self._slice.rebuild else self._before()
+        if is_there and self._newest_is_mirror_v3():
+            view, gaps = self._collect(stack, covered, anew=False)
+            if not gaps.compacted:
+                return view, gaps, self._before()
+        view, gaps = self._collect(stack, covered, anew=self._slice.rebuild)
+        return view, gaps, iter(()) if self._slice.rebuild else self._before()
 
     def _collect(
         self, stack: contextlib.ExitStack, covered: OffsetRange, *, anew: bool
-    ) -> tuple[LatestByKey, HoleSummary]:
+    ) -> tuple[LatestByKey, GapSummary]:
         view = stack.enter_context(LatestByKey(self._folder, run_bytes=self._run_bytes))
         return view, self._read_source(view, covered, anew=anew)
 
-    def _read_source(self, view: LatestByKey, covered: OffsetRange, *, anew: bool) -> HoleSummary:
+    def _read_source(self, view: LatestByKey, covered: OffsetRange, *, anew: bool) -> GapSummary:
         """Collect the records up to the end of the range; returns what is missing in the range."""
         flow, end = self._slice.flow, covered.next_offset
         position = self._source.log_start() if anew else covered.first
-        ledger, records, self._payload_bytes = HoleLedger(), 0, 0
-        ledger.add(covered.first, min(position, end) - 1, HoleCause.COMPACTED)
+        ledger, records, self._payload_bytes = GapLedger(), 0, 0
+        ledger.add(covered.first, min(position, end) - 1, GapCause.COMPACTED)
         for fetched in self._source.read(position, end):
             batches = fetched.batches
             stop = int(np.searchsorted(batches.base_offsets, end))
-            for hole in batch_holes(batches, fetched.start, stop, position, compacted=True):
-                first, last = max(hole.first, covered.first), min(hole.last, covered.last)
-                ledger.add(first, last, hole.cause)
+            for gap in batch_gaps(batches, fetched.start, stop, position, compacted=True):
+                first, last = max(gap.first, covered.first), min(gap.last, covered.last)
+                ledger.add(first, last, gap.cause)
             for columns in self._decoder.decode(fetched.buffer, batches, first=position, end=end):
                 _pass_gate(first_refused(columns, self._spec.types))
                 view.add(columns.to_arrow(flow.topic, flow.partition))
@@ -203,7 +203,7 @@ class SnapshotTransfer:
             self._source_bytes += int(batches.sizes[fetched.start : stop].sum())
             position = int(batches.last_offsets[-1]) + 1
         inside = covered.offset_count - records - ledger.summary().offset_count
-        ledger.count(HoleCause.COMPACTED, inside)  # within batches, or after the last one
+        ledger.count(GapCause.COMPACTED, inside)  # within batches, or after the last one
         return ledger.summary()
 
     def _newest(self) -> Link | None:
@@ -211,7 +211,7 @@ class SnapshotTransfer:
         links = chain(names, extension=self._spec.extension, start=None, snapshots=True).links
         return links[-1] if links else None
 
-    def _newest_is_of_peer(self) -> bool:
+    def _newest_is_mirror_v3(self) -> bool:
         newest = self._newest()
         if newest is None or newest.last + 1 != self._slice.first:
             return False
@@ -219,7 +219,7 @@ class SnapshotTransfer:
             contextlib.suppress(KeyError),
             self._store.open(f"{self._slice.flow.folder}/{newest.name}") as file,
         ):
-            return is_of_peer(open_parquet(file, newest.name))
+            return is_mirror_v3(open_parquet(file, newest.name))
         return False
 
     def _before(self) -> Iterator[Any]:
@@ -252,7 +252,7 @@ def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
     digest, last_key, rows = ContentDigest(), None, 0
     parquet = open_parquet(file, name)
     metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=name)
-    if not (metadata.is_snapshot if metadata else is_of_peer(parquet)):
+    if not (metadata.is_snapshot if metadata else is_mirror_v3(parquet)):
         raise CorruptionError(
             "the newest object is not a snapshot",
             hint="`compaction: log` cannot continue an archive of all records; give the "

@@ -18,10 +18,10 @@ import numpy as np
 from logmirror.archive.claims import Claim, ClaimTakenError, read_claim
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.ports import HoleSummary, Receipt, SliceResult
-from logmirror.model import Hole, HoleCause, OffsetRange, Trigger
+from logmirror.mirror.ports import GapSummary, Receipt, SliceResult
+from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 from logmirror.source.column_types import Gate
-from logmirror.source.gaps import HoleLedger, batch_holes, unexplained_gap
+from logmirror.source.gaps import GapLedger, batch_gaps, unexplained_gap
 from logmirror.to_archive.cut import Cut
 from logmirror.to_archive.publish import make_claim, publish
 from logmirror.to_archive.sink import ObjectWriter
@@ -204,7 +204,7 @@ class Transfer:
             self.end = max(self.end, claim.covered.next_offset)
         self.position = self._reached = first
         self._object_started_ms = self._clock.monotonic_ms()
-        self._holes: list[Hole] = []
+        self._gaps: list[Gap] = []
 
     def _copy_batches(self, fetched: Fetched) -> int:
         batches = fetched.batches
@@ -264,16 +264,16 @@ class Transfer:
         stop = int(np.searchsorted(batches.base_offsets, self.end))
         position = self.position
         if stop > start:
-            holes = batch_holes(batches, start, stop, position, compacted=compacted)
+            gaps = batch_gaps(batches, start, stop, position, compacted=compacted)
             if self._spec.format == "native":
                 # Aborted records are in the object, as they are in the log.
-                holes = [hole for hole in holes if hole.cause is not HoleCause.ABORTED]
-            self._holes += holes
+                gaps = [gap for gap in gaps if gap.cause is not GapCause.ABORTED]
+            self._gaps += gaps
             position = int(batches.last_offsets[stop - 1]) + 1
         if stop < batches.count and position < self.end:
             if not compacted:
                 raise unexplained_gap(position, int(batches.base_offsets[stop]))
-            self._holes.append(Hole(first=position, last=self.end - 1, cause=HoleCause.COMPACTED))
+            self._gaps.append(Gap(first=position, last=self.end - 1, cause=GapCause.COMPACTED))
             position = self.end
         if self._spec.format != "native":
             position = min(position, self.end)
@@ -295,17 +295,17 @@ class Transfer:
     def _close(self, last: int, trigger: Trigger) -> None:
         covered = OffsetRange(first=self._cut.first, last=last)
         writer = self._writer()
-        holes = self._take_holes(covered, writer.record_count)
+        gaps = self._take_gaps(covered, writer.record_count)
 
         token, digest = writer.finish(
-            covered, holes, self._slice.topic_id, travels=self._slice.staged
+            covered, gaps, self._slice.topic_id, travels=self._slice.staged
         )
         self._object = None
         claim = make_claim(
             self._work,
             covered,
             trigger,
-            holes,
+            gaps,
             record_count=writer.record_count,
             digest=digest,
             created_ms=self._clock.now_ms(),
@@ -327,7 +327,7 @@ class Transfer:
                 object_bytes=writer.object_bytes,
                 digest=digest,
                 trigger=trigger,
-                holes=holes,
+                gaps=gaps,
                 elapsed_ms=now_ms - self._object_started_ms,
                 token=token if self._slice.staged else None,
                 peer=peer,
@@ -352,15 +352,15 @@ class Transfer:
             self._close(end - 1, Trigger.EXPLICIT)
         raise refused.error()
 
-    def _take_holes(self, covered: OffsetRange, record_count: int) -> HoleSummary:
-        ledger, later = HoleLedger(), []
-        for hole in self._holes:
-            ledger.add(max(hole.first, covered.first), min(hole.last, covered.last), hole.cause)
-            if hole.last > covered.last:
-                later.append(hole)
-        self._holes = later
+    def _take_gaps(self, covered: OffsetRange, record_count: int) -> GapSummary:
+        ledger, later = GapLedger(), []
+        for gap in self._gaps:
+            ledger.add(max(gap.first, covered.first), min(gap.last, covered.last), gap.cause)
+            if gap.last > covered.last:
+                later.append(gap)
+        self._gaps = later
         inside = covered.offset_count - record_count - ledger.summary().offset_count
         if inside and not self._slice.compacted:
             raise unexplained_gap(covered.first, covered.last).add_facts(missing=inside)
-        ledger.count(HoleCause.COMPACTED, inside)
+        ledger.count(GapCause.COMPACTED, inside)
         return ledger.summary()

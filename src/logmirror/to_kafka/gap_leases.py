@@ -7,7 +7,7 @@ a transactional id of the destination tells.
 Invariants:
 1. No byte of a request for markers is sent later than `SEND_DEADLINE_MS` after the coordinator
    was asked and said that we are the owner.
-2. Who takes the right from an owner that has not given it back waits for `SETTLE_MS`, which is
+2. Who takes the right from an owner that has not given it back waits for `QUIESCE_MS`, which is
    longer than that and the time that bytes may rest in a kernel, and looks at the log after it.
 3. An owner that is alive is left alone: the right is taken from one under whom the log has not
    moved for `PATIENCE_MS`, longer than an owner may wait by rule 2. So two that are awake cannot
@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.errors import FencedError, LogmirrorError
 from logmirror.mirror.ports import PositionMovedError
-from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, SETTLE_MS
+from logmirror.to_kafka.idempotence import QUIESCE_MS, SEND_DEADLINE_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
-    from logmirror.cluster.fence import Fence
+    from logmirror.cluster.lease import Lease
     from logmirror.model import TopicPartition
 
-PATIENCE_MS: Final = SETTLE_MS + 2_500
+PATIENCE_MS: Final = QUIESCE_MS + 2_500
 _WATCH_MS: Final = 100
 _CONFIRM_EVERY_MS: Final = SEND_DEADLINE_MS // 3
 
@@ -50,13 +50,13 @@ class Right(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    fence: Fence
+    lease: Lease
     since_ms: int
     confirmed_ms: int
     """Before the coordinator was asked."""
 
 
-class HoleOwners:
+class GapOwners:
     """The partitions whose holes this process may fill. Not thread-safe.
 
     Args:
@@ -93,7 +93,7 @@ class HoleOwners:
             UnavailableError: No coordinator answered within the budget.
         """
         if self._is_offered is None:
-            self._is_offered = self._client.has_fences()
+            self._is_offered = self._client.has_leases()
         if not self._is_offered:
             return None
         held = self._held.get(partition)
@@ -102,7 +102,7 @@ class HoleOwners:
         now_ms = self._clock.monotonic_ms()
         if now_ms > held.confirmed_ms + _CONFIRM_EVERY_MS:
             try:
-                held.fence.confirm()
+                held.lease.confirm()
             except FencedError as error:
                 del self._held[partition]
                 raise _moved(error) from error
@@ -114,23 +114,23 @@ class HoleOwners:
         held, self._held = self._held, {}
         for each in held.values():
             with contextlib.suppress(LogmirrorError):
-                each.fence.give_back()
+                each.lease.give_back()
 
     def _take(self, partition: TopicPartition, first: int) -> _Held:
-        fence = self._client.fence(self._transactional_id(partition))
-        seen = fence.owner()
+        lease = self._client.lease(self._transactional_id(partition))
+        seen = lease.owner()
         if seen is not None and seen.is_holding:
             until_ms = self._clock.monotonic_ms() + PATIENCE_MS
-            while (again := fence.owner()) == seen and self._clock.monotonic_ms() < until_ms:
+            while (again := lease.owner()) == seen and self._clock.monotonic_ms() < until_ms:
                 self._check_end(partition, first)
                 self._clock.sleep_ms(_WATCH_MS)
             if again != seen and again is not None and again.is_holding:
                 raise _moved()
             seen = again
         asked_ms = self._clock.monotonic_ms()
-        if not fence.take(seen):
-            self._clock.sleep_ms(SETTLE_MS)
-        return _Held(fence, self._clock.monotonic_ms(), asked_ms)
+        if not lease.take(seen):
+            self._clock.sleep_ms(QUIESCE_MS)
+        return _Held(lease, self._clock.monotonic_ms(), asked_ms)
 
     def _check_end(self, partition: TopicPartition, first: int) -> None:
         found = self._client.log_ends([partition])[partition].end_offset

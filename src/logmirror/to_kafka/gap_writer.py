@@ -34,8 +34,8 @@ from logmirror.cluster.admin import TxnMarker
 from logmirror.cluster.transactions import ProducerIdentity
 from logmirror.errors import FencedError, OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.ports import PositionMovedError
-from logmirror.to_kafka.gap_leases import HoleOwners
-from logmirror.to_kafka.idempotence import SETTLE_MS, marker_producer_id
+from logmirror.to_kafka.gap_leases import GapOwners
+from logmirror.to_kafka.idempotence import QUIESCE_MS, marker_producer_id
 from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _FRESH_MS: Final = 2
 _PAUSES_MS: Final = (0, 1, 2, 5, 10, 20, 50)
 
 
-class HoleWriter:
+class GapWriter:
     """Takes offsets invisibly on one cluster. Not thread-safe."""
 
     def __init__(self, client: ClusterClient, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -76,7 +76,7 @@ class HoleWriter:
         self._epochs: dict[TopicPartition, int] = {}
         """The least coordinator epoch that may be used: of our last marker, or beyond another's."""
         self._owned: dict[TopicPartition, list[TransactionalProducer]] = {}
-        self._owners = HoleOwners(client, clock, lambda partition: _transactional_id(partition, 0))
+        self._owners = GapOwners(client, clock, lambda partition: _transactional_id(partition, 0))
 
     def fill(  # noqa: PLR0913  # what the hole is, and who writes on behind it
         self,
@@ -142,7 +142,7 @@ class HoleWriter:
             failpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
                 # Not idempotent: the request may still be carried out. Wait it out, then look.
-                self._clock.sleep_ms(SETTLE_MS)
+                self._clock.sleep_ms(QUIESCE_MS)
             if isinstance(error, FencedError):
                 raise self._overtaken(partition, names, error)
             if error is not None and error.facts.get("code") == CLUSTER_AUTHORIZATION_FAILED:
@@ -284,7 +284,7 @@ class HoleWriter:
             # Within a longer hole one marker too many does no harm; it is not asked for again.
             if found <= end and wanted < end:
                 raise UnavailableError("the hole is longer than was asked for; looking again")
-            raise hole_too_long(partition, expected=end, found=found)
+            raise gap_too_long(partition, expected=end, found=found)
         return looked_ms
 
 
@@ -313,7 +313,7 @@ def _moved(error: FencedError) -> PositionMovedError:
     )
 
 
-def hole_too_long(partition: TopicPartition, *, expected: int, found: int) -> PositionError:
+def gap_too_long(partition: TopicPartition, *, expected: int, found: int) -> PositionError:
     """The error for a log that control records have carried beyond a hole of the source.
 
     Args:

@@ -7,7 +7,7 @@ Three things keep a writer out that was paused and wakes up late (decision 0004)
    refused.
 2. Where the broker forgets producers (old records), a deadline: no byte is sent later than
    `deadline_ms` after the log end was last seen.
-3. The successor's patience: without a guard it waits `settle_ms` at its start and looks again.
+3. The successor's patience: without a guard it waits `quiesce_ms` at its start and looks again.
 
 Holes, whose markers no guard refuses, have an owner: `hole_owners`.
 """
@@ -44,7 +44,7 @@ def deadline_ms(size_bytes: int, *, guarded: bool) -> int:
 _MARGIN_MS: Final = 500
 
 
-def settle_ms(max_message_bytes: int) -> int:
+def quiesce_ms(max_message_bytes: int) -> int:
     """What a flow without a guard waits at its start, before it looks and writes.
 
     Longer than the deadline of a predecessor's largest batch and the time that bytes may rest in
@@ -56,7 +56,7 @@ def settle_ms(max_message_bytes: int) -> int:
     return deadline_ms(max_message_bytes, guarded=False) + LINGER_MS_MAX + _MARGIN_MS
 
 
-SETTLE_MS: Final = settle_ms(0)
+QUIESCE_MS: Final = quiesce_ms(0)
 """The same for requests of a few bytes."""
 
 GUARD_AGE_MS: Final = 12 * 3_600_000

@@ -200,7 +200,7 @@ def make_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
             )
 
 
-class SyncTeller:
+class OffsetSyncWriter:
     """Writes the syncs of one destination into the source's cluster. Not thread-safe.
 
     Args:
@@ -238,9 +238,9 @@ class SyncTeller:
             self._collect(block=True)
 
     def _collect(self, *, block: bool) -> None:
-        for answer in self._pipeline.collect(block=block):
-            if answer.error is not None and self._where is not None:
-                self._give_up_if_final(answer.error)
+        for response in self._pipeline.collect(block=block):
+            if response.error is not None and self._where is not None:
+                self._give_up_if_final(response.error)
 
     def _give_up_if_final(self, error: LogmirrorError) -> None:
         facts = {"facts": {**error.facts, **self._about, "error": error.message}}

@@ -31,7 +31,7 @@ from logmirror.wire.rebatch import stamp
 
 if TYPE_CHECKING:
     from logmirror.cluster.offsets import LogEnd, ProducerState
-    from logmirror.cluster.produce import ProduceAnswer
+    from logmirror.cluster.produce import ProduceResponse
     from logmirror.model import TopicPartition
     from logmirror.wire.rebatch import Piece
 
@@ -145,14 +145,14 @@ class PartitionWriter:
         self.next_offset += piece.count
         self._sequence = (self._sequence + piece.count) & SEQUENCE_MASK
 
-    def answered(self, answer: ProduceAnswer, now_ms: int) -> None:
+    def responded(self, response: ProduceResponse, now_ms: int) -> None:
         """Take the answer to the oldest batch that is on its way."""
         sent = self._in_flight.popleft()
         if self.error is not None:
             return  # what was sent behind a batch that failed is looked into as a whole
-        if answer.error is not None:
-            self.error = _looked_into(answer.error)
-        elif answer.base_offset != sent.base_offset:
+        if response.error is not None:
+            self.error = _looked_into(response.error)
+        elif response.base_offset != sent.base_offset:
             self.error = PositionError(
                 "the destination appended a batch at another offset than the source's",
                 hint="someone else writes to the destination's topic. Nothing more is written; "
@@ -160,7 +160,7 @@ class PartitionWriter:
                 "this partition anew into an empty one.",
                 reason="ForeignRecord",
                 expected=sent.base_offset,
-                found=answer.base_offset,
+                found=response.base_offset,
             )
         else:
             self.verified = sent.base_offset + sent.records
@@ -176,7 +176,7 @@ class PartitionWriter:
         self._in_flight.pop()
         self.fail(error)
 
-    def passed_hole(self, end: int, at_ms: int, *, fenced: bool = False) -> None:
+    def passed_gap(self, end: int, at_ms: int, *, fenced: bool = False) -> None:
         """A hole was written, and the log now ends at `end`; sequences do not count it.
 
         Args:

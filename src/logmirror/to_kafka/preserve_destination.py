@@ -18,7 +18,7 @@ from logmirror.errors import InternalError, PositionError, UsageError
 from logmirror.mirror.observer import Observer, flow_facts
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.monitoring.metrics import Recorder
-from logmirror.to_kafka.idempotence import GUARD_AGE_MS, is_guarded, producer_id, settle_ms, target
+from logmirror.to_kafka.idempotence import GUARD_AGE_MS, is_guarded, producer_id, quiesce_ms, target
 from logmirror.to_kafka.topic_setup import sync_topic
 
 if TYPE_CHECKING:
@@ -158,18 +158,18 @@ class KafkaCopies:
             "target_topic": kafka.topic,
             "position": position,
         }
-        if position > view.stable_end:
+        if position > view.last_stable_offset:
             raise PositionError(
                 "the destination's log ends beyond the source's",
                 hint="the source was cut or created again, or someone else wrote to the "
                 "destination's topic. Nothing was written; compare the two.",
                 reason="SourceWentBackwards",
                 expected=position,
-                got=view.stable_end,
-                stable_end=view.stable_end,
+                got=view.last_stable_offset,
+                last_stable_offset=view.last_stable_offset,
                 **facts,
             )
-        if position < view.log_start and kafka.holes == "fail":
+        if position < view.log_start and kafka.gaps == "fail":
             raise PositionError(
                 "the source begins above the position of the copy, and `holes: fail` allows no "
                 "offset without a record",
@@ -190,7 +190,7 @@ class KafkaCopies:
         # What is still on its way from a topic that is no more has another name than ours.
         if self._guarded[state.flow] and state.topic_id == kafka.source_id:
             return
-        wait_ms = settle_ms(kafka.max_message_bytes)
+        wait_ms = quiesce_ms(kafka.max_message_bytes)
         now_ms, since = self._clock.monotonic_ms(), self._quiet_since.get(state.flow)
         if since is not None and since.position == state.position:
             waited_ms = now_ms - since.at_ms

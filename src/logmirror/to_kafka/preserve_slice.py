@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logmirror.errors import PositionError
 from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
-from logmirror.source.gaps import HoleLedger
+from logmirror.source.gaps import GapLedger
 from logmirror.source.partition import STALL_MS
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class SliceCopy:
     stalled_ms: int | None = None
     """Monotonic time since which the source has delivered nothing; None: it delivers."""
 
-    holes: HoleLedger = field(default_factory=HoleLedger)
+    gaps: GapLedger = field(default_factory=GapLedger)
 
     @property
     def limit(self) -> int:
         """One past the last offset that this slice may copy, as far as is known."""
-        if self.work.lease_ms:
+        if self.work.window_ms:
             return self.known_end
         return min(self.known_end, self.work.slice.end)
 
@@ -71,7 +71,7 @@ class SliceCopy:
             object_bytes=written.size_bytes,
             digest="",
             trigger=Trigger.EXPLICIT,
-            holes=self.holes.summary(),
+            gaps=self.gaps.summary(),
             elapsed_ms=elapsed_ms,
             batch_count=written.batch_count,
         )

@@ -20,8 +20,8 @@ from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError
 from logmirror.mirror.follow import LISTEN_MS, SLICE_MS
 from logmirror.mirror.ports import PositionMovedError
-from logmirror.model import Hole, HoleCause, TopicPartition
-from logmirror.source.gaps import batch_holes, check_dense, unexplained_gap
+from logmirror.model import Gap, GapCause, TopicPartition
+from logmirror.source.gaps import batch_gaps, check_dense, unexplained_gap
 from logmirror.to_kafka.idempotence import producer_id, target
 from logmirror.to_kafka.partition_writer import PartitionWriter
 from logmirror.to_kafka.preserve_slice import Copy
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
-    from logmirror.mirror.follow import Lease
+    from logmirror.mirror.follow import FollowWindow
     from logmirror.mirror.ports import SliceResult, Work
     from logmirror.source.column_types import Gate
     from logmirror.source.partition import Fetched, KafkaSource
@@ -48,7 +48,7 @@ _WATCH_MS: Final = 10
 ten times as long as the answer took, where that is longer."""
 
 
-class HoleFiller(Protocol):
+class GapFiller(Protocol):
     """Makes offsets without a record at the destination."""
 
     def fill(  # noqa: PLR0913  # what the hole is, and who writes on behind it
@@ -73,7 +73,7 @@ class HoleFiller(Protocol):
         ...
 
 
-class Prover(Protocol):
+class TailCheck(Protocol):
     """Compares what the destination holds with the source."""
 
     def prove(self, item: Copy, *, source_start: int) -> int:
@@ -108,15 +108,15 @@ class KafkaTransfer:
         pipeline: ProducePipeline,
         rebatcher: Rebatcher,
         gate: Gate,
-        filler: HoleFiller,
-        prover: Prover,
-        lease: Lease,
+        filler: GapFiller,
+        tail_check: TailCheck,
+        window: FollowWindow,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
         self._pipeline, self._rebatcher, self._gate = pipeline, rebatcher, gate
-        self._filler, self._prover = filler, prover
-        self._lease, self._clock = lease, clock
+        self._filler, self._tail_check = filler, tail_check
+        self._window, self._clock = window, clock
         now_ms = clock.monotonic_ms()
         self._copies = [
             Copy(
@@ -138,13 +138,13 @@ class KafkaTransfer:
         until_ms = self._clock.monotonic_ms() + SLICE_MS
         while copies := [copy for copy in self._copies if not copy.is_done]:
             if len(copies) < len(self._copies):
-                self._lease.end()  # one that is done waits for the driver to look at it
+                self._window.end()  # one that is done waits for the driver to look at it
             moved = False
             for copy in copies:
                 if copy.writer.next_offset < copy.limit:
                     moved |= self._guard(copy, self._step)
             if moved:
-                if self._clock.monotonic_ms() >= until_ms and not self._lease.left_ms:
+                if self._clock.monotonic_ms() >= until_ms and not self._window.left_ms:
                     break
                 continue
             drained = [self._guard(copy, self._drain) for copy in copies]
@@ -209,10 +209,10 @@ class KafkaTransfer:
     def _prove(self, copy: Copy, *, source_start: int) -> bool:
         if copy.writer.error is None:
             before = copy.writer.verified
-            end = self._prover.prove(copy, source_start=source_start)
+            end = self._tail_check.prove(copy, source_start=source_start)
             copy.proven = True
             if end != before:
-                copy.holes.add(before, end - 1, HoleCause.COMPACTED)
+                copy.gaps.add(before, end - 1, GapCause.COMPACTED)
                 self._look([copy])
         return True
 
@@ -222,12 +222,12 @@ class KafkaTransfer:
         """Fetch once and send what came; whether anything did."""
         writer = copy.writer
         polled = copy.source.poll(writer.next_offset, max_wait_ms=0, limit=copy.limit)
-        copy.known_end = max(copy.known_end, polled.stable_end)
+        copy.known_end = max(copy.known_end, polled.last_stable_offset)
         if polled.fetched is None:
             copy.note_stall(writer.next_offset, self._clock.monotonic_ms())
             return False
         copy.stalled_ms = None
-        self._send_fetched(copy, polled.fetched, min(copy.limit, polled.stable_end))
+        self._send_fetched(copy, polled.fetched, min(copy.limit, polled.last_stable_offset))
         return True
 
     def _send_fetched(self, copy: Copy, fetched: Fetched, limit: int) -> None:
@@ -237,7 +237,7 @@ class KafkaTransfer:
         stop = int(np.searchsorted(batches.base_offsets, limit))
         compacted = copy.work.slice.compacted
         if stop > start:
-            known = batch_holes(batches, start, stop, copy.writer.next_offset, compacted=compacted)
+            known = batch_gaps(batches, start, stop, copy.writer.next_offset, compacted=compacted)
             copy.source_bytes += int(batches.sizes[start:stop].sum())
             if not compacted:
                 check_dense(batches, start, stop)
@@ -259,10 +259,10 @@ class KafkaTransfer:
             self._drain(copy)  # what comes before it is good
             raise refusal
 
-    def _fill(self, copy: Copy, end: int, known: list[Hole]) -> None:
+    def _fill(self, copy: Copy, end: int, known: list[Gap]) -> None:
         """Take the offsets up to `end`, which carry no record at the source."""
         first = copy.writer.next_offset
-        if copy.work.kafka.holes == "fail":
+        if copy.work.kafka.gaps == "fail":
             cause = next((h.cause for h in known if h.first <= first <= h.last), None)
             raise PositionError(
                 "the source has an offset without a record, and `holes: fail` allows none",
@@ -270,7 +270,7 @@ class KafkaTransfer:
                 "or `offsets: translate` to copy the records alone",
                 reason="HoleAtSource",
                 offset=first,
-                cause=(cause or HoleCause.COMPACTED).value,
+                cause=(cause or GapCause.COMPACTED).value,
             )
         self._drain(copy)
         failpoints.reach("hole.begin")
@@ -284,16 +284,16 @@ class KafkaTransfer:
             new_epoch=copy.new_epoch,
         )
         copy.fenced |= fenced
-        copy.writer.passed_hole(end, at_ms, fenced=fenced)
+        copy.writer.passed_gap(end, at_ms, fenced=fenced)
         failpoints.reach("hole.filled")
         position = first
-        for hole in known[bisect.bisect_left(known, first, key=lambda hole: hole.last) :]:
-            if hole.first >= end:
+        for gap in known[bisect.bisect_left(known, first, key=lambda gap: gap.last) :]:
+            if gap.first >= end:
                 break
-            copy.holes.add(position, hole.first - 1, HoleCause.COMPACTED)
-            copy.holes.add(max(hole.first, first), min(hole.last, end - 1), hole.cause)
-            position = hole.last + 1
-        copy.holes.add(position, end - 1, HoleCause.COMPACTED)
+            copy.gaps.add(position, gap.first - 1, GapCause.COMPACTED)
+            copy.gaps.add(max(gap.first, first), min(gap.last, end - 1), gap.cause)
+            position = gap.last + 1
+        copy.gaps.add(position, end - 1, GapCause.COMPACTED)
 
     def _send(self, copy: Copy, piece: Piece) -> None:
         writer = copy.writer
@@ -351,9 +351,9 @@ class KafkaTransfer:
         if block:
             self._flush()
         now_ms = self._clock.now_ms()
-        for answer in self._pipeline.collect(block=block):
+        for response in self._pipeline.collect(block=block):
             failpoints.reach("produce.answered")
-            self._by_partition[answer.partition].writer.answered(answer, now_ms)
+            self._by_partition[response.partition].writer.responded(response, now_ms)
 
     def _drain(self, copy: Copy) -> bool:
         """Wait until nothing of a flow is on its way.
@@ -379,8 +379,8 @@ class KafkaTransfer:
         if behind:  # the source called it stable and does not deliver it yet
             self._clock.sleep_ms(_WATCH_MS)
             return any(copy.writer.error is None for copy in behind)
-        watched = [copy for copy in copies if copy.work.lease_ms and copy.writer.error is None]
-        while watched and self._lease.left_ms:
+        watched = [copy for copy in copies if copy.work.window_ms and copy.writer.error is None]
+        while watched and self._window.left_ms:
             if len(watched) == 1:
                 return self._guard(watched[0], self._follow)
             if self._watch(watched):
@@ -389,11 +389,11 @@ class KafkaTransfer:
 
     def _follow(self, copy: Copy) -> bool:
         """Let the source itself wait for what comes to the one partition that we watch."""
-        wait_ms = min(self._lease.left_ms, LISTEN_MS)
+        wait_ms = min(self._window.left_ms, LISTEN_MS)
         polled = copy.source.poll(copy.writer.next_offset, max_wait_ms=wait_ms)
-        copy.known_end = max(copy.known_end, polled.stable_end)
+        copy.known_end = max(copy.known_end, polled.last_stable_offset)
         if polled.fetched is not None:
-            self._send_fetched(copy, polled.fetched, polled.stable_end)
+            self._send_fetched(copy, polled.fetched, polled.last_stable_offset)
         return True
 
     def _watch(self, watched: Sequence[Copy]) -> bool:

@@ -20,7 +20,7 @@ from logmirror.errors import PositionError
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.source.compare import difference, rows
 from logmirror.source.partition import FetchBuffer, KafkaSource
-from logmirror.to_kafka.gap_writer import hole_too_long
+from logmirror.to_kafka.gap_writer import gap_too_long
 from logmirror.to_kafka.idempotence import (
     SEND_DEADLINE_MS,
     SEQUENCE_MASK,
@@ -48,7 +48,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _WAIT_MS: Final = 500
 
 
-class KafkaProver:
+class TailCheck:
     """Compares the end of a copy with its source, and makes a missing head.
 
     Args:
@@ -117,7 +117,7 @@ class KafkaProver:
             return
         lost = differs["offset"]
         if is_marker and isinstance(lost, int) and lost not in found["offset"].to_pylist():
-            raise hole_too_long(copy.writer.partition, expected=lost, found=end)
+            raise gap_too_long(copy.writer.partition, expected=lost, found=end)
         raise PositionError(
             "the destination's last batch is not what the source holds at its offsets",
             hint="the destination's topic has records of someone else, or the source is "
@@ -155,17 +155,17 @@ class KafkaProver:
             stamp(view, producer_id=producer, producer_epoch=0, sequence=first & SEQUENCE_MASK)
             until_ms = self._clock.monotonic_ms() + SEND_DEADLINE_MS
             self._pipeline.send([(where, view)], not_after_ms=until_ms)
-            (answer,) = self._pipeline.collect(block=True)
-            if answer.error is not None:
-                raise answer.error
-            if answer.base_offset != first:
+            (response,) = self._pipeline.collect(block=True)
+            if response.error is not None:
+                raise response.error
+            if response.base_offset != first:
                 raise PositionError(
                     "the destination appended filler at another offset than expected",
                     hint="someone else writes to the destination's topic; copy this partition "
                     "anew into an empty one",
                     reason="ForeignRecord",
                     expected=first,
-                    found=answer.base_offset,
+                    found=response.base_offset,
                 )
             failpoints.reach("head.filled")
             first += size

@@ -138,15 +138,15 @@ class TranslateCopies(KafkaCopies):
                 found_topic_id=(view.topic_id or b"").hex(),
                 **facts,
             )
-        if found > view.stable_end:
+        if found > view.last_stable_offset:
             raise PositionError(
                 "the source ends below what was copied of it",
                 hint="it was cut (unclean leader election, or a restored disk). What is copied is "
                 "kept; compare it with the source before anything else.",
                 reason="SourceWentBackwards",
                 expected=found,
-                got=view.stable_end,
-                stable_end=view.stable_end,
+                got=view.last_stable_offset,
+                last_stable_offset=view.last_stable_offset,
                 **facts,
             )
         if found < view.log_start:
@@ -169,9 +169,9 @@ class TranslateCopies(KafkaCopies):
         batch = encode_owner(key, self._writer_id, self._clock.now_ms())
         with self._client(kafka.cluster).pipeline() as pipeline:
             pipeline.send([(PROGRESS, memoryview(batch))])
-            (answer,) = pipeline.collect(block=True)
-        if answer.error is not None:
-            raise answer.error
+            (response,) = pipeline.collect(block=True)
+        if response.error is not None:
+            raise response.error
         self._owned.add(state.flow)
         failpoints.reach("translate.owned")
 

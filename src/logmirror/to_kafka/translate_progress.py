@@ -269,7 +269,7 @@ class ProgressReader:
 
     def _read(self, offset: int) -> int:
         """Fetch once from `offset`, take in what came, return where that ends."""
-        answer = self._client.fetch(
+        response = self._client.fetch(
             self._where,
             offset,
             self._buffer,
@@ -277,10 +277,10 @@ class ProgressReader:
             max_wait_ms=_WAIT_MS,
             read_committed=False,
         )
-        if answer.needed_bytes:
-            self._buffer = memoryview(bytearray(answer.needed_bytes))
+        if response.needed_bytes:
+            self._buffer = memoryview(bytearray(response.needed_bytes))
             return offset
-        data, at = bytes(self._buffer[: answer.size]), 0
+        data, at = bytes(self._buffer[: response.size]), 0
         while at + HEADER_SIZE <= len(data):
             header = parse_header(data, at)
             if at + header.size_bytes > len(data):

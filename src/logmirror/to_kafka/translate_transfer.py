@@ -31,9 +31,9 @@ from logmirror.errors import (
 )
 from logmirror.mirror.follow import LISTEN_MS, SLICE_MS
 from logmirror.mirror.ports import PositionMovedError, SliceResult
-from logmirror.source.gaps import batch_holes, check_dense, unexplained_gap
+from logmirror.source.gaps import batch_gaps, check_dense, unexplained_gap
 from logmirror.to_kafka.idempotence import SEQUENCE_MASK
-from logmirror.to_kafka.offset_syncs import Run, SyncTeller, thinned
+from logmirror.to_kafka.offset_syncs import OffsetSyncWriter, Run, thinned
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,
     Progress,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logmirror.cluster.client import ClusterClient
-    from logmirror.mirror.follow import Lease
+    from logmirror.mirror.follow import FollowWindow
     from logmirror.mirror.ports import Work
     from logmirror.model import TopicPartition
     from logmirror.source.column_types import Gate
@@ -98,14 +98,14 @@ class TranslateTransfer:
         progress: ProgressReader,
         rebatcher: Rebatcher,
         gate: Gate,
-        teller: SyncTeller,
-        lease: Lease,
+        sync_writer: OffsetSyncWriter,
+        window: FollowWindow,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
         self._links, self._progress = links, progress
-        self._rebatcher, self._gate, self._teller = rebatcher, gate, teller
-        self._lease, self._clock = lease, clock
+        self._rebatcher, self._gate, self._sync_writer = rebatcher, gate, sync_writer
+        self._window, self._clock = window, clock
         now_ms = clock.monotonic_ms()
         self._copies = [begun(work, source[work.slice.flow.source], now_ms) for work in works]
 
@@ -114,19 +114,19 @@ class TranslateTransfer:
         until_ms = self._clock.monotonic_ms() + SLICE_MS
         while copies := [copy for copy in self._copies if not copy.is_done]:
             if len(copies) < len(self._copies):
-                self._lease.end()  # one that is done waits for the driver to look at it
+                self._window.end()  # one that is done waits for the driver to look at it
             moved = False
             for copy in copies:
                 if copy.next_offset < copy.limit:
                     moved |= self._guard(copy, self._step)
             if moved:
-                if self._clock.monotonic_ms() >= until_ms and not self._lease.left_ms:
+                if self._clock.monotonic_ms() >= until_ms and not self._window.left_ms:
                     break
             elif not self._wait_for_more(copies):
                 break
         for copy in self._copies:
             self._guard(copy, self._leave)
-        self._teller.finish()
+        self._sync_writer.finish()
         now_ms = self._clock.monotonic_ms()
         return [copy.result(now_ms) for copy in self._copies]
 
@@ -143,12 +143,12 @@ class TranslateTransfer:
     def _step(self, copy: TranslatedCopy) -> bool:
         """Copy one transaction's worth; whether anything was there."""
         polled = copy.source.poll(copy.next_offset, max_wait_ms=0, limit=copy.limit)
-        copy.known_end = max(copy.known_end, polled.stable_end)
+        copy.known_end = max(copy.known_end, polled.last_stable_offset)
         if polled.fetched is None:
             copy.note_stall(copy.next_offset, self._clock.monotonic_ms())
             return False
         copy.stalled_ms = None
-        self._transact(copy, polled.fetched, min(copy.limit, polled.stable_end))
+        self._transact(copy, polled.fetched, min(copy.limit, polled.last_stable_offset))
         return True
 
     def _transact(self, copy: TranslatedCopy, fetched: Fetched, limit: int) -> None:
@@ -161,10 +161,10 @@ class TranslateTransfer:
                 if copy.failed is not None or self._is_full(copy):
                     break
                 polled = copy.source.poll(copy.next_offset, max_wait_ms=0, limit=copy.limit)
-                copy.known_end = max(copy.known_end, polled.stable_end)
+                copy.known_end = max(copy.known_end, polled.last_stable_offset)
                 if polled.fetched is None:
                     break
-                fetched, limit = polled.fetched, min(copy.limit, polled.stable_end)
+                fetched, limit = polled.fetched, min(copy.limit, polled.last_stable_offset)
         except LogmirrorError as error:
             copy.error = error  # of the source: what came before it is good
         if copy.failed is None and copy.next_offset > copy.verified:
@@ -212,7 +212,7 @@ class TranslateTransfer:
         stop = int(np.searchsorted(batches.base_offsets, limit))
         compacted, first = copy.work.slice.compacted, copy.next_offset
         if stop > start:
-            holes = batch_holes(batches, start, stop, first, compacted=compacted)
+            gaps = batch_gaps(batches, start, stop, first, compacted=compacted)
             copy.source_bytes += int(batches.sizes[start:stop].sum())
             if not compacted:
                 check_dense(batches, start, stop)
@@ -222,8 +222,8 @@ class TranslateTransfer:
                 if not self._send(copy, piece):
                     return
             copy.next_offset = min(int(batches.last_offsets[stop - 1]) + 1, limit)
-            for hole in holes:
-                copy.holes.add(hole.first, min(hole.last, limit - 1), hole.cause)
+            for gap in gaps:
+                copy.gaps.add(gap.first, min(gap.last, limit - 1), gap.cause)
         if stop < batches.count and copy.next_offset < limit:
             if not compacted:
                 raise unexplained_gap(copy.next_offset, int(batches.base_offsets[stop]))
@@ -275,7 +275,7 @@ class TranslateTransfer:
         pairs = thinned(copy.rule.due(copy.commit()))
         if copy.open_link.producer.has_stray:
             copy.link = None  # it must not end the next transaction: that gets a newer epoch
-        self._teller.tell(work.slice.flow.source, pairs)
+        self._sync_writer.tell(work.slice.flow.source, pairs)
 
     # -- the destination -------------------------------------------------------------------------
 
@@ -297,12 +297,12 @@ class TranslateTransfer:
         link.pipeline.send([(where, batch)])
 
     def _collect(self, copy: TranslatedCopy, *, block: bool) -> None:
-        for answer in copy.open_link.pipeline.collect(block=block):
-            piece = copy.in_flight.popleft() if answer.partition == copy.where else None
-            if answer.error is not None:
-                self._fail(copy, answer.error)
+        for response in copy.open_link.pipeline.collect(block=block):
+            piece = copy.in_flight.popleft() if response.partition == copy.where else None
+            if response.error is not None:
+                self._fail(copy, response.error)
             elif piece is not None:
-                copy.written.append(Run(piece.base_offset, answer.base_offset, piece.count))
+                copy.written.append(Run(piece.base_offset, response.base_offset, piece.count))
 
     def _fail(self, copy: TranslatedCopy, error: LogmirrorError) -> None:
         """The transaction cannot be committed; the first reason counts."""
@@ -317,8 +317,8 @@ class TranslateTransfer:
         if behind:  # the source called it stable and does not deliver it yet
             self._clock.sleep_ms(_WATCH_MS)
             return True
-        watched = [copy for copy in copies if copy.work.lease_ms and copy.error is None]
-        while watched and self._lease.left_ms:
+        watched = [copy for copy in copies if copy.work.window_ms and copy.error is None]
+        while watched and self._window.left_ms:
             if len(watched) == 1:
                 return self._guard(watched[0], self._follow)
             if self._watch(watched):
@@ -327,11 +327,11 @@ class TranslateTransfer:
 
     def _follow(self, copy: TranslatedCopy) -> bool:
         """Let the source itself wait for what comes to the one partition that we watch."""
-        wait_ms = min(self._lease.left_ms, LISTEN_MS)
+        wait_ms = min(self._window.left_ms, LISTEN_MS)
         polled = copy.source.poll(copy.next_offset, max_wait_ms=wait_ms)
-        copy.known_end = max(copy.known_end, polled.stable_end)
-        if polled.fetched is not None and copy.next_offset < polled.stable_end:
-            self._transact(copy, polled.fetched, polled.stable_end)
+        copy.known_end = max(copy.known_end, polled.last_stable_offset)
+        if polled.fetched is not None and copy.next_offset < polled.last_stable_offset:
+            self._transact(copy, polled.fetched, polled.last_stable_offset)
         return True
 
     def _watch(self, watched: Sequence[TranslatedCopy]) -> bool:
@@ -355,7 +355,7 @@ class TranslateTransfer:
 
     def _leave(self, copy: TranslatedCopy) -> bool:
         """Tell the newest pair; leave no transaction open that nobody will end."""
-        self._teller.tell(copy.work.slice.flow.source, copy.rule.rest())
+        self._sync_writer.tell(copy.work.slice.flow.source, copy.rule.rest())
         if copy.failed is None or copy.link is None:
             return True
         self._links.drop(copy.key.transactional_id)

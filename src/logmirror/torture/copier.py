@@ -18,7 +18,7 @@ from logmirror.app import run
 from logmirror.config.settings import load
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.follow import LeaseDesk
+from logmirror.mirror.follow import StopChannel
 from logmirror.monitoring.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ class InlineRunner:
     slots: Final = 1
 
     def __init__(self) -> None:
-        self._desk = LeaseDesk()
+        self._stop_channel = StopChannel()
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
         """See `Runner.run`."""
-        self._desk.begin()
-        return list(executor.execute(works, self._desk.address))
+        self._stop_channel.begin()
+        return list(executor.execute(works, self._stop_channel.address))
 
-    def end_leases(self) -> None:
-        """See `Runner.end_leases`."""
-        self._desk.end()
+    def end_follow_windows(self) -> None:
+        """See `Runner.end_follow_windows`."""
+        self._stop_channel.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._desk.close()
+        self._stop_channel.close()
 
 
 def main() -> NoReturn:

@@ -78,9 +78,9 @@ class Feeder:
                 pause_ms = _EVERY_MS
                 with contextlib.suppress(LogmirrorError):
                     pipeline.send([(where, batch)])
-                    for answer in pipeline.collect(block=True):
-                        if answer.error is None:
-                            self._keep(where, answer.base_offset, records)
+                    for response in pipeline.collect(block=True):
+                        if response.error is None:
+                            self._keep(where, response.base_offset, records)
                         else:
                             pause_ms = _AFTER_TROUBLE_MS
                 SYSTEM_CLOCK.sleep_ms(pause_ms)
@@ -126,8 +126,8 @@ def _batches(client: ClusterClient, where: TopicPartition) -> Iterator[bytes]:
     (offset,) = client.list_offsets([where], EARLIEST).values()
     while True:
         with contextlib.suppress(PositionError):
-            answer = client.fetch(where, offset, view, topic_id=None, max_wait_ms=0)
-            data = _whole(bytes(view[: answer.size]))
+            response = client.fetch(where, offset, view, topic_id=None, max_wait_ms=0)
+            data = _whole(bytes(view[: response.size]))
             if data:
                 yield data
                 offset = _next_offset(data)

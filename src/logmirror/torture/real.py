@@ -385,10 +385,10 @@ class RealTorture:
         self._pause()
         self._end(stage, copier)
 
-    def _lose_answers(self, stage: _Stage) -> None:
+    def _lose_responses(self, stage: _Stage) -> None:
         self._spoil(stage, "lost-answer")
 
-    def _answer_late(self, stage: _Stage) -> None:
+    def _response_late(self, stage: _Stage) -> None:
         self._spoil(stage, "late")
 
     def _spoil(self, stage: _Stage, fault: str) -> None:
@@ -458,6 +458,6 @@ _TRIALS: Final[dict[str, Callable[[RealTorture, _Stage], None]]] = {
     "source-down": RealTorture._bounce_source,  # noqa: SLF001  # the same
     "network": RealTorture._trouble_network,  # noqa: SLF001  # the same
     "refused": RealTorture._refuse,  # noqa: SLF001  # the same
-    "lost-answer": RealTorture._lose_answers,  # noqa: SLF001  # the same
-    "late": RealTorture._answer_late,  # noqa: SLF001  # the same
+    "lost-answer": RealTorture._lose_responses,  # noqa: SLF001  # the same
+    "late": RealTorture._response_late,  # noqa: SLF001  # the same
 }

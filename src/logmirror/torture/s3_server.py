@@ -201,9 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "lost-answer":
             self.close_connection = True
             return
-        self._answer(status, answer, body(answer).encode() if body else None)
+        self._response(status, answer, body(answer).encode() if body else None)
 
-    def _answer(self, status: int, answer: Mapping[str, Any], text: bytes | None) -> None:
+    def _response(self, status: int, answer: Mapping[str, Any], text: bytes | None) -> None:
         data = text if text is not None else b""
         if "Body" in answer:
             data = answer["Body"].read()

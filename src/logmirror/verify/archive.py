@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import claims_folder, first_claimed, latest_claim
 from logmirror.archive.compactions import links_from, read_cover
-from logmirror.archive.hole_facts import HoleFacts
+from logmirror.archive.gap_facts import GapFacts
 from logmirror.archive.reader import check_object
 from logmirror.errors import CorruptionError, LogmirrorError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logmirror.archive.cover import Cover
     from logmirror.archive.reader import ObjectReport
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId
-    from logmirror.model import Hole, HoleCause, OffsetRange
+    from logmirror.model import Gap, GapCause, OffsetRange
     from logmirror.stores.base import BlobStore
 
 RUNS_REPORTED: Final = 100_000
@@ -45,13 +45,13 @@ class FlowReport:
     record_count: int | None = None
     """Records read; None unless the objects were read."""
 
-    hole_offsets: int | None = None
+    gap_offsets: int | None = None
     """Offsets without a record, whatever the cause."""
 
-    hole_counts: dict[HoleCause, int] = field(default_factory=dict)
+    gap_counts: dict[GapCause, int] = field(default_factory=dict)
     """The same by cause, in archives."""
 
-    hole_runs: list[Hole] = field(default_factory=list)
+    gap_runs: list[Gap] = field(default_factory=list)
     """Where they are, ascending; of very many the first."""
 
     object_bytes: int = 0
@@ -89,20 +89,20 @@ class FlowReport:
             }
         )
 
-    def add_holes(self, holes: HoleFacts) -> None:
+    def add_gaps(self, gaps: GapFacts) -> None:
         """Add those of the next object."""
-        self.hole_offsets = (self.hole_offsets or 0) + holes.offset_count
-        for cause, count in holes.counts.items():
-            self.hole_counts[cause] = self.hole_counts.get(cause, 0) + count
-        self.hole_runs += holes.runs[: RUNS_REPORTED - len(self.hole_runs)]
+        self.gap_offsets = (self.gap_offsets or 0) + gaps.offset_count
+        for cause, count in gaps.counts.items():
+            self.gap_counts[cause] = self.gap_counts.get(cause, 0) + count
+        self.gap_runs += gaps.runs[: RUNS_REPORTED - len(self.gap_runs)]
 
 
 class _Totals(NamedTuple):
     """What a report said of records before an object was added to it."""
 
     record_count: int | None
-    hole_offsets: int | None
-    hole_counts: dict[HoleCause, int]
+    gap_offsets: int | None
+    gap_counts: dict[GapCause, int]
     run_count: int
     object_bytes: int
     compared: int
@@ -114,9 +114,9 @@ class _Totals(NamedTuple):
     def of(cls, report: FlowReport) -> _Totals:
         return cls(
             report.record_count,
-            report.hole_offsets,
-            dict(report.hole_counts),
-            len(report.hole_runs),
+            report.gap_offsets,
+            dict(report.gap_counts),
+            len(report.gap_runs),
             report.object_bytes,
             report.compared,
             report.gone,
@@ -127,7 +127,7 @@ class _Totals(NamedTuple):
     def restore(self, report: FlowReport) -> None:
         for name, value in self._asdict().items():
             if name == "run_count":
-                del report.hole_runs[value:]
+                del report.gap_runs[value:]
             else:
                 setattr(report, name, value)
 
@@ -137,7 +137,7 @@ class Checked(NamedTuple):
 
     link: Link
     found: ObjectReport
-    holes: HoleFacts
+    gaps: GapFacts
 
 
 def verify_names(
@@ -210,10 +210,10 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
         compacted: Native objects may end before their names say, as one does whose last offsets
             were compacted away at the source.
     """
-    report.record_count, report.hole_offsets = 0, 0
-    flow, peer_before = report.flow, 0
+    report.record_count, report.gap_offsets = 0, 0
+    flow, mirror_v3_before = report.flow, 0
     if links and archive.format == "ndjson":
-        peer_before = first_claimed(store, flow.destination, flow.partition)
+        mirror_v3_before = first_claimed(store, flow.destination, flow.partition)
     topic_id = ""
     before: list[tuple[Link, _Totals]] = []
     waiting = deque(links)
@@ -229,12 +229,12 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
                 topic=flow.topic,
                 compacted=compacted,
                 snapshots=archive.compaction is not None,
-                peer_before=peer_before,
+                mirror_v3_before=mirror_v3_before,
             )
             topic_id = _same_topic(topic_id, found)
-            holes = found.holes or HoleFacts()
-            if holes.unexplained_count and not ask_source:
-                raise unexplained(link, holes)
+            gaps = found.gaps or GapFacts()
+            if gaps.unexplained_count and not ask_source:
+                raise unexplained(link, gaps)
         except KeyError:
             # A compaction has replaced it, and perhaps others that were read before it.
             try:
@@ -251,20 +251,20 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
             report.record_count += found.record_count or 0
             report.object_bytes += found.size_bytes
             report.unwitnessed += not found.is_witnessed
-            report.add_holes(holes)
-            yield Checked(link, found, holes)
+            report.add_gaps(gaps)
+            yield Checked(link, found, gaps)
         on_object()
 
 
-def unexplained(link: Link, holes: HoleFacts) -> CorruptionError:
+def unexplained(link: Link, gaps: GapFacts) -> CorruptionError:
     """The finding that offsets are missing and nothing says why."""
     return CorruptionError(
         "offsets are missing and nothing tells why",
         hint="the claim that told it is gone, or records were taken out. `logmirror verify "
         "--against-source` asks the source, as long as it has them.",
         name=link.name,
-        missing=holes.unexplained_count,
-        offsets=shown_runs(holes.unexplained),
+        missing=gaps.unexplained_count,
+        offsets=shown_runs(gaps.unexplained),
     )
 
 

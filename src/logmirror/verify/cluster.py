@@ -40,7 +40,7 @@ def verify_deep(
             raise CorruptionError("the copy ends below its log end", expected=end, found=reached)
     except LogmirrorError as error:
         report.add_problem(error)
-    report.record_count, report.hole_offsets = count, end - first - count
+    report.record_count, report.gap_offsets = count, end - first - count
 
 
 def verify_against_source(  # noqa: PLR0913  # two sides and the range that both have
@@ -57,13 +57,13 @@ def verify_against_source(  # noqa: PLR0913  # two sides and the range that both
     """Compare every record that both sides have; stops at the first that differs."""
     end, position = report.next_offset or 0, max(first, view.log_start)
     try:
-        if end > view.stable_end:
+        if end > view.last_stable_offset:
             raise CorruptionError(
                 "the copy reaches beyond the end of the source",
                 hint="the source was cut or created again, this is another cluster, or someone "
                 "else wrote to the destination's topic",
                 end=end,
-                stable_end=view.stable_end,
+                last_stable_offset=view.last_stable_offset,
             )
         for expected, reached in chunks(source, decoder, position, end):
             found = rows(log, decoder, position, reached)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import xxhash
 
-from logmirror.archive.hole_facts import HoleFacts, HoleWalk, by_cause, merged
-from logmirror.archive.native import seen_holes
+from logmirror.archive.gap_facts import GapFacts, GapWalk, by_cause, merged
+from logmirror.archive.native import seen_gaps
 from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError, LogmirrorError
-from logmirror.model import Hole, HoleCause, OffsetRange
+from logmirror.model import Gap, GapCause, OffsetRange
 from logmirror.source.compare import first_difference, shown
 from logmirror.verify.archive import shown_runs
 from logmirror.wire.columns import ContentDigest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from logmirror.archive.hole_facts import Causes
+    from logmirror.archive.gap_facts import Causes
     from logmirror.mirror.ports import ArchiveSpec, SourceView
     from logmirror.source.partition import Fetched, KafkaSource
     from logmirror.stores.base import BlobStore
@@ -75,13 +75,13 @@ def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) 
         check_place(checked, view)
         if link.first < view.log_start:
             report.gone += 1
-            if checked.holes.unexplained_count:
+            if checked.gaps.unexplained_count:
                 raise CorruptionError(
                     "offsets are missing and nothing tells why",
                     hint="the source no longer has them either",
                     name=link.name,
-                    missing=checked.holes.unexplained_count,
-                    offsets=shown_runs(checked.holes.unexplained),
+                    missing=checked.gaps.unexplained_count,
+                    offsets=shown_runs(checked.gaps.unexplained),
                 )
             return
         _compare(report, checked, side)
@@ -94,12 +94,12 @@ def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) 
 def check_place(checked: Checked, view: SourceView) -> None:
     """Raise CorruptionError if the source cannot be where an object comes from."""
     link = checked.link
-    if link.last >= view.stable_end:
+    if link.last >= view.last_stable_offset:
         raise CorruptionError(
             "the object reaches beyond the end of the source",
             hint="the source was cut or created again, or this is another cluster",
             name=link.name,
-            stable_end=view.stable_end,
+            last_stable_offset=view.last_stable_offset,
         )
     if view.topic_id and checked.found.topic_id not in {"", view.topic_id.hex()}:
         raise CorruptionError(
@@ -113,14 +113,14 @@ def check_place(checked: Checked, view: SourceView) -> None:
 
 def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
     covered = checked.link.covered
-    digest, holes = _read_source(side, covered, checked.holes)
-    if holes.unexplained_count and not side.compacted:
+    digest, gaps = _read_source(side, covered, checked.gaps)
+    if gaps.unexplained_count and not side.compacted:
         raise CorruptionError(
             "the source has neither a record nor a cause for offsets of the object",
             hint="the topic's cleanup.policy has no `compact`, so nothing explains it: records may "
             "have been lost at the source (unclean leader election, a repaired disk)",
-            missing=holes.unexplained_count,
-            offsets=shown_runs(holes.unexplained),
+            missing=gaps.unexplained_count,
+            offsets=shown_runs(gaps.unexplained),
         )
     since = 0
     if digest != checked.found.digest:
@@ -132,15 +132,15 @@ def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
                 expected=digest,
                 found=checked.found.digest,
             )
-    _compare_causes(checked.holes, holes, compacted=side.compacted)
+    _compare_causes(checked.gaps, gaps, compacted=side.compacted)
     report.compacted_since += since
-    if _unknown(checked.holes):
-        _explain(report, checked.holes, holes)
+    if _unknown(checked.gaps):
+        _explain(report, checked.gaps, gaps)
 
 
-def _compare_causes(ours: HoleFacts, theirs: HoleFacts, *, compacted: bool) -> None:
+def _compare_causes(ours: GapFacts, theirs: GapFacts, *, compacted: bool) -> None:
     """What is a marker or aborted at the source was the same when it was copied."""
-    for cause in (HoleCause.CONTROL, HoleCause.ABORTED):
+    for cause in (GapCause.CONTROL, GapCause.ABORTED):
         told, shown_count = ours.count(cause), theirs.count(cause)
         is_more = told > shown_count and not compacted  # the cleaner takes markers too
         is_less = told + _unknown(ours) < shown_count
@@ -153,40 +153,40 @@ def _compare_causes(ours: HoleFacts, theirs: HoleFacts, *, compacted: bool) -> N
             )
 
 
-def _unknown(holes: HoleFacts) -> int:
+def _unknown(gaps: GapFacts) -> int:
     """Of how many missing offsets nothing tells why."""
-    return holes.unexplained_count + holes.count(HoleCause.UNRECORDED)
+    return gaps.unexplained_count + gaps.count(GapCause.UNRECORDED)
 
 
-def _explain(report: FlowReport, ours: HoleFacts, theirs: HoleFacts) -> None:
+def _explain(report: FlowReport, ours: GapFacts, theirs: GapFacts) -> None:
     """Count what only the source could explain. What it lacks too was compacted by now."""
     rest = _unknown(ours)
-    for cause in (HoleCause.CONTROL, HoleCause.ABORTED):
+    for cause in (GapCause.CONTROL, GapCause.ABORTED):
         extra = min(max(theirs.count(cause) - ours.count(cause), 0), rest)
-        report.hole_counts[cause] = report.hole_counts.get(cause, 0) + extra
+        report.gap_counts[cause] = report.gap_counts.get(cause, 0) + extra
         rest -= extra
-    compacted = report.hole_counts.get(HoleCause.COMPACTED, 0)
-    report.hole_counts[HoleCause.COMPACTED] = compacted + rest
-    unrecorded = ours.count(HoleCause.UNRECORDED)
+    compacted = report.gap_counts.get(GapCause.COMPACTED, 0)
+    report.gap_counts[GapCause.COMPACTED] = compacted + rest
+    unrecorded = ours.count(GapCause.UNRECORDED)
     if unrecorded:
-        report.hole_counts[HoleCause.UNRECORDED] -= unrecorded
+        report.gap_counts[GapCause.UNRECORDED] -= unrecorded
         _name_runs(report, ours, theirs)
 
 
-def _name_runs(report: FlowReport, ours: HoleFacts, theirs: HoleFacts) -> None:
+def _name_runs(report: FlowReport, ours: GapFacts, theirs: GapFacts) -> None:
     """Give the runs of the last object, whose causes are not recorded, those that the source tells.
 
     Where the source lacks more by now than the copy, they are left out: only counts are sure.
     """
     unnamed = set(ours.runs)
-    while report.hole_runs and report.hole_runs[-1] in unnamed:
-        report.hole_runs.pop()
+    while report.gap_runs and report.gap_runs[-1] in unnamed:
+        report.gap_runs.pop()
     if ours.offset_count == theirs.offset_count:
         gone = [
-            Hole(first=run.first, last=run.last, cause=HoleCause.COMPACTED)
+            Gap(first=run.first, last=run.last, cause=GapCause.COMPACTED)
             for run in theirs.unexplained
         ]
-        report.hole_runs += merged([*theirs.runs, *gone])
+        report.gap_runs += merged([*theirs.runs, *gone])
 
 
 # -- the source's side -----------------------------------------------------------------------------
@@ -208,19 +208,19 @@ def _pieces(side: SourceSide, covered: OffsetRange) -> Iterator[_Piece]:
         batches = fetched.batches
         if side.is_native:
             batches.kinds[batches.kinds == KIND_ABORTED] = KIND_DATA
-        known = seen_holes(batches, covered.first, aborted=True)
+        known = seen_gaps(batches, covered.first, aborted=True)
         for rows in side.decoder.decode(fetched.buffer, batches, first=covered.first, end=end):
             yield _Piece(fetched, rows, known, int(rows.offsets[-1]) + 1)
         yield _Piece(fetched, None, known, min(int(batches.last_offsets[-1]) + 1, end))
 
 
-def _read_source(side: SourceSide, covered: OffsetRange, copy: HoleFacts) -> tuple[str, HoleFacts]:
+def _read_source(side: SourceSide, covered: OffsetRange, copy: GapFacts) -> tuple[str, GapFacts]:
     """The digest that an object over these offsets must have, and its holes, from the source alone.
 
     Raises:
         CorruptionError: The source gives another cause for a hole than the copy.
     """
-    raw, rows_digest, walk = xxhash.xxh3_128(), ContentDigest(), HoleWalk(covered)
+    raw, rows_digest, walk = xxhash.xxh3_128(), ContentDigest(), GapWalk(covered)
     told = by_cause(copy.runs)
     for piece in _pieces(side, covered):
         offsets = _NO_OFFSETS if piece.rows is None else piece.rows.offsets
@@ -248,7 +248,7 @@ def _bytes_of(fetched: Fetched, end: int) -> memoryview:
 def _check_causes(known: Causes, told: Causes) -> None:
     for cause, runs in known.items():
         for other, listed in told.items():
-            if other in {cause, HoleCause.UNRECORDED}:
+            if other in {cause, GapCause.UNRECORDED}:
                 continue
             common = listed.overlaps(runs.firsts, runs.lasts)
             if common.any():

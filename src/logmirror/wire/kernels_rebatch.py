@@ -93,7 +93,7 @@ SEAL: Final = 3
 NO_ROOM: Final = 4
 """OUT is too small: move the open piece into memory of NEED_BYTES or more, then go on."""
 
-_HOLE: Final = 5
+_GAP: Final = 5
 _OVER: Final = 6
 _AGAIN: Final = 7
 
@@ -284,7 +284,7 @@ def _pour(  # noqa: PLR0913, PLR0915, PLR0917  # one loop that keeps everything 
                 offset_0, timestamp_0, max_timestamp = offset, base_timestamp, timestamp
                 fill = at + _HEADER
             elif offset != offset_0 + count:
-                reason = _HOLE
+                reason = _GAP
                 break
             new_timestamp, new_offset = zigzag(timestamp - timestamp_0), zigzag(count)
             new_length = (
@@ -383,7 +383,7 @@ def _pour_row(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
         elif _is_whole(cell, stride, state):  # packed it was small, unpacked it fills a piece
             _take_back(state, row)
             return _pass_row(state, cell, stride)
-    elif reason != _HOLE:
+    elif reason != _GAP:
         return reason
     status = _close(state)
     return _AGAIN if status == DONE else status

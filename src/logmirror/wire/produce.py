@@ -77,8 +77,8 @@ _HEADER: Final = struct.Struct(">hhih")
 _ACKS: Final = struct.Struct(">hi")
 _INT: Final = struct.Struct(">i")
 _PARTITION: Final = struct.Struct(">ii")
-_ANSWER: Final = struct.Struct(">ihqq")
-_ANSWER_START: Final = struct.Struct(">ihqqq")
+_RESPONSE: Final = struct.Struct(">ihqq")
+_RESPONSE_START: Final = struct.Struct(">ihqqq")
 
 
 class ProduceRequest(NamedTuple):
@@ -109,7 +109,7 @@ class ProduceResult(NamedTuple):
     """The broker's own words about an error; None: it says nothing."""
 
 
-class ProduceAnswers(NamedTuple):
+class ProduceResponses(NamedTuple):
     """One answer frame."""
 
     results: list[ProduceResult]
@@ -163,7 +163,7 @@ def encode_produce(
     return [_SIZE.pack(size) + bytes(buffers[0]), *buffers[1:]]
 
 
-def parse_produce(frame: memoryview, *, version: int, correlation_id: int) -> ProduceAnswers:
+def parse_produce(frame: memoryview, *, version: int, correlation_id: int) -> ProduceResponses:
     """Read an answer.
 
     Args:
@@ -185,7 +185,7 @@ def parse_produce(frame: memoryview, *, version: int, correlation_id: int) -> Pr
     results: list[ProduceResult] = []
     for _ in range(cursor.count(compact=flexible, least_bytes=3)):
         topic = cursor.name(compact=flexible)
-        count = cursor.count(compact=flexible, least_bytes=_ANSWER.size)
+        count = cursor.count(compact=flexible, least_bytes=_RESPONSE.size)
         results += [_partition(cursor, topic, version) for _ in range(count)]
         if flexible:
             cursor.tagged_fields()
@@ -196,16 +196,16 @@ def parse_produce(frame: memoryview, *, version: int, correlation_id: int) -> Pr
         raise CorruptionError(
             "bytes follow the end of a produce answer", left_bytes=cursor.remaining
         )
-    return ProduceAnswers(results, throttle_ms)
+    return ProduceResponses(results, throttle_ms)
 
 
 def _partition(cursor: Cursor, topic: str, version: int) -> ProduceResult:
     start = -1
     if version >= _LOG_START_SINCE:
-        layout = _ANSWER_START
+        layout = _RESPONSE_START
         number, error, base, appended, start = layout.unpack(cursor.take(layout.size))
     else:
-        number, error, base, appended = _ANSWER.unpack(cursor.take(_ANSWER.size))
+        number, error, base, appended = _RESPONSE.unpack(cursor.take(_RESPONSE.size))
     message = None
     flexible = version >= _FLEXIBLE
     if version >= _RECORD_ERRORS_SINCE:

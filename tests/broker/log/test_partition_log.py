@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.faulty_disk import FaultyDisk, PowerLossError
+from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.partition_log import ColdSegmentError, PartitionLog, StorageError
@@ -287,7 +287,7 @@ def test_a_gap_before_the_open_segment_is_damage_and_nothing_is_touched(tmp_path
     assert after == before
 
 
-def test_a_log_may_begin_with_objects_of_an_archive_that_has_holes(tmp_path):
+def test_a_log_may_begin_with_objects_of_an_archive_that_has_gaps(tmp_path):
     folder = tmp_path / "t" / "0"
     folder.mkdir(parents=True)
     first = encode_reference([Record(105, 1, 0, None, b"a", ()), Record(109, 2, 0, None, b"b", ())])

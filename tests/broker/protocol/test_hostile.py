@@ -18,9 +18,16 @@ import psutil
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kit.commands import wait_until
-from kit.embedded import EmbeddedBroker
-from kit.raw_client import RawClient, build, message_class, nested, read_response, request_frame
+from kit.judges.raw_client import (
+    RawClient,
+    build,
+    message_class,
+    nested,
+    read_response,
+    request_frame,
+)
+from kit.runs.commands import wait_until
+from kit.servers.embedded import EmbeddedBroker
 from logmirror.broker.apis import Api
 from logmirror.wire.records import Record, encode_reference
 
@@ -334,7 +341,7 @@ def _fetch_frame(offset: int, **fields: Any) -> bytes:
     return request_frame(1, 11, request)
 
 
-def test_requests_that_come_all_at_once_are_answered_in_order(guarded):
+def test_requests_that_come_all_at_once_are_responded_in_order(guarded):
     frame = _metadata_frame(1)
     one = struct.pack(">i", len(frame)) + frame
     count = 5000

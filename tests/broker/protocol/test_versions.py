@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kit.raw_client import RawClient, build, nested, read_response, request_frame
+from kit.judges.raw_client import RawClient, build, nested, read_response, request_frame
 from logmirror.broker.apis import ADVERTISED_FROM, VERSIONS, Api
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.embedded import EmbeddedBroker
+    from kit.servers.embedded import EmbeddedBroker
 
 MINUTE = timedelta(minutes=1)
 
@@ -68,7 +68,7 @@ def _produce(client: RawClient, name: str, version: int = 9, *, partition: int =
 
 
 @pytest.mark.parametrize("version", range(-1, 8))
-def test_api_versions_always_has_an_answer(client, version):
+def test_api_versions_always_has_a_response(client, version):
     known = 0 <= version <= 4
     layout = version if known else 0
     fields = {"client_software_name": "test", "client_software_version": "1"}
@@ -222,7 +222,7 @@ def _fetch(
         ({"version": 13, "topic_id": uuid.UUID(int=9)}, ErrorCode.unknown_topic_id),
     ],
 )
-def test_a_fetch_that_cannot_be_answered_says_why_at_once(client, topic_name, wrong, code):
+def test_a_fetch_that_cannot_be_responded_says_why_at_once(client, topic_name, wrong, code):
     topic_id = _create(client, topic_name)
     _produce(client, topic_name)
     asked = {

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kit.kafka import create_topic
-from kit.partition_client import EARLIEST, PartitionClient, data_batch
-from kit.raw_client import build, nested
+from kit.judges.partition_client import EARLIEST, PartitionClient, data_batch
+from kit.judges.raw_client import build, nested
+from kit.servers.kafka import create_topic
 from logmirror.broker.apis import VERSIONS, Api
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.embedded import EmbeddedBroker
+    from kit.servers.embedded import EmbeddedBroker
 
 MINUTE = timedelta(minutes=1)
 TOPIC = 2
@@ -60,7 +60,7 @@ def test_delete_records(partition, version):
     assert partition.list_offset(EARLIEST)[2] == 2
 
 
-def test_delete_records_answers_each_partition_for_itself(partition):
+def test_delete_records_responses_each_partition_for_itself(partition):
     partition.produce(data_batch(3))
     partitions = tuple(
         _entity(Api.DELETE_RECORDS, 2, "DeleteRecordsPartition", partition_index=n, offset=offset)
@@ -74,7 +74,7 @@ def test_delete_records_answers_each_partition_for_itself(partition):
     ours, other = partition.ask(Api.DELETE_RECORDS, 2, topics=topics, timeout=MINUTE).topics
 
     unknown = (ErrorCode.unknown_topic_or_partition, -1)
-    found = [(answer.error_code, answer.low_watermark) for answer in ours.partitions]
+    found = [(response.error_code, response.low_watermark) for response in ours.partitions]
     assert found == [(ErrorCode.none, 3), (ErrorCode.offset_out_of_range, -1), unknown]
     assert [(a.error_code, a.low_watermark) for a in other.partitions] == [unknown] * 3
 
@@ -88,7 +88,7 @@ def test_describe_producers_of_what_is_not_there(partition):
     ours, other = partition.ask(Api.DESCRIBE_PRODUCERS, 0, topics=topics).topics
 
     unknown = ErrorCode.unknown_topic_or_partition
-    codes = [[answer.error_code for answer in topic.partitions] for topic in (ours, other)]
+    codes = [[response.error_code for response in topic.partitions] for topic in (ours, other)]
     assert codes == [[ErrorCode.none, unknown], [unknown, unknown]]
 
 
@@ -211,7 +211,7 @@ def test_alter_configs_replaces_all_settings(partition, version):
     assert (dry, _settings(partition)) == (ErrorCode.none, dict(first))
     assert _alter(partition, Api.ALTER_CONFIGS, version, only) == ErrorCode.none
     assert _settings(partition) == dict([only])
-    assert partition.produce_answer(data_batch(50)).log_append_time is not None
+    assert partition.produce_response(data_batch(50)).log_append_time is not None
 
 
 @pytest.mark.parametrize("version", _versions(Api.INCREMENTAL_ALTER_CONFIGS))

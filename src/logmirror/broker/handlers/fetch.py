@@ -144,20 +144,20 @@ def _look(broker: Broker, request: FetchRequest, version: int) -> _Found:
     has_error = False
     records_bytes = 0
     for name, partitions in request.topics:
-        answers: list[Fetched] = []
-        found.topics.append((name, answers))
+        responses: list[Fetched] = []
+        found.topics.append((name, responses))
         topic = _topic(broker, name)
         for wanted in partitions:
             at_least_one = records_bytes == 0
-            answer, ranges = _read(topic, wanted, left, at_least_one=at_least_one, by_id=by_id)
-            answers.append(answer)
-            has_error = has_error or answer.error != 0
-            if topic is not None and answer.error == 0:
+            response, ranges = _read(topic, wanted, left, at_least_one=at_least_one, by_id=by_id)
+            responses.append(response)
+            has_error = has_error or response.error != 0
+            if topic is not None and response.error == 0:
                 found.logs.append(topic.logs[wanted.partition])
             if ranges:
                 found.ranges.append(ranges)
-                records_bytes += answer.records_bytes
-                left = max(0, left - answer.records_bytes)
+                records_bytes += response.records_bytes
+                left = max(0, left - response.records_bytes)
     return found._replace(records_bytes=records_bytes, has_error=has_error)
 
 

@@ -81,7 +81,7 @@ async def list_offsets(
     for asked in request.topics:
         partitions = []
         for wanted in asked.partitions:
-            code, timestamp_ms, offset = await _answer(broker, asked.name, wanted)
+            code, timestamp_ms, offset = await _response(broker, asked.name, wanted)
             partitions.append(
                 kind.entity(
                     "ListOffsetsPartitionResponse",
@@ -98,7 +98,7 @@ async def list_offsets(
     return kind.frame(header.correlation_id, topics=tuple(topics))
 
 
-async def _answer(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:
+async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:
     """Return error, timestamp and offset for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition_index < len(topic.logs):

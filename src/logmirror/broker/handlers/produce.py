@@ -41,7 +41,7 @@ _LOG: Final = logging.getLogger(__name__)
 _LEGAL_ACKS: Final = (-1, 0, 1)
 
 
-class ProduceAnswer:
+class ProduceResponse:
     """The answer to one Produce request while it waits for the disk.
 
     Attributes:
@@ -60,20 +60,20 @@ class ProduceAnswer:
 
     def add_topic(self, name: str) -> list[Produced]:
         """Return the list that takes the answers of a topic's partitions."""
-        answers: list[Produced] = []
-        self._topics.append((name, answers))
-        return answers
+        responses: list[Produced] = []
+        self._topics.append((name, responses))
+        return responses
 
-    def wait_for(self, answers: list[Produced]) -> Callable[[LogmirrorError | None], None]:
+    def wait_for(self, responses: list[Produced]) -> Callable[[LogmirrorError | None], None]:
         """Wait for the partition whose answer was added last; returns how to tell its outcome."""
         self._waiting += 1
-        place = len(answers) - 1
+        place = len(responses) - 1
 
         def outcome(failure: LogmirrorError | None) -> None:
             if failure is not None:
                 gone = isinstance(failure, TopicDeletedError)
                 code = ErrorCode.unknown_topic_or_partition if gone else _STORAGE
-                answers[place] = Produced(answers[place].partition, code, -1, -1)
+                responses[place] = Produced(responses[place].partition, code, -1, -1)
             self.release()
 
         return outcome
@@ -96,7 +96,7 @@ _STORAGE: Final = ErrorCode.kafka_storage_error
 
 def produce(
     broker: Broker, header: RequestHeader, frame: memoryview, tell: Callable[[], None]
-) -> ProduceAnswer:
+) -> ProduceResponse:
     """Append what a request brings.
 
     Args:
@@ -110,20 +110,20 @@ def produce(
     """
     request = parse_produce(frame, header.version)
     refused = _refusal(request)
-    answer = ProduceAnswer(header, request.acks, tell)
+    response = ProduceResponse(header, request.acks, tell)
     for name, partitions in request.topics:
         topic = broker.topics.by_name.get(name)
-        answers = answer.add_topic(name)
+        responses = response.add_topic(name)
         for number, records in partitions:
             if refused is not None:
-                answers.append(Produced(number, refused, -1, -1))
+                responses.append(Produced(number, refused, -1, -1))
             elif topic is None or not 0 <= number < len(topic.logs):
                 code = ErrorCode.unknown_topic_or_partition
-                answers.append(Produced(number, code, -1, -1))
+                responses.append(Produced(number, code, -1, -1))
             else:
-                _append(broker, topic, number, records, answer, answers)
-    answer.release()
-    return answer
+                _append(broker, topic, number, records, response, responses)
+    response.release()
+    return response
 
 
 def _refusal(request: ProduceRequest) -> ErrorCode | None:
@@ -144,8 +144,8 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, wha
     topic: Topic,
     number: int,
     records: memoryview | None,
-    answer: ProduceAnswer,
-    answers: list[Produced],
+    response: ProduceResponse,
+    responses: list[Produced],
 ) -> None:
     log = topic.logs[number]
     append_time_ms = -1
@@ -171,12 +171,12 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, wha
             append_time_ms = known.timestamp_ms
     except (RefusedBatchError, RefusedSequenceError) as refused:
         _LOG.info("%s-%d: refused a batch: %s", topic.name, number, refused)
-        answers.append(Produced(number, refused.code, -1, -1))
+        responses.append(Produced(number, refused.code, -1, -1))
         return
     except StorageError as error:
         _LOG.warning("%s-%d: %s", topic.name, number, error)
-        answers.append(Produced(number, _STORAGE, -1, -1))
+        responses.append(Produced(number, _STORAGE, -1, -1))
         return
-    answers.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
-    log.when_durable(end, answer.wait_for(answers))
+    responses.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
+    log.when_durable(end, response.wait_for(responses))
     broker.commits.schedule(log)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.broker.apis import Api
 from logmirror.broker.broker import Caller
-from logmirror.broker.handlers.produce import ProduceAnswer, produce
+from logmirror.broker.handlers.produce import ProduceResponse, produce
 from logmirror.broker.log.segment import FileRange
-from logmirror.broker.protocol.dispatch import answer, check_answered
+from logmirror.broker.protocol.dispatch import check_responded, response
 from logmirror.errors import CorruptionError
 from logmirror.wire.frames import FrameBuffer, RemoteProtocolError, read_header
 
@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._caller = Caller("")
         self._peer = ""
-        self._waiting: deque[ProduceAnswer] = deque()
+        self._waiting: deque[ProduceResponse] = deque()
         self._task: asyncio.Task[bytes | list[Part]] | None = None
         self._outgoing: deque[Part] = deque()
         self._is_processing = False
@@ -218,13 +218,13 @@ class Connection(asyncio.BufferedProtocol):
         self._last_request_ms = self._now_ms()
         self._frame_began_ms = None
         if header.api_key == Api.PRODUCE:
-            check_answered(header)
+            check_responded(header)
             self._waiting.append(
-                produce(self._all.broker, header, frame, self._send_answers_in_order)
+                produce(self._all.broker, header, frame, self._send_responses_in_order)
             )
-            self._send_answers_in_order()
+            self._send_responses_in_order()
             return True
-        found = answer(self._all.broker, header, frame, self._caller)
+        found = response(self._all.broker, header, frame, self._caller)
         if isinstance(found, bytes | list):
             self._queue(found)
         else:
@@ -264,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Answers
 
-    def _send_answers_in_order(self) -> None:
+    def _send_responses_in_order(self) -> None:
         """Send the Produce answers that are known, up to the first that is not (C1)."""
         while self._waiting and (frame := self._waiting[0].frame) is not None:
             self._waiting.popleft()

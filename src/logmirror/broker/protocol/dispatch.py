@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.apis import Api, is_answered
+from logmirror.broker.apis import Api, has_response
 from logmirror.broker.handlers import admin, configs, delete_records, fetch, offsets, producers
 from logmirror.wire.frames import RemoteProtocolError, RequestHeader
 from logmirror.wire.serve_messages import Message, read_request
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.handlers.fetch import Part
 
-    Answer = bytes | list[Part] | Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]]
+    Response = bytes | list[Part] | Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]]
 
 
-_HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller], Answer]]] = {
+_HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller], Response]]] = {
     Api.LIST_OFFSETS: offsets.list_offsets,
     Api.METADATA: admin.metadata,
     Api.FIND_COORDINATOR: admin.find_coordinator,
@@ -41,7 +41,7 @@ _HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller],
 }
 
 
-def answer(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Answer:
+def response(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Response:
     """Answer one request that is not Produce: with the answer, or with a coroutine for it.
 
     Raises:
@@ -49,18 +49,18 @@ def answer(broker: Broker, header: RequestHeader, frame: memoryview, caller: Cal
     """
     api_key, version, _ = header
     if api_key == Api.API_VERSIONS:
-        if is_answered(api_key, version):
+        if has_response(api_key, version):
             read_request(frame, api_key, version)
         return admin.api_versions(header)
-    check_answered(header)
+    check_responded(header)
     if api_key == Api.FETCH:
         return fetch.fetch(broker, header, frame)
     return _HANDLERS[api_key](broker, header, read_request(frame, api_key, version), caller)
 
 
-def check_answered(header: RequestHeader) -> None:
+def check_responded(header: RequestHeader) -> None:
     """Refuse a request that nobody could answer in a way its sender understands."""
-    if not is_answered(header.api_key, header.version):
+    if not has_response(header.api_key, header.version):
         raise RemoteProtocolError(
             "request is of a kind or version that is not offered",
             api_key=header.api_key,

@@ -1,0 +1,144 @@
+"""A right is one process's at a time, and what a broker is told keeps it so, however answers go.
+
+Method: Apache Kafka itself, both releases; its own tool tells how an id stands. Answers are lost by
+a connection that drops them after the broker has done what was asked.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from kit.servers.embedded import EmbeddedBroker
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster.admin import TxnMarker
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.connection import Connection
+from logmirror.cluster.properties import connection_settings
+from logmirror.errors import FencedError, InternalError, UnavailableError
+from logmirror.model import TopicPartition
+
+
+@pytest.fixture
+def client(apache_kafka):
+    settings = replace(connection_settings(apache_kafka.bootstrap), retry_budget_ms=20_000)
+    with ClusterClient(settings) as client:
+        yield client
+
+
+@pytest.fixture
+def one(client, topic_name):
+    return client.lease(topic_name)
+
+
+@pytest.fixture
+def other(client, topic_name):
+    return client.lease(topic_name)
+
+
+def test_who_takes_it_fences_the_owner_before(client, one, other):
+    assert client.has_leases()
+    assert one.owner() is None
+    assert one.take(None), "nobody ever had it"
+    one.confirm()
+    seen = other.owner()
+    assert seen is not None
+    assert seen.is_holding
+
+    assert not other.take(seen)
+
+    other.confirm()
+    with pytest.raises(FencedError):
+        one.confirm()
+    with pytest.raises(FencedError):
+        one.give_back()
+    other.confirm()
+    assert one.owner().is_holding
+
+
+def test_what_was_given_back_is_free_and_kafkas_own_tool_says_so(apache_kafka, one, other):
+    one.take(None)
+    one.give_back()
+    seen = other.owner()
+    assert not seen.is_holding
+    told = apache_kafka.tools.run(
+        "kafka-transactions",
+        *("--bootstrap-server", apache_kafka.bootstrap, "describe"),
+        *("--transactional-id", other.transactional_id),
+    )
+    line = told.stdout.splitlines()[-1].split()
+    assert [str(seen.producer_id), str(seen.producer_epoch), "Empty", "1"] == line[2:6]
+
+    assert other.take(seen)
+
+    with pytest.raises(InternalError):
+        one.confirm()
+
+
+def test_of_two_that_saw_it_free_one_took_it_from_the_other(one, other):
+    one.take(None)
+    one.give_back()
+    seen = one.owner()
+
+    assert [one.take(seen), other.take(seen)] == [True, False]
+
+    other.confirm()
+    with pytest.raises(FencedError):
+        one.confirm()
+
+
+def test_of_two_that_saw_nobody_one_took_it_from_the_other(one, other):
+    assert [one.owner(), other.owner()] == [None, None]
+    assert [one.take(None), other.take(None)] == [True, False]
+
+
+@pytest.fixture
+def dropping(monkeypatch):
+    """A connection drops the next good answer to what is named."""
+    drops = []
+    call = Connection.call
+
+    def lossy(connection, request, **options):
+        response = call(connection, request, **options)
+        if drops and request.name == drops[0] and not response.error_code:
+            drops.pop()
+            connection.close()
+            raise UnavailableError("the answer was dropped")
+        return response
+
+    monkeypatch.setattr(Connection, "call", lossy)
+    return drops
+
+
+def test_a_lost_response_leaves_the_owner_in_doubt_and_the_right_whole(one, other, dropping):
+    dropping.append("InitProducerIdRequest")
+    assert not one.take(None), "the first request may have been another process's"
+    one.confirm()
+
+    dropping.append("InitProducerIdRequest")
+    one.give_back()
+    seen = other.owner()
+    assert not seen.is_holding
+    assert other.take(seen)
+
+
+def test_markers_that_are_late_are_not_sent(apache_kafka, client, topic_name):
+    apache_kafka.create_topic(topic_name)
+    where = TopicPartition(topic_name, 0)
+    marker = {where: [TxnMarker(99, 0)]}
+    late_ms = SYSTEM_CLOCK.monotonic_ms() - 1
+
+    error = client.admin.write_txn_markers(marker, send_until_ms=late_ms)[where]
+
+    assert type(error) is UnavailableError
+    assert client.log_ends([where])[where].end_offset == 0
+    until_ms = SYSTEM_CLOCK.monotonic_ms() + 3000
+    assert client.admin.write_txn_markers(marker, send_until_ms=until_ms) == {where: None}
+    assert client.log_ends([where])[where].end_offset == 1
+
+
+def test_the_embedded_broker_knows_no_owners(tmp_path):
+    with (
+        EmbeddedBroker(tmp_path) as broker,
+        ClusterClient(connection_settings(broker.bootstrap)) as client,
+    ):
+        assert not client.has_leases()

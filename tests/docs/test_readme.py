@@ -1,0 +1,212 @@
+"""The README: every command in it is run, in the order in which it stands there.
+
+Method: the code blocks are read out of the page. Commands of `logmirror` and `kcat` run in an empty
+folder beside the page's own configuration, with a free port in place of 9092. `make` targets cannot
+run inside `make test`; they must exist and do what the page says. A command that no rule here knows
+fails the test, so nothing can be added to the page that is not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pytest
+
+from kit.runs.commands import QUIET
+from kit.servers.machine import HOST, Process, free_ports, program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+ADDRESS: Final = "127.0.0.1:9092"
+RECORDS: Final = 100_000
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS: Final = [
+    line.partition("  #")[0].strip()
+    for block in blocks("sh")
+    for line in block.splitlines()
+    if line
+]
+
+
+class Reader:
+    """Somebody who types what the page says, one command after the other, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"{HOST}:{free_ports(1)[0]}"
+        self.running: list[Process] = []
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text.replace(ADDRESS, self.address), encoding="utf-8")
+
+    def type(self, command: str) -> str:
+        """Run a command to its end and return what it printed."""
+        done = subprocess.run(
+            ["sh", "-c", self._here(command)],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def leave_running(self, command: str, *, until: Callable[[str], bool]) -> Process:
+        """Run a command in the background and wait until its output shows that it is ready."""
+        log = self.folder / f"{len(self.running)}.log"
+        words = shlex.split(self._here(command.removesuffix("&")))
+        process = Process(words, log=log, folder=self.folder, environment={**os.environ, **QUIET})
+        self.running.append(process)
+        self.wait(process, until)
+        return process
+
+    @staticmethod
+    def wait(process: Process, until: Callable[[str], bool]) -> None:
+        deadline = time.monotonic() + 200
+        while not until(process.tail(10_000)):
+            assert process.alive, process.tail()
+            assert time.monotonic() < deadline, process.tail()
+            time.sleep(0.05)
+
+    def _here(self, command: str) -> str:
+        python = shlex.quote(sys.executable)
+        command = re.sub(r"\blogmirror ", f"{python} -m logmirror ", command, count=1)
+        command = re.sub(r"\bkcat ", f"{shlex.quote(program('kcat'))} ", command, count=1)
+        return command.replace(ADDRESS, self.address)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    someone = Reader(tmp_path)
+    yield someone
+    for process in reversed(someone.running):
+        process.end(kill=True)
+
+
+@pytest.mark.timeout(500)
+def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
+    (configuration,) = blocks("yaml")
+    (query,) = blocks("sql")
+    reader.write("mirror.yaml", configuration)
+    commands = deque(c for c in COMMANDS if not c.startswith(("make ", "export PATH=")))
+
+    assert commands[0].startswith("logmirror broker ")
+    reader.leave_running(
+        commands.popleft(), until=lambda output: "\nlistening on " in f"\n{output}"
+    )
+    assert commands[0].startswith("seq ")
+    reader.type(commands.popleft())
+    assert commands[0].startswith("logmirror validate ")
+    assert reader.type(commands.popleft()).startswith("OK: 1 mirror(s)")
+
+    assert commands[0].startswith("logmirror run ")
+    mirror = reader.leave_running(commands.popleft(), until=lambda log: "INFO mirror starts" in log)
+    mirror.signal(signal.SIGTERM)
+    mirror.popen.wait(100)
+    assert mirror.popen.returncode == 0, mirror.tail()
+
+    assert commands[0].startswith("logmirror status ")
+    lags = [line.split()[-1] for line in reader.type(commands.popleft()).splitlines()[1:]]
+    assert lags == ["0", "0", "0"]
+    assert commands[0].startswith("logmirror verify ")
+    verdicts = [line.split()[-1] for line in reader.type(commands.popleft()).splitlines()[1:]]
+    assert verdicts == ["ok", "ok", "ok"]
+    assert not commands
+
+    query = query.replace("archive/", f"{reader.folder}/archive/").strip().removesuffix(";")
+    assert "newest" in str(duckdb.sql(query))
+    # DuckDB's rows of Python objects would need pytz for the time.
+    found = duckdb.sql(f"SELECT * EXCLUDE newest FROM ({query})").fetchall()
+    numbers = [row[0] for row in found]
+    assert numbers == sorted(set(numbers) & {0, 1, 2})  # kcat draws partitions, not always all
+    assert sum(row[1] for row in found) == RECORDS
+    assert all(1 <= int(row[2]) <= RECORDS for row in found)
+
+
+def test_nothing_follows_at_once_on_what_takes_a_moment_to_be_ready() -> None:
+    """Whoever pastes a whole block gives a program in the background no time to start."""
+    started = [
+        block.splitlines() for block in blocks("sh") if re.search(r"&$", block, re.MULTILINE)
+    ]
+
+    assert started
+    for lines in started:
+        assert [line for line in lines if line.endswith("&")] == [lines[-1]]
+
+
+def test_the_make_targets_of_the_page_exist_and_do_what_it_says() -> None:
+    targets = [c.removeprefix("make ") for c in COMMANDS if c.startswith("make ")]
+    steps = {
+        target: subprocess.run(
+            [program("make"), "--dry-run", "--no-print-directory", target],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout.splitlines()
+        for target in targets
+    }
+
+    assert list(steps) == ["demo", "test", "install"]
+    assert steps["install"] == ["scripts/setup.sh"]
+    assert steps["demo"][0] == steps["install"][0]
+    assert steps["demo"][-1].endswith(" logmirror demo")
+    assert steps["test"][0] == "scripts/setup.sh tests"
+    assert " pytest " in steps["test"][-1]
+
+
+def test_the_page_puts_the_command_where_make_install_puts_it() -> None:
+    exports = [c for c in COMMANDS if c.startswith("export")]
+    setup = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
+
+    assert exports == ['export PATH="$PWD/.venv/bin:$PATH"']
+    assert '"$python" -m venv .venv' in setup
+
+
+def test_the_table_of_commands_is_complete() -> None:
+    shown = re.findall(r"^\| `logmirror ([a-z]+)(?: [a-z]+)?`", README, re.MULTILINE)
+    usage = subprocess.run(
+        [sys.executable, "-m", "logmirror", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "COLUMNS": "200"},
+    ).stdout
+    listed = re.findall(r"^\W*([a-z]+)  ", usage.partition("Commands")[2], re.MULTILINE)
+
+    assert sorted(shown) == sorted(listed)
+
+
+def test_every_link_of_the_page_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_what_the_product_is_fits_on_one_screen() -> None:
+    first_screen = README.partition("\n## ")[0].splitlines()
+
+    assert len(first_screen) <= 40
+    assert max(len(line) for line in first_screen) <= 100

@@ -1,0 +1,307 @@
+"""A proxy before an S3 server that spoils requests: fault class F7, one kind at a time.
+
+    with S3Proxy(server.endpoint, delete) as proxy:
+        proxy.spoil(Fault("lose-answer", method="PUT"))    the next PUT is done, unheard of
+        proxy.spoil(Fault("reset", method="UploadPart"))   by the name of the request
+
+Faults:
+
+    lose-answer     the server does it, the connection ends without an answer
+    cut-answer      the server does it, the answer ends in its middle
+    cut-body        the server gets half of the body, then the connection ends
+    reset           the connection ends before the server hears of anything
+    silence         the server hears of nothing, and neither does the client
+    late            the server does it, the client hears of nothing
+    wrong-body      the server gets a body in which a byte is another
+    wrong-answer    the server does it, the client gets a body in which a byte is another
+    wrong-etag      the server does it, the client is told another tag
+    200-error       the server hears of nothing, the client gets success with an error in the body
+    denied, skewed, 500, 503, 429, 409
+                    the server hears of nothing, the client gets this refusal
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import parse_qs, urlsplit
+
+from kit.servers.machine import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_REFUSALS: Final = {
+    "500": (500, "InternalError"),
+    "503": (503, "SlowDown"),
+    "429": (429, "TooManyRequests"),
+    "409": (409, "ConditionalRequestConflict"),
+    "200-error": (200, "InternalError"),
+    "denied": (403, "AccessDenied"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+}
+SILENCE_S: Final = 2
+"""Longer than the patience of the clients of tests that use it."""
+
+
+_OPERATIONS: Final = {
+    ("GET", "uploads"): "ListMultipartUploads",
+    ("GET", "list-type"): "ListObjectsV2",
+    ("GET", ""): "GetObject",
+    ("PUT", "partNumber"): "UploadPart",
+    ("PUT", ""): "PutObject",
+    ("POST", "uploads"): "CreateMultipartUpload",
+    ("POST", "uploadId"): "CompleteMultipartUpload",
+    ("POST", ""): "AssumeRole",  # the only one of STS that is asked here
+    ("DELETE", "uploadId"): "AbortMultipartUpload",
+    ("DELETE", ""): "DeleteObject",
+    ("HEAD", ""): "HeadObject",
+}
+
+
+def operation_of(method: str, path: str) -> str:
+    """The name of a request, as Amazon's documentation has it."""
+    query = {"", *parse_qs(urlsplit(path).query, keep_blank_values=True)}
+    return next(name for (of, key), name in _OPERATIONS.items() if of == method and key in query)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to requests of a method."""
+
+    kind: str
+    method: str
+    """Or the name of a request; see `operation_of`."""
+
+    times: int = 1
+
+
+class S3Proxy:
+    """The proxy; use it in a `with`.
+
+    Args:
+        upstream: URL of the server.
+        delete: Removes an object, by its bucket and key; for `forget_condition`.
+    """
+
+    def __init__(self, upstream: str, delete: Callable[[str], None]) -> None:
+        self._delete = delete
+        self._upstream = urlsplit(upstream).netloc
+        self._fault: Fault | None = None
+        self._left = 0
+        self._next: Iterator[Fault | None] = iter(())
+        self._lock = threading.Lock()
+        self.spoiled = 0
+        """How many requests were."""
+
+        self.count = 0
+        """Requests of all kinds."""
+
+        self.asked: Counter[str] = Counter()
+        """How often each kind of request came, by its name."""
+
+        self.heads: list[tuple[str, dict[str, str]]] = []
+        """The name of each request and its header, whose names are in lower case."""
+
+        self.created: list[str] = []
+        """Paths that were written with success, by whatever request makes an object visible."""
+
+        self._completed: set[str] = set()
+        self.refuse_condition = False
+        """Answer what would make a write create-only as a server that does not know it."""
+
+        self.forget_condition = False
+        """Leave out what makes a write create-only, as if the server did not know it."""
+
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                with contextlib.suppress(OSError):
+                    super().handle_one_request()
+
+            def __getattr__(self, name: str) -> object:
+                if name.startswith("do_"):
+                    return lambda: proxy.handle(self)
+                raise AttributeError(name)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://{HOST}:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def spoil(self, fault: Fault | None = None) -> None:
+        """Spoil the next requests of a method; None: let everything through."""
+        with self._lock:
+            self._fault, self._left = fault, fault.times if fault else 0
+
+    def spoil_some(self, faults: Iterator[Fault | None]) -> None:
+        """Let each fault wait for a request that it applies to; None lets one through."""
+        with self._lock:
+            self._next = faults
+
+    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+        """Pass one request on, unless it is to be spoiled."""
+        size = int(handler.headers.get("Content-Length") or 0)
+        if handler.headers.get("Expect", "").lower() == "100-continue":
+            handler.send_response_only(100)
+            handler.end_headers()
+        body = handler.rfile.read(size)
+        self.count += 1
+        operation = operation_of(handler.command, handler.path)
+        self.asked[operation] += 1
+        self.heads.append((operation, {k.lower(): v for k, v in handler.headers.items()}))
+        if self.refuse_condition and "If-None-Match" in handler.headers:
+            self._refuse(handler, 501, "NotImplemented")
+            return
+        if self.forget_condition and "If-None-Match" in handler.headers:
+            self._replace(handler, body)
+            return
+        fault = self._fault_for(handler.command, operation)
+        if fault in _REFUSALS:
+            self._refuse(handler, *_REFUSALS[fault])
+        elif fault in {"reset", "cut-body", "silence"}:
+            if fault == "silence":
+                time.sleep(SILENCE_S)
+            if fault == "cut-body":
+                self._send(handler, body[: len(body) // 2])
+            _hang_up(handler)
+        else:
+            self._pass_on(handler, body, fault)
+
+    def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes, fault: str) -> None:
+        connection, response = self._ask(handler, _spoiled(body) if fault == "wrong-body" else body)
+        with contextlib.closing(connection):
+            data = response.read()
+            self._note(handler, response.status)
+            if fault in {"lose-answer", "late"}:
+                if fault == "late":
+                    time.sleep(SILENCE_S)
+                _hang_up(handler)
+                return
+            if fault == "wrong-answer":
+                data = _spoiled(data)
+            handler.send_response_only(response.status, response.reason)
+            for name, value in response.getheaders():
+                if fault == "wrong-etag" and name.lower() == "etag":
+                    handler.send_header(name, f'"{"0" * 32}"')
+                elif name.lower() not in {"transfer-encoding", "connection", "content-length"}:
+                    handler.send_header(name, value)
+            head = handler.command == "HEAD"
+            length = response.getheader("Content-Length", "0") if head else str(len(data))
+            handler.send_header("Content-Length", length)
+            if fault != "cut-answer":
+                handler.end_headers()
+                handler.wfile.write(data)
+                return
+            # Half of the body; an answer without one ends in its header.
+            if data:
+                handler.end_headers()
+                handler.wfile.write(data[: len(data) // 2])
+                handler.wfile.flush()
+            _hang_up(handler)
+
+    def _replace(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        """Delete, then pass the write on: a condition that is signed cannot be left out."""
+        self._delete(handler.path.partition("?")[0].lstrip("/"))
+        connection, response = self._ask(handler, body)
+        with contextlib.closing(connection):
+            data = response.read()
+        handler.send_response_only(response.status)
+        for name, value in response.getheaders():
+            if name.lower() in {"etag", "content-type"}:
+                handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    def _note(self, handler: BaseHTTPRequestHandler, status: int) -> None:
+        makes = operation_of(handler.command, handler.path)
+        if status == HTTPStatus.OK and makes in {"PutObject", "CompleteMultipartUpload"}:
+            with self._lock:
+                # The server says yes again to who completes an upload again.
+                if makes == "PutObject" or handler.path not in self._completed:
+                    self.created.append(urlsplit(handler.path).path)
+                self._completed.add(handler.path)
+
+    def _fault_for(self, method: str, operation: str) -> str:
+        with self._lock:
+            if self._left == 0:
+                self._fault = next(self._next, None)
+                self._left = self._fault.times if self._fault else 0
+            if self._fault is None or self._fault.method not in {method, operation}:
+                return ""
+            self._left -= 1
+            self.spoiled += 1
+            return self._fault.kind
+
+    def _ask(
+        self, handler: BaseHTTPRequestHandler, body: bytes
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(self._upstream, timeout=30)
+        _put_head(connection, handler)
+        connection.send(body)
+        return connection, connection.getresponse()
+
+    def _send(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        connection = http.client.HTTPConnection(self._upstream, timeout=30)
+        _put_head(connection, handler)
+        connection.send(body)
+        connection.close()
+
+    @staticmethod
+    def _refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
+        told = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>"
+        is_role = operation_of(handler.command, handler.path) == "AssumeRole"
+        data = (f"<ErrorResponse>{told}</ErrorResponse>" if is_role else told).encode()
+        handler.send_response_only(status)
+        handler.send_header("Date", "Thu, 01 Jan 2026 00:00:00 GMT")
+        handler.send_header("Content-Type", "application/xml")
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+
+def _spoiled(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :] if data else data
+
+
+def _put_head(connection: http.client.HTTPConnection, handler: BaseHTTPRequestHandler) -> None:
+    connection.putrequest(handler.command, handler.path, skip_host=True, skip_accept_encoding=True)
+    for name, value in handler.headers.items():
+        if name.lower() != "expect":
+            connection.putheader(name, value)
+    connection.endheaders()
+
+
+def _hang_up(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        handler.connection.shutdown(socket.SHUT_RDWR)

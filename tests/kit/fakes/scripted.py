@@ -1,0 +1,252 @@
+"""A source drawn by the test: batches in memory behind the methods of `ClusterClient`.
+
+It stands in for a cluster where a test must decide what the log holds (holes, gaps, odd batches)
+or when it changes. That the real client behaves alike is what tests/cluster shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from logmirror.clock import SYSTEM_CLOCK, Clock
+from logmirror.cluster.client import EARLIEST, FetchResult
+from logmirror.errors import PositionError
+from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
+from logmirror.mirror.service import Service
+from logmirror.mirror.source_views import MirrorSpec
+from logmirror.mirror.units import units
+from logmirror.model import TimestampType, TopicPartition
+from logmirror.source.partition import FetchBuffer, KafkaSource
+from logmirror.stores.locations import FolderLocation
+from logmirror.to_archive.commit import Committer
+from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.shared_read import carry_out
+from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
+from logmirror.to_archive.transfer import Transfer
+from logmirror.wire.decode import RecordDecoder
+from logmirror.wire.records import Record, encode_reference, parse_header
+
+TOPIC_ID = bytes(range(16))
+
+
+def record(offset, *, key=b"k", value=None, headers=(), timestamp_ms=1_700_000_000_000):
+    """One record whose value tells its offset."""
+    body = b"value-%d" % offset if value is None else value
+    return Record(offset, timestamp_ms, TimestampType.CREATE_TIME, key, body, tuple(headers))
+
+
+def batches(first, stop, size=5, **fields):
+    """Contiguous batches of `size` records over first..stop."""
+    return [
+        encode_reference([record(i) for i in range(at, min(at + size, stop))], **fields)
+        for at in range(first, stop, size)
+    ]
+
+
+@dataclass
+class Log:
+    """One partition. `batches` are encoded batches in offset order."""
+
+    batches: list[bytes] = field(default_factory=list)
+    log_start: int = 0
+    aborted: tuple[tuple[int, int, int], ...] = ()
+    """(producer id, first offset, offset of the ABORT marker)"""
+
+    last_stable_offset: int | None = None
+
+    @property
+    def end(self):
+        if self.last_stable_offset is not None:
+            return self.last_stable_offset
+        return parse_header(self.batches[-1], 0).last_offset + 1 if self.batches else self.log_start
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    leader: int = 0
+    leader_epoch: int = 0
+    error: int = 0
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    name: str
+    topic_id: bytes | None
+    partitions: dict[int, PartitionInfo]
+
+
+class ScriptedClient:
+    """What the mirror asks of a cluster, answered from `logs`."""
+
+    def __init__(self, logs, *, topic="t", configs=None, topic_id=TOPIC_ID, response_batches=3):
+        self.logs = {TopicPartition(topic, n): log for n, log in enumerate(logs)}
+        self.name, self.topic_id, self.configs = topic, topic_id, configs or {}
+        self.response_batches = response_batches
+        self.fetches = 0
+
+    def topic(self, name):
+        assert name == self.name
+        numbers = {tp.partition: PartitionInfo() for tp in self.logs}
+        return TopicInfo(name, self.topic_id, numbers)
+
+    def describe_topics(self, names):
+        return {name: self.topic(name) for name in names}
+
+    def list_offsets(self, partitions, at, *, read_committed=True):
+        assert read_committed
+        return {
+            tp: self.logs[tp].log_start if at == EARLIEST else self.logs[tp].end
+            for tp in partitions
+        }
+
+    def describe_topic_configs(self, _name):
+        return self.configs
+
+    def fetch_ahead(self, *_, **__):
+        """Nothing is asked ahead."""
+
+    def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
+        self.fetches += 1
+        log = self.logs[partition]
+        if topic_id != self.topic_id:
+            raise PositionError("the topic was deleted and created again")
+        if not log.log_start <= offset <= log.end:
+            raise PositionError(
+                "offset out of range", offset=offset, log_start_offset=log.log_start
+            )
+        wanted = [b for b in log.batches if parse_header(b, 0).last_offset >= offset]
+        wanted = [b for b in wanted if parse_header(b, 0).base_offset < log.end]
+        data = b"".join(wanted[: self.response_batches])
+        if len(data) > len(view):
+            return FetchResult(0, log.end, log.end, log.log_start, (), len(data))
+        view[: len(data)] = data
+        return FetchResult(
+            size=len(data),
+            high_watermark=log.end,
+            last_stable_offset=log.end,
+            log_start_offset=log.log_start,
+            # As a broker does: the transactions that overlap what is sent, and no others.
+            aborted=tuple((pid, at) for pid, at, end in log.aborted if end >= offset),
+            needed_bytes=0,
+        )
+
+    def close(self):
+        pass
+
+
+def archive_spec(**changes):
+    fields = {
+        "location": FolderLocation("/root"),
+        "format": "parquet",
+        "extension": "parquet",
+        "compression": "zstd-1",
+        "encoding": "base64",
+        "max_bytes": 1 << 20,
+        "max_offsets": 1_000_000,
+        "max_time_ms": 1000,
+        **changes,
+    }
+    if fields["format"] == "native":
+        fields["extension"] = "batches"
+    elif fields["format"] == "ndjson":
+        fields["extension"] = "ndjson"
+    return ArchiveSpec(**fields)
+
+
+def run_slice(client, store, slice_: Slice, spec: ArchiveSpec, *, writer_id="w") -> SliceResult:
+    """Carry one slice out in this process."""
+    work = Work(slice=slice_, source=None, destination=spec, writer_id=writer_id, estimated_bytes=1)
+    return InlineRunner(client, store).run([work])[0]
+
+
+class InlineRunner:
+    """A Runner in this process: the same executor code without Spark.
+
+    Client and store are the one there is, or functions of a source's settings and of a location.
+    """
+
+    def __init__(self, client, store, *, slots=2):
+        self._client, self._store, self._slots = client, store, slots
+        self.ticks = []
+        self.windows_ended = False
+
+    @property
+    def slots(self):
+        return self._slots
+
+    def run(self, works):
+        self.ticks.append([work.slice for work in works])
+        return [result for unit in units(works) for result in self._run(unit)]
+
+    def end_follow_windows(self):
+        self.windows_ended = True
+
+    def _run(self, unit):
+        slice_, decoder = unit[0].slice, RecordDecoder()
+        source = KafkaSource(
+            self._client(unit[0].source) if callable(self._client) else self._client,
+            slice_.flow.source,
+            topic_id=slice_.topic_id,
+            buffer=FetchBuffer(64),
+        )
+        if unit[0].archive.compaction:
+            return [SnapshotTransfer(w, source, self._open(w), decoder).run() for w in unit]
+        transfers = [Transfer(work, self._open(work), decoder) for work in unit]
+        return carry_out(transfers, source, decoder)
+
+    def _open(self, work):
+        return self._store(work.archive.location) if callable(self._store) else self._store
+
+
+class SteppingClock(Clock):
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self, wall_ms=1_700_000_000_000):
+        self.ms, self.wall_ms = 0, wall_ms
+        self.on_sleep = lambda: None
+
+    def monotonic_ms(self):
+        return self.ms
+
+    def now_ms(self):
+        return self.wall_ms + self.ms
+
+    def sleep_ms(self, duration_ms):
+        self.ms += int(duration_ms)
+        self.on_sleep()
+
+
+@contextlib.contextmanager
+def service(  # noqa: PLR0913  # each test says only what it cares about
+    client, store, *, spec=None, chain_start=None, clock=None, slots=2, **more
+):
+    """A whole driver loop over a scripted source; yields (service, runner)."""
+    spec = spec or archive_spec()
+    runner = InlineRunner(client, store, slots=slots)
+    mirror = MirrorSpec(
+        name="m",
+        source="source",
+        topic=client.name,
+        partitions=None,
+        destinations=(("d", spec),),
+        chain_start=chain_start,
+    )
+    clock = clock or SYSTEM_CLOCK
+
+    def open_store(_root):
+        return store
+
+    copies = ArchiveCopies(
+        open_store, Committer(open_store, clock=clock, observer=more.get("observer")), clock
+    )
+    made = Service(
+        [mirror],
+        client=lambda _settings: client,
+        destination=lambda _spec: copies,
+        runner=runner,
+        writer_id="w",
+        clock=clock,
+        **more,
+    )
+    yield made, runner

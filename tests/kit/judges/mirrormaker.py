@@ -1,0 +1,115 @@
+"""Apache Kafka's MirrorMaker 2 as a judge: it reads what we write for it.
+
+Its formatter prints offset syncs, and its checkpoint connector, alone in a Connect worker, reads
+them to translate the offsets of consumer groups, as it would beside its own copies.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from kit.judges.clients import rows_by_librdkafka
+from kit.servers.apache import ApacheTools
+from kit.servers.machine import HOST, Process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCE_ALIAS: Final = "origin"
+CHECKPOINTS: Final = f"{SOURCE_ALIAS}.checkpoints.internal"
+
+_FORMATTER: Final = "org.apache.kafka.connect.mirror.formatters.OffsetSyncFormatter"
+_BYTES: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
+
+
+class MirrorMakerTools(ApacheTools):
+    """The programs of one release, MirrorMaker's classes among them."""
+
+    name: ClassVar[str] = "mirrormaker"
+    artifacts: ClassVar[tuple[str, ...]] = ("connect-mirror", "kafka-tools")
+
+    def printed_syncs(self, bootstrap: str, topic: str, count: int) -> list[str]:
+        """What the console consumer prints of the first `count` offset syncs."""
+        result = self.run(
+            "kafka-console-consumer",
+            *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+            *("--formatter", _FORMATTER, "--max-messages", str(count)),
+        )
+        return result.stdout.splitlines()
+
+    def start_checkpoints(  # noqa: PLR0913  # two clusters and what is translated
+        self, source: str, target: str, *, alias: str, topic: str, groups: str, folder: Path
+    ) -> Process:
+        """Start a Connect worker that translates groups at the source and tells the target.
+
+        Args:
+            source: Bootstrap servers.
+            target: Bootstrap servers.
+            alias: Of the target.
+            topic: The one whose offsets count.
+            groups: Regular expression.
+            folder: Of its own.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        worker = {
+            "bootstrap.servers": target,
+            "key.converter": _BYTES,
+            "value.converter": _BYTES,
+            "offset.storage.file.filename": folder / "offsets",
+            "listeners": f"http://{HOST}:0",
+        }
+        connector = {
+            "name": "checkpoints",
+            "connector.class": "org.apache.kafka.connect.mirror.MirrorCheckpointConnector",
+            "replication.policy.class": (
+                "org.apache.kafka.connect.mirror.IdentityReplicationPolicy"
+            ),
+            "source.cluster.alias": SOURCE_ALIAS,
+            "target.cluster.alias": alias,
+            "source.cluster.bootstrap.servers": source,
+            "target.cluster.bootstrap.servers": target,
+            "topics": topic,
+            "groups": groups,
+            "emit.checkpoints.interval.seconds": 1,
+            "refresh.groups.interval.seconds": 1,
+            "checkpoints.topic.replication.factor": 1,
+            "offset-syncs.topic.replication.factor": 1,
+        }
+        for name, properties in (("worker", worker), ("connector", connector)):
+            text = "".join(f"{key}={value}\n" for key, value in properties.items())
+            (folder / f"{name}.properties").write_text(text)
+        command = self.java_command(
+            "org.apache.kafka.connect.cli.ConnectStandalone",
+            *(str(folder / f"{name}.properties") for name in ("worker", "connector")),
+            heap="512m",
+            jvm=("-XX:TieredStopAtLevel=1",),
+            log_level="INFO",
+        )
+        return Process(command, log=folder / "connect.log")
+
+
+class Checkpoint(NamedTuple):
+    """A translated offset."""
+
+    group: str
+    topic: str
+    partition: int
+    upstream: int
+    downstream: int
+
+
+def checkpoints(bootstrap: str) -> list[Checkpoint]:
+    """All that MirrorMaker has told the target, oldest first."""
+    found: list[Checkpoint] = []
+    for row in rows_by_librdkafka(bootstrap, CHECKPOINTS):
+        assert row.key is not None
+        assert row.value is not None
+        (size,) = struct.unpack_from(">h", row.key)
+        group, rest = row.key[2 : 2 + size], row.key[2 + size :]
+        (size,) = struct.unpack_from(">h", rest)
+        (partition,) = struct.unpack_from(">i", rest, 2 + size)
+        _, upstream, downstream = struct.unpack_from(">hqq", row.value)
+        topic = rest[2 : 2 + size].decode()
+        found.append(Checkpoint(group.decode(), topic, partition, upstream, downstream))
+    return found

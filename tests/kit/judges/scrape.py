@@ -1,0 +1,76 @@
+"""What monitoring reads of a run: its port, asked as Prometheus and a kubelet ask.
+
+Metrics go through the parser of Prometheus's own library.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kit.servers.machine import HOST
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.monitoring.http import exposition
+from logmirror.monitoring.metrics import FLOW, Recorder
+
+if TYPE_CHECKING:
+    from logmirror.clock import Clock
+    from logmirror.monitoring.http import Shown
+
+_ORDER: Final = (*FLOW, "trigger", "cause", "kind", "state", "le")
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+"""Value by name (without `logmirror_`) and labels, these in the order of the catalogue."""
+
+
+class Response(NamedTuple):
+    """What came back."""
+
+    status: int
+    kind: str
+    text: str
+
+
+def ask(port: int, path: str, *, method: str = "GET") -> Response:
+    """Ask; an answer with an error's status is an answer too."""
+    request = urllib.request.Request(f"http://{HOST}:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return Response(
+                response.status, response.headers["Content-Type"], response.read().decode()
+            )
+    except urllib.error.HTTPError as error:
+        with error:
+            return Response(error.code, error.headers["Content-Type"], error.read().decode())
+
+
+def status_of(port: int) -> Any:
+    """`/status.json`."""
+    return json.loads(ask(port, "/status.json").text)
+
+
+def scrape(port: int) -> Samples:
+    """`/metrics`."""
+    return _samples(ask(port, "/metrics").text)
+
+
+def samples(
+    recorder: Recorder, *, clock: Clock = SYSTEM_CLOCK, shown: Shown | None = None
+) -> Samples:
+    """What a scrape would read of a recorder; see `exposition`."""
+    return _samples(generate_latest(exposition(recorder, shown=shown, clock=clock)).decode())
+
+
+def _samples(text: str) -> Samples:
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sorted(sample.labels, key=_ORDER.index)
+            name = sample.name.removeprefix("logmirror_")
+            found[name, tuple(sample.labels[label] for label in labels)] = sample.value
+    return found

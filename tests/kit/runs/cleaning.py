@@ -1,0 +1,67 @@
+"""Kafka's own cleaner: let it work, wait until it has, keep it away."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+from kit.judges.clients import Message
+from kit.judges.gaps import Writer, log_bounds
+
+if TYPE_CHECKING:
+    from kit.servers.kafka import ApacheKafka
+
+_TIMEOUT_S: Final = 60
+
+
+def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
+    """Let Kafka's cleaner compact all that is there now, and wait until it has.
+
+    A cleaner leaves the active segment alone, so one more record is written. A segment is closed by
+    the time of a record, which is now, and so later than that of any other.
+    """
+    ends = {number: log_bounds(broker.bootstrap, topic, number)[1] for number in range(partitions)}
+    time.sleep(0.2)  # longer than segment.ms
+    for number, end in ends.items():
+        now_ms = time.time_ns() // 1_000_000
+        last = Message(b"last-%d" % end, b"in the active segment", (), now_ms)
+        Writer(broker.bootstrap, topic, number).send([last])
+    deadline = time.monotonic() + 60
+    while any(cleaned_up_to(broker, topic, number) < end for number, end in ends.items()):
+        if time.monotonic() > deadline:
+            found = {number: cleaned_up_to(broker, topic, number) for number in ends}
+            message = f"the cleaner did not get to {topic} within 60 s: {found} of {ends}"
+            raise TimeoutError(message)
+        time.sleep(0.1)
+
+
+def stop_cleaning(broker: ApacheKafka, topic: str) -> None:
+    """Keep the cleaner from a topic from now on: what is there must not change under its judge."""
+    _set_compaction_lag(broker, topic, 10**12)
+    time.sleep(1.5)  # the cleaner may be about to begin; it looks every second
+
+
+def start_cleaning(broker: ApacheKafka, topic: str) -> None:
+    """Let the cleaner come back after `stop_cleaning`."""
+    _set_compaction_lag(broker, topic, 0)
+
+
+def _set_compaction_lag(broker: ApacheKafka, topic: str, lag_ms: int) -> None:
+    entry = ConfigEntry(
+        "min.compaction.lag.ms",
+        str(lag_ms),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(_TIMEOUT_S)
+
+
+def cleaned_up_to(broker: ApacheKafka, topic: str, partition: int) -> int:
+    """One past the last offset that the cleaner has been over, from its own file; 0: never."""
+    path = broker.folder / "data" / "cleaner-offset-checkpoint"
+    lines = path.read_text().splitlines()[2:] if path.exists() else []
+    found = [line.split() for line in lines]
+    return next((int(w[2]) for w in found if w[:2] == [topic, str(partition)]), 0)

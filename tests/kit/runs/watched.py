@@ -1,0 +1,85 @@
+"""The loop in a thread of this process, with all that it says of itself at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kit.judges.scrape import samples
+from kit.runs.inline_run import InlineRunner
+from logmirror.app import run as wiring
+from logmirror.config.settings import load
+from logmirror.errors import LogmirrorError
+from logmirror.mirror.ports import KafkaSpec
+from logmirror.monitoring.http import serve
+from logmirror.monitoring.metrics import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logmirror.mirror.ports import DestinationSpec
+    from logmirror.mirror.source_views import MirrorSpec
+
+
+@dataclass
+class Watched:
+    """What a run records, and how it ended."""
+
+    recorder: Recorder
+    errors: list[LogmirrorError] = field(default_factory=list)
+    """The one that it ended with, if it did."""
+
+    def of(self, name: str) -> dict[tuple[str, ...], float]:
+        """The values of one metric by their labels."""
+        return {labels: n for (of, labels), n in samples(self.recorder).items() if of == name}
+
+
+@contextlib.contextmanager
+def running(
+    config: Path, *, heartbeat_ms: int = 0, port: int = 0, patience_ms: int = 60_000
+) -> Iterator[Watched]:
+    """Run the mirrors of a configuration without Spark until the block ends, as SIGTERM ends it.
+
+    Args:
+        config: The file.
+        heartbeat_ms: See `LOGMIRROR_HEARTBEAT_SECS`.
+        port: See `LOGMIRROR_METRICS_PORT`.
+        patience_ms: How long a question to a cluster is tried again.
+    """
+    settings = load(config)
+    specs = [_patient(spec, patience_ms) for spec in wiring.mirror_specs(settings)]
+    watched = Watched(Recorder())
+    observer = wiring.make_observer(settings, watched.recorder, heartbeat_ms=heartbeat_ms)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(serve(port, watched.recorder, observer.board))
+        runner = stack.enter_context(InlineRunner())
+        service = wiring.build_service(specs, runner, stack, observer=observer)
+
+        def run() -> None:
+            try:
+                service.run()
+            except LogmirrorError as error:
+                watched.errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield watched
+        finally:
+            service.stop()
+            thread.join()
+
+
+def _patient(spec: MirrorSpec, budget_ms: int) -> MirrorSpec:
+    def patient(destination: DestinationSpec) -> DestinationSpec:
+        if not isinstance(destination, KafkaSpec):
+            return destination
+        cluster = replace(destination.cluster, retry_budget_ms=budget_ms)
+        return replace(destination, cluster=cluster)
+
+    destinations = tuple((name, patient(one)) for name, one in spec.destinations)
+    source = replace(spec.source, retry_budget_ms=budget_ms)
+    return replace(spec, source=source, destinations=destinations)

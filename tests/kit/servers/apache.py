@@ -1,0 +1,220 @@
+"""Released Apache Kafka as a set of jars from Maven, and its console tools.
+
+Jars are kept outside the repository, under `$LOGMIRROR_TEST_CACHE` or the user's cache folder, so
+that a second run, and a second clone, fetch nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from kit.servers.class_archives import archive_of
+from kit.servers.machine import Process, cache_folder, java, program, temporary_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+VERSIONS: Final = ("3.9.2", "4.3.1")
+NIGHTLY: Final = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
+RELEASES: Final = VERSIONS if NIGHTLY else VERSIONS[-1:]
+"""Those with which long tests of one and the same thing run; `make nightly` takes all."""
+
+# 3.x logs through reload4j, 4.x through log4j 2; both speak the slf4j 1.7 interface.
+_LOGGING_JARS: Final = {
+    3: (("org.slf4j", "slf4j-reload4j", "1.7.36"),),
+    4: (
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.1"),
+        ("org.apache.logging.log4j", "log4j-core", "2.25.1"),
+    ),
+}
+_COPY_JARS: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+
+# Main classes moved between releases; the first one that the jars hold is it.
+_MAIN_CLASSES: Final = {
+    "kafka-storage": ("kafka.tools.StorageTool",),
+    "kafka-topics": ("org.apache.kafka.tools.TopicCommand",),
+    "kafka-acls": ("kafka.admin.AclCommand", "org.apache.kafka.tools.AclCommand"),
+    "kafka-configs": ("kafka.admin.ConfigCommand", "org.apache.kafka.tools.ConfigCommand"),
+    "kafka-console-producer": (
+        "org.apache.kafka.tools.ConsoleProducer",
+        "kafka.tools.ConsoleProducer",
+    ),
+    "kafka-console-consumer": (
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "kafka.tools.ConsoleConsumer",
+    ),
+    "kafka-consumer-groups": ("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",),
+    "kafka-delete-records": ("org.apache.kafka.tools.DeleteRecordsCommand",),
+    "kafka-dump-log": ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"),
+    "kafka-get-offsets": ("org.apache.kafka.tools.GetOffsetShell",),
+    "kafka-log-dirs": ("org.apache.kafka.tools.LogDirsCommand",),
+    "kafka-transactions": ("org.apache.kafka.tools.TransactionsCommand",),
+    "kafka-producer-perf-test": ("org.apache.kafka.tools.ProducerPerformance",),
+    "kafka-consumer-perf-test": ("org.apache.kafka.tools.ConsumerPerformance",),
+}
+
+_LOG4J2: Final = """\
+status=WARN
+rootLogger.level={level}
+rootLogger.appenderRef.err.ref=err
+appender.err.type=Console
+appender.err.name=err
+appender.err.target=SYSTEM_ERR
+appender.err.layout.type=PatternLayout
+appender.err.layout.pattern=%d %p %m (%c)%n
+"""
+_LOG4J1: Final = """\
+log4j.rootLogger={level},err
+log4j.appender.err=org.apache.log4j.ConsoleAppender
+log4j.appender.err.target=System.err
+log4j.appender.err.layout=org.apache.log4j.PatternLayout
+log4j.appender.err.layout.ConversionPattern=%d %p %m (%c)%n
+"""
+
+
+class ApacheTools:
+    """The programs of one Apache Kafka release.
+
+    Args:
+        version: An exact release; a range would mix jars of different releases.
+    """
+
+    name: ClassVar[str] = "kafka"
+    """Of the folder that keeps the jars."""
+    artifacts: ClassVar[tuple[str, ...]] = ("kafka_2.13", "kafka-tools")
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.major = int(version.partition(".")[0])
+
+    @functools.cached_property
+    def jars(self) -> Path:
+        """The folder with the jars; the first use on a machine fetches them."""
+        home = cache_folder() / f"{self.name}-{self.version}"
+        if not home.exists():
+            home.parent.mkdir(parents=True, exist_ok=True)
+            with (home.parent / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may begin at once
+                if not home.exists():
+                    _fetch(self.version, self.major, self.artifacts, home)
+        return home / "jars"
+
+    @functools.cached_property
+    def class_archive(self) -> Path:
+        """What `kit.servers.kafka` needs of this release: classes of a broker and its tools."""
+        return archive_of(f"{self.name}-{self.version}", str(self.jars))
+
+    @functools.cached_property
+    def _classes(self) -> frozenset[str]:
+        found: set[str] = set()
+        for jar in self.jars.glob("kafka*.jar"):
+            with zipfile.ZipFile(jar) as archive:
+                found.update(archive.namelist())
+        return frozenset(found)
+
+    def main_class(self, name: str) -> str:
+        """Return the main class of a console tool of this release."""
+        for candidate in _MAIN_CLASSES[name]:
+            if candidate.replace(".", "/") + ".class" in self._classes:
+                return candidate
+        message = f"Apache Kafka {self.version} has no {name}: none of {_MAIN_CLASSES[name]}"
+        raise RuntimeError(message)
+
+    def java_command(
+        self, main_class: str, *arguments: str, heap: str, jvm: tuple[str, ...], log_level: str
+    ) -> list[str]:
+        """Return the command line of a Java program of this release."""
+        if self.major >= 4:
+            log_option = (
+                f"-Dlog4j2.configurationFile={self.jars.parent}/log4j2-{log_level}.properties"
+            )
+        else:
+            log_option = (
+                f"-Dlog4j.configuration=file:{self.jars.parent}/log4j-{log_level}.properties"
+            )
+        if self.class_archive.exists():
+            jvm = (f"-XX:SharedArchiveFile={self.class_archive}", *jvm)
+        options = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *jvm, log_option]
+        options.append(f"-Djava.io.tmpdir={temporary_folder()}")  # native libraries are put there
+        return [java(), *options, "-cp", f"{self.jars}/*", main_class, *arguments]
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        """Return the command line of a console tool; its life is too short for slow compilers."""
+        jvm = ("-XX:TieredStopAtLevel=1",)
+        main_class = self.main_class(name)
+        return self.java_command(main_class, *arguments, heap="256m", jvm=jvm, log_level="WARN")
+
+    def run(
+        self, name: str, *arguments: str, stdin: str = "", timeout_s: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a console tool to its end.
+
+        Args:
+            name: As the release calls its script, without `.sh`: `kafka-topics`.
+            arguments: What it is given.
+            stdin: Text for it to read, as the console producer does.
+            timeout_s: After which it is killed and the test fails.
+            check: Fail, with its output, when it does not exit with 0.
+        """
+        result = subprocess.run(
+            self.command(name, *arguments),
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and result.returncode:
+            message = f"{name} exited with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+            raise RuntimeError(message)
+        return result
+
+    def start(self, name: str, *arguments: str, log: Path) -> Process:
+        """Start a console tool and return at once."""
+        return Process(self.command(name, *arguments), log=log)
+
+
+def _fetch(version: str, major: int, artifacts: Iterable[str], home: Path) -> None:
+    """Let Maven copy the runtime jars; the folder appears whole or not at all."""
+    wanted = [("org.apache.kafka", name, version) for name in artifacts]
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{release}</version></dependency>"
+        for group, artifact, release in (*wanted, *_LOGGING_JARS[major])
+    )
+    pom = (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>logmirror</groupId><artifactId>apache-kafka</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+    folder = Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
+    try:
+        (folder / "pom.xml").write_text(pom)
+        for level in ("INFO", "WARN"):
+            (folder / f"log4j2-{level}.properties").write_text(_LOG4J2.format(level=level))
+            (folder / f"log4j-{level}.properties").write_text(_LOG4J1.format(level=level))
+        maven = program("mvn", home_variable="MAVEN_HOME")
+        options = ["-q", "-B", "--strict-checksums", "-f", str(folder / "pom.xml")]
+        copy = [_COPY_JARS, "-DincludeScope=runtime", f"-DoutputDirectory={folder / 'jars'}"]
+        result = subprocess.run(
+            [maven, *options, *copy],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if result.returncode:
+            message = f"Maven could not fetch Apache Kafka {version}:\n{result.stdout[-3000:]}"
+            raise RuntimeError(message)
+        folder.rename(home)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

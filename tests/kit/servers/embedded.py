@@ -1,0 +1,92 @@
+"""The embedded broker in a process of its own, so that a test can kill it as a machine would."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final, Self
+
+from kit.servers.machine import HOST, Process, free_ports
+
+_SCRIPT: Final = Path(__file__).parent / "run_broker.py"
+_START_TIMEOUT_S: Final = 60
+
+
+class EmbeddedBroker:
+    """A broker; `start` it, or use it in a `with`. A restart keeps port and data.
+
+    Args:
+        folder: Its own folder; data and logs go there.
+        options: Fields of `BrokerOptions`, all but where it listens and where its logs are.
+    """
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.folder = folder
+        self.log_dir = folder / "data"
+        self.log = folder / "broker.log"
+        self.port = free_ports(1)[0]
+        self._ready = folder / "ready"
+        self._options = options
+        self._process: Process | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port`."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the running broker."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start it and wait until it listens."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._ready.unlink(missing_ok=True)
+        options = {
+            **self._options,
+            "log_dir": str(self.log_dir),
+            "host": HOST,
+            "port": self.port,
+            "ready": str(self._ready),
+        }
+        command = [sys.executable, str(_SCRIPT), json.dumps(options)]
+        self._process = Process(command, log=self.log)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._ready.exists():
+            if not self._process.alive or time.monotonic() > deadline:
+                self._process.end(kill=True)
+                message = f"the embedded broker did not start:\n{self._process.tail()}"
+                raise RuntimeError(message)
+            time.sleep(0.01)
+        return self
+
+    def stop(self) -> int:
+        """Stop it cleanly; returns its exit code."""
+        assert self._process is not None
+        return self._process.end()
+
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        assert self._process is not None
+        self._process.end(kill=True)
+
+    def pause(self) -> None:
+        """Stop its threads (SIGSTOP): connections stay, answers do not come."""
+        assert self._process is not None
+        self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run again after `pause`."""
+        assert self._process is not None
+        self._process.signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,167 @@
+"""A real S3 server on loopback: Versity's gateway, which keeps objects as plain files in a folder.
+
+It is built once with Go's own tools and kept outside the repository. It verifies signatures and
+checksums, and its conditional writes are atomic.
+
+    with S3Server(folder) as server:
+        bucket = server.new_bucket()
+        server.location(bucket)         for `S3Store`
+        server.destination(bucket)      for a configuration
+        server.files(bucket)            what is there, by another way than the API
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import boto3
+
+from kit.servers.go import go_program
+from kit.servers.machine import HOST, Process, free_ports
+from logmirror.stores.locations import S3Identity, S3Location
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_START_TIMEOUT_S: Final = 30
+REGION: Final = "us-east-1"
+
+
+def _program() -> Path:
+    return go_program("versitygw")
+
+
+class S3Server:
+    """The server; use it in a `with`.
+
+    Args:
+        folder: Its own: objects go to `objects` there.
+        certificate: Private key and certificate, one PEM file: it speaks TLS only.
+    """
+
+    def __init__(self, folder: Path, certificate: Path | None = None) -> None:
+        self._folder, self._certificate = folder, certificate
+        self._port = free_ports(1)[0]
+        self._process: Process | None = None
+        self.access_key, self.secret_key = "logmirror-tests", secrets.token_hex(16)
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"{'https' if self._certificate else 'http'}://{HOST}:{self._port}"
+
+    def start(self) -> Self:
+        """Start it and wait until it takes connections; a restart keeps port and objects."""
+        objects = self._folder / "objects"
+        objects.mkdir(parents=True, exist_ok=True)
+        users = self._folder / "users"
+        users.mkdir(exist_ok=True)
+        options = ["--port", f"{HOST}:{self._port}", "--quiet", "--iam-dir", str(users)]
+        if self._certificate:
+            options += ["--cert", str(self._certificate), "--key", str(self._certificate)]
+        self._process = Process(
+            [str(_program()), *options, "posix", str(objects)],
+            log=self._folder / "server.log",
+            environment={
+                "ROOT_ACCESS_KEY_ID": self.access_key,
+                "ROOT_SECRET_ACCESS_KEY": self.secret_key,
+                "HOME": str(self._folder),
+            },
+        )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection((HOST, self._port), 1).close()
+            except OSError:
+                log = (self._folder / "server.log").read_text(errors="replace")
+                assert self._process.alive, log
+                assert time.monotonic() < deadline, log
+                time.sleep(0.05)
+            else:
+                return self
+
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        assert self._process is not None
+        self._process.end(kill=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.end(kill=True)
+
+    def client(self) -> Any:
+        """A boto3 client of the owner of everything."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+        )
+
+    def new_bucket(self) -> str:
+        """Make a bucket and return its name."""
+        name = f"bucket-{secrets.token_hex(4)}"
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def new_user(self) -> S3Identity:
+        """Make somebody who may do nothing before `allow` says what."""
+        found = S3Identity(
+            access_key_id=f"user-{secrets.token_hex(4)}", secret_access_key=secrets.token_hex(16)
+        )
+        keys = ["--access", self.access_key, "--secret", self.secret_key]
+        new = ["--access", found.access_key_id, "--secret", found.secret_access_key]
+        command = [_program(), "admin", *keys, "--endpoint-url", self.endpoint]
+        subprocess.run(
+            [*command, "create-user", *new, "--role", "user"], check=True, capture_output=True
+        )
+        return found
+
+    def allow(self, bucket: str, *allowed: tuple[S3Identity, Sequence[Mapping[str, Any]]]) -> None:
+        """Let users do what statements of policies allow them, and nothing else."""
+        statements = [
+            {**statement, "Principal": {"AWS": [user.access_key_id]}}
+            for user, statements in allowed
+            for statement in statements
+        ]
+        policy = {"Version": "2012-10-17", "Statement": statements}
+        self.client().put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+
+    def location(self, bucket: str, prefix: str = "", *, endpoint: str = "") -> S3Location:
+        """Where a store in this bucket is; through another address where one is given."""
+        identity = S3Identity(access_key_id=self.access_key, secret_access_key=self.secret_key)
+        return S3Location(
+            bucket=bucket,
+            prefix=prefix,
+            region=REGION,
+            endpoint=endpoint or self.endpoint,
+            path_style=True,
+            write=identity,
+            read=identity,
+        )
+
+    def destination(self, bucket: str, **more: object) -> dict[str, object]:
+        """A destination of a configuration."""
+        keys = {"access-key-id": self.access_key, "secret-access-key": self.secret_key}
+        base: dict[str, object] = {
+            "type": "s3",
+            "bucket": bucket,
+            "region": REGION,
+            "endpoint": self.endpoint,
+            "credentials": keys,
+        }
+        return base | {key.replace("_", "-"): value for key, value in more.items()}
+
+    def files(self, bucket: str) -> Path:
+        """The folder that holds a bucket's objects as files."""
+        return self._folder / "objects" / bucket
