@@ -11,6 +11,7 @@ import importlib
 import pickle
 import pkgutil
 import re
+import tokenize
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -211,3 +212,74 @@ def test_every_locked_package_has_its_hashes() -> None:
 
     assert len(entries) > 50
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+# ---- Words (docs/glossary.md) --------------------------------------------------------------------
+
+GLOSSARY: Final = ROOT / "docs" / "glossary.md"
+WORDED: Final = [path for path in CODE if path != Path(__file__).resolve()]
+PAGES: Final = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")]
+    if path != GLOSSARY
+)
+
+
+def _words() -> list[str]:
+    """Return the words that the glossary's second table names."""
+    table = GLOSSARY.read_text(encoding="utf-8").partition("## Words that are not used")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return [word for row in rows for word in re.findall(r"`([^`]+)`", row)]
+
+
+def _prose(text: str) -> str:
+    """Blank what is quoted: fenced blocks, code spans. Lines keep their numbers."""
+    fenced = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
+    text = fenced.sub(lambda block: "\n" * block[0].count("\n"), text)
+    return re.sub(r"``[^`]+``|`[^`\n]+(\n[^`\n]+)?`", lambda c: " " + "\n" * c[0].count("\n"), text)
+
+
+def test_pages_use_the_words_of_the_glossary() -> None:
+    words = re.compile(rf"\b({'|'.join(_words())})\b".replace(" ", r"\s+"), re.IGNORECASE)
+    found = []
+    for path in PAGES:
+        text = _prose(path.read_text(encoding="utf-8"))
+        found += [
+            (_place(path, text.count("\n", 0, match.start()) + 1), match[0])
+            for match in words.finditer(text)
+        ]
+
+    assert found == []
+
+
+def test_messages_and_comments_use_the_words_of_the_glossary() -> None:
+    words = re.compile(rf"\b({'|'.join(_words())})\b".replace(" ", r"\s+"), re.IGNORECASE)
+    kinds = {tokenize.COMMENT, tokenize.STRING}
+    found = []
+    for path in WORDED:
+        with path.open("rb") as source:
+            for token in tokenize.tokenize(source.readline):
+                match = token.type in kinds and words.search(_prose(token.string))
+                if match:
+                    found.append((_place(path, token.start[0]), match[0]))
+
+    assert found == []
+
+
+def test_identifiers_use_the_words_of_the_glossary() -> None:
+    single = "|".join(word for word in _words() if " " not in word)
+    words = re.compile(rf"(?<![a-z])({single})(?![a-z])")
+    found = []
+    for path in WORDED:
+        with path.open("rb") as source:
+            names = {
+                (token.string, token.start[0])
+                for token in tokenize.tokenize(source.readline)
+                if token.type == tokenize.NAME
+            }
+        for name, line in sorted(names):
+            snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+            if words.search(snake):
+                found.append((_place(path, line), name))
+
+    assert found == []

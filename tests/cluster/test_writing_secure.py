@@ -107,7 +107,7 @@ def test_a_session_that_ends_is_renewed_between_responses_and_requests(
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def guarded_kafka(request, tmp_path_factory):
+def secured_kafka(request, tmp_path_factory):
     """A broker with an authorizer; whoever comes by the plain listener may do everything."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     listener = Listener(
@@ -134,9 +134,9 @@ def guarded_kafka(request, tmp_path_factory):
 
 
 @pytest.fixture
-def grant(guarded_kafka):
+def grant(secured_kafka):
     """Gives the user a right; all are taken back at the end."""
-    admin = AdminClient({"bootstrap.servers": guarded_kafka.bootstrap})
+    admin = AdminClient({"bootstrap.servers": secured_kafka.bootstrap})
     given = []
 
     def grant(kind, name, operation):
@@ -151,10 +151,10 @@ def grant(guarded_kafka):
 
 
 @pytest.fixture
-def limited(guarded_kafka):
+def limited(secured_kafka):
     settings = replace(
         connection_settings(
-            guarded_kafka.address("SASL"), {"security.protocol": "SASL_PLAINTEXT", **CREDENTIALS}
+            secured_kafka.address("SASL"), {"security.protocol": "SASL_PLAINTEXT", **CREDENTIALS}
         ),
         retry_budget_ms=5000,
     )
@@ -164,9 +164,9 @@ def limited(guarded_kafka):
 
 @pytest.mark.xdist_group("guarded-kafka")
 def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
-    guarded_kafka, limited, grant, topic_name
+    secured_kafka, limited, grant, topic_name
 ):
-    guarded_kafka.create_topic(topic_name)
+    secured_kafka.create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     grant(ResourceType.TOPIC, topic_name, AclOperation.DESCRIBE)
     assert limited.log_ends([partition])[partition].end_offset == 0
@@ -199,9 +199,9 @@ def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
 
 @pytest.mark.xdist_group("guarded-kafka")
 def test_markers_are_allowed_with_the_right_to_cluster_actions_and_told_with_that_to_describe(
-    guarded_kafka, limited, grant, topic_name
+    secured_kafka, limited, grant, topic_name
 ):
-    guarded_kafka.create_topic(topic_name)
+    secured_kafka.create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     grant(ResourceType.TOPIC, topic_name, AclOperation.DESCRIBE)
     grant(ResourceType.BROKER, "kafka-cluster", AclOperation.CLUSTER_ACTION)

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from kit.judges.copies import anomalies, copy, end_of, forget_connections
-from kit.judges.gaps import CREDENTIALS, Writer, guarded_kafka, plain_messages, trim
+from kit.judges.gaps import CREDENTIALS, Writer, plain_messages, secured_kafka, trim
 from kit.runs.commands import logmirror
 from kit.servers.apache import RELEASES
 from kit.servers.security import USER
@@ -43,7 +43,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module", params=RELEASES)
 def broker(request, tmp_path_factory):
-    made = guarded_kafka(request.param, tmp_path_factory.mktemp("acls"))
+    made = secured_kafka(request.param, tmp_path_factory.mktemp("acls"))
     try:
         yield made.start()
         forget_connections()

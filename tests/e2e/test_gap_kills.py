@@ -25,11 +25,11 @@ from kit.judges.gaps import (
     CREDENTIALS,
     Writer,
     allow_copies,
-    guarded_kafka,
     log_bounds,
     look,
     look_at_all,
     plain_messages,
+    secured_kafka,
     trim,
     writing_transactions,
 )
@@ -56,7 +56,7 @@ def source(kafka_431):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    broker = guarded_kafka(GUARDED, tmp_path_factory.mktemp("guarded"))
+    broker = secured_kafka(GUARDED, tmp_path_factory.mktemp("guarded"))
     try:
         yield broker.start()
     finally:

@@ -23,11 +23,11 @@ from kit.judges.gaps import (
     Writer,
     allow_copies,
     allowed_on_cluster,
-    guarded_kafka,
     log_bounds,
     look,
     look_at_all,
     plain_messages,
+    secured_kafka,
     stored_batches,
     take_head,
     trim,
@@ -115,7 +115,7 @@ def fill(origin):
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
     """Brokers that grant the mirror what its documentation asks for, and no right to markers."""
-    made = {v: guarded_kafka(v, tmp_path_factory.mktemp(f"guarded-{v}")) for v in VERSIONS}
+    made = {v: secured_kafka(v, tmp_path_factory.mktemp(f"guarded-{v}")) for v in VERSIONS}
     try:
         yield {version: broker.start() for version, broker in made.items()}
     finally:

@@ -15,11 +15,11 @@ from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableErro
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import TopicPartition
 from logmirror.to_kafka.idempotence import (
-    GUARD_AGE_MS,
+    PRODUCER_STATE_AGE_MS,
     SEND_DEADLINE_MS,
     SEQUENCE_MASK,
     deadline_ms,
-    is_guarded,
+    is_sequence_checked,
     producer_id,
     quiesce_ms,
 )
@@ -31,7 +31,7 @@ from logmirror.wire.scan import BatchScanner
 WHERE = TopicPartition("t", 3)
 PRODUCER = producer_id("t", 3, None)
 NOW_MS = 1_800_000_000_000
-FRESH_MS, OLD_MS = NOW_MS - GUARD_AGE_MS + 1, NOW_MS - GUARD_AGE_MS
+FRESH_MS, OLD_MS = NOW_MS - PRODUCER_STATE_AGE_MS + 1, NOW_MS - PRODUCER_STATE_AGE_MS
 ALIVE = ProducerState(0, 99, FRESH_MS)
 
 
@@ -135,10 +135,10 @@ def test_many_batches_are_on_their_way_with_a_guard_and_one_without(state, most)
 
 
 def test_a_guard_that_is_about_to_expire_is_none():
-    assert is_guarded(ProducerState(0, 0, FRESH_MS), NOW_MS)
-    assert not is_guarded(ProducerState(0, 0, OLD_MS), NOW_MS)
-    assert not is_guarded(ProducerState(0, 0, -1), NOW_MS), "records without a time"
-    assert not is_guarded(None, NOW_MS)
+    assert is_sequence_checked(ProducerState(0, 0, FRESH_MS), NOW_MS)
+    assert not is_sequence_checked(ProducerState(0, 0, OLD_MS), NOW_MS)
+    assert not is_sequence_checked(ProducerState(0, 0, -1), NOW_MS), "records without a time"
+    assert not is_sequence_checked(None, NOW_MS)
 
 
 def test_the_first_acknowledged_batch_of_today_opens_the_guard_and_old_ones_do_not():
@@ -260,10 +260,10 @@ def test_a_look_is_good_for_the_deadline_and_no_longer(state):
 
 @pytest.mark.parametrize("size_bytes", [0, 1_000_000, 50_000_000])
 def test_a_large_batch_has_its_time_on_a_slow_link(size_bytes):
-    alone = deadline_ms(size_bytes, guarded=False)
+    alone = deadline_ms(size_bytes, sequence_checked=False)
     assert alone == SEND_DEADLINE_MS + size_bytes / 1000, "1 MB/s"
     assert alone < quiesce_ms(size_bytes) - LINGER_MS_MAX
-    assert deadline_ms(size_bytes, guarded=True) > alone, "what is late is refused anyway"
+    assert deadline_ms(size_bytes, sequence_checked=True) > alone, "what is late is refused anyway"
 
 
 def test_the_batch_that_was_prepared_last_says_until_when_it_may_be_sent():
@@ -271,11 +271,13 @@ def test_the_batch_that_was_prepared_last_says_until_when_it_may_be_sent():
     send(made, 1000)
     size = made._in_flight[-1].size  # noqa: SLF001  # what was sent
     assert size > 10_000
-    assert made.send_until_ms == 1000 + deadline_ms(size, guarded=False)
+    assert made.send_until_ms == 1000 + deadline_ms(size, sequence_checked=False)
     made = writer(at_ms=1000)
-    assert made.send_until_ms == 1000 + deadline_ms(0, guarded=True)
+    assert made.send_until_ms == 1000 + deadline_ms(0, sequence_checked=True)
     send(made, stamp_ms=OLD_MS)
-    assert made.send_until_ms == 1000 + deadline_ms(0, guarded=False), "behind it nobody guards"
+    assert made.send_until_ms == 1000 + deadline_ms(0, sequence_checked=False), (
+        "behind it nobody guards"
+    )
 
 
 def test_an_acknowledged_batch_is_as_good_as_a_look_from_the_moment_it_was_prepared():

@@ -95,7 +95,7 @@ def test_a_refused_sequence_means_that_the_position_is_read_anew(code):
 
 @pytest.mark.parametrize("written", [True, False])
 def test_after_a_lost_response_nothing_more_is_sent_and_what_was_responded_is_kept(written):
-    world = World(Log(old_batches(0, 20)), guarded=False)
+    world = World(Log(old_batches(0, 20)), sequence_checked=False)
     world.destination.instead[0] = deque([None, None, lose(world.destination if written else None)])
 
     (result,) = world.run()
@@ -106,7 +106,7 @@ def test_after_a_lost_response_nothing_more_is_sent_and_what_was_responded_is_ke
 
 
 def test_a_batch_at_another_offset_stops_the_flow_with_both_offsets():
-    world = World(Log(old_batches(0, 20)), guarded=False)
+    world = World(Log(old_batches(0, 20)), sequence_checked=False)
     world.destination.instead[0] = deque([None, elsewhere(2)])
 
     (result,) = world.run()
@@ -198,7 +198,7 @@ def test_old_records_between_those_of_today_let_nothing_pass_them():
 
 
 def test_without_a_guard_exactly_one_batch_is_on_its_way():
-    world = World(Log(old_batches(0, 30)), guarded=False)
+    world = World(Log(old_batches(0, 30)), sequence_checked=False)
 
     (result,) = world.run()
 
@@ -217,7 +217,7 @@ def test_with_a_guard_many_are():
 
 
 def test_the_first_batch_of_a_new_partition_goes_alone():
-    world = World(Log(large_batches(0, 30)), guarded=False)
+    world = World(Log(large_batches(0, 30)), sequence_checked=False)
     seen = []
     world.destination.on_send.append(lambda: seen.append(len(world.destination.responses)))
 
@@ -251,10 +251,10 @@ def test_a_log_that_moved_while_we_were_paused_is_left_alone():
 
 def test_a_pause_between_the_check_and_the_send_sends_nothing():
     """What the pipeline refuses because it is late never left: look again."""
-    world = World(Log(old_batches(0, 3)), guarded=False)
+    world = World(Log(old_batches(0, 3)), sequence_checked=False)
 
     def pause():
-        world.clock.ms += deadline_ms(100_000, guarded=False)
+        world.clock.ms += deadline_ms(100_000, sequence_checked=False)
 
     world.destination.on_send.append(pause)
 
@@ -277,7 +277,7 @@ def test_the_partition_that_nobody_guards_decides_when_a_request_is_too_late():
     world.destination.send = spy
     world.run()
 
-    assert deadlines == [deadline_ms(0, guarded=False)], "one request of two partitions"
+    assert deadlines == [deadline_ms(0, sequence_checked=False)], "one request of two partitions"
 
 
 def successor(world, *, at_look, end):

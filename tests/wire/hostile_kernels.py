@@ -70,7 +70,7 @@ class Guarded:
         return bytes(self._canaries).count(CANARY) == len(self._canaries)
 
 
-def guarded_columns() -> tuple[np.ndarray, list[Guarded]]:
+def checked_columns() -> tuple[np.ndarray, list[Guarded]]:
     """A context whose every array is as large as documented, and not a byte larger."""
     rows, headers, data = ROWS_MAX, HEADERS_MAX, BYTES_MAX + SLACK
     sizes = [8 * rows, 8 * rows, 4 * rows]
@@ -221,7 +221,7 @@ def originals() -> list[bytes]:
 
 
 def main(count: int) -> None:
-    context, areas = guarded_columns()
+    context, areas = checked_columns()
     data = originals()
     texts = np.array(
         [(np.frombuffer(text or b"\0", np.uint8).ctypes.data, len(text)) for text in TEXTS],

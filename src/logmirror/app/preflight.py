@@ -95,12 +95,12 @@ def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckRow]:
         yield _failed(spec.name, "", "source", error)
     else:
         yield _source_row(spec, origin)
-        yield from _guarded(_source_settings(spec, clients(spec.source)), spec, "", "settings")
+        yield from _reported_row(_source_settings(spec, clients(spec.source)), spec, "", "settings")
         yield from _permissions(spec, "", clients)
     for name, written in spec.destinations:
         if isinstance(written, ArchiveSpec):
             kind = "bucket" if isinstance(written.location, S3Location) else "folder"
-            yield from _guarded(_check_place(spec, name, written), spec, name, kind)
+            yield from _reported_row(_check_place(spec, name, written), spec, name, kind)
         else:
             try:
                 clients(written.cluster).cluster_id()
@@ -110,13 +110,13 @@ def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckRow]:
             yield from _permissions(spec, name, clients)
             if origin is not None:
                 fit = _check_topics(spec, name, written, clients)
-                yield from _guarded(fit, spec, name, "topic")
+                yield from _reported_row(fit, spec, name, "topic")
         if origin is not None:
             standing = _check_positions(spec, name, written, clients, origin)
-            yield from _guarded(standing, spec, name, "position")
+            yield from _reported_row(standing, spec, name, "position")
 
 
-def _guarded(
+def _reported_row(
     rows: Iterator[CheckRow], spec: MirrorSpec, destination: str, what: str
 ) -> Iterator[CheckRow]:
     """These rows; an error is the last of them."""

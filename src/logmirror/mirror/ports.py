@@ -127,7 +127,7 @@ class KafkaSpec:
     max_batch_bytes: int = 1_000_000
     """Small batches are merged up to this size; 0 never merges."""
 
-    guard_age_ms: int = 12 * 3_600_000
+    producer_state_age_ms: int = 12 * 3_600_000
     """How old records may be for the destination's brokers to remember who wrote them."""
 
     max_message_bytes: int = 1_048_588

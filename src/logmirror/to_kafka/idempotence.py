@@ -35,10 +35,10 @@ GUARDED_MS: Final = 60_000
 wait on a slow link need their time."""
 
 
-def deadline_ms(size_bytes: int, *, guarded: bool) -> int:
+def deadline_ms(size_bytes: int, *, sequence_checked: bool) -> int:
     """How long after the log end was last seen the last byte of a batch may be sent."""
     own_ms = SEND_DEADLINE_MS + size_bytes // _SLOWEST_LINK_BYTES_PER_MS
-    return own_ms + (GUARDED_MS if guarded else 0)
+    return own_ms + (GUARDED_MS if sequence_checked else 0)
 
 
 _MARGIN_MS: Final = 500
@@ -53,13 +53,13 @@ def quiesce_ms(max_message_bytes: int) -> int:
     Args:
         max_message_bytes: The largest batch that the topic takes.
     """
-    return deadline_ms(max_message_bytes, guarded=False) + LINGER_MS_MAX + _MARGIN_MS
+    return deadline_ms(max_message_bytes, sequence_checked=False) + LINGER_MS_MAX + _MARGIN_MS
 
 
 QUIESCE_MS: Final = quiesce_ms(0)
 """The same for requests of a few bytes."""
 
-GUARD_AGE_MS: Final = 12 * 3_600_000
+PRODUCER_STATE_AGE_MS: Final = 12 * 3_600_000
 """A broker forgets a producer whose last record is older than `producer.id.expiration.ms`; we stop
 counting on its memory at half of that. This is half of Kafka's own default, a day."""
 
@@ -114,7 +114,9 @@ def target(spec: KafkaSpec, flow: FlowId) -> TopicPartition:
     return TopicPartition(spec.topic, flow.partition)
 
 
-def is_guarded(state: ProducerState | None, now_ms: int, age_ms: int = GUARD_AGE_MS) -> bool:
+def is_sequence_checked(
+    state: ProducerState | None, now_ms: int, age_ms: int = PRODUCER_STATE_AGE_MS
+) -> bool:
     """Whether the broker will go on remembering this producer while we write.
 
     Brokers age a producer by the timestamps of its records, not by when it wrote.

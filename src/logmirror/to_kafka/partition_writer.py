@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logmirror.errors import LogmirrorError, PositionError
 from logmirror.mirror.ports import PositionMovedError
 from logmirror.to_kafka.idempotence import (
-    GUARD_AGE_MS,
+    PRODUCER_STATE_AGE_MS,
     SEND_DEADLINE_MS,
     SEQUENCE_MASK,
     deadline_ms,
-    is_guarded,
+    is_sequence_checked,
 )
 from logmirror.wire.rebatch import stamp
 
@@ -63,17 +63,20 @@ class PartitionWriter:
     """
 
     def __init__(
-        self, partition: TopicPartition, producer: int, guard_age_ms: int = GUARD_AGE_MS
+        self,
+        partition: TopicPartition,
+        producer: int,
+        producer_state_age_ms: int = PRODUCER_STATE_AGE_MS,
     ) -> None:
         self.partition, self.producer = partition, producer
-        self._guard_age_ms = guard_age_ms
+        self._producer_state_age_ms = producer_state_age_ms
         self.verified = self.next_offset = 0
         self.error: LogmirrorError | None = None
         self.record_count = self.batch_count = self.sent_bytes = 0
         """Of batches that were acknowledged."""
 
         self._sequence = self._epoch = 0
-        self._guarded = False
+        self._sequence_checked = False
         self._seen_ms = 0
         self._in_flight: deque[_Sent] = deque()
 
@@ -96,7 +99,7 @@ class PartitionWriter:
     def send_until_ms(self) -> int:
         """Monotonic time after which no byte of the batch prepared last may be sent."""
         size = self._in_flight[-1].size if self._in_flight else 0
-        return self._seen_ms + deadline_ms(size, guarded=self._guarded)
+        return self._seen_ms + deadline_ms(size, sequence_checked=self._sequence_checked)
 
     def looked(self, end: LogEnd, state: ProducerState | None, *, at_ms: int, now_ms: int) -> None:
         """Take a look in: where the log ends, and what the broker remembers of our producer.
@@ -109,7 +112,7 @@ class PartitionWriter:
             now_ms: Wall-clock time.
         """
         self.verified = self.next_offset = end.end_offset
-        self._guarded = is_guarded(state, now_ms, self._guard_age_ms)
+        self._sequence_checked = is_sequence_checked(state, now_ms, self._producer_state_age_ms)
         follows = end.end_offset if state is None else state.last_sequence + 1
         self._sequence = follows & SEQUENCE_MASK
         self._epoch = 0 if state is None else state.producer_epoch
@@ -117,7 +120,7 @@ class PartitionWriter:
 
     def may_send(self) -> bool:
         """Whether a batch may be on its way beside those that are."""
-        return len(self._in_flight) < (IN_FLIGHT_MAX if self._guarded else 1)
+        return len(self._in_flight) < (IN_FLIGHT_MAX if self._sequence_checked else 1)
 
     def is_stale(self, monotonic_ms: int) -> bool:
         """Whether the last look is too old to begin to send on."""
@@ -131,8 +134,8 @@ class PartitionWriter:
             at_ms: Monotonic time.
             now_ms: Wall-clock time.
         """
-        if piece.max_timestamp_ms <= now_ms - self._guard_age_ms:
-            self._guarded = False
+        if piece.max_timestamp_ms <= now_ms - self._producer_state_age_ms:
+            self._sequence_checked = False
         stamp(
             piece.data,
             producer_id=self.producer,
@@ -169,7 +172,9 @@ class PartitionWriter:
             self.sent_bytes += sent.size
             self._seen_ms = max(self._seen_ms, sent.sent_ms)
             if not self._in_flight:
-                self._guarded = sent.max_timestamp_ms > now_ms - self._guard_age_ms
+                self._sequence_checked = (
+                    sent.max_timestamp_ms > now_ms - self._producer_state_age_ms
+                )
 
     def not_sent(self, error: LogmirrorError) -> None:
         """The batch that was prepared last did not leave."""
@@ -187,7 +192,7 @@ class PartitionWriter:
         self.verified = self.next_offset = end
         self._seen_ms = at_ms
         if fenced:
-            self._epoch, self._sequence, self._guarded = self._epoch + 1, 0, True
+            self._epoch, self._sequence, self._sequence_checked = self._epoch + 1, 0, True
 
     def fail(self, error: LogmirrorError) -> None:
         """Stop for a reason from outside; the first one counts."""

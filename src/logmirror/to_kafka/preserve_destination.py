@@ -18,7 +18,13 @@ from logmirror.errors import InternalError, PositionError, UsageError
 from logmirror.mirror.observer import Observer, flow_facts
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.monitoring.metrics import Recorder
-from logmirror.to_kafka.idempotence import GUARD_AGE_MS, is_guarded, producer_id, quiesce_ms, target
+from logmirror.to_kafka.idempotence import (
+    PRODUCER_STATE_AGE_MS,
+    is_sequence_checked,
+    producer_id,
+    quiesce_ms,
+    target,
+)
 from logmirror.to_kafka.topic_setup import sync_topic
 
 if TYPE_CHECKING:
@@ -65,8 +71,8 @@ class KafkaCopies:
     ) -> None:
         self._client, self._clock = client, clock
         self._observer = observer or Observer([], Recorder(), clock)
-        self._guard_ages_ms: dict[ConnectionSettings, int] = {}
-        self._guarded: dict[FlowId, bool] = {}
+        self._producer_state_ages_ms: dict[ConnectionSettings, int] = {}
+        self._sequence_checked: dict[FlowId, bool] = {}
         self._quiet_since: dict[FlowId, _Quiet] = {}
         self._progress: dict[FlowId, _Progress] = {}
         self._tell_at_ms: dict[FlowId, int] = {}
@@ -98,11 +104,11 @@ class KafkaCopies:
             level = logging.INFO if finding.severity == "note" else logging.WARNING
             facts = {"mirror": kafka.mirror, "topic": topic.name, "target_topic": kafka.topic}
             _LOG.log(level, "destination: %s", finding, extra={"facts": facts})
-        if kafka.cluster not in self._guard_ages_ms:
-            self._guard_ages_ms[kafka.cluster] = self._guard_age_ms(kafka.cluster)
+        if kafka.cluster not in self._producer_state_ages_ms:
+            self._producer_state_ages_ms[kafka.cluster] = self._producer_state_age_ms(kafka.cluster)
         return dataclasses.replace(
             kafka,
-            guard_age_ms=self._guard_ages_ms[kafka.cluster],
+            producer_state_age_ms=self._producer_state_ages_ms[kafka.cluster],
             max_message_bytes=self._max_message_bytes(kafka),
             source_id=topic.topic_id,
         )
@@ -115,14 +121,14 @@ class KafkaCopies:
             return kafka.max_message_bytes  # we may not see it
         return int(configs.get("max.message.bytes") or kafka.max_message_bytes)
 
-    def _guard_age_ms(self, cluster: ConnectionSettings) -> int:
+    def _producer_state_age_ms(self, cluster: ConnectionSettings) -> int:
         """How old records may be for us to count on a broker's memory: half of what it keeps."""
         try:
             brokers = self._client(cluster).admin.broker_configs().values()
         except UsageError:
-            return GUARD_AGE_MS  # we may not see it
+            return PRODUCER_STATE_AGE_MS  # we may not see it
         kept = [brokers_own.get("producer.id.expiration.ms") for brokers_own in brokers]
-        return min((int(ms) // 2 for ms in kept if ms), default=GUARD_AGE_MS)
+        return min((int(ms) // 2 for ms in kept if ms), default=PRODUCER_STATE_AGE_MS)
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
@@ -139,8 +145,10 @@ class KafkaCopies:
         for flow in flows:
             is_made = (kafka.cluster, kafka.topic) in self._created
             is_new = is_made and ends[of[flow]].end_offset == 0
-            age_ms = kafka.guard_age_ms
-            self._guarded[flow] = is_new or is_guarded(guards[of[flow]], now_ms, age_ms)
+            age_ms = kafka.producer_state_age_ms
+            self._sequence_checked[flow] = is_new or is_sequence_checked(
+                guards[of[flow]], now_ms, age_ms
+            )
         return {flow: ends[of[flow]].end_offset for flow in flows}
 
     def check(
@@ -188,7 +196,7 @@ class KafkaCopies:
         """
         kafka = kafka_spec(state.destination)
         # What is still on its way from a topic that is no more has another name than ours.
-        if self._guarded[state.flow] and state.topic_id == kafka.source_id:
+        if self._sequence_checked[state.flow] and state.topic_id == kafka.source_id:
             return
         wait_ms = quiesce_ms(kafka.max_message_bytes)
         now_ms, since = self._clock.monotonic_ms(), self._quiet_since.get(state.flow)

@@ -418,7 +418,7 @@ class KafkaTransfer:
 def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
     producer = producer_id(where.topic, where.partition, work.slice.topic_id)
-    return PartitionWriter(where, producer, work.kafka.guard_age_ms)
+    return PartitionWriter(where, producer, work.kafka.producer_state_age_ms)
 
 
 def _copy_of(error: LogmirrorError) -> LogmirrorError:

@@ -163,12 +163,12 @@ class TailCheck:
 class World:
     """One source, one destination, and the transfer between them."""
 
-    def __init__(self, *logs, guarded=True, response_batches=3):
+    def __init__(self, *logs, sequence_checked=True, response_batches=3):
         self.clock = SteppingClock(NOW_MS)
         self.source = ScriptedClient(logs, response_batches=response_batches)
         self.destination = Destination(self.clock)
         self.filler, self.tail_check = Filler(self.destination), TailCheck()
-        if guarded:
+        if sequence_checked:
             for number in range(len(logs)):
                 self.destination.states[number] = ProducerState(0, -1, NOW_MS)
 

@@ -320,10 +320,10 @@ CREDENTIALS: Final = {
     "sasl.username": USER,
     "sasl.password": PASSWORD,
 }
-"""Of the mirror's user at `guarded_kafka`."""
+"""Of the mirror's user at `secured_kafka`."""
 
 
-def guarded_kafka(version: str, folder: Path) -> ApacheKafka:
+def secured_kafka(version: str, folder: Path) -> ApacheKafka:
     """A broker with an authorizer. The mirror's user comes by the listener SASL.
 
     Whoever comes by the plain listener may do everything.
