@@ -166,9 +166,8 @@ def check_object(  # noqa: PLR0913  # which object, how deep, what its bytes do 
         topic: Whose records they must be; empty: of one topic, whichever it is.
         compacted: The topic's log may lack offsets at the end of the object without a trace in it.
         snapshots: An object of mirror-v3 is a snapshot, which it does not say itself.
-        mirror_v3_before: NDJSON that begins below this offset and has no claim is of mirror-v3, whose
-        whose
-            lines are like ours; see `claims.first_claimed`.
+        mirror_v3_before: NDJSON objects below this offset that have no claim were written by
+            mirror-v3; see `claims.first_claimed`.
         copy: Gets what is read; only with `deep`.
 
     Raises:
