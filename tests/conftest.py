@@ -31,6 +31,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker by which a test shows a row of docs/mirror-v3-parity.md."""
+    config.addinivalue_line("markers", "mirror_v3(*ids): tests of mirror-v3 that this test matches")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     items: list[pytest.Item],

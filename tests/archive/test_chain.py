@@ -34,7 +34,7 @@ def names(links):
 
 
 @given(ranges(), st.booleans(), st.randoms(use_true_random=False))
-# mirror-v3's list: FS-23, FSM-17
+@pytest.mark.mirror_v3("FS-23", "FSM-17")
 def test_an_unbroken_chain_continues_at_its_end(drawn, declared, rnd):
     start, links = drawn
     listing = names(links)
@@ -88,7 +88,7 @@ def test_the_last_offset_of_all_can_be_archived():
     assert chain(names([last]), extension=EXT, start=None).next_offset == OFFSET_MAX + 1
 
 
-# mirror-v3's list: NAM-03
+@pytest.mark.mirror_v3("NAM-03")
 def test_two_formats_in_one_chain_are_refused():
     listing = [
         format_name(OffsetRange(first=0, last=9), EXT),

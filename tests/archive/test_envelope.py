@@ -49,7 +49,7 @@ def rows_of_parquet(path):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-# mirror-v3's list: ENC-02, ENC-03
+@pytest.mark.mirror_v3("ENC-02", "ENC-03")
 def test_parquet_holds_every_record_in_every_compression(tmp_path, compression):
     path = tmp_path / "x.parquet"
     encode_parquet(RECORDS, path, compression=compression)
@@ -226,7 +226,7 @@ def expected_line(record, text):
 
 @pytest.mark.parametrize("utf8", [False, True])
 @pytest.mark.parametrize("chunk", [300, 1 << 20])
-# mirror-v3's list: ENC-01
+@pytest.mark.mirror_v3("ENC-01")
 def test_ndjson_is_what_plain_json_reads(utf8, chunk, monkeypatch):
     monkeypatch.setattr(envelope, "_PIECE_BYTES", 700)
     records = odd_records(300, text=utf8)

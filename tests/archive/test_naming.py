@@ -31,14 +31,14 @@ def test_a_name_is_two_padded_offsets_and_a_format():
     st.integers(0, OFFSET_MAX),
     st.sampled_from([NATIVE, NDJSON, PARQUET, "ndjson.zst"]),
 )
-# mirror-v3's list: NAM-01
+@pytest.mark.mirror_v3("NAM-01")
 def test_names_round_trip(a, b, extension):
     covered = OffsetRange(first=min(a, b), last=max(a, b))
     assert parse_name(format_name(covered, extension)) == (covered, extension)
 
 
 @given(st.integers(0, OFFSET_MAX), st.integers(0, OFFSET_MAX))
-# mirror-v3's list: NAM-04
+@pytest.mark.mirror_v3("NAM-04")
 def test_the_order_of_names_is_the_order_of_offsets(a, b):
     names = [format_name(OffsetRange(first=x, last=OFFSET_MAX), PARQUET) for x in (a, b)]
     assert (names[0] < names[1]) == (a < b)
@@ -82,7 +82,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS.values(), ids=STRANGERS)
-# mirror-v3's list: NAM-02
+@pytest.mark.mirror_v3("NAM-02")
 def test_strangers_are_not_ours(name):
     assert parse_name(name) is None
     assert split_name(name) is None

@@ -146,7 +146,7 @@ def test_an_empty_end_is_waited_at_as_long_as_asked(apache_kafka, client, topic_
     assert time.monotonic() - begun >= 0.39
 
 
-# mirror-v3's list: E2E-14
+@pytest.mark.mirror_v3("E2E-14")
 def test_a_position_that_retention_has_passed_is_told_with_the_bounds(
     apache_kafka, client, topic_name
 ):

@@ -207,7 +207,7 @@ def test_all_brokers_moved_but_the_bootstrap_list_still_works(client, world, bro
         moved.close()
 
 
-# mirror-v3's list: KAF-02
+@pytest.mark.mirror_v3("KAF-02")
 def test_an_offset_outside_the_log_is_a_position_error_with_the_bounds(client):
     with pytest.raises(PositionError) as caught:
         fetched(client, offset=5)

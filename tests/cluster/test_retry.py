@@ -132,7 +132,7 @@ def test_a_kafka_error_is_as_retriable_as_kafka_says():
         assert is_retriable(api_error(code, action="x")) is expected
 
 
-# mirror-v3's list: KAF-03
+@pytest.mark.mirror_v3("KAF-03")
 def test_a_write_that_may_have_been_done_is_never_tried_again(clock):
     unknown = [OutcomeUnknownError("lost"), api_error(7, action="x"), api_error(20, action="x")]
     for error in unknown:

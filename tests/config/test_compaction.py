@@ -40,6 +40,7 @@ def test_without_it_all_records_are_kept():
     assert (found.compaction, found.keep_snapshots) == (None, None)
 
 
+@pytest.mark.mirror_v3("CFG-16")
 @pytest.mark.parametrize(
     ("changes", "key", "message"),
     [
@@ -62,7 +63,6 @@ def test_without_it_all_records_are_kept():
     ],
 )
 def test_what_makes_no_sense_is_found(changes, key, message):
-    # CFG-16
     assert complaints(mirror(**changes)) == {f"mirrors[0]{key}": message}
 
 

@@ -71,9 +71,9 @@ def test_the_names_of_mirror_v3_count_where_ours_are_not_set(environment, found)
     assert read_environment(environment) == found
 
 
+@pytest.mark.mirror_v3("KNB-02")
 @pytest.mark.parametrize("name", ["MIRROR_V3_METRICS_PORT", "MIRROR_V3_HEARTBEAT_SECS"])
 def test_a_variable_of_mirror_v3_with_a_wrong_value_is_named(name):
-    # KNB-02
     with pytest.raises(UsageError, match="not a number") as caught:
         read_environment({name: "9o"})
     assert caught.value.facts == {"variable": name, "value": "9o"}

@@ -52,8 +52,8 @@ def between(name, origin, *targets, topic="orders", to=None, **changes):
 # -- settings --------------------------------------------------------------------------------------
 
 
+@pytest.mark.mirror_v3("CFG-01")
 def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
-    # CFG-01
     (mirrored,) = settings_of(copy("orders-copy")).mirrors
     assert mirrored.flush is None
     assert mirrored.destinations == (
@@ -72,8 +72,8 @@ def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
     )
 
 
+@pytest.mark.mirror_v3("CFG-02")
 def test_every_key_of_a_copy_arrives():
-    # CFG-02
     (mirrored,) = settings_of(
         copy(
             "a",
@@ -111,8 +111,8 @@ def test_every_key_of_a_copy_arrives():
     )
 
 
+@pytest.mark.mirror_v3("CFG-29")
 def test_files_beside_a_copy_keep_their_settings():
-    # CFG-29
     (mirrored,) = settings_of(
         mirror(
             destinations=[cluster(name="standby"), folder(name="archive")],
@@ -168,6 +168,7 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
 # -- one destination -------------------------------------------------------------------------------
 
 
+@pytest.mark.mirror_v3("CFG-09")
 @pytest.mark.parametrize(
     ("changes", "key", "message", "suggestion"),
     [
@@ -210,13 +211,13 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
     ],
 )
 def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, suggestion):
-    # CFG-09
     (problem,) = problems_of(text_of(copy("a", cluster(**changes))))
     assert problem.path == f"mirrors[0].destinations[0].{key}"
     assert message in (None, problem.message)
     assert suggestion in (None, problem.suggestion)
 
 
+@pytest.mark.mirror_v3("CFG-11")
 @pytest.mark.parametrize(
     ("changes", "key", "message"),
     [
@@ -232,13 +233,12 @@ def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, 
     ],
 )
 def test_settings_of_files_are_refused_where_no_file_is_written(changes, key, message):
-    # CFG-11
     found = complaints(copy("a", **changes))
     assert found == {f"mirrors[0].{one}": message for one in key.split()}
 
 
+@pytest.mark.mirror_v3("CFG-12", "CFG-13")
 def test_a_timestamp_mode_needs_a_destination_that_has_one():
-    # CFG-12, CFG-13
     message = "is only for destinations of type kafka"
     assert complaints(mirror(timestamp_mode="source")) == {"mirrors[0].timestamp-mode": message}
     there = complaints(shared_mirror(timestamp_mode="source"), destination=shared_destination())

@@ -88,8 +88,8 @@ mirrors:
 """
 
 
+@pytest.mark.mirror_v3("CFG-05", "CFG-06", "CFG-07", "CFG-29", "ENV-15", "ENV-17")
 def test_a_whole_file_has_the_meaning_that_it_has_there():
-    # CFG-05, CFG-06, CFG-07, CFG-29, ENV-15, ENV-17
     settings = load_text(DUAL, environ={"TOPIC": "orders", **{name: name for name in VARIABLES}})
 
     (found,) = settings.mirrors
@@ -111,8 +111,9 @@ def test_a_whole_file_has_the_meaning_that_it_has_there():
     assert (standby.topic, standby.timestamp_mode) == ("orders-copy", "destination")
 
 
+@pytest.mark.mirror_v3("CFG-05")
 def test_credentials_by_name_need_their_variables_only_where_something_is_asked_for():
-    # CFG-05: mirror-v3 looks at them when it opens the bucket
+    # Mirror-v3 looks at them when it opens the bucket
     text = text_of(mirror(destinations=[BUCKET]))
     settings = load_text(text, environ={"READ_KEY": "r"}, needs_variables=False)
     assert settings.unset_variables == ("WRITE_KEY", "WRITE_SECRET", "READ_SECRET")
@@ -144,8 +145,8 @@ def test_a_compression_beside_a_format_that_only_we_have_is_refused():
     assert found == {"mirrors[0].compression": "is only for format: parquet"}
 
 
+@pytest.mark.mirror_v3("CFG-06")
 def test_a_destination_has_a_say_in_readiness_unless_it_says_not():
-    # CFG-06
     for value in (True, False, None):
         (found,) = settings_of(mirror(destinations=[folder(affects_readiness=value)])).mirrors
         assert found.destinations[0].affects_readiness is (value is not False)
@@ -153,8 +154,8 @@ def test_a_destination_has_a_say_in_readiness_unless_it_says_not():
     assert (problem.message, problem.suggestion) == ("must be true or false", "write false")
 
 
+@pytest.mark.mirror_v3("CFG-21", "CFG-35")
 def test_mirrors_of_one_topic_and_other_partitions_may_have_one_name_for_their_folder():
-    # CFG-21, CFG-35
     def grouped(name, topic, partition):
         source = {"bootstrap-servers": "a:1", "group-id": "g"}
         there = [folder(name=topic)]
@@ -286,15 +287,15 @@ def test_what_is_not_offered_is_one_problem_whatever_it_says(changes, keys):
     assert refused(mirror() | changes) == [f"mirrors[0].{key}" for key in keys]
 
 
+@pytest.mark.mirror_v3("CFG-26", "NCF-14")
 def test_a_mirror_needs_a_destination_and_nothing_stands_for_one():
-    # CFG-26, NCF-14
     assert complaints(mirror(destinations=[])) == {
         "mirrors[0].destinations": "must list at least one"
     }
 
 
+@pytest.mark.mirror_v3("CFG-31", "CFG-32")
 def test_two_main_caches_are_refused_like_one():
-    # CFG-31, CFG-32
     two = [mirror(name) | {"http-access": MAIN} for name in "ab"]
     two[1]["destinations"] = [folder(root="/elsewhere")]
     assert refused(*two) == ["mirrors[0].http-access", "mirrors[1].http-access"]
@@ -317,9 +318,10 @@ def test_encryption_with_keys_is_refused_by_name_in_both_shapes(encryption):
     assert refused(shared_mirror(), destination=shared) == ["destination.encryption"]
 
 
+@pytest.mark.mirror_v3("CFG-36", "CFG-37")
 @pytest.mark.parametrize("encryption", ["none", None])
 def test_no_encryption_may_be_spelled_out_and_need_not(encryption):
-    # CFG-36, CFG-37: there it must be
+    # There it must be
     bucket = BUCKET | {"credentials": {}, "encryption": encryption}
     assert complaints(mirror(destinations=[bucket])) == {}
 
@@ -387,8 +389,8 @@ def test_a_thousand_refused_mirrors_are_told_in_a_moment():
     assert len(problems_of(json.dumps({"mirrors": many}))) == 1000
 
 
+@pytest.mark.mirror_v3("CLI-01", "CLI-02")
 def test_validate_tells_of_variables_that_only_a_run_needs(tmp_path):
-    # CLI-01, CLI-02
     path = tmp_path / "config.json"
     path.write_text(text_of(mirror(destinations=[BUCKET])))
     told = logmirror("validate", "-c", path)

@@ -37,6 +37,7 @@ def source(**changes):
     }
 
 
+@pytest.mark.mirror_v3("CFG-03", "CFG-10", "CFG-14")
 @pytest.mark.parametrize(
     ("changes", "path", "message"),
     [
@@ -122,7 +123,6 @@ def source(**changes):
     ],
 )
 def test_one_fault_is_one_problem_at_its_place(changes, path, message):
-    # CFG-03, CFG-10, CFG-14
     found = complaints(mirror(**changes))
     assert list(found) == [f"mirrors[0]{path}"]
     if message is not None:
@@ -150,16 +150,16 @@ def test_partitions_must_be_a_list_that_makes_sense(partitions, message):
     assert found == {"mirrors[0].partitions": message}
 
 
+@pytest.mark.mirror_v3("DAY-03")
 @pytest.mark.parametrize("time", ["24:00", "00:60", "00:00:60", "99:99:99"])
 def test_a_time_that_no_clock_shows_is_refused(time):
-    # DAY-03
     found = complaints(mirror(flush=flush(daily={"at-utc": time})))
     assert found == {"mirrors[0].flush.daily.at-utc": "must be between 00:00:00 and 23:59:59"}
 
 
+@pytest.mark.mirror_v3("DAY-04")
 @pytest.mark.parametrize("time", ["", "abc", "12", "1:2:3:4", "12:", "-1:00", "12:00 ", "١٢:00"])
 def test_a_text_that_is_no_time_is_refused(time):
-    # DAY-04
     found = complaints(mirror(flush=flush(daily={"at-utc": time})))
     assert found == {"mirrors[0].flush.daily.at-utc": "must be HH:MM or HH:MM:SS"}
 
@@ -203,15 +203,15 @@ def test_a_problem_says_what_to_write_instead(changes, suggestion):
 # -- several mirrors -------------------------------------------------------------------------------
 
 
+@pytest.mark.mirror_v3("CFG-20")
 def test_two_mirrors_cannot_have_one_name():
-    # CFG-20
     assert complaints(mirror("a"), mirror("b"), mirror("a", partition=1)) == {
         "mirrors[2].name": "mirrors[0] has the name 'a' too"
     }
 
 
+@pytest.mark.mirror_v3("CFG-27", "CFG-28")
 def test_several_destinations_need_names_of_their_own():
-    # CFG-27, CFG-28
     two = [folder(root="/a"), folder(root="/b")]
     assert complaints(mirror(destinations=two)) == {
         f"mirrors[0].destinations[{i}].name": "is required where a mirror has several destinations"
@@ -223,6 +223,7 @@ def test_several_destinations_need_names_of_their_own():
     }
 
 
+@pytest.mark.mirror_v3("CFG-34")
 @pytest.mark.parametrize(
     ("one", "other", "partition"),
     [
@@ -237,7 +238,6 @@ def test_several_destinations_need_names_of_their_own():
 )
 @pytest.mark.parametrize("root", ["/data/x", "/data/./x", "/data/y/../x", "/data//x/"])
 def test_two_mirrors_cannot_write_one_folder(one, other, partition, root):
-    # CFG-34
     one, other = ({"partition": ABSENT} | keys for keys in (one, other))
     found = complaints(
         mirror("a", destinations=[folder(name="t", root="/data/x")], **one),
@@ -270,8 +270,8 @@ def test_a_folder_inside_anothers_partition_is_refused():
     }
 
 
+@pytest.mark.mirror_v3("CFG-35")
 def test_a_group_belongs_to_one_mirror_of_a_partition():
-    # CFG-35
     def grouped(name, servers="a:1,b:2", **changes):
         return mirror(name, source=source(bootstrap_servers=servers, group_id="g"), **changes)
 

@@ -34,8 +34,8 @@ def writer():
     return module
 
 
+@pytest.mark.mirror_v3("CFG-39")
 def test_the_committed_schema_is_the_generated_one(writer):
-    # CFG-39
     assert writer.SCHEMA.read_text(encoding="utf-8") == writer.schema_text(), "run `make schema`"
 
 
@@ -85,9 +85,9 @@ def example_settings(tmp_path):
     return load_example
 
 
+@pytest.mark.mirror_v3("CFG-40")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_valid_and_becomes_what_would_run(example, example_settings):
-    # CFG-40
     settings = example_settings(example)
     specs = run.mirror_specs(settings)
     assert [spec.name for spec in specs] == [one.name for one in settings.mirrors if one.enabled]

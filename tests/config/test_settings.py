@@ -33,8 +33,8 @@ from logmirror.config.settings import (
 )
 
 
+@pytest.mark.mirror_v3("CFG-04", "ENA-01")
 def test_the_smallest_file_gets_every_default():
-    # CFG-04, ENA-01
     settings = settings_of(mirror("orders-copy"))
     assert settings == Settings(
         mirrors=(
@@ -113,6 +113,7 @@ def test_all_partitions_are_none_in_particular():
     assert settings.mirrors[0].chain_start == "earliest"
 
 
+@pytest.mark.mirror_v3("DAY-01", "DAY-02")
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [
@@ -125,7 +126,6 @@ def test_all_partitions_are_none_in_particular():
     ],
 )
 def test_a_time_of_day_needs_no_quotes(written, seconds):
-    # DAY-01, DAY-02
     text = text_of(mirror(flush={"max-time-ms": 1, "max-bytes": 1, "max-offsets": 1, "daily": 0}))
     settings = load_text(text.replace('"daily": 0', f'"daily": {{at-utc: {written}}}'), environ={})
     assert settings.mirrors[0].flush.daily_at_utc_s == seconds
@@ -219,8 +219,8 @@ def test_settings_survive_a_pickle_and_know_their_places():
     assert str(problem) == f"{problem.line}:5: {path}: is too small (write more)"
 
 
+@pytest.mark.mirror_v3("ENV-17")
 def test_a_file_is_read_with_the_environment_of_the_process(tmp_path, monkeypatch):
-    # ENV-17
     monkeypatch.setenv("LOGMIRROR_TEST_TOPIC", "from-outside")
     file = tmp_path / "c.yaml"
     text = text_of(mirror(topic="${LOGMIRROR_TEST_TOPIC}"))

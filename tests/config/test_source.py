@@ -39,9 +39,9 @@ def messages(text, environ=None):
     return [problem.message for problem in parse(text, environ=environ or {}).problems]
 
 
+@pytest.mark.mirror_v3("ENV-19")
 @given(_DOCUMENTS.filter(lambda document: document is not None))
 def test_json_comes_back_as_it_was(document):
-    # ENV-19
     assert read(json.dumps(document, ensure_ascii=False)) == document
 
 
@@ -124,6 +124,21 @@ def test_references_do_not_move_what_follows_them():
 # -- references ------------------------------------------------------------------------------------
 
 
+@pytest.mark.mirror_v3(
+    "ENV-01",
+    "ENV-02",
+    "ENV-04",
+    "ENV-05",
+    "ENV-06",
+    "ENV-07",
+    "ENV-08",
+    "ENV-09",
+    "ENV-10",
+    "ENV-12",
+    "ENV-13",
+    "ENV-14",
+    "ENV-18",
+)
 @pytest.mark.parametrize(
     ("written", "value"),
     [
@@ -160,8 +175,6 @@ def test_references_do_not_move_what_follows_them():
     ],
 )
 def test_references_become_what_they_refer_to(written, value):
-    # ENV-01, ENV-02, ENV-04, ENV-05, ENV-06, ENV-07, ENV-08, ENV-09, ENV-10, ENV-12, ENV-13
-    # ENV-14, ENV-18
     environ = {
         "SET": "value",
         "EMPTY": "",
@@ -178,8 +191,9 @@ def test_a_reference_in_a_comment_is_a_comment():
     assert read("# ${UNSET} ${unclosed $$\na: 1 # ${file:/nowhere}\n") == {"a": 1}
 
 
+@pytest.mark.mirror_v3("ENV-03", "ENV-14", "ENV-16")
 def test_every_reference_without_a_value_is_reported_with_its_place():
-    # ENV-03, ENV-14, ENV-16: all of them, not the first
+    # All of them, not the first
     problems = parse("a: ${ONE}\nb:\n  - x: 1\n  - ${TWO}-${THREE}\n", environ={}).problems
     assert [(p.path, p.line, p.column, p.message) for p in problems] == [
         ("a", 1, 1, "the environment variable ONE is not set"),
@@ -189,8 +203,8 @@ def test_every_reference_without_a_value_is_reported_with_its_place():
     assert problems[0].suggestion == "set it or write ${ONE:-default}"
 
 
+@pytest.mark.mirror_v3("ENV-11")
 def test_a_reference_that_is_not_closed_is_reported():
-    # ENV-11
     assert messages("a: ${OPEN\n") == ["a reference `${` is not closed"]
     assert messages('a: "${OPEN:-x"\n') == ["a reference `${` is not closed"]
 

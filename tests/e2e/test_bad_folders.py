@@ -67,7 +67,7 @@ def add_gap(folder):
 
 
 @pytest.mark.parametrize("damage", [add_stranger, add_overlap, add_gap])
-# mirror-v3's list: E2E-07
+@pytest.mark.mirror_v3("E2E-07")
 def test_a_chain_that_cannot_be_explained_stops_every_command(cli_broker, archive, damage):
     config = configure(cli_broker, archive, ["ndjson"])
     name, message = damage(archive / "ndjson" / "0")

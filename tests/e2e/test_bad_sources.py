@@ -120,7 +120,7 @@ def test_records_that_are_gone_before_they_were_copied_stop_the_copy(own_kafka, 
 
 
 @pytest.mark.parametrize("chain_start", ["earliest", 8])
-# mirror-v3's list: E2E-13
+@pytest.mark.mirror_v3("E2E-13")
 def test_r8_append_mode_refuses_a_log_without_its_head_unless_the_chain_declares_its_start(
     own_kafka, tmp_path, chain_start
 ):

@@ -79,7 +79,7 @@ def mirror_through(link, name, topic, direct):
     return mirror
 
 
-# mirror-v3's list: E2E-06
+@pytest.mark.mirror_v3("E2E-06")
 def test_a_copy_through_every_fault_goes_on_and_is_exact(faulty, tmp_path):
     broker, links = faulty
     topics = {"fresh": 0, "old": LONG_AGO_MS}

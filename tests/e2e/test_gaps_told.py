@@ -22,7 +22,7 @@ def _nothing_stays_open():
     forget_connections()
 
 
-# mirror-v3's list: FSL-02
+@pytest.mark.mirror_v3("FSL-02")
 def test_r10_and_r11_of_transactions_into_files_and_into_clusters(kafka_431, tmp_path, caplog):
     """Thousands of offsets without a record: figures, not lines; and each line has its mirror."""
     caplog.set_level(logging.DEBUG, logger="logmirror")

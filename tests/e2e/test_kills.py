@@ -103,7 +103,7 @@ def kill_again_and_again(bootstrap: str, topic: str, folder: Path) -> None:
 
 
 @pytest.mark.xdist_group("e2e-kafka")
-# mirror-v3's list: E2E-05
+@pytest.mark.mirror_v3("E2E-05")
 def test_kills_while_copying_from_apache_kafka_leave_an_exact_copy(own_kafka, tmp_path):
     own_kafka.create_topic("kills", partitions=PARTITIONS)
     kill_again_and_again(own_kafka.bootstrap, "kills", tmp_path)

@@ -159,7 +159,7 @@ def fill_with_transactions(broker):
     return producer
 
 
-# mirror-v3's list: FSL-01, E2E-02
+@pytest.mark.mirror_v3("FSL-01", "E2E-02")
 def test_every_record_is_copied_once_unchanged_and_in_order(copied):
     for topic, form, name in copied.copies():
         assert topic.anomalies(copied.root, form, name=name) == [], name
@@ -211,7 +211,7 @@ def test_verify_proves_every_object_against_the_source(copied):
             assert report["records"] == len(rows)
 
 
-# mirror-v3's list: E2E-02
+@pytest.mark.mirror_v3("E2E-02")
 def test_a_second_run_adds_nothing(copied):
     before = files_of(copied)
 
@@ -237,7 +237,7 @@ def test_a_partition_is_cut_into_several_objects(copied):
             assert len(object_names(copied.root / f"odd-{form}" / str(n))) > 1, (form, n)
 
 
-# mirror-v3's list: E2E-09
+@pytest.mark.mirror_v3("E2E-09")
 def test_duckdb_reads_a_whole_archive_with_the_columns_of_the_kafka_source(copied):
     archive = f"read_parquet('{copied.root}/odd-parquet/*/*.parquet')"
     connection = duckdb.connect()

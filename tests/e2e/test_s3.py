@@ -53,7 +53,7 @@ def to_bucket(where, topic, bootstrap, form, **more):
     return mirror(topic, bootstrap, "", form=form, destinations=[destination], **more)
 
 
-# mirror-v3's list: S3-01, S3-02, E2E-03
+@pytest.mark.mirror_v3("S3-01", "S3-02", "E2E-03")
 def test_spark_fills_a_bucket_in_all_formats_and_verify_proves_it(own_kafka, server, tmp_path):
     source, topic = own_kafka, own_kafka.create_topic("to-s3", partitions=2)
     for partition in range(2):
@@ -176,7 +176,7 @@ def test_two_instances_one_of_which_sleeps_make_one_archive(cli_broker, server, 
         assert source.anomalies(server.files(bucket), form) == [], form
 
 
-# mirror-v3's list: E2E-06
+@pytest.mark.mirror_v3("E2E-06")
 def test_a_store_that_is_down_holds_no_other_up_and_catches_up_later(
     cli_broker, tmp_path, tmp_path_factory
 ):

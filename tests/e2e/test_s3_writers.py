@@ -71,7 +71,7 @@ def configured(server, proxy, cli_broker, tmp_path):
     return write
 
 
-# mirror-v3's list: E2E-08
+@pytest.mark.mirror_v3("E2E-08")
 def test_of_two_instances_with_objects_of_different_sizes_each_position_has_one_successor(
     cli_broker, server, proxy, configured, tmp_path
 ):
@@ -176,7 +176,7 @@ def test_a_store_that_replaces_ends_the_command_or_is_told_of_everywhere(
     assert Source(cli_broker.bootstrap, topic).anomalies(server.files(bucket), "native") == []
 
 
-# mirror-v3's list: S3-15
+@pytest.mark.mirror_v3("S3-15")
 def test_an_object_that_somebody_takes_away_is_missed_while_the_mirror_runs(
     cli_broker, server, configured, tmp_path
 ):

@@ -160,8 +160,8 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
     assert run.errors == []
 
 
+@pytest.mark.mirror_v3("CFG-06")
 def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker, tmp_path):
-    # CFG-06
     topic = cli_broker.create_topic("seen-silent")
     produce(cli_broker.bootstrap, topic, some(10))
     root, (port, nobody) = tmp_path / "archive", free_ports(2)

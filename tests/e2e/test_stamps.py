@@ -8,7 +8,7 @@ from kit.runs.inline_run import config_text, mirror_to_cluster, run_now
 pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(300)]
 
 
-# mirror-v3's list: E2E-11
+@pytest.mark.mirror_v3("E2E-11")
 def test_a_destination_that_stamps_gives_its_own_time(own_kafka, cli_broker, tmp_path, topic_name):
     own_kafka.create_topic(topic_name)
     messages = [Message(b"k", b"%d" % n, (), 1_700_000_000_000 + n) for n in range(20)]

@@ -33,7 +33,7 @@ def anomalies(broker, topic, root):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-# mirror-v3's list: SUP-01, E2E-04
+@pytest.mark.mirror_v3("SUP-01", "E2E-04")
 def test_a_signal_flushes_the_tail_that_no_limit_has_reached(
     cli_broker, make_config, tmp_path, number
 ):

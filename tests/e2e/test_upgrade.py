@@ -185,7 +185,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield running
 
 
-# mirror-v3's list: S3-03
+@pytest.mark.mirror_v3("S3-03")
 def test_a_bucket_with_keys_from_the_environment(
     cli_broker, server, tmp_path, topic_name, monkeypatch
 ):

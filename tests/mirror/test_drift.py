@@ -43,7 +43,7 @@ def run_until(ms, client, store, at, spec=SPEC):
         made.run()
 
 
-# mirror-v3's list: RUN-07, S3-14
+@pytest.mark.mirror_v3("RUN-07", "S3-14")
 def test_objects_of_another_writer_are_continued_though_nothing_new_comes():
     store, log, found = MemoryStore(), Log(batches(0, 20)), []
 
@@ -66,7 +66,7 @@ def test_objects_of_another_writer_are_continued_though_nothing_new_comes():
 
 
 @pytest.mark.parametrize("left", ["nothing", "older objects"])
-# mirror-v3's list: RUN-07
+@pytest.mark.mirror_v3("RUN-07")
 def test_objects_that_vanish_stop_the_flow_with_both_names(left):
     store, log = MemoryStore(), Log(batches(0, 20))
 
@@ -117,7 +117,7 @@ def test_a_listing_that_shows_halves_once_is_no_drift():
     assert objects(store) == [name(0, 19)]
 
 
-# mirror-v3's list: S3-12, S3-13
+@pytest.mark.mirror_v3("S3-12", "S3-13")
 def test_an_idle_flow_asks_for_one_listing_in_each_interval():
     store, asked = MemoryStore(), []
     begin = {3000: lambda: setattr(store, "before", lambda op, n: asked.append((op, n)))}

@@ -94,7 +94,7 @@ def events(caplog, name):
         (Trigger.EXPLICIT, {}, None),
     ],
 )
-# mirror-v3's list: TEE-08, TEE-09, TEE-10, FS-20
+@pytest.mark.mirror_v3("TEE-08", "TEE-09", "TEE-10", "FS-20")
 def test_r9_each_flush_says_why_in_the_log_the_receipt_and_a_metric(
     caplog, trigger, limits, until_ms
 ):
@@ -112,7 +112,7 @@ def test_r9_each_flush_says_why_in_the_log_the_receipt_and_a_metric(
     assert found == {(*FLOW, trigger.value): len(flushed)}
 
 
-# mirror-v3's list: OBS-01, FS-19
+@pytest.mark.mirror_v3("OBS-01", "FS-19")
 def test_the_flush_line_says_what_where_and_how_long(caplog):
     world = World(Log(batches(0, 25)), max_offsets=10)
     world.run()
@@ -147,7 +147,7 @@ def test_the_interval_is_since_the_flush_before_or_the_opening(caplog):
 # -- the figures -----------------------------------------------------------------------------------
 
 
-# mirror-v3's list: OBS-04, ACK-05
+@pytest.mark.mirror_v3("OBS-04", "ACK-05")
 def test_figures_are_those_of_the_copy():
     world = World(Log(batches(0, 25)), Log(batches(0, 5)), max_offsets=10)
     world.run(until_ms=1000)
@@ -166,7 +166,7 @@ def test_figures_are_those_of_the_copy():
     assert ("destination_last_flush_timestamp_seconds", other) not in found
 
 
-# mirror-v3's list: OBS-02
+@pytest.mark.mirror_v3("OBS-02")
 def test_a_figure_never_runs_ahead_of_what_a_fresh_look_at_the_store_shows(monkeypatch):
     """I5: before each operation of the store, executors and driver publishing in turn."""
     monkeypatch.setattr("logmirror.mirror.plan.SLICE_BYTES", 400)
@@ -361,7 +361,7 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog, monkeypatch):
 # -- health ----------------------------------------------------------------------------------------
 
 
-# mirror-v3's list: OBS-03
+@pytest.mark.mirror_v3("OBS-03")
 def test_a_mirror_waits_from_its_first_failure_until_it_goes_on(monkeypatch):
     world = World(Log(batches(0, 10)), max_offsets=10)
     health, states = world.observer.board, []

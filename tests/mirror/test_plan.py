@@ -41,12 +41,12 @@ def tick(*states, now_ms=0, wall_ms=WALL_MS, slots=2, explicit=False):
     return [p.slice for p in planned]
 
 
-# mirror-v3's list: FS-18, FS-21
+@pytest.mark.mirror_v3("FS-18", "FS-21")
 def test_nothing_pending_plans_nothing():
     assert tick(flow_state(position=100, end=100), explicit=True) == []
 
 
-# mirror-v3's list: FS-02
+@pytest.mark.mirror_v3("FS-02")
 def test_records_wait_until_a_trigger_is_due():
     state = flow_state()
     assert tick(state, now_ms=59_999) == []
@@ -138,12 +138,12 @@ def test_a_flow_that_waits_after_a_failure_is_left_out():
         (0, 10 * DAY_MS - 1, 10 * DAY_MS),
     ],
 )
-# mirror-v3's list: FS-10
+@pytest.mark.mirror_v3("FS-10")
 def test_daily_is_the_next_such_moment(at_s, wall_ms, expected_ms):
     assert next_daily_ms(at_s, wall_ms) == expected_ms
 
 
-# mirror-v3's list: FS-08, FS-09
+@pytest.mark.mirror_v3("FS-08", "FS-09")
 def test_daily_flushes_what_waits_once_a_day():
     spec = limits(max_time_ms=10 * DAY_MS, max_bytes=1 << 40, max_offsets=1 << 40, daily_at_utc_s=0)
     due_ms = 20_000 * DAY_MS
@@ -157,7 +157,7 @@ def test_daily_flushes_what_waits_once_a_day():
     assert tick(idle, wall_ms=due_ms + 10) == [], "a day that passed idle flushes nothing later"
 
 
-# mirror-v3's list: FS-11
+@pytest.mark.mirror_v3("FS-11")
 def test_daily_flushes_once_after_several_days():
     spec = limits(max_time_ms=10 * DAY_MS, max_bytes=1 << 40, max_offsets=1 << 40, daily_at_utc_s=0)
     due_ms = 20_000 * DAY_MS

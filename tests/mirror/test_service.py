@@ -37,7 +37,7 @@ def until_now(client, store, **options):
         return runner
 
 
-# mirror-v3's list: RUN-02, RUN-10, OBS-05, FS-01, FS-22, FSM-01
+@pytest.mark.mirror_v3("RUN-02", "RUN-10", "OBS-05", "FS-01", "FS-22", "FSM-01")
 def test_until_now_copies_what_is_there_and_ends():
     store = MemoryStore()
     until_now(ScriptedClient([Log(batches(0, 120)), Log(batches(0, 7)), Log()]), store)
@@ -47,7 +47,7 @@ def test_until_now_copies_what_is_there_and_ends():
     assert ranges(store, 2) == []
 
 
-# mirror-v3's list: RUN-01
+@pytest.mark.mirror_v3("RUN-01")
 def test_a_second_run_continues_at_the_names():
     store, log = MemoryStore(), Log(batches(0, 20))
     until_now(ScriptedClient([log]), store)
@@ -96,7 +96,7 @@ def test_until_now_ends_although_partitions_appear_meanwhile():
     assert (ranges(store), ranges(store, 1)) == ([(0, 4)], [(0, 8)])
 
 
-# mirror-v3's list: RUN-14, TEE-04, FS-07, S3-10
+@pytest.mark.mirror_v3("RUN-14", "TEE-04", "FS-07", "S3-10")
 def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest():
     store, log, clock = MemoryStore(), Log(batches(0, 5)), SteppingClock()
     with service(ScriptedClient([log]), store, spec=SPEC, clock=clock) as (made, runner):
@@ -157,7 +157,7 @@ def test_retention_that_passed_the_position_is_told_with_both_offsets():
     assert ranges(store) == [(0, 19)]
 
 
-# mirror-v3's list: RUN-12, FSM-13
+@pytest.mark.mirror_v3("RUN-12", "FSM-13")
 def test_r8_a_log_that_starts_late_needs_chain_start():
     """R8: append mode refuses a head that is gone, unless the chain declares its start."""
     log = Log(batches(8, 20), log_start=8)
@@ -171,7 +171,7 @@ def test_r8_a_log_that_starts_late_needs_chain_start():
     assert ranges(store) == [(8, 19)]
 
 
-# mirror-v3's list: RUN-15
+@pytest.mark.mirror_v3("RUN-15")
 def test_a_source_that_was_cut_below_the_position_stops():
     store = MemoryStore()
     until_now(ScriptedClient([Log(batches(0, 20))]), store)

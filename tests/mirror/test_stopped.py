@@ -164,7 +164,7 @@ def test_isolate_lets_the_others_go_on_and_ends_with_the_first_error(at, name, u
 
 
 @pytest.mark.parametrize("at", KINDS)
-# mirror-v3's list: SUP-02
+@pytest.mark.mirror_v3("SUP-02")
 def test_exit_ends_at_the_next_commit_boundary(at):
     mirrors = Mirrors("a", "b")
     spoil(mirrors, "a", at)
@@ -194,7 +194,7 @@ def test_when_no_mirror_is_left_the_process_ends():
 
 
 @pytest.mark.parametrize("on_fatal", ["exit", "isolate"])
-# mirror-v3's list: SUP-04
+@pytest.mark.mirror_v3("SUP-04")
 def test_a_fatal_error_stops_all_flows_of_its_mirror(on_fatal):
     mirrors = Mirrors("a", "b", on_fatal=on_fatal, destinations=("d", "e"))
     log = mirrors.logs["a"]
@@ -350,7 +350,7 @@ def test_until_now_gives_up_on_a_store_that_stays_away_and_finishes_the_others()
     assert mirrors.states() == {"a": "stopped", "b": "running"}
 
 
-# mirror-v3's list: SUP-03
+@pytest.mark.mirror_v3("SUP-03")
 def test_what_fails_for_now_is_waiting_and_then_running_again():
     mirrors, seen = Mirrors("a", "b"), []
 

@@ -62,8 +62,9 @@ def test_it_is_ready_when_each_mirror_is_opened_and_none_waits_or_has_stopped(po
     assert "mirror=orders state=stopped" in ask(port, "/readyz")[2]
 
 
+@pytest.mark.mirror_v3("CFG-06")
 def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
-    # CFG-06: `affects-readiness: false`; all of what bills has says so
+    # `affects-readiness: false`; all of what bills has says so
     health = StatusBoard(
         ["orders", "bills"], SYSTEM_CLOCK, {("orders", "d"), ("bills", "d"), ("bills", "")}
     )

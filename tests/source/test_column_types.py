@@ -91,10 +91,11 @@ def end_before(bad, kind):
     return bad // 5 * 5 if kind == "native" else bad
 
 
+@pytest.mark.mirror_v3("ENC-07", "ENC-12")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", CHECKED)
 def test_run_16_what_stands_before_a_bad_value_is_written_and_nothing_else(kind, form):
-    # ENC-07, ENC-12: the error names column and offset.
+    # The error names column and offset.
     log, types = log_with(kind, BAD), CHECKED[kind]
     store, result = copy(log, slice_of(0, 40), format=form, types=types)
     end = end_before(BAD, form)

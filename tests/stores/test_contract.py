@@ -77,7 +77,7 @@ def test_a_staged_object_is_seen_only_once_published(store):
     assert store.read("f/a") == b"whole"
 
 
-# mirror-v3's list: S3-05, S3-21
+@pytest.mark.mirror_v3("S3-05", "S3-21")
 def test_publish_never_replaces_and_keeps_the_staged_object(store):
     store.create("f/a", b"first")
     token = staged(store, b"second")

@@ -58,7 +58,7 @@ class _Listed:
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(0, 2**40))
-# mirror-v3's list: S3-11
+@pytest.mark.mirror_v3("S3-11")
 def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
     names, at = [], start
     for number in range(4000):
@@ -73,7 +73,7 @@ def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
     assert listed.count <= 45
 
 
-# mirror-v3's list: S3-20
+@pytest.mark.mirror_v3("S3-20")
 def test_a_key_that_only_draws_a_folder_is_passed_over(s3_server, bucket, store):
     client = s3_server.client()
     store.create("f/a", b"1")

@@ -61,7 +61,7 @@ def archive(s3_server):
     return location, allowed
 
 
-# mirror-v3's list: S3-19
+@pytest.mark.mirror_v3("S3-19")
 def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_do(archive):
     location, _ = archive
     store = S3Store(location)

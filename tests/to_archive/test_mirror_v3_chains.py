@@ -238,7 +238,7 @@ def broken(rows, form):
 
 @pytest.mark.parametrize("form", ["parquet", "ndjson"])
 @pytest.mark.parametrize("case", broken(odd_rows(HALF), "parquet"))
-# mirror-v3's list: NAM-05
+@pytest.mark.mirror_v3("NAM-05")
 def test_a_chain_that_is_broken_is_refused_by_name(form, case):
     """FS-06, FS-23, NAM-02, NAM-03, S3-06, CRY and KEY: encrypted objects are not read."""
     names, problem = broken(odd_rows(HALF), form)[case]

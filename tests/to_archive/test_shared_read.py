@@ -184,7 +184,7 @@ def groups(draw):
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
 @given(drawn=groups())
-# mirror-v3's list: TEE-01
+@pytest.mark.mirror_v3("TEE-01")
 def test_whatever_is_read_together_each_leaves_what_it_leaves_alone(drawn):
     log, works, response_batches = drawn
     assert_as_alone(log, works, response_batches=response_batches)
@@ -235,7 +235,7 @@ def test_a_store_that_is_down_ends_its_slice_and_no_other(operation, kind):
     assert together.fetches == alone.fetches
 
 
-# mirror-v3's list: TEE-03
+@pytest.mark.mirror_v3("TEE-03")
 def test_a_source_that_fails_ends_all_each_with_its_own_facts():
     log = Log(batches(0, 20))
     log.batches[2] = log.batches[2][:-3] + b"\xff" + log.batches[2][-2:]
@@ -245,7 +245,7 @@ def test_a_source_that_fails_ends_all_each_with_its_own_facts():
     assert together.ranges("native") == together.ranges("parquet") == [(0, 4), (5, 9)]
 
 
-# mirror-v3's list: TEE-06
+@pytest.mark.mirror_v3("TEE-06")
 def test_a_gap_fails_those_whose_topic_does_not_compact():
     log = Log([*batches(0, 5), *batches(30, 35)])
     works = [work_of("append", end=35), work_of("compacted", end=35, compacted=True)]

@@ -71,14 +71,14 @@ def snapshots(store):
     return found
 
 
-# mirror-v3's list: RUN-05, FSM-07, FSL-04
+@pytest.mark.mirror_v3("RUN-05", "FSM-07", "FSL-04")
 def test_r3_a_log_whose_first_record_is_461_is_started():
     store = MemoryStore()
     until_now(log_of((461, b"k", b"v")), store)
     assert snapshots(store) == {(0, 461): [(b"k", 461, b"v")]}
 
 
-# mirror-v3's list: RUN-06, FS-15, FSM-09, FSM-16, FSM-18, FSL-05
+@pytest.mark.mirror_v3("RUN-06", "FS-15", "FSM-09", "FSM-16", "FSM-18", "FSL-05")
 def test_r4_r5_r6_forward_gaps_are_accepted_and_covered_by_the_name():
     store = MemoryStore()
     log = log_of((461, b"a", b"1"), (466, b"b", b"2"), (470, b"a", b"3"))
@@ -103,7 +103,7 @@ def test_r7_a_source_that_lost_records_is_accepted_at_the_start(caplog):
     assert snapshots(store)[6, 9] == [(b"k8", 8, b"w"), (b"k9", 9, b"w")], "as a reader sees it"
 
 
-# mirror-v3's list: FSM-12
+@pytest.mark.mirror_v3("FSM-12")
 def test_r7_a_source_that_loses_records_which_wait_is_an_error():
     store, log, clock = MemoryStore(), log_of((0, b"k", b"v")), SteppingClock()
     client = ScriptedClient([log], configs=COMPACTED)
@@ -121,7 +121,7 @@ def test_r7_a_source_that_loses_records_which_wait_is_an_error():
     assert list(snapshots(store)) == [(0, 0)]
 
 
-# mirror-v3's list: RUN-11, TEE-07, FSM-11, E2E-12
+@pytest.mark.mirror_v3("RUN-11", "TEE-07", "FSM-11", "E2E-12")
 def test_r8_a_trimmed_log_is_started_at_its_low_watermark():
     records = [(n, b"k%d" % (n % 4), b"v%d" % n) for n in range(8, 12)]
     store = MemoryStore()
@@ -134,7 +134,7 @@ def test_r8_a_trimmed_log_is_started_at_its_low_watermark():
     assert store.objects == {}
 
 
-# mirror-v3's list: FSM-08
+@pytest.mark.mirror_v3("FSM-08")
 def test_r1_a_source_that_ends_below_the_snapshot_is_refused():
     store, log = MemoryStore(), log_of((0, b"k", b"v"), (1, b"k", b"w"))
     until_now(log, store)
@@ -156,7 +156,7 @@ STEPS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
 @given(steps=STEPS)
-# mirror-v3's list: FS-12, FS-13
+@pytest.mark.mirror_v3("FS-12", "FS-13")
 def test_every_snapshot_is_the_latest_value_of_each_key(steps):
     store, log, view, offset, expected = MemoryStore(), Log(), {}, 0, {}
     for step in steps:
@@ -238,7 +238,7 @@ def test_pruned_and_lost_old_snapshots_do_not_disturb_the_next_one():
     assert list(snapshots(store)) == [(0, 0), (3, 3), (4, 4)]
 
 
-# mirror-v3's list: FS-17
+@pytest.mark.mirror_v3("FS-17")
 def test_keys_of_any_bytes_are_kept_and_sorted_as_bytes():
     keys = [b"\xff\xfe", b"", b"\x00", "ü".encode(), b"\x80", b"ascii"]
     store = MemoryStore()
@@ -246,7 +246,7 @@ def test_keys_of_any_bytes_are_kept_and_sorted_as_bytes():
     assert snapshots(store) == {(0, 5): [(key, keys.index(key), b"v") for key in sorted(keys)]}
 
 
-# mirror-v3's list: FS-16, S3-09
+@pytest.mark.mirror_v3("FS-16", "S3-09")
 def test_a_record_without_a_key_is_refused():
     store = MemoryStore()
     with pytest.raises(UsageError) as caught:

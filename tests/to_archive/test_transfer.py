@@ -88,7 +88,7 @@ def test_the_tail_is_written_when_it_is_due_and_left_when_not(kind):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson"])
-# mirror-v3's list: FS-02, FSM-04, FSM-14
+@pytest.mark.mirror_v3("FS-02", "FSM-04", "FSM-14")
 def test_max_offsets_cuts_records_exactly(kind):
     store, result = copy(Log(batches(0, 23)), slice_of(0, 23), format=kind, max_offsets=7)
     assert list(objects(store)) == [(0, 6), (7, 13), (14, 20), (21, 22)]
@@ -235,7 +235,7 @@ def test_a_claim_beyond_the_slice_is_written_whole():
     assert result.error is None
 
 
-# mirror-v3's list: RUN-08
+@pytest.mark.mirror_v3("RUN-08")
 def test_the_same_range_with_other_content_stops_with_both_digests():
     store = MemoryStore()
     store.create(claim_name("d", 0, 0), claim_for(0, 19).to_bytes())
@@ -262,7 +262,7 @@ def transactional_log():
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson"])
 @pytest.mark.parametrize("responses", [1, 2, 10])
-# mirror-v3's list: FSM-15
+@pytest.mark.mirror_v3("FSM-15")
 def test_markers_and_aborted_records_are_gaps_with_causes(kind, responses):
     """I3: each missing offset of a copy has its cause."""
     store, result = copy(
@@ -307,7 +307,7 @@ def test_a_gap_stops_the_flow_unless_the_topic_is_compacted(kind):
     assert result.receipts[0].gaps.compacted == 27
 
 
-# mirror-v3's list: RUN-09
+@pytest.mark.mirror_v3("RUN-09")
 def test_a_flipped_bit_at_the_source_stops_with_the_place():
     log = Log(batches(0, 10))
     log.batches[1] = log.batches[1][:-3] + b"\xff" + log.batches[1][-2:]

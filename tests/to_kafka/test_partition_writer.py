@@ -67,7 +67,7 @@ def refused(code):
     return UnavailableError("could not write", code=code, error=f"CODE_{code}")
 
 
-# mirror-v3's list: KAF-05
+@pytest.mark.mirror_v3("KAF-05")
 def test_a_writer_begins_at_the_log_end_with_the_sequence_that_the_broker_expects():
     assert send(writer()) == (100, 100, PRODUCER)
     assert send(writer(end=130)) == (130, 100, PRODUCER), "30 of the offsets are holes"
@@ -110,7 +110,7 @@ def test_sequences_go_round_at_two_to_the_31(end):
     assert (first, second) == (end % 2**31, (end + 10) % 2**31)
 
 
-# mirror-v3's list: ACK-06
+@pytest.mark.mirror_v3("ACK-06")
 def test_what_is_verified_is_what_was_responded_and_never_what_was_sent():
     made = writer()
     send(made, 10)

@@ -63,7 +63,7 @@ encodings = pytest.mark.parametrize(("codec", "data"), ENCODED.values(), ids=ENC
 
 
 @encodings
-# mirror-v3's list: KAF-04
+@pytest.mark.mirror_v3("KAF-04")
 def test_every_encoding_is_undone_at_exactly_the_cap(codec, data):
     assert bytes(decompress(codec, data, max_bytes=len(TEXT))) == TEXT
     assert bytes(decompress(codec, bytearray(data), max_bytes=MIB)) == TEXT
