@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write the tables of `docs/metrics.md` from the catalogue of metrics.
+"""Generate the tables of `docs/metrics.md` from the catalogue of metrics.
 
     python scripts/write_metrics.py
 
-A test fails when the page differs from what this would write.
+A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ END: Final = "<!-- end of metrics -->"
 
 
 def page_text(page: str) -> str:
-    """`page` with its generated part written anew.
+    """`page` with its generated part replaced.
 
     Raises:
-        ValueError: The page lacks one of its marks.
+        ValueError: The page lacks one of its markers.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -38,12 +38,12 @@ def page_text(page: str) -> str:
 
 
 def tables() -> str:
-    """A table for each part of the catalogue."""
+    """Return one table for each part of the catalogue."""
     flows = [metric for metric in CATALOGUE if "partition" in metric.labels]
     others = [metric for metric in CATALOGUE if "partition" not in metric.labels]
     parts = (
-        ("Of single partitions", flows),
-        ("Of a mirror and destination, and of the process", [*others, *AGGREGATES]),
+        ("Single partitions", flows),
+        ("Mirror and destination, and process", [*others, *AGGREGATES]),
         ("With `metrics-prefix: mirror_v3`", MIRROR_V3_CATALOGUE),
     )
     return "\n".join(f"### {heading}\n\n{_table(metrics)}" for heading, metrics in parts)

@@ -186,13 +186,13 @@ class SparkRunner:
         reason = _reason(error)
         if self._is_lost():
             return EngineLostError(
-                "Spark has ended under us",
+                "Spark has stopped and cannot be used any more",
                 hint="start again: what was published stays, and the copy goes on from there. If "
                 "it happens again, look at memory limits and at `--spark-log`",
                 reason=reason,
             )
         return UnavailableError(
-            "Spark could not finish a tick",
+            "the Spark job failed",
             hint="what was published stays; the flows go on from their positions",
             reason=reason,
         )
