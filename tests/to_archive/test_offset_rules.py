@@ -9,6 +9,7 @@ import pytest
 
 from kit.fakes.scripted import (
     TOPIC_ID,
+    FixedResponses,
     Log,
     ScriptedClient,
     archive_spec,
@@ -27,24 +28,6 @@ from logmirror.wire.records import MarkerType, encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]
-
-
-class Script(ScriptedClient):
-    """Serves what it is told to, whatever is asked for, one answer after the other."""
-
-    def __init__(self, *responses, end):
-        super().__init__([Log([], last_stable_offset=end)])
-        self.responses = list(responses)
-
-    def fetch(self, partition, offset, view, **options):
-        log = self.logs[partition]
-        served = ScriptedClient(
-            [Log(self.responses[0], last_stable_offset=log.end)], response_batches=100
-        )
-        found = served.fetch(partition, 0, view, **options)
-        if len(self.responses) > 1 and not found.needed_bytes:
-            del self.responses[0]
-        return found
 
 
 def run(client, form, *, compacted=False, end=20, staged=False):
@@ -80,7 +63,7 @@ def refused(result, reason):
 @pytest.mark.mirror_v3("RUN-04", "FS-03", "FSM-03", "FSL-03", "S3-04")
 def test_r1_an_offset_below_the_expected_one_stops_and_nothing_is_written(form, compacted, staged):
     """The log is served again from offset 0 when 5 is expected."""
-    client = Script(batches(0, 5), batches(0, 5), end=20)
+    client = FixedResponses(batches(0, 5), batches(0, 5), end=20)
 
     store, result = run(client, form, compacted=compacted, staged=staged)
 
@@ -93,7 +76,9 @@ def test_r1_an_offset_below_the_expected_one_stops_and_nothing_is_written(form, 
 @pytest.mark.mirror_v3("FSM-06")
 def test_r1_a_batch_that_reaches_back_over_what_was_read_stops(form, compacted):
     """5 is expected; the next batch is 3-7: the log was cut and written again."""
-    client = Script(batches(0, 5), [encode_reference([record(o) for o in range(3, 8)])], end=20)
+    client = FixedResponses(
+        batches(0, 5), [encode_reference([record(o) for o in range(3, 8)])], end=20
+    )
 
     store, result = run(client, form, compacted=compacted)
 
@@ -103,7 +88,7 @@ def test_r1_a_batch_that_reaches_back_over_what_was_read_stops(form, compacted):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_r1_objects_that_were_finished_before_it_stay(form):
-    client = Script(batches(0, 15), batches(5, 10), end=20)
+    client = FixedResponses(batches(0, 15), batches(5, 10), end=20)
 
     store, result = run(client, form)
 
@@ -114,7 +99,7 @@ def test_r1_objects_that_were_finished_before_it_stay(form):
 @pytest.mark.parametrize("compacted", [False, True])
 def test_r1_a_batch_that_reaches_back_is_not_sent_to_a_cluster(compacted):
     world = World(Log(batches(0, 10)))
-    world.source = Script(
+    world.source = FixedResponses(
         batches(0, 5), [encode_reference([record(o) for o in range(3, 8)])], end=8
     )
 
@@ -150,7 +135,7 @@ def test_r1_a_source_that_ends_below_the_position_stops_the_next_run(chain_start
 @pytest.mark.mirror_v3("FSM-10")
 def test_r1_holds_however_the_source_is_read(method):
     """Copies into clusters poll."""
-    client = Script(batches(0, 5), end=20)
+    client = FixedResponses(batches(0, 5), end=20)
     partition = TopicPartition("t", 0)
     source = KafkaSource(client, partition, topic_id=TOPIC_ID, buffer=FetchBuffer(4096))
     with pytest.raises(PositionError) as caught:
@@ -168,9 +153,9 @@ def test_r1_holds_however_the_source_is_read(method):
 def test_r2_an_offset_above_the_expected_one_without_a_cause_stops(form, place):
     inside = [record(o) for o in (5, 6, 8, 9)]
     client = {
-        "between responses": Script(batches(0, 5), batches(7, 20), end=20),
-        "between batches": Script([*batches(0, 5), *batches(7, 20)], end=20),
-        "inside a batch": Script([*batches(0, 5), encode_reference(inside)], end=10),
+        "between responses": FixedResponses(batches(0, 5), batches(7, 20), end=20),
+        "between batches": FixedResponses([*batches(0, 5), *batches(7, 20)], end=20),
+        "inside a batch": FixedResponses([*batches(0, 5), encode_reference(inside)], end=10),
     }[place]
 
     store, result = run(client, form, end=client.logs[TopicPartition("t", 0)].end)
@@ -184,7 +169,7 @@ def test_r2_an_offset_above_the_expected_one_without_a_cause_stops(form, place):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_r2_what_lies_before_an_unexplained_gap_is_kept(form):
-    client = Script([*batches(0, 12), *batches(15, 20)], end=20)
+    client = FixedResponses([*batches(0, 12), *batches(15, 20)], end=20)
 
     store, result = run(client, form)
 

@@ -135,6 +135,30 @@ class ScriptedClient:
         pass
 
 
+class FixedResponses(ScriptedClient):
+    """Serves the given responses in order, whatever offset is requested. The last one repeats.
+
+    Args:
+        responses: Lists of encoded batches.
+        end: Log end offset, high watermark and last stable offset of the partition.
+        more: As for `ScriptedClient`.
+    """
+
+    def __init__(self, *responses, end, **more):
+        super().__init__([Log([], last_stable_offset=end)], **more)
+        self.responses = list(responses)
+
+    def fetch(self, partition, offset, view, **options):
+        log = self.logs[partition]
+        served = ScriptedClient(
+            [Log(self.responses[0], last_stable_offset=log.end)], response_batches=100
+        )
+        found = served.fetch(partition, 0, view, **options)
+        if len(self.responses) > 1 and not found.needed_bytes:
+            del self.responses[0]
+        return found
+
+
 def archive_spec(**changes):
     fields = {
         "location": FolderLocation("/root"),
