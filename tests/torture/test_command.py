@@ -1,7 +1,7 @@
-"""`logmirror torture` tells what it found, how often it looked, and how to look again.
+"""`logmirror torture` reports anomalies, the number of runs, and the command to reproduce them.
 
-Method: the command in this process for the simulation, with the product as it is and broken; once
-with real processes on loopback, judged by the exit code and the verdict in JSON.
+Method: the simulation runs in this process, with the product unchanged and with one rule removed.
+The trials with real processes run once on loopback, judged by the exit code and the JSON report.
 """
 
 import json
@@ -40,18 +40,18 @@ def torture(*arguments, code=0):
 def test_a_clean_simulation_is_bounded_by_the_rule_of_three():
     found = torture("--seeds", "6", "--kills", "0", "--seed", "41").stdout
     assert "6 seeds" in found
-    assert "fewer than 50.00% of such seeds" in found
+    assert "0 anomalies in 6 seeds: rate below 50.00%" in found
     assert "seed 41" in found
-    assert found.endswith("nothing was lost, doubled or changed\n")
+    assert found.endswith("no record was lost, duplicated or changed\n")
 
 
-def test_an_anomaly_is_shown_with_the_command_that_shows_it_again(monkeypatch):
+def test_an_anomaly_is_reported_with_a_command_that_reproduces_it(monkeypatch):
     monkeypatch.setattr(claims, "_claim", lambda *_: None)
     arguments = ("--faults", "pause,two-writers", "--kills", "0")
     found = torture(*arguments, "--seeds", "40", "--seed", "1", code=1).stdout
-    assert "ANOMALIES" in found
-    again = next(line for line in found.splitlines() if line.startswith("again: "))
-    words = again.split()[2:]
+    assert "ANOMALIES FOUND" in found
+    reproduce = next(line for line in found.splitlines() if line.startswith("reproduce: "))
+    words = reproduce.split()[2:]
     assert words[:3] == ["torture", "--faults", "pause,two-writers"]
     first = next(line for line in found.splitlines() if line.startswith("first: "))
     assert first in torture(*words[1:], code=1).stdout
@@ -65,7 +65,7 @@ def test_an_unknown_fault_lists_the_known_ones():
         assert f"{name}: " in caught.value.hint
 
 
-def test_a_configuration_says_what_is_copied_and_is_left_alone(tmp_path):
+def test_a_configuration_selects_the_flows_and_its_destinations_are_not_touched(tmp_path):
     config = write_config(
         tmp_path / "config.json",
         mirror("t", "nowhere:1", tmp_path / "never", form="ndjson", max_bytes=777),
@@ -77,22 +77,22 @@ def test_a_configuration_says_what_is_copied_and_is_left_alone(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-def test_what_real_processes_do_not_copy_is_said(tmp_path):
+def test_flows_that_are_simulated_only_are_reported(tmp_path):
     config = write_config(
         tmp_path / "config.json",
         mirror("t", "nowhere:1", tmp_path / "never", compaction="log"),
         mirror_to_cluster("u", "nowhere:1", "nowhere:2", name="copy", offsets="translate"),
     )
     arguments = ("-c", str(config), "--faults", "kill", "--kills", "1", "--seeds")
-    said = torture(*arguments, "1").stderr
-    assert all(why in said for why in SIMULATED_ONLY.values())
-    assert "trial" not in said
-    with pytest.raises(UsageError, match="nothing was tried"):
+    reported = torture(*arguments, "1").stderr
+    assert all(why in reported for why in SIMULATED_ONLY.values())
+    assert "trial" not in reported
+    with pytest.raises(UsageError, match="nothing to run"):
         torture(*arguments, "0")
 
 
-def test_what_every_copier_would_refuse_is_refused_before_the_first_trial(tmp_path):
-    said = []
+def test_an_invalid_configuration_is_refused_before_the_first_trial(tmp_path):
+    reported = []
     with pytest.raises(UsageError, match="the configuration has"):
         real.RealTorture(
             tmp_path,
@@ -100,19 +100,19 @@ def test_what_every_copier_would_refuse_is_refused_before_the_first_trial(tmp_pa
             faults=["kill"],
             trials=1,
             seed=8,
-            say=said.append,
+            report=reported.append,
         ).run()
-    assert said == []
+    assert reported == []
 
 
-def test_a_copy_in_a_cluster_that_nobody_has_begun_is_empty(tmp_path):
+def test_a_topic_that_does_not_exist_yet_has_no_records(tmp_path):
     with Broker(tmp_path / "target", HOST) as target:
         assert read_topic(f"{HOST}:{target.port}", "orders", 0) == []
 
 
 @pytest.mark.timeout(600)
 def test_real_processes_lose_nothing():
-    """What is copied is what it is for somebody who names no configuration."""
+    """Runs the flows of a command without `-c`."""
     found = torture(
         *("--seeds", "0", "--kills", str(TRIALS), "--seed", "3"),
         *("--faults", FAULTS_TRIED, "--format", "json"),
@@ -124,10 +124,10 @@ def test_real_processes_lose_nothing():
     assert verdict["real"]["records"] > 50
 
 
-def test_what_real_processes_have_lost_is_found(tmp_path, monkeypatch):
+def test_a_record_lost_by_a_real_process_is_found(tmp_path, monkeypatch):
     written = [Row(n, 1_000 + n, 0, None, b"%d" % n) for n in range(10)]
     monkeypatch.setattr(real, "read_topic", lambda _bootstrap, _topic, _partition: written[:-1])
-    stage = SimpleNamespace(
+    testbed = SimpleNamespace(
         direct="nowhere",
         rows=lambda _flow, partition: written[partition:-1],
         names=lambda _flow, partition: [
@@ -137,9 +137,9 @@ def test_what_real_processes_have_lost_is_found(tmp_path, monkeypatch):
     feeder = SimpleNamespace(
         count=20, acknowledged={n: {row.offset: row for row in written} for n in range(2)}
     )
-    torn = real.RealTorture(
-        tmp_path, flows=[Flow("S3", "ndjson")], faults=["kill"], trials=1, seed=8, say=print
+    tortured = real.RealTorture(
+        tmp_path, flows=[Flow("S3", "ndjson")], faults=["kill"], trials=1, seed=8, report=print
     )
-    torn.judge(stage, feeder)
-    found = {(where, anomaly.code) for where, anomaly in torn.result.anomalies}
+    tortured.judge(testbed, feeder)
+    found = {(where, anomaly.code) for where, anomaly in tortured.result.anomalies}
     assert found == {("source", "A2"), ("s3-ndjson/1", "A1"), ("s3-ndjson/1", "A15")}

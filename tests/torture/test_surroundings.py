@@ -1,6 +1,6 @@
-"""What surrounds real processes under torture: a bucket that spoils answers, a network that fails.
+"""The S3 server and the proxy of the torture inject the faults that they are asked for.
 
-Method: the product's own S3 store and plain sockets against them.
+Method: the product's S3 store against the server, plain sockets against the proxy.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from logmirror.torture.s3_server import BUCKET, HOST, S3Server
 
 @pytest.fixture
 def server():
-    with S3Server() as made:
-        yield made
+    with S3Server() as started:
+        yield started
 
 
 def store_at(port):
@@ -38,7 +38,7 @@ def store_at(port):
     )
 
 
-def test_the_bucket_keeps_what_it_is_given_and_replaces_nothing(server):
+def test_objects_are_stored_and_never_overwritten(server):
     store = store_at(server.port)
     store.create("f/a & b", b"one")
     with pytest.raises(AlreadyExistsError):
@@ -59,7 +59,7 @@ def test_the_bucket_keeps_what_it_is_given_and_replaces_nothing(server):
 
 
 @pytest.mark.parametrize("body", [b"", b"on"])
-def test_the_bucket_keeps_nothing_whose_sender_was_killed_at_it(server, body):
+def test_an_incomplete_request_body_is_not_stored(server, body):
     with socket.create_connection((HOST, server.port)) as sender:
         head = f"PUT /{BUCKET}/p/f/a HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 3\r\n\r\n"
         sender.sendall(head.encode() + body)
@@ -69,7 +69,7 @@ def test_the_bucket_keeps_nothing_whose_sender_was_killed_at_it(server, body):
 
 
 @pytest.mark.parametrize("fault", ["refused", "lost-answer", "late"])
-def test_a_spoiled_write_is_done_in_the_end(server, fault):
+def test_the_store_completes_a_write_despite_a_fault(server, fault):
     server.faults.append(fault)
     store_at(server.port).create("f/a", b"one")
     assert not server.faults
@@ -87,7 +87,7 @@ def echo(listener):
                 connection.sendall(data)
 
 
-def test_the_network_passes_on_cuts_and_falls_silent():
+def test_the_proxy_forwards_blocks_and_closes_connections():
     with socket.create_server((HOST, 0)) as listener:
         threading.Thread(target=echo, args=(listener,), daemon=True).start()
         with Proxy((HOST, 0), listener.getsockname()) as proxy:

@@ -1,7 +1,7 @@
-"""What can go wrong in a simulation: classes of faults, and the ones of a seed.
+"""The faults of a simulation.
 
-A fault is directed (at the n-th time that a process reaches a crash point) or drawn (at a moment of
-the clock). Each class says where it can happen at all; `matrix` walks through all cells.
+A directed fault happens when a process reaches a failpoint for the nth time. A drawn fault happens
+at a random moment. `matrix` combines failpoints, faults, destinations and formats.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class FaultClass:
     """One kind of fault.
 
     Attributes:
-        name: For people and for `--faults`.
-        meaning: What happens.
-        where: Destinations at which it can happen.
-        why_not: The reason where it cannot.
+        name: Its name in `--faults`.
+        meaning: What happens, in words.
+        where: The destinations at which it can happen.
+        why_not: The reason why it cannot happen at the other destinations.
     """
 
     name: str
@@ -31,49 +31,58 @@ class FaultClass:
 
 
 FAULTS: Final = (
-    FaultClass("kill", "the process dies (kill -9) and is started again"),
-    FaultClass("kill-twice", "it dies there, is started again, and dies there again"),
-    FaultClass("executor-lost", "the worker that carries the slice out dies; the driver lives on"),
-    FaultClass("pause", "it stands still for 20 s and wakes up as a zombie; a second one goes on"),
-    FaultClass("two-writers", "it dies while a second one copies the same partition"),
-    FaultClass("stop", "it is asked to stop (SIGTERM), ends, and is started again"),
-    FaultClass("source-down", "the source does not answer for 4 s"),
+    FaultClass("kill", "the process is killed (`kill -9`) and restarted"),
+    FaultClass(
+        "kill-twice", "the process is killed, restarted, and killed at the same failpoint again"
+    ),
+    FaultClass("executor-lost", "the worker that runs the slice is killed; the driver continues"),
+    FaultClass(
+        "pause", "the process stops for 20 s and continues as a zombie; a second mirror takes over"
+    ),
+    FaultClass(
+        "two-writers", "the process is killed while a second mirror copies the same partition"
+    ),
+    FaultClass("stop", "the process receives SIGTERM, exits, and is restarted"),
+    FaultClass("source-down", "the source does not respond for 4 s"),
     FaultClass(
         "source-changes",
-        "the source's leader moves, a transaction is aborted, the cleaner runs, and what every "
-        "copy has is deleted",
+        "the source's leader changes, its application writes, the log cleaner runs, and records "
+        "that were copied are deleted",
     ),
-    FaultClass("recreated", "the topic is deleted and made anew"),
-    FaultClass("refused", "the next write is refused: ENOSPC, 409 or 503, NOT_LEADER_OR_FOLLOWER"),
+    FaultClass("recreated", "the source topic is deleted and recreated"),
+    FaultClass(
+        "refused",
+        "the next write is refused: ENOSPC, an S3 error such as 409 or 503, NOT_LEADER_OR_FOLLOWER",
+    ),
     FaultClass(
         "lost-answer",
-        "the next write is done and its answer lost",
+        "the next write is performed, and its response is lost",
         ("S3", "Kafka"),
-        "a system call always returns; its process dies instead",
+        "a system call loses no response; `kill` covers a process that dies during one",
     ),
     FaultClass(
         "late",
-        "the next write gets no answer and is done up to 2 s later",
+        "the next write gets no response, and is performed up to 2 s later",
         ("S3", "Kafka"),
-        "a local disk does nothing behind the back of a call that has failed",
+        "a local disk performs nothing after a call has failed",
     ),
     FaultClass(
         "down",
-        "the destination does not answer for 15 s",
+        "the destination does not respond for 15 s",
         ("S3", "Kafka"),
-        "a folder does not go away; `refused` and `io-error` are its troubles",
+        "a local folder stays reachable; `refused` and `io-error` cover its failures",
     ),
     FaultClass(
         "io-error",
-        "the next flush of a file or folder fails with EIO",
+        "the next fsync of a file or folder fails with EIO",
         ("files",),
         "its disks are behind an API",
     ),
     FaultClass(
         "power",
-        "the machine loses power: of what was not flushed any part is gone",
+        "the machine loses power: any part of what was not flushed is gone",
         ("files",),
-        "what it has acknowledged is durable by contract",
+        "acknowledged writes are durable by contract",
     ),
 )
 
@@ -82,12 +91,12 @@ BY_NAME: Final = {fault.name: fault for fault in FAULTS}
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """A fault that happens when a point is reached.
+    """A directed fault.
 
     Attributes:
-        point: Of `failpoints.POINTS`.
-        fault: Name of its class.
-        nth: At which time the point is reached by anybody.
+        point: A name in `failpoints.POINTS`.
+        fault: The name of a fault.
+        nth: It happens when processes have reached the point this many times in total.
     """
 
     point: str

@@ -1,13 +1,13 @@
-"""The fault matrix: every crash point, fault, destination and format that go together.
+"""The fault matrix: every possible combination of failpoint, fault, destination and format.
 
-A cell is one run in which that fault happened at that point, among further faults that are drawn.
-`run_cell` looks for such a run and judges it; `write_page` puts what was found into a page.
+A cell is one combination. `run_cell` simulates it, with two more faults at random moments; `page`
+lists all cells as `docs/faults.md`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -53,13 +53,14 @@ _DRAWN_AT: Final[dict[Destination, tuple[str, ...]]] = {
     "Kafka": ("lost-answer", "late", "down"),
 }
 _TRIES: Final = 12
-"""Seeds that are tried until the directed fault has happened."""
+"""Seeds that `run_cell` simulates at most, until the directed fault has happened."""
 
 _NTHS: Final = (1, 2, 3)
+_FORM_TITLES: Final = {"-": "same offsets", "translate": "new offsets"}
 
 
 class Cell(NamedTuple):
-    """One combination."""
+    """One combination of failpoint, fault, destination and format."""
 
     point: str
     fault: str
@@ -73,42 +74,42 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell that was tried."""
+    """The result of simulating a cell."""
 
     cell: Cell
     result: Result
-    """Of the seed in which the fault happened, or of the last one that was tried."""
+    """The run in which the fault happened, or else the last one."""
 
     @property
     def is_covered(self) -> bool:
-        """Whether the fault happened at the point."""
+        """Whether the fault happened at the failpoint."""
         return self.result.fired > 0
 
 
 def simulated_points(destination: Destination, form: Format) -> tuple[str, ...]:
-    """The crash points on the way to a destination."""
+    """Return the failpoints of a flow to a destination, in their order."""
     own: tuple[str, ...] = _CLUSTER if destination == "Kafka" else _ARCHIVE
     if form == "translate":
         own = _TRANSLATED
-    if form == "snapshots":  # each is whole: nobody merges them
+    if form == "snapshots":  # `compact` does not merge snapshots
         own = tuple(point for point in own if not point.startswith("compact."))
     return tuple(point for point in POINTS if point in _ALL or point in own)
 
 
 def why_not(point: str, fault: FaultClass, destination: Destination) -> str:
-    """Why a combination cannot be; empty: it can."""
+    """Return why a combination is not possible; empty if it is."""
     if destination not in fault.where:
         return fault.why_not
     if fault.name == "executor-lost" and point in _DRIVER:
-        return "the driver reaches this point, no worker does"
+        return "only the driver reaches this failpoint"
     return ""
 
 
 def cells(faults: Iterable[str] | None = None) -> list[Cell]:
-    """All cells that can be, in the order of the page.
+    """Return all possible cells, in the order of the page.
 
     Args:
-        faults: Only these classes; None: all.
+        faults: Names of faults; None: all.
     """
     wanted = None if faults is None else set(faults)
     return [
@@ -122,7 +123,7 @@ def cells(faults: Iterable[str] | None = None) -> list[Cell]:
 
 
 def plan_of(cell: Cell, seed: int) -> Plan:
-    """A run that is to cover a cell; two more faults are drawn."""
+    """Return the plan of a run for a cell, with two drawn faults."""
     chooser = Chooser(f"{cell} {seed}")
     return Plan(
         seed=seed,
@@ -135,7 +136,7 @@ def plan_of(cell: Cell, seed: int) -> Plan:
 
 def _nths(point: str) -> tuple[int, ...]:
     if point.startswith("head."):
-        return (1,)  # a log has one head
+        return (1,)  # a log starts once
     return _NTHS[:2] if point.startswith("compact.") else _NTHS
 
 
@@ -148,15 +149,15 @@ def random_plan(
     faults: Sequence[str] | None = None,
     kinds: Sequence[tuple[Destination, Format]] | None = None,
 ) -> Plan:
-    """A run whose every fault is drawn: at least three of them.
+    """Return a random plan: one directed fault and two to four drawn ones.
 
     Args:
-        seed: Decides everything.
-        faults: Draw from these classes; None: from all.
-        kinds: Copy to one of these; None: to any.
+        seed: Determines the plan and the run.
+        faults: Names of the faults to choose from; None: all.
+        kinds: Destinations and formats to choose from; None: all.
     """
     chooser = Chooser(f"random {seed}")
-    among = _among(tuple(faults) if faults else None, tuple(kinds) if kinds else None)
+    among = _candidates(tuple(faults) if faults else None, tuple(kinds) if kinds else None)
     cell = chooser.choice(among)
     drawn = _draw(chooser, cell.destination, chooser.randint(2, 4))
     if faults:
@@ -171,7 +172,7 @@ def random_plan(
 
 
 @functools.cache
-def _among(
+def _candidates(
     faults: tuple[str, ...] | None, kinds: tuple[tuple[Destination, Format], ...] | None
 ) -> list[Cell]:
     found = cells(faults)
@@ -180,7 +181,7 @@ def _among(
 
 
 def run_cell(cell: Cell, seed: int) -> CellResult:
-    """Simulate until the cell's fault has happened, or an anomaly is found, or seeds run out."""
+    """Simulate a cell with seeds from `seed` on, until its fault happens or an anomaly is found."""
     for number in range(_TRIES):
         result = simulate(plan_of(cell, seed + number))
         if result.fired or result.anomalies:
@@ -191,50 +192,50 @@ def run_cell(cell: Cell, seed: int) -> CellResult:
 # -- the page ------------------------------------------------------------------------------------
 
 
-def page(results: Iterable[CellResult]) -> str:
-    """The page of the matrix: Markdown."""
-    found = list(results)
+def page() -> str:
+    """Return `docs/faults.md`. It depends on the matrix alone, so a test can compare it exactly."""
     lines = [
         *("# Fault matrix", ""),
-        "Written by `make faults`, which simulates every cell: the product's own code in a made-up",
-        "world with virtual time, in which one fault happens at one crash point, and two more at",
-        "moments that are drawn. [How to read it](torture.md). A number is how many runs had that",
-        "fault at that point without an anomaly; a letter says why there is none.",
+        f"logmirror is simulated under {len(cells()):,} combinations of failpoint, fault,",
+        "destination and format. In each, the fault happens at the failpoint, and two more",
+        "faults happen at random moments. The checker then compares the replica with the source,",
+        "record by record: [torture](torture.md) describes the method.",
+        "",
+        "| cell | meaning |",
+        "|---|---|",
+        "| ok | Simulated. The fault happens, and no record is lost, duplicated or changed. |",
+        "| a, b, ... | Not possible. The list after the destination's tables has the reason. |",
+        "",
+        "`tests/simulation` runs every third combination, and all of them at night. It fails if a",
+        "fault did not happen, if the checker found an anomaly, or if this page differs from the",
+        "matrix. `make faults` runs all of them and then writes this page.",
         "",
         *_faults_table(),
-        *(line for destination in FORMATS for line in _tables(destination, found)),
+        *(line for destination in FORMATS for line in _tables(destination)),
     ]
     return "\n".join(lines)
 
 
 def _faults_table() -> Iterator[str]:
-    yield from ("| fault | what happens |", "|---|---|")
+    yield from ("## Faults", "", "| fault | what happens |", "|---|---|")
     for fault in FAULTS:
         yield f"| `{fault.name}` | {fault.meaning} |"
     yield ""
 
 
-def _tables(destination: Destination, found: Sequence[CellResult]) -> Iterator[str]:
-    counts: Counter[Cell] = Counter()
-    wrong: dict[Cell, str] = {}
-    for each in found:
-        if each.result.anomalies:
-            wrong[each.cell] = "+".join(anomaly.code for anomaly in each.result.anomalies)
-        elif each.is_covered:
-            counts[each.cell] += 1
+def _tables(destination: Destination) -> Iterator[str]:
     reasons: dict[str, str] = defaultdict(lambda: chr(ord("a") + len(reasons)))
     for form in FORMATS[destination]:
-        yield from (f"## {destination}{'' if form == '-' else f', {form}'}", "")
-        yield f"| crash point | {' | '.join(fault.name for fault in FAULTS)} |"
+        points = simulated_points(destination, form)
+        rows = [[why_not(point, fault, destination) for fault in FAULTS] for point in points]
+        simulated = sum(row.count("") for row in rows)
+        yield from (f"## {destination}, {_FORM_TITLES.get(form, form)}", "")
+        yield f"{simulated} of {len(points) * len(FAULTS)} combinations are simulated."
+        yield ""
+        yield f"| failpoint | {' | '.join(f'`{fault.name}`' for fault in FAULTS)} |"
         yield f"|---|{'---|' * len(FAULTS)}"
-        for point in simulated_points(destination, form):
-            shown = []
-            for fault in FAULTS:
-                cell = Cell(point, fault.name, destination, form)
-                if why := why_not(point, fault, destination):
-                    shown.append(f"{reasons[why]}")
-                else:
-                    shown.append(wrong.get(cell) or str(counts[cell]))
+        for point, row in zip(points, rows, strict=True):
+            shown = [reasons[why] if why else "ok" for why in row]
             yield f"| `{point}` | {' | '.join(shown)} |"
         yield ""
     yield from (f"- {letter}: {why}" for why, letter in reasons.items())

@@ -1,1 +1,1 @@
-"""`logmirror torture`: the product against itself on this machine, under faults, judged."""
+"""`logmirror torture`: fault injection on this machine."""

@@ -1,4 +1,4 @@
-"""A process that is one embedded broker; its options come as JSON.
+"""An embedded broker as a process. Its options are one argument, as JSON.
 
 python -m logmirror.torture.broker_process '{"log_dir": ..., "port": ..., "ready": ...}'
 """
@@ -14,7 +14,7 @@ from logmirror.broker.server import serve
 
 
 def main() -> None:
-    """Serve until the process ends."""
+    """Serve until the process is killed."""
     options = json.loads(sys.argv[1])
     ready = Path(options.pop("ready"))
     options["log_dir"] = Path(options["log_dir"])

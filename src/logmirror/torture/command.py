@@ -1,4 +1,4 @@
-"""`logmirror torture`: arguments in, a verdict out; exit code 1 if anything was found."""
+"""`logmirror torture`: the command. Exit code 1 if an anomaly was found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SEEDS: Final = 300
 _TRIALS: Final = 10
 _MAX_TIME_MS: Final = 500
-"""Of objects, whatever a configuration says: a torture does not wait for a minute."""
+"""Upper bound for `flush.max-time-ms` of a configuration, so that trials stay short."""
 
 
 def torture(  # noqa: PLR0913  # one parameter for each option
@@ -33,52 +33,55 @@ def torture(  # noqa: PLR0913  # one parameter for each option
         typer.Option(
             "-c",
             "--config",
-            help="Take formats, kinds of destinations and limits from this file. What it names is "
-            "never touched.",
+            help="Use the formats, destination types and flush limits of this file. Brokers and "
+            "buckets are local; nothing that the file names is contacted.",
             show_default=False,
         ),
     ] = None,
     faults: Annotated[
-        str, typer.Option(help="`all`, or some: `kill,power`. An unknown one lists them.")
+        str,
+        typer.Option(help="`all`, or a list such as `kill,power`. Any other name lists them."),
     ] = "all",
     kills: Annotated[
-        int, typer.Option(min=0, help="Trials with real processes; 0: simulate only.")
+        int, typer.Option(min=0, help="Trials with real processes. 0: simulation only.")
     ] = _TRIALS,
     seeds: Annotated[
-        int, typer.Option(min=0, help="Simulated runs; 0: real processes only.")
+        int, typer.Option(min=0, help="Simulated runs. 0: real processes only.")
     ] = _SEEDS,
     seed: Annotated[
-        int | None, typer.Option(help="The first seed, to do it again.", show_default=False)
+        int | None, typer.Option(help="First seed. Default: random.", show_default=False)
     ] = None,
     output: Annotated[
-        Literal["text", "json"], typer.Option("--format", help="For people, or for programs.")
+        Literal["text", "json"], typer.Option("--format", help="Output format.")
     ] = "text",
 ) -> None:
-    """Torture the product on this machine, and see that faults lose nothing.
+    """Inject faults on this machine and check that no record is lost.
 
-    First the product's own code in a simulated world, many seeds; then real processes on loopback,
-    without Spark, killed, paused and cut off. Clusters and folders of yours are not touched. Exit
-    code 1 if a record was lost, doubled, moved or changed.
+    The first part simulates logmirror's code with virtual time, one run per seed. The second part
+    starts brokers and mirrors as processes on loopback, without Spark, and kills, pauses and
+    disconnects them. Your clusters and folders are not touched. Exit code 1 if a record was lost,
+    duplicated, reordered or changed.
     """
-    from logmirror.torture.verdict import Verdict  # noqa: PLC0415  # other commands do without it
+    from logmirror.torture.verdict import Verdict  # noqa: PLC0415  # other commands do not need it
 
     first = int(new_nonce()[:6], 16) if seed is None else seed
-    again = f"logmirror torture --faults {faults}" + (f" -c {config}" if config else "")
+    command = f"logmirror torture --faults {faults}" + (f" -c {config}" if config else "")
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         if output == "text":
             typer.echo(text, err=True)
 
-    asked = _Asked(first, _chosen(faults), _flows(config), again, say)
+    request = _Request(first, _selected(faults), _flows(config), command, report)
     verdict = Verdict(seed=first)
     if seeds:
-        _simulate(verdict, asked, seeds)
+        _simulate(verdict, request, seeds)
     if kills and verdict.is_clean:
-        _torture(verdict, asked, kills)
+        _run_trials(verdict, request, kills)
     if not verdict.seeds and verdict.real is None:
         raise UsageError(
-            "nothing was tried",
-            hint="what --faults and -c leave is for the part that --seeds or --kills turned off",
+            "nothing to run",
+            hint="the faults and flows that --faults and -c select need the part that --seeds 0 or "
+            "--kills 0 disables",
         )
     if output == "json":
         typer.echo(json.dumps(verdict.to_json(), indent=2))
@@ -90,22 +93,23 @@ def torture(  # noqa: PLR0913  # one parameter for each option
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What the command was given."""
+class _Request:
+    """The options of the command."""
 
     seed: int
     faults: list[str] | None
-    """None: all."""
+    """Names of faults; None: all."""
 
     flows: Sequence[Flow]
-    again: str
-    """The command that does it again, without its numbers."""
+    command: str
+    """The command that repeats the run, without its seed and counts."""
 
-    say: Callable[[str], None]
+    report: Callable[[str], None]
+    """Prints one line of progress."""
 
 
-def _chosen(text: str) -> list[str] | None:
-    """The names of `--faults`; None: all."""
+def _selected(text: str) -> list[str] | None:
+    """Return the names in `--faults`; None: all."""
     from logmirror.simulation.faults import FAULTS  # noqa: PLC0415  # see `torture`
     from logmirror.torture.real import REAL_FAULTS  # noqa: PLC0415  # see `torture`
 
@@ -117,7 +121,7 @@ def _chosen(text: str) -> list[str] | None:
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(
-            "there is no such fault",
+            "unknown fault",
             hint="; ".join(f"{name}: {meaning}" for name, meaning in known.items()),
             faults=unknown,
         )
@@ -125,7 +129,7 @@ def _chosen(text: str) -> list[str] | None:
 
 
 def _flows(config: Path | None) -> Sequence[Flow]:
-    """What is copied: as a configuration says, or a choice of everything."""
+    """Return the flows of a configuration, or one flow per format and destination type."""
     from logmirror.torture.real import FLOWS, Flow  # noqa: PLC0415  # see `torture`
 
     if config is None:
@@ -162,45 +166,45 @@ def _form(written: str) -> Format:
     return forms[written]
 
 
-def _simulate(verdict: Verdict, asked: _Asked, seeds: int) -> None:
+def _simulate(verdict: Verdict, request: _Request, seeds: int) -> None:
     from logmirror.simulation.faults import BY_NAME  # noqa: PLC0415  # see `torture`
     from logmirror.simulation.matrix import random_plan  # noqa: PLC0415  # see `torture`
     from logmirror.simulation.simulate import simulate  # noqa: PLC0415  # see `torture`
 
-    names = None if asked.faults is None else [name for name in asked.faults if name in BY_NAME]
+    names = None if request.faults is None else [name for name in request.faults if name in BY_NAME]
     if names == []:
-        asked.say("simulation: none of these faults can be simulated")
+        request.report("simulation: none of these faults can be simulated")
         return
-    kinds = [(flow.destination, flow.form) for flow in asked.flows]
-    asked.say(f"simulation: {seeds} seeds from {asked.seed} on")
-    began_ms = SYSTEM_CLOCK.monotonic_ms()
-    for number in range(asked.seed, asked.seed + seeds):
+    kinds = [(flow.destination, flow.form) for flow in request.flows]
+    request.report(f"simulation: {seeds} seeds, first seed {request.seed}")
+    started_ms = SYSTEM_CLOCK.monotonic_ms()
+    for number in range(request.seed, request.seed + seeds):
         result = simulate(random_plan(number, names, kinds))
-        verdict.simulated(result, f"{asked.again} --seed {number} --seeds 1 --kills 0")
+        verdict.simulated(result, f"{request.command} --seed {number} --seeds 1 --kills 0")
         if not verdict.is_clean:
             break
-    verdict.seconds = (SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000
+    verdict.seconds = (SYSTEM_CLOCK.monotonic_ms() - started_ms) / 1000
 
 
-def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
+def _run_trials(verdict: Verdict, request: _Request, trials: int) -> None:
     from logmirror.torture.real import (  # noqa: PLC0415  # see `torture`
         REAL_FAULTS,
         SIMULATED_ONLY,
         RealTorture,
     )
 
-    names = [name for name in REAL_FAULTS if asked.faults is None or name in asked.faults]
+    names = [name for name in REAL_FAULTS if request.faults is None or name in request.faults]
     if not names:
-        asked.say("real processes: these faults are simulated only")
+        request.report("real processes: these faults are simulated only")
         return
-    flows = [flow for flow in asked.flows if flow.form not in SIMULATED_ONLY]
-    for form in sorted({flow.form for flow in asked.flows} & SIMULATED_ONLY.keys()):
-        asked.say(SIMULATED_ONLY[form])
+    flows = [flow for flow in request.flows if flow.form not in SIMULATED_ONLY]
+    for form in sorted({flow.form for flow in request.flows} & SIMULATED_ONLY.keys()):
+        request.report(SIMULATED_ONLY[form])
     if not flows:
         return
-    asked.say(
-        "real processes: brokers, a bucket and copiers on loopback; slices are carried out in the "
-        "copier's process, without Spark. A loss of power is simulated only."
+    request.report(
+        "real processes: brokers, an S3 server and mirrors on loopback. Slices run in the mirror's "
+        "process, without Spark. Power loss is simulated only."
     )
     with tempfile.TemporaryDirectory(prefix="logmirror-torture-") as folder:
         result = RealTorture(
@@ -208,7 +212,7 @@ def _torture(verdict: Verdict, asked: _Asked, trials: int) -> None:
             flows=flows,
             faults=names,
             trials=trials,
-            seed=asked.seed,
-            say=asked.say,
+            seed=request.seed,
+            report=request.report,
         ).run()
-    verdict.tortured(result, f"{asked.again} --seed {asked.seed} --seeds 0 --kills {trials}")
+    verdict.tortured(result, f"{request.command} --seed {request.seed} --seeds 0 --kills {trials}")

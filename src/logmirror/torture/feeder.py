@@ -1,4 +1,4 @@
-"""What is copied in a torture: records that are written all the time, and what became of them."""
+"""The load of a torture: a thread that produces to the source, and a reader of topics."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _EVERY_MS: Final = 50
-_AFTER_TROUBLE_MS: Final = 200
+_AFTER_ERROR_MS: Final = 200
 _VIEW_BYTES: Final = 1 << 20
 _KEYS: Final = (None, b"", b"a", b"b")
 _HEADERS: Final = ((), ((b"h", None),), ((b"h", b""), (b"h", b"1")), ((b"a", b"\xff"),))
 
 
 class Feeder:
-    """Writes until the block ends; every record is one of a kind.
+    """Produces until the block ends; each record is unique.
 
     Args:
-        bootstrap: The source's own address.
-        topic: Made at the beginning.
-        partitions: How many there are.
-        seed: Decides what is written.
+        bootstrap: Address of the source broker, without a proxy.
+        topic: Created on entry.
+        partitions: Its number of partitions.
+        seed: Determines the records.
 
     Attributes:
-        acknowledged: By partition: what was acknowledged, by offset.
+        acknowledged: The acknowledged records, by partition and offset.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, seed: int) -> None:
@@ -60,13 +60,13 @@ class Feeder:
         self.stop()
 
     def stop(self) -> None:
-        """Write no more."""
+        """Stop producing."""
         self._stop.set()
         self._thread.join()
 
     @property
     def count(self) -> int:
-        """Records that were acknowledged."""
+        """Number of acknowledged records."""
         return sum(len(rows) for rows in self.acknowledged.values())
 
     def _feed(self) -> None:
@@ -82,7 +82,7 @@ class Feeder:
                         if response.error is None:
                             self._keep(where, response.base_offset, records)
                         else:
-                            pause_ms = _AFTER_TROUBLE_MS
+                            pause_ms = _AFTER_ERROR_MS
                 SYSTEM_CLOCK.sleep_ms(pause_ms)
 
     def _keep(self, where: TopicPartition, base: int, records: list[Record]) -> None:
@@ -110,9 +110,9 @@ class Feeder:
 
 
 def read_topic(bootstrap: str, topic: str, partition: int) -> list[Row]:
-    """Everything that a partition holds, read without the product's kernels.
+    """Return all committed records of a partition, decoded without the compiled kernels.
 
-    Of a topic that does not exist, nothing: no copier has come so far as to make it.
+    Returns an empty list for a topic that does not exist: no mirror has created it yet.
     """
     with ClusterClient(connection_settings(bootstrap)) as client:
         try:
@@ -136,9 +136,9 @@ def _batches(client: ClusterClient, where: TopicPartition) -> Iterator[bytes]:
 
 
 def _whole(data: bytes) -> bytes:
-    """The batches of an answer, without a last one that is cut off."""
+    """Return the complete batches of a fetch response."""
     at = 0
-    while len(data) - at >= 12 and len(data) - at >= (size := _size(data, at)):  # noqa: PLR2004  # offset and length
+    while len(data) - at >= 12 and len(data) - at >= (size := _size(data, at)):  # noqa: PLR2004  # base offset and length
         at += size
     return data[:at]
 

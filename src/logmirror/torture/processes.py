@@ -1,4 +1,4 @@
-"""The processes of a torture: brokers and copiers, none of which outlives it."""
+"""The brokers and mirrors of a torture, as child processes that do not outlive it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PARTITIONS: Final = 2
-"""Of the topic that is copied."""
+"""Partitions of the source topic."""
 
 _POLL_MS: Final = 20
 _START_MS: Final = 60_000
@@ -30,7 +30,7 @@ _END_MS: Final = 60_000
 
 
 def wait(condition: Callable[[], bool], timeout_ms: int) -> bool:
-    """Wait until something holds; whether it did in time."""
+    """Wait until a condition holds; False if it did not in time."""
     until_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
     while not condition():
         if SYSTEM_CLOCK.monotonic_ms() > until_ms:
@@ -40,19 +40,19 @@ def wait(condition: Callable[[], bool], timeout_ms: int) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on just now."""
+    """Return a port that is free now."""
     with socket.create_server((host, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 class _Process:
-    """A child in a session of its own, with its output in a file."""
+    """A child process in its own session, with its output in a file."""
 
     def __init__(self, module: str, arguments: list[str], log: Path, **environment: str) -> None:
         self.log = log
         with log.open("ab") as output:
-            self.child = subprocess.Popen(  # noqa: S603  # our own module
+            self.child = subprocess.Popen(  # noqa: S603  # a module of logmirror
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -76,7 +76,7 @@ class _Process:
                 self.child.send_signal(number)
 
     def kill(self) -> None:
-        """End it as `kill -9` does, also when it stands still."""
+        """End the process with SIGKILL, which also ends a stopped one."""
         self.signal(signal.SIGKILL)
         self.child.wait()
 
@@ -88,12 +88,12 @@ class _Process:
 
 
 class Broker:
-    """An embedded broker that can be killed and started again with its data.
+    """An embedded broker that can be killed and restarted with its data.
 
     Args:
-        folder: Of its own.
-        host: Where it listens.
-        advertised_host: What clients are told, where a proxy stands before it.
+        folder: Does not exist yet.
+        host: The address that it listens on.
+        advertised_host: The host that it returns to clients, if they go through a proxy.
     """
 
     def __init__(self, folder: Path, host: str, advertised_host: str = "") -> None:
@@ -104,7 +104,7 @@ class Broker:
         self.start()
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the broker and wait until it listens."""
         ready = self._folder / "ready"
         ready.unlink(missing_ok=True)
         options = {
@@ -120,10 +120,10 @@ class Broker:
         wait(lambda: ready.exists() or not process.is_alive, _START_MS)
         if not (ready.exists() and process.is_alive):
             self.kill()
-            raise UnavailableError("a broker of the torture did not start", log=str(log))
+            raise UnavailableError("an embedded broker did not start", log=str(log))
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """End the broker with SIGKILL."""
         if self._process is not None:
             self._process.kill()
 
@@ -134,48 +134,51 @@ class Broker:
         self.kill()
 
 
-class Copier(_Process):
+class MirrorProcess(_Process):
     """A process that runs the mirrors of a configuration.
 
     Args:
-        config: The file.
-        log: For its log, new.
+        config: The configuration file.
+        log: A new file for its log.
         arguments: `--until-now`, or none.
-        crash_at: A crash point, `name#nth`; empty: none.
+        crash_at: A failpoint, `name#nth`; empty: none.
     """
 
     def __init__(self, config: Path, log: Path, *arguments: str, crash_at: str = "") -> None:
         self.name = log.stem
-        self.began_ms = SYSTEM_CLOCK.monotonic_ms()
+        self.started_ms = SYSTEM_CLOCK.monotonic_ms()
         super().__init__(
-            "logmirror.torture.copier",
+            "logmirror.torture.mirror_process",
             [str(config), *arguments],
             log,
             **({VARIABLE: crash_at} if crash_at else {}),
         )
 
-    def told(self) -> Iterator[tuple[str, int, int]]:
-        """What it has reported: mirror, partition, position."""
+    def reported(self) -> Iterator[tuple[str, int, int]]:
+        """Yield mirror, partition and position of each progress line in its log."""
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
                 event = json.loads(line)
                 if event["event"] in {"flushed", "copied"}:
                     yield event["mirror"], event["partition"], event["to"] + 1
 
-    def has_told(self) -> bool:
-        """Whether it has copied anything yet."""
-        return any(True for _ in self.told())
+    def has_progress(self) -> bool:
+        """Whether it has reported a position."""
+        return any(True for _ in self.reported())
 
     def await_progress(self, timeout_ms: int = _START_MS) -> bool:
-        """Wait until it copies; False: it has ended, or takes too long."""
-        wait(lambda: self.has_told() or not self.is_alive, timeout_ms)
-        return self.is_alive and self.has_told()
+        """Wait for the first reported position; False if it exited or took too long."""
+        wait(lambda: self.has_progress() or not self.is_alive, timeout_ms)
+        return self.is_alive and self.has_progress()
 
     def limit_files(self, size_bytes: int) -> bool:
-        """Let no file of it grow beyond a size, as a full disk does; whether the system can.
+        """Limit the size of each file that it writes, to simulate a full disk.
 
         Args:
-            size_bytes: The size; negative: any.
+            size_bytes: The limit; negative: no limit.
+
+        Returns:
+            False if this system cannot limit another process.
         """
         if not hasattr(resource, "prlimit"):
             return False
@@ -186,6 +189,6 @@ class Copier(_Process):
         return True
 
     def end(self, timeout_ms: int = _END_MS) -> int | None:
-        """Wait until it ends by itself; its exit code, or None if it does not."""
+        """Wait until it exits; returns its exit code, or None if it still runs."""
         wait(lambda: not self.is_alive, timeout_ms)
         return self.child.poll()

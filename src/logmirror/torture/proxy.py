@@ -1,4 +1,4 @@
-"""A network between two ends of this machine that can be cut, held up or slowed down."""
+"""A TCP proxy on loopback that can reset, block or delay connections."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _POLL_S: Final = 0.05
 
 
 class Proxy:
-    """Passes on what comes to one address to another one. Use it in a `with`.
+    """Forwards connections from one address to another. A context manager.
 
     Args:
-        listen: Host and port; port 0 lets the system choose.
+        listen: Host and port; with port 0 the system chooses one.
         target: Host and port.
 
     Attributes:
-        delay_ms: What passes waits for so long.
-        is_silent: Nothing passes, and nobody is told: a black hole.
+        delay_ms: Delay of each chunk that is forwarded.
+        is_silent: Forward nothing and keep connections open, as a black hole does.
     """
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
@@ -39,7 +39,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def cut(self) -> None:
-        """Reset all connections that there are."""
+        """Close all connections."""
         self._is_cut = True
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class Proxy:
                     if key.fileobj is self._listener:
                         self._accept(selector)
                     elif isinstance(key.fileobj, socket.socket):
-                        self._pass_on(selector, key.fileobj)
+                        self._forward(selector, key.fileobj)
             self._drop_all(selector)
         self._listener.close()
 
@@ -85,9 +85,9 @@ class Proxy:
             self._peers[one] = other
             selector.register(one, selectors.EVENT_READ)
 
-    def _pass_on(self, selector: selectors.BaseSelector, near: socket.socket) -> None:
+    def _forward(self, selector: selectors.BaseSelector, near: socket.socket) -> None:
         if near not in self._peers:
-            return  # its other end went a moment ago
+            return  # its other end was closed in this round
         try:
             data = near.recv(_CHUNK_BYTES)
             if data:

@@ -1,7 +1,8 @@
-"""Real processes under real faults: brokers, copiers, a bucket, files, on loopback.
+"""Fault injection into real processes on loopback: brokers, mirrors, an S3 server, files.
 
-Each trial starts a copier, harms it or what it works with, and leaves it dead; the next one meets
-what it was in the middle of. In the end a clean run finishes, and the checker compares.
+Each trial starts a mirror, injects one fault, and kills the mirror. The next trial starts from what
+it left behind. At the end a run without faults copies the rest, and the checker compares each
+replica with the source.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from logmirror.simulation.matrix import simulated_points
 from logmirror.simulation.reading import read_batches, read_rows
 from logmirror.testing.checker import Anomaly, History, Truth
 from logmirror.torture.feeder import Feeder, read_topic
-from logmirror.torture.processes import PARTITIONS, Broker, Copier
+from logmirror.torture.processes import PARTITIONS, Broker, MirrorProcess
 from logmirror.torture.proxy import Proxy
 from logmirror.torture.s3_server import BUCKET, HOST, S3Server
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from logmirror.testing.checker import Row
 
 _BEHIND_PROXY: Final = "127.0.0.2"
-"""Where a broker listens that clients are to reach through a proxy on 127.0.0.1 alone."""
+"""Address of a broker that clients reach only through a proxy on 127.0.0.1."""
 
 _TOPIC: Final = "orders"
 _EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
@@ -43,18 +44,18 @@ _FINISH_MS: Final = 120_000
 _TINY_BYTES: Final = 700
 
 REAL_FAULTS: Final = {
-    "kill": "kill -9 at a named crash point",
-    "random-kill": "kill -9 at a moment that is drawn",
-    "pause": "SIGSTOP for 4 s while another process takes over, then SIGCONT",
-    "two-writers": "two processes copy at once; one is killed",
+    "kill": "kill -9 at a failpoint",
+    "random-kill": "kill -9 at a random moment",
+    "pause": "SIGSTOP until another mirror makes progress, then SIGCONT",
+    "two-writers": "two mirrors run at once; one is killed",
     "stop": "SIGTERM",
-    "source-down": "the source's broker is killed (kill -9) and started again",
-    "network": "connections to the source or the bucket are reset, held up or slowed down",
-    "refused": "the bucket refuses writes (503), and no file may grow (a full disk)",
-    "lost-answer": "the bucket does a write, and its answer is lost",
-    "late": "the bucket does a write 2 s after the connection is gone",
+    "source-down": "the source broker is killed (kill -9) and restarted",
+    "network": "connections to the source or the S3 server are reset, blocked or delayed",
+    "refused": "the S3 server refuses writes (503), and no file can grow (full disk)",
+    "lost-answer": "the S3 server performs a write, and the response is lost",
+    "late": "the S3 server performs a write 2 s after it closed the connection",
 }
-"""What is done to real processes, by the names of `--faults`."""
+"""Faults for real processes, by their names in `--faults`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class Flow:
     """One mirror of the torture.
 
     Attributes:
-        destination: Its kind.
-        form: Of its objects; of a cluster `-`, or `translate` for new offsets.
-        limits: Its `flush`.
+        destination: Type of the destination.
+        form: Format of the objects; for a cluster `-` (same offsets) or `translate` (new offsets).
+        limits: Keys and values of its `flush`.
     """
 
     destination: Destination
@@ -77,7 +78,7 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """Of the mirror and of its folder or topic."""
+        """Name of the mirror, and of its folder at the destination."""
         kind = self.destination.lower()
         return kind if self.form == "-" else f"{kind}-{self.form}"
 
@@ -92,40 +93,40 @@ FLOWS: Final = (
     Flow("Kafka", "translate"),
     Flow("files", "snapshots"),
 )
-"""What is copied where no configuration says otherwise."""
+"""The flows of a run without `-c`."""
 
 SIMULATED_ONLY: Final = {
     "translate": "simulated only: `offsets: translate` (the embedded broker has no transactions)",
-    "snapshots": "simulated only: `compaction: log` (the topics here have records without keys)",
+    "snapshots": "simulated only: `compaction: log` (the topic has records without keys)",
 }
-"""Forms of flows that real processes do not copy here, and why."""
+"""Formats that the trials with real processes leave out, and why."""
 
 
 @dataclass
 class RealResult:
-    """What became of it."""
+    """The result of all trials."""
 
     anomalies: list[tuple[str, Anomaly]] = field(default_factory=list)
-    """With the copy in which each was found."""
+    """Each with the replica in which it was found: `<mirror>/<partition>`, or `source`."""
 
     trials: int = 0
     kills: int = 0
-    """Processes that ended by SIGKILL, at a point or at a moment."""
+    """Mirrors that ended by SIGKILL."""
 
     missed: int = 0
-    """Crash points that the killed process did not reach in time."""
+    """Trials whose mirror did not reach its failpoint in time."""
 
     records: int = 0
-    """Acknowledged by the source."""
+    """Records that the source broker acknowledged."""
 
     left_out: list[str] = field(default_factory=list)
-    """What this machine cannot do."""
+    """Faults that this machine does not support."""
 
     seconds: float = 0
 
 
-class _Stage:
-    """The processes around the copiers."""
+class _Testbed:
+    """Everything around the mirrors: brokers, S3 server, proxies, folders, configuration."""
 
     def __init__(self, folder: Path, flows: Sequence[Flow], stack: contextlib.ExitStack) -> None:
         self.folder, self.flows, self._stack = folder, flows, stack
@@ -137,7 +138,7 @@ class _Stage:
         self.files = folder / "archive"
         self.config = folder / "config.json"
         self.config.write_text(json.dumps({"mirrors": [self._mirror(flow) for flow in flows]}))
-        load(self.config)  # before every copier refuses it
+        load(self.config)  # an invalid configuration fails here, not in each mirror
         self._count = 0
 
     def _source(self, stack: contextlib.ExitStack) -> Broker:
@@ -149,13 +150,13 @@ class _Stage:
                 Proxy((HOST, broker.port), (_BEHIND_PROXY, broker.port))
             )
         except OSError:
-            self.left_out.append(f"network to the source: this machine has no {_BEHIND_PROXY}")
+            self.left_out.append(f"network to the source: {_BEHIND_PROXY} is not available")
             return stack.enter_context(Broker(self.folder / "plain-source", HOST))
         return broker
 
     @property
     def direct(self) -> str:
-        """The source's own address."""
+        """Address of the source broker without the proxy."""
         return f"{self.source.host}:{self.source.port}"
 
     def _mirror(self, flow: Flow) -> dict[str, object]:
@@ -185,16 +186,17 @@ class _Stage:
         }
         return mirror | {"destinations": [bucket]}
 
-    def start(self, *arguments: str, crash_at: str = "") -> Copier:
-        """Start a copier."""
+    def start(self, *arguments: str, crash_at: str = "") -> MirrorProcess:
+        """Start a mirror."""
         self._count += 1
-        log = self.folder / f"copier-{self._count}.log"
-        return self._stack.enter_context(Copier(self.config, log, *arguments, crash_at=crash_at))
+        log = self.folder / f"mirror-{self._count}.log"
+        process = MirrorProcess(self.config, log, *arguments, crash_at=crash_at)
+        return self._stack.enter_context(process)
 
-    # -- what is there ---------------------------------------------------------------------------
+    # -- replicas --------------------------------------------------------------------------------
 
     def names(self, flow: Flow, partition: int) -> list[str] | None:
-        """The objects of a copy; None: it has none."""
+        """Return the names of a replica's objects; None for a cluster."""
         if flow.destination == "Kafka":
             return None
         if flow.destination == "S3":
@@ -203,7 +205,7 @@ class _Stage:
         return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
 
     def rows(self, flow: Flow, partition: int) -> list[Row]:
-        """The records of a copy."""
+        """Return the records of a replica."""
         if flow.destination == "Kafka":
             return read_topic(f"{HOST}:{self.target.port}", _TOPIC, partition)
         contents = [self._read(flow, partition, name) for name in self.names(flow, partition) or ()]
@@ -219,21 +221,21 @@ class _Stage:
 
 
 class RealTorture:
-    """Trials against real processes.
+    """Runs the trials.
 
     Args:
-        folder: Empty; everything goes there.
-        flows: What is copied.
-        faults: Of `REAL_FAULTS`.
-        trials: How many.
-        seed: Decides the order of faults, points and moments; not what the machine makes of them.
-        say: Is told of each trial.
+        folder: An empty folder for all files.
+        flows: The flows to run.
+        faults: Names in `REAL_FAULTS`.
+        trials: Number of trials.
+        seed: Determines the order of faults, failpoints and delays; not the timing of the machine.
+        report: Called with one line of progress.
 
     Attributes:
-        result: What was found so far.
+        result: The result so far.
     """
 
-    def __init__(  # noqa: PLR0913  # what the command was given
+    def __init__(  # noqa: PLR0913  # the options of the command
         self,
         folder: Path,
         *,
@@ -241,10 +243,10 @@ class RealTorture:
         faults: Sequence[str],
         trials: int,
         seed: int,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._folder, self._flows, self._faults = folder, flows, faults
-        self._trials, self._seed, self._say = trials, seed, say
+        self._trials, self._seed, self._report = trials, seed, report
         self._chooser = Chooser(f"real {seed}")
         self.result = RealResult()
         self._histories = {
@@ -254,115 +256,115 @@ class RealTorture:
             point
             for flow in flows
             for point in simulated_points(flow.destination, flow.form)
-            if not point.startswith(("head.", "hole."))  # the source has all its records
+            if not point.startswith(("head.", "hole."))  # the source has no offset gaps
         }
         self._points = sorted(points)
         self._chooser.shuffle(self._points)
 
     def run(self) -> RealResult:
-        """All trials, a clean run, and the verdict."""
-        began_ms = SYSTEM_CLOCK.monotonic_ms()
+        """Run all trials and a run without faults, then compare."""
+        started_ms = SYSTEM_CLOCK.monotonic_ms()
         with contextlib.ExitStack() as stack:
-            stage = _Stage(self._folder, self._flows, stack)
-            self.result.left_out += stage.left_out
-            feeder = stack.enter_context(Feeder(stage.direct, _TOPIC, PARTITIONS, self._seed))
+            testbed = _Testbed(self._folder, self._flows, stack)
+            self.result.left_out += testbed.left_out
+            feeder = stack.enter_context(Feeder(testbed.direct, _TOPIC, PARTITIONS, self._seed))
             for number in range(self._trials):
                 fault = self._faults[number % len(self._faults)]
                 self.result.trials += 1
-                self._say(f"trial {number + 1} of {self._trials}: {REAL_FAULTS[fault]}")
-                _TRIALS[fault](self, stage)
+                self._report(f"trial {number + 1} of {self._trials}: {REAL_FAULTS[fault]}")
+                _TRIALS[fault](self, testbed)
             feeder.stop()
-            self._finish(stage)
-            self.judge(stage, feeder)
-        self.result.seconds = (SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000
+            self._finish(testbed)
+            self.judge(testbed, feeder)
+        self.result.seconds = (SYSTEM_CLOCK.monotonic_ms() - started_ms) / 1000
         return self.result
 
-    def _pause(self) -> None:
+    def _wait(self) -> None:
         SYSTEM_CLOCK.sleep_ms(self._chooser.randint(*_AT_WORK_MS))
 
     # -- trials ----------------------------------------------------------------------------------
 
-    def _end(self, stage: _Stage, *copiers: Copier) -> None:
-        """Kill them, and take in what they have reported: it must be there."""
-        for copier in copiers:
-            if copier.is_alive:
-                copier.kill()
-            if copier.child.returncode == -signal.SIGKILL:
+    def _kill_and_record(self, testbed: _Testbed, *processes: MirrorProcess) -> None:
+        """Kill the mirrors, and record the positions that they reported."""
+        for process in processes:
+            if process.is_alive:
+                process.kill()
+            if process.child.returncode == -signal.SIGKILL:
                 self.result.kills += 1
-            elif copier.child.returncode:
-                self._say(f"  a copier ended with {copier.child.returncode}: {_last(copier)}")
-        for copier in copiers:
-            for mirror, partition, position in copier.told():
+            elif process.child.returncode:
+                self._report(f"  mirror exited with {process.child.returncode}: {_last(process)}")
+        for process in processes:
+            for mirror, partition, position in process.reported():
                 history = self._histories[mirror, partition]
                 flow = next(flow for flow in self._flows if flow.name == mirror)
                 history.reported(
-                    copier.name,
+                    process.name,
                     position,
                     at_ms=SYSTEM_CLOCK.monotonic_ms(),
-                    began_ms=copier.began_ms,
-                    durable=_end_of(stage.names(flow, partition)),
+                    began_ms=process.started_ms,
+                    durable=_chain_end(testbed.names(flow, partition)),
                 )
         for flow in self._flows:
             for partition in range(PARTITIONS):
-                names = stage.names(flow, partition)
+                names = testbed.names(flow, partition)
                 if names is not None:
                     self._histories[flow.name, partition].listed(names)
 
-    def _kill_at_point(self, stage: _Stage) -> None:
+    def _kill_at_point(self, testbed: _Testbed) -> None:
         point = self._points[self.result.trials % len(self._points)]
-        copier = stage.start(crash_at=f"{point}#{self._chooser.randint(1, 6)}")
-        if copier.end(_DIE_MS) is None:
+        mirror = testbed.start(crash_at=f"{point}#{self._chooser.randint(1, 6)}")
+        if mirror.end(_DIE_MS) is None:
             self.result.missed += 1
-        self._end(stage, copier)
+        self._kill_and_record(testbed, mirror)
 
-    def _kill_at_random(self, stage: _Stage) -> None:
-        copier = stage.start()
-        if self._chooser.random() < 0.8:  # noqa: PLR2004  # the others while it starts
-            copier.await_progress()
-        self._pause()
-        self._end(stage, copier)
+    def _kill_at_random(self, testbed: _Testbed) -> None:
+        mirror = testbed.start()
+        if self._chooser.random() < 0.8:  # noqa: PLR2004  # else killed during its start
+            mirror.await_progress()
+        self._wait()
+        self._kill_and_record(testbed, mirror)
 
-    def _stop(self, stage: _Stage) -> None:
-        copier = stage.start()
-        copier.await_progress()
-        self._pause()
-        copier.signal(signal.SIGTERM)
-        copier.end()
-        self._end(stage, copier)
+    def _stop(self, testbed: _Testbed) -> None:
+        mirror = testbed.start()
+        mirror.await_progress()
+        self._wait()
+        mirror.signal(signal.SIGTERM)
+        mirror.end()
+        self._kill_and_record(testbed, mirror)
 
-    def _pause_one(self, stage: _Stage) -> None:
-        first = stage.start()
+    def _pause_mirror(self, testbed: _Testbed) -> None:
+        first = testbed.start()
         first.await_progress()
-        self._pause()
+        self._wait()
         first.signal(signal.SIGSTOP)
-        second = stage.start()
+        second = testbed.start()
         second.await_progress(_PAUSE_MS + _DIE_MS)
         first.signal(signal.SIGCONT)
-        self._pause()
-        self._end(stage, first, second)
+        self._wait()
+        self._kill_and_record(testbed, first, second)
 
-    def _run_two(self, stage: _Stage) -> None:
-        both = (stage.start(), stage.start())
-        for copier in both:
-            copier.await_progress()
-        self._pause()
+    def _run_two(self, testbed: _Testbed) -> None:
+        both = (testbed.start(), testbed.start())
+        for mirror in both:
+            mirror.await_progress()
+        self._wait()
         both[0].kill()
-        self._pause()
-        self._end(stage, *both)
+        self._wait()
+        self._kill_and_record(testbed, *both)
 
-    def _bounce_source(self, stage: _Stage) -> None:
-        copier = stage.start()
-        copier.await_progress()
-        stage.source.kill()
-        self._pause()
-        stage.source.start()
-        self._pause()
-        self._end(stage, copier)
+    def _restart_source(self, testbed: _Testbed) -> None:
+        mirror = testbed.start()
+        mirror.await_progress()
+        testbed.source.kill()
+        self._wait()
+        testbed.source.start()
+        self._wait()
+        self._kill_and_record(testbed, mirror)
 
-    def _trouble_network(self, stage: _Stage) -> None:
-        copier = stage.start()
-        copier.await_progress()
-        network = self._chooser.choice((stage.network or stage.s3_network, stage.s3_network))
+    def _disturb_network(self, testbed: _Testbed) -> None:
+        mirror = testbed.start()
+        mirror.await_progress()
+        network = self._chooser.choice((testbed.network or testbed.s3_network, testbed.s3_network))
         kind = self._chooser.choice(("reset", "silence", "delay"))
         if kind == "reset":
             network.cut()
@@ -370,53 +372,55 @@ class RealTorture:
         network.delay_ms = 100 if kind == "delay" else 0
         SYSTEM_CLOCK.sleep_ms(_FAULT_MS)
         network.is_silent, network.delay_ms = False, 0
-        self._pause()
-        self._end(stage, copier)
+        self._wait()
+        self._kill_and_record(testbed, mirror)
 
-    def _refuse(self, stage: _Stage) -> None:
-        copier = stage.start()
-        copier.await_progress()
-        stage.s3.faults.extend(["refused"] * 3)
-        if not copier.limit_files(_TINY_BYTES):
-            self.result.left_out.append("full disk: this system cannot limit another process")
+    def _refuse_writes(self, testbed: _Testbed) -> None:
+        mirror = testbed.start()
+        mirror.await_progress()
+        testbed.s3.faults.extend(["refused"] * 3)
+        if not mirror.limit_files(_TINY_BYTES):
+            self.result.left_out.append(
+                "full disk: this system cannot limit the files of another process"
+            )
         SYSTEM_CLOCK.sleep_ms(_FAULT_MS)
-        if copier.is_alive:
-            copier.limit_files(-1)
-        self._pause()
-        self._end(stage, copier)
+        if mirror.is_alive:
+            mirror.limit_files(-1)
+        self._wait()
+        self._kill_and_record(testbed, mirror)
 
-    def _lose_responses(self, stage: _Stage) -> None:
-        self._spoil(stage, "lost-answer")
+    def _lose_responses(self, testbed: _Testbed) -> None:
+        self._inject_into_s3(testbed, "lost-answer")
 
-    def _response_late(self, stage: _Stage) -> None:
-        self._spoil(stage, "late")
+    def _delay_responses(self, testbed: _Testbed) -> None:
+        self._inject_into_s3(testbed, "late")
 
-    def _spoil(self, stage: _Stage, fault: str) -> None:
-        copier = stage.start()
-        copier.await_progress()
+    def _inject_into_s3(self, testbed: _Testbed, fault: str) -> None:
+        mirror = testbed.start()
+        mirror.await_progress()
         for _ in range(4):
-            stage.s3.faults.append(fault)
-            self._pause()
-        self._end(stage, copier)
+            testbed.s3.faults.append(fault)
+            self._wait()
+        self._kill_and_record(testbed, mirror)
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _finish(self, stage: _Stage) -> None:
-        self._say("a clean run copies the rest")
-        stage.s3.faults.clear()
-        copier = stage.start("--until-now")
-        code = copier.end(_FINISH_MS)
-        self._end(stage, copier)
+    def _finish(self, testbed: _Testbed) -> None:
+        self._report("final run without faults")
+        testbed.s3.faults.clear()
+        mirror = testbed.start("--until-now")
+        code = mirror.end(_FINISH_MS)
+        self._kill_and_record(testbed, mirror)
         if code != 0:
-            why = f"the last run ended with {code}: {_last(copier)}"
+            why = f"the final run exited with {code}: {_last(mirror)}"
             for history in self._histories.values():
                 history.stuck(why)
 
-    def judge(self, stage: _Stage, feeder: Feeder) -> None:
-        """Compare every copy with its source, and the source with what it had acknowledged."""
+    def judge(self, testbed: _Testbed, feeder: Feeder) -> None:
+        """Compare each replica with the source, and the source with its acknowledgements."""
         self.result.records = feeder.count
         for partition in range(PARTITIONS):
-            rows = read_topic(stage.direct, _TOPIC, partition)
+            rows = read_topic(testbed.direct, _TOPIC, partition)
             written = feeder.acknowledged[partition]
             at_source = History().judge(
                 Truth(rows=[written[at] for at in sorted(written)]),
@@ -426,18 +430,18 @@ class RealTorture:
             truth = Truth(rows=rows, end=rows[-1].offset + 1 if rows else 0)
             for flow in self._flows:
                 found = self._histories[flow.name, partition].judge(
-                    truth, stage.rows(flow, partition), names=stage.names(flow, partition)
+                    truth, testbed.rows(flow, partition), names=testbed.names(flow, partition)
                 )
                 self.result.anomalies += [(f"{flow.name}/{partition}", each) for each in found]
 
 
-def _last(copier: Copier) -> str:
-    lines = copier.log.read_text(errors="replace").splitlines()
+def _last(mirror: MirrorProcess) -> str:
+    lines = mirror.log.read_text(errors="replace").splitlines()
     return lines[-1] if lines else ""
 
 
-def _end_of(names: list[str] | None) -> int | None:
-    """How far an unbroken chain from 0 reaches."""
+def _chain_end(names: list[str] | None) -> int | None:
+    """Return the end of the chain that starts at offset 0; None for a cluster."""
     if names is None:
         return None
     end = 0
@@ -449,15 +453,15 @@ def _end_of(names: list[str] | None) -> int | None:
     return end
 
 
-_TRIALS: Final[dict[str, Callable[[RealTorture, _Stage], None]]] = {
+_TRIALS: Final[dict[str, Callable[[RealTorture, _Testbed], None]]] = {
     "kill": RealTorture._kill_at_point,  # noqa: SLF001  # its own table
     "random-kill": RealTorture._kill_at_random,  # noqa: SLF001  # the same
-    "pause": RealTorture._pause_one,  # noqa: SLF001  # the same
+    "pause": RealTorture._pause_mirror,  # noqa: SLF001  # the same
     "two-writers": RealTorture._run_two,  # noqa: SLF001  # the same
     "stop": RealTorture._stop,  # noqa: SLF001  # the same
-    "source-down": RealTorture._bounce_source,  # noqa: SLF001  # the same
-    "network": RealTorture._trouble_network,  # noqa: SLF001  # the same
-    "refused": RealTorture._refuse,  # noqa: SLF001  # the same
+    "source-down": RealTorture._restart_source,  # noqa: SLF001  # the same
+    "network": RealTorture._disturb_network,  # noqa: SLF001  # the same
+    "refused": RealTorture._refuse_writes,  # noqa: SLF001  # the same
     "lost-answer": RealTorture._lose_responses,  # noqa: SLF001  # the same
-    "late": RealTorture._response_late,  # noqa: SLF001  # the same
+    "late": RealTorture._delay_responses,  # noqa: SLF001  # the same
 }

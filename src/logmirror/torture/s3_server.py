@@ -1,7 +1,6 @@
-"""An S3 server in this process, whose answers can be spoiled: what it keeps is the simulation's.
+"""An S3 server on loopback with fault injection: HTTP in front of the simulation's `Bucket`.
 
-As much of the API as `S3Store` speaks, path style, without a look at signatures. It listens on
-loopback, for as long as a torture lasts.
+It supports the requests that `S3Store` sends, path style, and does not check signatures.
 """
 
 from __future__ import annotations
@@ -31,35 +30,35 @@ _XML: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 
 
 class S3Server:
-    """The server; use it in a `with`."""
+    """The server; a context manager."""
 
     def __init__(self) -> None:
         self.bucket = Bucket(page=1000)
         self.lock = threading.Lock()
         self.faults: deque[str] = deque()
-        """`refused`, `lost-answer` or `late`: what happens to the next writes."""
+        """`refused`, `lost-answer` or `late`: the faults of the next writes."""
 
-        made = self
+        owner = self
 
         class Handler(_Handler):
-            server_of = made
+            s3 = owner
 
         self._server = _Server((HOST, 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._server.server_address[1])
 
     def names(self, folder: str) -> list[str]:
-        """The names of the objects directly in a folder."""
+        """Return the names of the objects directly in a folder."""
         with self.lock:
             found = [k for k in self.bucket.objects if k.rpartition("/")[0] == folder]
         return sorted(key.rpartition("/")[2] for key in found)
 
     def read(self, key: str) -> bytes:
-        """One object."""
+        """Return the content of one object."""
         with self.lock:
             return self.bucket.objects[key]
 
@@ -74,7 +73,7 @@ class S3Server:
 
 
 class _Server(ThreadingHTTPServer):
-    """Says nothing of clients that are killed while they are answered."""
+    """Logs no errors of clients that were killed during a request."""
 
     daemon_threads = True
 
@@ -88,14 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
-    server_of: S3Server
+    s3: S3Server
 
     def log_message(self, format: str, *_: object) -> None:  # noqa: A002  # http.server's name
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:  # http.server's name
-        """List, or hand an object out."""
-        key, query = self._asked()
+        """ListObjectsV2, ListMultipartUploads or GetObject."""
+        key, query = self._target()
         if "uploads" in query:
             prefix = query.get("prefix", "")
             self._serve(lambda b: b.list_multipart_uploads(Prefix=prefix), _uploads)
@@ -117,13 +116,13 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def do_HEAD(self) -> None:  # the same
-        """Say how large an object is."""
-        key, _ = self._asked()
+        """HeadObject."""
+        key, _ = self._target()
         self._serve(lambda b: b.head_object(Key=key))
 
     def do_PUT(self) -> None:  # the same
-        """Keep an object or a part of one."""
-        key, query = self._asked()
+        """PutObject or UploadPart."""
+        key, query = self._target()
         data = self._body()
         if "partNumber" in query:
             upload, number = query["uploadId"], int(query["partNumber"])
@@ -136,11 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(lambda b: b.put_object(Key=key, Body=data, IfNoneMatch=condition), writes=True)
 
     def do_POST(self) -> None:  # the same
-        """Begin or complete an upload."""
-        key, query = self._asked()
+        """CreateMultipartUpload or CompleteMultipartUpload."""
+        key, query = self._target()
         self._body()
         if "uploads" in query:
-            self._serve(lambda b: b.create_multipart_upload(Key=key), _begun)
+            self._serve(lambda b: b.create_multipart_upload(Key=key), _created)
             return
         condition = self.headers.get("If-None-Match") or ""
         self._serve(
@@ -152,17 +151,17 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def do_DELETE(self) -> None:  # the same
-        """Remove an object, or forget an upload."""
-        key, query = self._asked()
+        """DeleteObject or AbortMultipartUpload."""
+        key, query = self._target()
         if "uploadId" in query:
             upload = query["uploadId"]
             self._serve(lambda b: b.abort_multipart_upload(Key=key, UploadId=upload), status=204)
         else:
             self._serve(lambda b: b.delete_object(Key=key), status=204)
 
-    # -- requests and answers --------------------------------------------------------------------
+    # -- requests and responses -------------------------------------------------------------------
 
-    def _asked(self) -> tuple[str, dict[str, str]]:
+    def _target(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
         _, _, key = unquote(parts.path).lstrip("/").partition("/")
         return key, dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -171,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         data = self.rfile.read(size)
         if len(data) < size:
-            raise ConnectionAbortedError("a body that is cut off is nobody's object")
+            raise ConnectionAbortedError("the connection ended within a request body")
         return data
 
     def _serve(
@@ -182,35 +181,35 @@ class _Handler(BaseHTTPRequestHandler):
         status: int = 200,
         writes: bool = False,
     ) -> None:
-        made = self.server_of
-        fault = made.faults.popleft() if writes and made.faults else ""
+        server = self.s3
+        fault = server.faults.popleft() if writes and server.faults else ""
         if fault == "refused":
             self._refuse("SlowDown", 503)
             return
         if fault == "late":
             self.close_connection = True
-            threading.Thread(target=_serve_late, args=(made, serve), daemon=True).start()
+            threading.Thread(target=_serve_late, args=(server, serve), daemon=True).start()
             return
         try:
-            with made.lock:
-                answer = serve(made.bucket)
+            with server.lock:
+                response = serve(server.bucket)
         except ClientError as error:
-            told = error.response
-            self._refuse(told["Error"]["Code"], told["ResponseMetadata"]["HTTPStatusCode"])
+            found = error.response
+            self._refuse(found["Error"]["Code"], found["ResponseMetadata"]["HTTPStatusCode"])
             return
         if fault == "lost-answer":
             self.close_connection = True
             return
-        self._response(status, answer, body(answer).encode() if body else None)
+        self._respond(status, response, body(response).encode() if body else None)
 
-    def _response(self, status: int, answer: Mapping[str, Any], text: bytes | None) -> None:
+    def _respond(self, status: int, response: Mapping[str, Any], text: bytes | None) -> None:
         data = text if text is not None else b""
-        if "Body" in answer:
-            data = answer["Body"].read()
+        if "Body" in response:
+            data = response["Body"].read()
         self.send_response(status)
-        if "ETag" in answer:
-            self.send_header("ETag", answer["ETag"])
-        self.send_header("Content-Length", str(answer.get("ContentLength", len(data))))
+        if "ETag" in response:
+            self.send_header("ETag", response["ETag"])
+        self.send_header("Content-Length", str(response.get("ContentLength", len(data))))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -224,50 +223,50 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
-def _serve_late(made: S3Server, serve: Callable[[Bucket], Mapping[str, Any]]) -> None:
+def _serve_late(server: S3Server, serve: Callable[[Bucket], Mapping[str, Any]]) -> None:
     SYSTEM_CLOCK.sleep_ms(_LATE_MS)
-    with made.lock, contextlib.suppress(ClientError):
-        serve(made.bucket)
+    with server.lock, contextlib.suppress(ClientError):
+        serve(server.bucket)
 
 
-def _listing(answer: Mapping[str, Any]) -> str:
+def _listing(response: Mapping[str, Any]) -> str:
     contents = "".join(
         f"<Contents><Key>{escape(entry['Key'])}</Key><Size>{entry['Size']}</Size>"
         f"<ETag>{escape(entry['ETag'])}</ETag></Contents>"
-        for entry in answer["Contents"]
+        for entry in response["Contents"]
     )
     folders = "".join(
         f"<CommonPrefixes><Prefix>{escape(entry['Prefix'])}</Prefix></CommonPrefixes>"
-        for entry in answer["CommonPrefixes"]
+        for entry in response["CommonPrefixes"]
     )
-    token = answer.get("NextContinuationToken", "")
+    token = response.get("NextContinuationToken", "")
     more = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>" if token else ""
-    truncated = str(answer["IsTruncated"]).lower()
+    truncated = str(response["IsTruncated"]).lower()
     return (
         f"{_XML}<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{more}"
         f"{contents}{folders}</ListBucketResult>"
     )
 
 
-def _uploads(answer: Mapping[str, Any]) -> str:
+def _uploads(response: Mapping[str, Any]) -> str:
     found = "".join(
         f"<Upload><Key>{escape(entry['Key'])}</Key><UploadId>{entry['UploadId']}</UploadId></Upload>"
-        for entry in answer["Uploads"]
+        for entry in response["Uploads"]
     )
     head = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>"
     return f"{_XML}{head}{found}</ListMultipartUploadsResult>"
 
 
-def _begun(answer: Mapping[str, Any]) -> str:
-    name = answer["UploadId"]
+def _created(response: Mapping[str, Any]) -> str:
+    name = response["UploadId"]
     return (
         f"{_XML}<InitiateMultipartUploadResult><UploadId>{name}</UploadId>"
         "</InitiateMultipartUploadResult>"
     )
 
 
-def _completed(answer: Mapping[str, Any]) -> str:
-    etag = escape(answer["ETag"])
+def _completed(response: Mapping[str, Any]) -> str:
+    etag = escape(response["ETag"])
     return (
         f"{_XML}<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
     )

@@ -1,4 +1,4 @@
-"""What a torture found, for people and for programs."""
+"""The result of `logmirror torture`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,54 +16,58 @@ if TYPE_CHECKING:
 
 @dataclass
 class Finding:
-    """The first anomaly of a seed or a copy."""
+    """One anomaly, and the command that reproduces it."""
 
     where: str
+    """The simulated run, or the replica."""
+
     code: str
     example: str
     replay: str
-    """The command that does it again."""
+    """The command that repeats the run."""
 
 
 @dataclass
 class Verdict:
-    """All that a torture found."""
+    """The result of both parts."""
 
     seed: int
     seeds: int = 0
     simulated_records: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    """How often each class happened in the simulation."""
+    """Number of simulated faults by name."""
 
     seconds: float = 0
+    """Duration of the simulation."""
+
     findings: list[Finding] = field(default_factory=list)
     anomalies: Counter[str] = field(default_factory=Counter)
     real: RealResult | None = None
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there is no anomaly."""
         return not self.findings
 
     def simulated(self, result: Result, replay: str) -> None:
-        """Take the result of one seed in."""
+        """Add the result of one simulated run."""
         self.seeds += 1
         self.simulated_records += result.records
         self.faults.update(result.happened)
-        self._found([(str(result.plan), each) for each in result.anomalies], replay)
+        self._add([(str(result.plan), each) for each in result.anomalies], replay)
 
     def tortured(self, result: RealResult, replay: str) -> None:
-        """Take the result of the real processes in."""
+        """Add the result of the real processes."""
         self.real = result
-        self._found(result.anomalies, replay)
+        self._add(result.anomalies, replay)
 
-    def _found(self, anomalies: list[tuple[str, Anomaly]], replay: str) -> None:
+    def _add(self, anomalies: list[tuple[str, Anomaly]], replay: str) -> None:
         for where, anomaly in anomalies:
             self.anomalies[anomaly.code] += anomaly.count
             self.findings.append(Finding(where, anomaly.code, anomaly.example, replay))
 
     def to_json(self) -> dict[str, object]:
-        """The verdict as JSON."""
+        """Return the result for `--format json`."""
         real = self.real
         return {
             "clean": self.is_clean,
@@ -90,7 +94,7 @@ class Verdict:
         }
 
     def lines(self) -> Iterator[str]:
-        """The verdict as text."""
+        """Yield the result for `--format text`, line by line."""
         if self.seeds:
             faults = ", ".join(f"{count} {name}" for name, count in self.faults.most_common())
             yield (
@@ -102,30 +106,30 @@ class Verdict:
         if self.real is not None:
             real = self.real
             yield (
-                f"real processes: {real.trials} trials, {real.kills} killed, "
+                f"real processes: {real.trials} trials, {real.kills} processes killed, "
                 f"{real.records} records, {real.seconds:.1f} s"
             )
             if real.missed:
-                yield f"  crash points that were not reached in time: {real.missed}"
-            yield from (f"  left out: {reason}" for reason in real.left_out)
+                yield f"  failpoints not reached in time: {real.missed}"
+            yield from (f"  not tested: {reason}" for reason in real.left_out)
             yield from self._rate(real.trials, "trial")
         for code, count in sorted(self.anomalies.items(), key=lambda item: int(item[0][1:])):
             yield f"{code}: {count}"
         if self.findings:
             first = self.findings[0]
             yield f"first: {first.where}: {first.code}: {first.example}"
-            yield f"again: {first.replay}"
+            yield f"reproduce: {first.replay}"
         yield f"seed {self.seed}"
-        yield "nothing was lost, doubled or changed" if self.is_clean else "ANOMALIES"
+        yield "no record was lost, duplicated or changed" if self.is_clean else "ANOMALIES FOUND"
 
     def _rate(self, trials: int, what: str) -> Iterator[str]:
         if self.is_clean and trials:
             yield (
-                f"  0 anomalies in {trials}: fewer than {_bound(trials):.2%} of such "
-                f"{what}s show one, at 95 % confidence (rule of three)"
+                f"  0 anomalies in {trials} {what}s: rate below {_bound(trials):.2%} "
+                "at 95 % confidence (rule of three)"
             )
 
 
 def _bound(trials: int) -> float | None:
-    """The rule of three: 0 in N means a rate below 3/N, at 95 %."""
+    """Return the rule of three: 0 anomalies in N runs bound the rate by 3/N at 95 %."""
     return round(min(3 / trials, 1), 6) if trials else None

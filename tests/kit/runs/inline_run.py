@@ -24,7 +24,7 @@ from kit.runs.inline_server import ForkedProcess
 from logmirror.app import run
 from logmirror.cli import main as cli
 from logmirror.engine import spark
-from logmirror.torture import copier
+from logmirror.torture import mirror_process
 
 if TYPE_CHECKING:
     import subprocess
@@ -63,7 +63,7 @@ def config_text(*mirrors: Mapping[str, object]) -> str:
     return json.dumps({"mirrors": mirrors}, indent=1)
 
 
-class InlineRunner(copier.InlineRunner):
+class InlineRunner(mirror_process.InlineRunner):
     """The product's own runner without Spark, in the place of the one with it."""
 
     def __init__(self, **_: object) -> None:

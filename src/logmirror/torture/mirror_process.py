@@ -1,9 +1,9 @@
-"""A process that runs mirrors as `logmirror run` does, with their slices carried out in itself.
+"""`logmirror run` without Spark, as a process: slices run in the driver's own process.
 
-    python -m logmirror.torture.copier CONFIG [--until-now]
+    python -m logmirror.torture.mirror_process CONFIG [--until-now]
 
-Everything but Spark is the product's: configuration, loop, executor, stores, logs, exit codes. It
-starts in a second or two, so many of them can be killed.
+Configuration, loop, executor, stores, logs and exit codes are the product's. The process starts in
+one to two seconds, so a trial can kill many of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from logmirror.app import run
+from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class InlineRunner:
-    """A `Runner` with one slot, in the driver's own process."""
+    """A `Runner` with one slot, in the driver's process."""
 
     slots: Final = 1
 
@@ -52,17 +53,17 @@ class InlineRunner:
 
 
 def main() -> NoReturn:
-    """Run, and exit as `logmirror run` would."""
+    """Run, and exit with the codes of `logmirror run`."""
     log_to_stderr("info", "json")
     try:
         with contextlib.ExitStack() as stack:
-            specs = run.mirror_specs(load(Path(sys.argv[1])))
+            specs = mirror_specs(load(Path(sys.argv[1])))
             runner = stack.enter_context(InlineRunner())
             service = run.build_service(specs, runner, stack, on_fatal="isolate")
             signal.signal(signal.SIGTERM, lambda *_: service.stop())
             service.run(until_now="--until-now" in sys.argv)
     except LogmirrorError as error:
-        print(error, file=sys.stderr)  # noqa: T201  # whoever started us reads it
+        print(error, file=sys.stderr)  # noqa: T201  # the torture reads it from the log
         sys.exit(error.exit_code)
     sys.exit(0)
 
