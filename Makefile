@@ -18,7 +18,7 @@ IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test nightly lint bench format schema faults lock clean
+.PHONY: help install demo test nightly lint bench format schema faults docs record-demo lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
@@ -53,6 +53,12 @@ schema: install ## Write the JSON Schema, the reference pages of configuration a
 
 faults: install ## Simulate every cell of the fault matrix; writes docs/faults.md
 	@$(RUN) python scripts/write_faults.py 2
+
+docs: install ## Build the site of docs/ into build/site; a broken link or anchor is an error
+	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build
+
+record-demo: install # Record `make demo` as docs/assets/demo.svg
+	@$(RUN) python scripts/record_demo.py
 
 lock: install ## Resolve both requirements.lock anew from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \
