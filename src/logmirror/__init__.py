@@ -1,1 +1,73 @@
-"""Exact copies of Kafka partitions, each of which can be proven."""
+"""Replicate Kafka partitions exactly, to Kafka, directories or S3, and verify the replicas.
+
+    import logmirror
+
+    settings = logmirror.load("mirror.yaml")
+    logmirror.run(settings, until_now=True)
+    for report in logmirror.verify(settings, against_source=True):
+        print(report.topic, report.partition, report.next_offset, report.ok)
+
+`logmirror.dataframes` reads archives as Spark DataFrames; `logmirror.testing` has what tests need.
+"""
+
+from logmirror.api import (
+    bucket_policies,
+    check,
+    compact,
+    json_schema,
+    kafka_acls,
+    load,
+    run,
+    status,
+    verify,
+)
+from logmirror.config.problems import ConfigError
+from logmirror.errors import (
+    CorruptionError,
+    FencedError,
+    InternalError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    PositionError,
+    UnavailableError,
+    UsageError,
+)
+from logmirror.reports import (
+    Acl,
+    CheckReport,
+    ClusterAcls,
+    CompactReport,
+    Event,
+    PartitionStatus,
+    Problem,
+    VerifyReport,
+)
+
+__all__ = [
+    "Acl",
+    "CheckReport",
+    "ClusterAcls",
+    "CompactReport",
+    "ConfigError",
+    "CorruptionError",
+    "Event",
+    "FencedError",
+    "InternalError",
+    "LogmirrorError",
+    "OutcomeUnknownError",
+    "PartitionStatus",
+    "PositionError",
+    "Problem",
+    "UnavailableError",
+    "UsageError",
+    "VerifyReport",
+    "bucket_policies",
+    "check",
+    "compact",
+    "json_schema",
+    "kafka_acls",
+    "load",
+    "run",
+    "status",
+    "verify",
+]

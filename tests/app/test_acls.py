@@ -11,7 +11,8 @@ import pytest
 
 from kit.runs.configs import ABSENT, folder, mirror, settings_of
 from logmirror import cluster as cluster_package
-from logmirror.app.acls import acls_json, acls_text, needed_acls
+from logmirror.app.acls import needed_acls
+from logmirror.cli.acls import acls_json, acls_text
 from logmirror.errors import UsageError
 from logmirror.wire import messages
 

@@ -1,13 +1,15 @@
-"""How the driver is put together: how long its clients wait for whom.
+"""How long the driver's clients retry and wait.
 
-Method: what each would be opened with is looked at; that clients keep to it is shown in
+Method: the settings with which each client would be opened. That clients keep to them is shown in
 tests/cluster.
 """
 
 import pytest
 
-from logmirror.app import run
-from logmirror.app.run import HASTE_MS, PATIENCE_MS, Clients, considerate, mirror_specs
+from logmirror.app import components
+from logmirror.app.components import COMMAND_BUDGET_MS, Clients
+from logmirror.app.run import BRIEF_MS, with_shared_budget
+from logmirror.app.specs import mirror_specs
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import load_text
 
@@ -19,7 +21,7 @@ LIMITS = "flush: {max-time-ms: 1, max-bytes: 1, max-offsets: 1}"
 
 @pytest.fixture(autouse=True)
 def _nothing_is_opened(monkeypatch):
-    monkeypatch.setattr(run, "ClusterClient", lambda settings: settings)
+    monkeypatch.setattr(components, "ClusterClient", lambda settings: settings)
 
 
 def waits(clients):
@@ -27,16 +29,16 @@ def waits(clients):
     return (opened.retry_budget_ms, opened.connect_timeout_ms, opened.socket_timeout_ms)
 
 
-def test_the_loop_s_own_clients_wait_as_long_as_the_settings_say():
+def test_clients_of_the_loop_wait_as_long_as_the_settings_say():
     assert waits(Clients()) == (60_000, 10_000, 1000)
 
 
-def test_those_that_somebody_waits_for_do_not_try_for_long():
-    assert waits(Clients(PATIENCE_MS)) == (PATIENCE_MS, 10_000, 1000)
+def test_clients_of_a_command_retry_for_its_budget():
+    assert waits(Clients(COMMAND_BUDGET_MS)) == (COMMAND_BUDGET_MS, 10_000, 1000)
 
 
-def test_hasty_ones_wait_for_no_response_and_no_connection_longer_either():
-    assert waits(Clients(HASTE_MS, is_hasty=True)) == (HASTE_MS, HASTE_MS, 1000)
+def test_limited_attempts_bound_connections_and_responses_too():
+    assert waits(Clients(BRIEF_MS, limits_attempts=True)) == (BRIEF_MS, BRIEF_MS, 1000)
 
 
 def mirrors(*pairs):
@@ -64,16 +66,16 @@ def budgets(specs):
     }
 
 
-def test_a_single_cluster_has_all_the_patience_there_is():
+def test_a_single_cluster_keeps_its_own_retry_budget():
     specs = mirrors(("a:9092", FOLDER), ("a:9092", FOLDER))
 
-    assert considerate(specs) == specs
-    assert min(budgets(specs)) > PATIENCE_MS
+    assert with_shared_budget(specs) == specs
+    assert min(budgets(specs)) > COMMAND_BUDGET_MS
 
 
-def test_of_several_clusters_none_holds_up_the_others_for_long():
+def test_of_several_clusters_each_has_a_limited_retry_budget():
     for pairs in ([("a:9092", FOLDER), ("b:9092", FOLDER)], [("a:9092", CLUSTER)]):
         specs = mirrors(*pairs)
 
-        assert budgets(considerate(specs)) == {PATIENCE_MS}
-        assert [spec.name for spec in considerate(specs)] == [spec.name for spec in specs]
+        assert budgets(with_shared_budget(specs)) == {COMMAND_BUDGET_MS}
+        assert [spec.name for spec in with_shared_budget(specs)] == [spec.name for spec in specs]

@@ -15,7 +15,7 @@ import pytest
 from kit.runs.commands import mirror, write_config
 from kit.runs.configs import with_files
 from kit.servers.machine import HOST, free_ports
-from logmirror.app import status
+from logmirror.app import status as app_status
 from logmirror.cli import main
 
 EXAMPLES: Final = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
@@ -37,7 +37,7 @@ def logmirror(monkeypatch, capsys):
 @pytest.fixture
 def away(monkeypatch, tmp_path) -> Path:
     """A mirror whose cluster does not answer."""
-    monkeypatch.setattr(status, "PATIENCE_MS", 200)
+    monkeypatch.setattr(app_status, "COMMAND_BUDGET_MS", 200)
     return write_config(
         tmp_path / "mirror.yaml",
         mirror("orders", f"{HOST}:{free_ports(1)[0]}", tmp_path / "archive", name="orders"),
@@ -90,5 +90,5 @@ def test_an_error_ends_the_program_with_the_code_of_its_kind(logmirror, away):
     code, out, errors = logmirror("status", "-c", away, "--mirror", "ordres")
 
     assert (code, out) == (2, "")
-    assert errors.splitlines()[0] == "error (usage): there is no such mirror in the file"
+    assert errors.splitlines()[0] == "error (usage): no such mirror in the configuration"
     assert errors.splitlines()[-1] == "  see docs/errors.md#usage"

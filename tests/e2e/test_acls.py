@@ -28,7 +28,8 @@ from kit.judges.gaps import CREDENTIALS, Writer, plain_messages, secured_kafka, 
 from kit.runs.commands import logmirror
 from kit.servers.apache import RELEASES
 from kit.servers.security import USER
-from logmirror.app.acls import acls_text, needed_acls
+from logmirror.app.acls import needed_acls
+from logmirror.cli.acls import acls_text
 from logmirror.app.preflight import check
 from logmirror.config.settings import load_text
 from logmirror.errors import UsageError

@@ -18,7 +18,8 @@ from kit.judges.truth import Source
 from kit.runs.commands import FORMATS, mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRunner
 from kit.runs.writer import writing
-from logmirror.app import run as wiring
+from logmirror.app.run import build_service
+from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
 from logmirror.stores.filesystem import Syscalls
 
@@ -59,7 +60,7 @@ def serving(config):
     """The service, until the block ends; then it flushes and stops."""
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(InlineRunner())
-        service = wiring.build_service(wiring.mirror_specs(load(config)), runner, stack)
+        service = build_service(mirror_specs(load(config)), runner, stack)
         errors = []
 
         def run():

@@ -124,7 +124,7 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
     def wait_until_ready():
         wait_until(lambda: readiness().status == 200, what=lambda: f"ready: {readiness()}")
 
-    with running(config, port=port, patience_ms=500) as run:
+    with running(config, port=port, retry_budget_ms=500) as run:
         wait_until_ready()
         for n in range(1, 6):
             produce(own_broker.bootstrap, topic, some(100))
@@ -177,7 +177,7 @@ def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker
             destinations=[files, {**standby, "affects-readiness": False}],
         ),
     )
-    with running(config, port=port, patience_ms=500) as run:
+    with running(config, port=port, retry_budget_ms=500) as run:
         wait_until(
             lambda: (
                 durable_position(root / "files" / "0") == 10

@@ -103,7 +103,7 @@ def test_hundreds_of_mirrors_of_one_source_cost_it_as_many_questions_as_one(
         for partition in range(MIRRORS)
     ]
     rows = status.status(load(write_config(tmp_path / "config.json", *many)))
-    assert [row.flow.mirror for row in rows] == [f"m{n}" for n in range(MIRRORS)]
+    assert [row.mirror for row in rows] == [f"m{n}" for n in range(MIRRORS)]
     assert {row.position for row in rows} == {10}
     assert asked["ListOffsets"] == 2
     assert sum(asked.values()) <= 10, asked
@@ -162,7 +162,7 @@ def test_what_one_mirror_lacks_is_its_own_row_and_the_others_stand_as_they_are(
         mirror(large_topic, here, archive, name="fine", partition=4),
     ]
     rows = status.status(load(write_config(tmp_path / "config.json", *mirrors)))
-    kinds = {row.flow.mirror: row.error and row.error.kind for row in rows}
+    kinds = {row.mirror: row.error and row.error.kind for row in rows}
     assert kinds == {
         "good": None,
         "no-topic": "usage",
@@ -171,7 +171,7 @@ def test_what_one_mirror_lacks_is_its_own_row_and_the_others_stand_as_they_are(
         "no-target": "unavailable",
         "fine": None,
     }
-    assert [row.flow.mirror for row in rows if row.flow.mirror != "no-target"] == [
+    assert [row.mirror for row in rows if row.mirror != "no-target"] == [
         "good", "no-topic", "no-partition", "no-source", "fine"
     ]  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_a_source_that_fails_between_two_questions_is_an_error_of_each_row(
         for name in ("a", "b")
     ]
     rows = status.status(load(write_config(tmp_path / "config.json", *mirrors)))
-    assert [(row.flow.mirror, row.error.kind) for row in rows] == [
+    assert [(row.mirror, row.error.kind) for row in rows] == [
         ("a", "unavailable"), ("b", "unavailable")
     ]  # fmt: skip
 
@@ -221,7 +221,7 @@ def test_nothing_is_ever_created(tmp_path):
             before = (client.topics(), everything(root))
             rows = status.status(load(config))
             after = (client.topics(), everything(root))
-        assert [row.flow.mirror for row in rows if row.error is None] == ["files", "no-folder"]
+        assert [row.mirror for row in rows if row.error is None] == ["files", "no-folder"]
         assert after == before
         assert before[0] == ["there"]
 

@@ -1,18 +1,18 @@
-"""The Kafka ACLs that a configuration needs: what `run` asks brokers for, and nothing else.
+"""`logmirror acls print`: the Kafka ACLs that a configuration needs, and no others.
 
     operation        on            for
     Read             the topic     Fetch
-    DescribeConfigs  the topic     DescribeConfigs: is it compacted?
+    DescribeConfigs  the topic     DescribeConfigs: whether it is compacted
 
 at the source, and with `offsets: translate` Create and Write on the topic of the offset syncs. At
 the destination:
 
     Write            the topic     Produce
-    Read             the topic     DescribeProducers and Fetch: what is there (preserve)
-    DescribeConfigs  the topic     DescribeConfigs: does it fit?
+    Read             the topic     DescribeProducers and Fetch: the tail check (preserve)
+    DescribeConfigs  the topic     DescribeConfigs: comparison with the source
     Create, Alter    the topic     CreateTopics, CreatePartitions (topic-sync: create)
-    Delete           the topic     DeleteRecords: a head that the source no longer has
-    Write            ids           InitProducerId and what follows: transactions
+    Delete           the topic     DeleteRecords: padding below the source's log start
+    Write            ids           InitProducerId and transactions
     Read, Write,     the progress  Fetch, Produce, CreateTopics (translate)
     Create
     ClusterAction,   the cluster   WriteTxnMarkers, DescribeCluster: markers
@@ -25,13 +25,13 @@ writes: producer ids are derived, or come with a transactional id.
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from logmirror.app.run import mirror_specs
+from logmirror.app.specs import mirror_specs
 from logmirror.errors import UsageError
 from logmirror.mirror.ports import KafkaSpec
+from logmirror.reports import Acl, ClusterAcls
 from logmirror.to_kafka.gap_writer import transactional_id_prefix
 from logmirror.to_kafka.offset_syncs import topic_of
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC, FlowKey
@@ -46,50 +46,11 @@ if TYPE_CHECKING:
 _CLUSTER: Final = "kafka-cluster"
 """What Kafka calls the resource that is the cluster itself."""
 
-_BY_CERTIFICATE: Final = "the principal is in a certificate or a token, which only brokers read"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Acl:
-    """One operation on one resource that a principal must be allowed."""
-
-    resource: Literal["cluster", "topic", "transactional-id"]
-    name: str
-    is_prefix: bool = False
-    """Whether it is for all resources whose names begin so."""
-
-    operation: str
-    """As Kafka's own tool writes it: `DescribeConfigs`."""
-
-    is_optional: bool = False
-    """The copies are made without it, too; `purpose` says what is lost."""
-
-    purpose: str
-    """What it is for, and when: lower case, no full stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAcls:
-    """What one principal needs at one cluster."""
-
-    bootstrap_servers: str
-    principal: str
-    """`User:mirror`."""
-
-    acls: tuple[Acl, ...]
-    """In the order of resources and operations; none twice."""
+_BY_CERTIFICATE: Final = "the principal is in a certificate or token, which only brokers map"
 
 
 def needed_acls(settings: Settings, principal: str | None = None) -> list[ClusterAcls]:
-    """What the enabled mirrors of a configuration need, for each cluster and principal.
-
-    Args:
-        settings: The configuration.
-        principal: Who is to be allowed; None: whom the connection properties name.
-
-    Raises:
-        UsageError: The properties of a cluster do not tell.
-    """
+    """Return the ACLs of the enabled mirrors, by cluster and principal; see `kafka_acls`."""
     found: dict[tuple[str, str], list[Acl]] = {}
     for spec in mirror_specs(settings):
         for _, cluster, acls in acls_of(spec):
@@ -111,14 +72,14 @@ def _principal(cluster: ConnectionSettings, servers: str) -> str:
     if cluster.uses_sasl or cluster.ssl_certificate_location or cluster.ssl_certificate_pem:
         raise UsageError(
             _BY_CERTIFICATE,
-            hint="name it: --principal User:CN=mirror,O=example",
+            hint="pass it: --principal User:CN=mirror,O=example",
             bootstrap_servers=servers,
         )
     return "User:ANONYMOUS"
 
 
 def _merged(acls: Iterable[Acl]) -> tuple[Acl, ...]:
-    """Each once; what somebody needs is needed, whoever could do without."""
+    """Return each ACL once; required if any mirror requires it."""
     found: dict[Acl, Acl] = {}
     for acl in acls:
         key = replace(acl, purpose="", is_optional=False)
@@ -128,14 +89,14 @@ def _merged(acls: Iterable[Acl]) -> tuple[Acl, ...]:
     return tuple(sorted(found.values()))
 
 
-# -- what the code asks for ------------------------------------------------------------------------
+# -- requests and their ACLs -----------------------------------------------------------------------
 
 
 def acls_of(spec: MirrorSpec) -> Iterator[tuple[str, ConnectionSettings, list[Acl]]]:
-    """What a mirror needs: for which destination (empty: for the source), at which cluster."""
-    reading = _topic(spec.topic, "Read", "reading its records")
-    knowing = _topic(spec.topic, "DescribeConfigs", "knowing whether it is compacted")
-    yield "", spec.source, [reading, knowing]
+    """Yield destination (empty: the source), cluster and ACLs of a mirror."""
+    read = _topic(spec.topic, "Read", "reading its records")
+    describe = _topic(spec.topic, "DescribeConfigs", "finding out whether it is compacted")
+    yield "", spec.source, [read, describe]
     for name, written in spec.destinations:
         if not isinstance(written, KafkaSpec):
             continue
@@ -146,26 +107,26 @@ def acls_of(spec: MirrorSpec) -> Iterator[tuple[str, ConnectionSettings, list[Ac
 
 
 def _of_topic(copy: KafkaSpec) -> Iterator[Acl]:
-    yield _topic(copy.topic, "Write", "writing the copy")
+    yield _topic(copy.topic, "Write", "writing the replica")
     is_exact = copy.offsets == "preserve"
-    looking = "looking at what is there before anything is written" if is_exact else "`verify`"
-    yield _topic(copy.topic, "Read", looking, is_optional=not is_exact)
-    is_looked_at = copy.topic_sync != "off"
-    fitting = "comparing its settings" if is_looked_at else "knowing its largest batch"
-    yield _topic(copy.topic, "DescribeConfigs", fitting, is_optional=not is_looked_at)
+    purpose = "the tail check before anything is written" if is_exact else "`verify`"
+    yield _topic(copy.topic, "Read", purpose, is_optional=not is_exact)
+    is_compared = copy.topic_sync != "off"
+    fitting = "comparing its settings" if is_compared else "finding its largest batch"
+    yield _topic(copy.topic, "DescribeConfigs", fitting, is_optional=not is_compared)
     if copy.topic_sync == "create":
-        yield _topic(copy.topic, "Create", "making it where it is not there")
-        yield _topic(copy.topic, "Alter", "adding partitions that the source has got")
+        yield _topic(copy.topic, "Create", "creating it if it is missing")
+        yield _topic(copy.topic, "Alter", "adding partitions when the source does")
     if is_exact and copy.gaps == "markers":
         yield _topic(copy.topic, "Delete", "a source that begins above offset 0")
-        yield _transactions(transactional_id_prefix(copy.topic), "offsets without a record")
+        yield _transactions(transactional_id_prefix(copy.topic), "offset gaps")
 
 
 def _of_progress(mirror: str, target: str) -> list[Acl]:
     return [
-        _topic(PROGRESS_TOPIC, "Create", "making the topic of the progress, once"),
-        _topic(PROGRESS_TOPIC, "Read", "knowing how far the copy is"),
-        _topic(PROGRESS_TOPIC, "Write", "saying how far the copy is"),
+        _topic(PROGRESS_TOPIC, "Create", "creating the progress topic, once"),
+        _topic(PROGRESS_TOPIC, "Read", "reading how far the replica is"),
+        _topic(PROGRESS_TOPIC, "Write", "recording how far the replica is"),
         _transactions(FlowKey.prefix(mirror, target), "writing records and progress together"),
     ]
 
@@ -181,7 +142,7 @@ def _of_syncs(destination: str) -> list[Acl]:
 def _of_brokers(copy: KafkaSpec) -> Iterator[Acl]:
     yield _cluster("DescribeConfigs", "checking the brokers' settings")
     if copy.offsets == "preserve" and copy.gaps == "markers":
-        quick = "filling offsets without a record quickly, and safely while leaders change"
+        quick = "fast offset gaps, safe while leaders change"
         yield _cluster("ClusterAction", quick)
         yield _cluster("Describe", quick)
 
@@ -206,65 +167,3 @@ def _cluster(operation: str, purpose: str) -> Acl:
     return Acl(
         resource="cluster", name=_CLUSTER, operation=operation, purpose=purpose, is_optional=True
     )
-
-
-# -- as people and programs read it ----------------------------------------------------------------
-
-_HEAD: Final = """\
-# What each principal must be allowed, as commands of Kafka's own tool. Where the cluster asks who
-# you are, add --command-config with the properties of an administrator.
-"""
-
-
-def acls_text(clusters: Iterable[ClusterAcls]) -> str:
-    """Commands of `kafka-acls.sh`, with what they are for; as comments if they can be left out."""
-    return "\n".join([_HEAD, *(_cluster_text(cluster) for cluster in clusters)])
-
-
-def _cluster_text(cluster: ClusterAcls) -> str:
-    lines = [f"# -- {cluster.principal} at {cluster.bootstrap_servers}"]
-    for is_optional in (False, True):
-        chosen = [acl for acl in cluster.acls if acl.is_optional is is_optional]
-        if chosen and is_optional:
-            lines.append("# These can be left out; what is lost without them stands above each.")
-        for resource in dict.fromkeys((a.resource, a.name, a.is_prefix) for a in chosen):
-            of_it = [acl for acl in chosen if (acl.resource, acl.name, acl.is_prefix) == resource]
-            lines += [f"#   {acl.operation}: {acl.purpose}" for acl in of_it]
-            command = _command(cluster, of_it)
-            lines += [f"# {line}" if is_optional else line for line in command]
-    return "\n".join(lines) + "\n"
-
-
-def _command(cluster: ClusterAcls, acls: list[Acl]) -> list[str]:
-    first = acls[0]
-    words = ["--cluster"] if first.resource == "cluster" else [f"--{first.resource}", first.name]
-    words += ["--resource-pattern-type", "prefixed"] if first.is_prefix else []
-    for acl in acls:
-        words += ["--operation", acl.operation]
-    servers = ["kafka-acls.sh", "--bootstrap-server", cluster.bootstrap_servers, "--add"]
-    return [
-        f"{shlex.join([*servers, '--allow-principal', cluster.principal])} \\",
-        f"  {shlex.join(words)}",
-    ]
-
-
-def acls_json(clusters: Iterable[ClusterAcls]) -> list[dict[str, object]]:
-    """The same as JSON knows it."""
-    return [
-        {
-            "bootstrap_servers": cluster.bootstrap_servers,
-            "principal": cluster.principal,
-            "acls": [
-                {
-                    "resource_type": acl.resource,
-                    "name": acl.name,
-                    "pattern_type": "prefixed" if acl.is_prefix else "literal",
-                    "operation": acl.operation,
-                    "optional": acl.is_optional,
-                    "purpose": acl.purpose,
-                }
-                for acl in cluster.acls
-            ],
-        }
-        for cluster in clusters
-    ]

@@ -1,22 +1,21 @@
-"""The composition root of `logmirror compact`: settings to chains, one after the other.
+"""`logmirror compact`: merges small objects of every archive, one partition after the other.
 
-Beside `wiring`, because it writes without Spark and without a mirror's loop, and beside
-`overview`, because that writes nothing.
+Runs without Spark and beside running mirrors.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logmirror.app.run import mirror_specs
-from logmirror.archive.compact import Limits, Outcome, compact, plan
+from logmirror.app.specs import mirror_specs
+from logmirror.archive import compact as chains
 from logmirror.archive.merge import Archive
 from logmirror.archive.naming import partition_folder
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.mirror.ports import ArchiveSpec, FlowId
+from logmirror.reports import CompactReport
 from logmirror.stores.opening import begin_writing, open_store
 
 if TYPE_CHECKING:
@@ -28,30 +27,21 @@ if TYPE_CHECKING:
     from logmirror.stores.locations import StoreLocation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactRow:
-    """What was done, or is to be done, in one chain."""
-
-    flow: FlowId
-    outcome: Outcome
-    error: LogmirrorError | None = None
-
-
-def compact_archives(
+def compact(
     settings: Settings, *, target_bytes: int, min_objects: int, dry_run: bool
-) -> list[CompactRow]:
-    """Merge small objects in all archives of the enabled mirrors; one row for each partition.
+) -> list[CompactReport]:
+    """Merge small objects in all archives of the enabled mirrors; see `logmirror.compact`.
 
     Args:
-        settings: Whose archives.
-        target_bytes: What a merged object holds at most, in bytes of the objects it replaces.
-        min_objects: Fewer are not merged.
-        dry_run: Change nothing, and say what would be done first.
+        settings: The configuration.
+        target_bytes: Size limit of a merged object: the sum of the objects that it replaces.
+        min_objects: Fewer adjacent small objects are left alone.
+        dry_run: Change nothing; report what would be merged.
 
     Raises:
-        UsageError: There is no archive, or a store cannot be written to as it must be.
+        UsageError: There is no archive, or a store cannot be written to safely.
     """
-    limits = Limits(target_bytes=target_bytes, min_objects=min_objects)
+    limits = chains.Limits(target_bytes=target_bytes, min_objects=min_objects)
     archives = [
         (spec, name, written)
         for spec in mirror_specs(settings)
@@ -60,17 +50,17 @@ def compact_archives(
     ]
     if not archives:
         raise UsageError(
-            "the configuration has no archive of all records in files or objects",
-            hint="objects of `compaction: log` are whole tables: `snapshots: keep N` prunes them",
+            "the configuration has no archive that can be compacted",
+            hint="snapshots (`compaction: log`) are not merged; see `snapshots: keep N`",
         )
     writer_id = new_writer_id()
 
-    def act(archive: Archive, start: int | None) -> Outcome:
+    def act(archive: Archive, start: int | None) -> chains.Outcome:
         if dry_run:
             return _planned(archive, limits, start)
-        return compact(archive, limits, start=start, writer_id=writer_id, clock=SYSTEM_CLOCK)
+        return chains.compact(archive, limits, start=start, writer_id=writer_id, clock=SYSTEM_CLOCK)
 
-    rows: list[CompactRow] = []
+    rows: list[CompactReport] = []
     opened: dict[StoreLocation, BlobStore] = {}
     with contextlib.ExitStack() as stack:
         for spec, name, written in archives:
@@ -88,8 +78,8 @@ def _rows(
     name: str,
     written: ArchiveSpec,
     store: BlobStore,
-    act: Callable[[Archive, int | None], Outcome],
-) -> Iterator[CompactRow]:
+    act: Callable[[Archive, int | None], chains.Outcome],
+) -> Iterator[CompactReport]:
     start = None if spec.chain_start == "earliest" else spec.chain_start or 0
     held = sorted(int(found) for found in store.folders(name) if found.isdecimal())
     for partition in spec.partitions or held:
@@ -103,16 +93,35 @@ def _rows(
             utf8=written.encoding == "utf8",
         )
         try:
-            yield CompactRow(flow=flow, outcome=act(archive, start))
+            yield _report(flow, act(archive, start))
         except LogmirrorError as error:
-            yield CompactRow(flow=flow, outcome=Outcome(), error=error)
+            yield _report(flow, chains.Outcome(), error)
 
 
-def _planned(archive: Archive, limits: Limits, start: int | None) -> Outcome:
-    found = plan(archive, limits, start=start)
-    objects, merged = len(found.cover.links), sum(map(len, found.groups))
-    size_bytes = sum(found.sizes_bytes[link.name] for link in found.cover.links)
-    return Outcome(
+def _report(
+    flow: FlowId, outcome: chains.Outcome, error: LogmirrorError | None = None
+) -> CompactReport:
+    return CompactReport(
+        mirror=flow.mirror,
+        destination=flow.destination,
+        topic=flow.topic,
+        partition=flow.partition,
+        objects_before=outcome.objects_before,
+        objects_after=outcome.objects_after,
+        bytes_before=outcome.bytes_before,
+        bytes_after=outcome.bytes_after,
+        merged=outcome.merged,
+        into=outcome.into,
+        finished=outcome.finished,
+        error=error,
+    )
+
+
+def _planned(archive: Archive, limits: chains.Limits, start: int | None) -> chains.Outcome:
+    found = chains.plan(archive, limits, start=start)
+    objects, merged = len(found.cover.objects), sum(map(len, found.groups))
+    size_bytes = sum(found.sizes_bytes[obj.name] for obj in found.cover.objects)
+    return chains.Outcome(
         objects_before=objects,
         objects_after=objects - merged + len(found.groups),
         bytes_before=size_bytes,

@@ -1,11 +1,11 @@
-"""The composition root of `validate --check`: can the copies of a configuration be made?
+"""`logmirror validate --check`: whether the mirrors of a configuration could run.
 
-    clusters    do they answer, is what `acls` lists allowed, do the settings of the topics fit
-    places      folders and buckets: an object is created under a name of its own, a second one of
-                that name is refused, and it is removed
-    copies      where they end, and whether they could go on from there
+    clusters    do they respond, do they allow what `acls print` lists, do topic settings fit
+    stores      directories and buckets: a probe object is created, a second one of that name must
+                be refused, and it is deleted
+    positions   where each replica ends, and whether replication could continue there
 
-Nothing else is written anywhere. A fault hides no other one: each has its row.
+Nothing else is written. Every problem has a row of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.app.acls import acls_of
-from logmirror.app.run import PATIENCE_MS, Clients, destinations, mirror_specs
+from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
+from logmirror.app.specs import mirror_specs
 from logmirror.clock import new_nonce
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import flows_of, position, source_views
+from logmirror.reports import CheckReport
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.stores.opening import open_store
@@ -31,54 +33,38 @@ from logmirror.to_kafka.topic_setup import check_topic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from logmirror.app.acls import Acl
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.config.settings import Settings
     from logmirror.mirror.ports import DestinationSpec, FlowId, SourceView
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import TopicPartition
+    from logmirror.reports import Acl, Severity
     from logmirror.stores.base import BlobStore
 
 _PROBES: Final = ".logmirror/probes"
-"""Below the root of a bucket; no listing of a chain shows it."""
+"""Folder of probe objects in a bucket, outside of every chain."""
 
 _SCRATCH: Final = ".logmirror-probe-"
-"""Begins the name of the folder that is made and removed for a probe."""
+"""Prefix of the temporary folder of a probe."""
 
 _SOMETIMES: Final = frozenset({"Alter", "Delete"})
-"""Operations that a copy needs only when its source grows, or begins above offset 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    """One thing that `validate --check` looked at."""
-
-    mirror: str
-    destination: str
-    """Empty: the source."""
-
-    severity: str
-    """`ok`, `note`, `warning` or `error`."""
-
-    what: str
-    found: str
-    advice: str = ""
+"""Operations needed only if the source gets partitions, or begins above offset 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """What the source says of a mirror's topic."""
+    """A mirror's topic at its source."""
 
     topic: TopicMetadata
     flows: list[tuple[FlowId, DestinationSpec]]
     views: Mapping[TopicPartition, SourceView]
 
 
-def check(settings: Settings) -> list[CheckRow]:
-    """Look at the clusters, folders and buckets of every enabled mirror."""
-    rows: list[CheckRow] = []
-    clients = Clients(PATIENCE_MS)
+def check(settings: Settings) -> list[CheckReport]:
+    """Check what every enabled mirror needs; see `logmirror.check`."""
+    rows: list[CheckReport] = []
+    clients = Clients(COMMAND_BUDGET_MS)
     try:
         for spec in mirror_specs(settings):
             rows += _check_mirror(spec, clients)
@@ -87,10 +73,10 @@ def check(settings: Settings) -> list[CheckRow]:
     return rows
 
 
-def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckRow]:
+def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckReport]:
     origin: _Origin | None = None
     try:
-        origin = _look_at_source(spec, clients(spec.source))
+        origin = _read_source(spec, clients(spec.source))
     except LogmirrorError as error:
         yield _failed(spec.name, "", "source", error)
     else:
@@ -112,22 +98,22 @@ def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckRow]:
                 fit = _check_topics(spec, name, written, clients)
                 yield from _reported_row(fit, spec, name, "topic")
         if origin is not None:
-            standing = _check_positions(spec, name, written, clients, origin)
-            yield from _reported_row(standing, spec, name, "position")
+            positions = _check_positions(spec, name, written, clients, origin)
+            yield from _reported_row(positions, spec, name, "position")
 
 
 def _reported_row(
-    rows: Iterator[CheckRow], spec: MirrorSpec, destination: str, what: str
-) -> Iterator[CheckRow]:
-    """These rows; an error is the last of them."""
+    rows: Iterator[CheckReport], spec: MirrorSpec, destination: str, what: str
+) -> Iterator[CheckReport]:
+    """Yield these rows; an error becomes the last row."""
     try:
         yield from rows
     except LogmirrorError as error:
         yield _failed(spec.name, destination, what, error)
 
 
-def _failed(mirror: str, destination: str, what: str, error: LogmirrorError) -> CheckRow:
-    return CheckRow(
+def _failed(mirror: str, destination: str, what: str, error: LogmirrorError) -> CheckReport:
+    return CheckReport(
         mirror=mirror,
         destination=destination,
         severity="error",
@@ -140,7 +126,7 @@ def _failed(mirror: str, destination: str, what: str, error: LogmirrorError) -> 
 # -- the source ------------------------------------------------------------------------------------
 
 
-def _look_at_source(spec: MirrorSpec, source: ClusterClient) -> _Origin:
+def _read_source(spec: MirrorSpec, source: ClusterClient) -> _Origin:
     topic = source.topic(spec.topic)
     numbers = spec.partitions or tuple(topic.partitions)
     flows = flows_of(spec, tuple(n for n in numbers if n in topic.partitions))
@@ -148,28 +134,28 @@ def _look_at_source(spec: MirrorSpec, source: ClusterClient) -> _Origin:
     return _Origin(topic=topic, flows=flows, views=views)
 
 
-def _source_row(spec: MirrorSpec, origin: _Origin) -> CheckRow:
+def _source_row(spec: MirrorSpec, origin: _Origin) -> CheckReport:
     there = origin.topic.partitions
     missing = [n for n in spec.partitions or () if n not in there]
     offsets = sum(view.last_stable_offset - view.log_start for view in origin.views.values())
-    return CheckRow(
+    return CheckReport(
         mirror=spec.name,
         destination="",
         severity="error" if missing else "ok",
         what="source",
         found=f"topic {spec.topic}, {len(there)} partitions, {offsets} offsets",
-        advice=f"there is no partition {missing}" if missing else "",
+        advice=f"no such partition: {missing}" if missing else "",
     )
 
 
-def _source_settings(spec: MirrorSpec, source: ClusterClient) -> Iterator[CheckRow]:
-    """What the settings of the source's topic mean for copies that are archives."""
+def _source_settings(spec: MirrorSpec, source: ClusterClient) -> Iterator[CheckReport]:
+    """Check the source topic's settings for archives."""
     configs = source.describe_topic_configs(spec.topic)
     policy = configs.get("cleanup.policy") or ""
     for name, written in spec.destinations:
         if isinstance(written, ArchiveSpec):
             for severity, what, found, advice in _about_archive(configs, policy, written):
-                yield CheckRow(
+                yield CheckReport(
                     mirror=spec.name,
                     destination=name,
                     severity=severity,
@@ -181,42 +167,46 @@ def _source_settings(spec: MirrorSpec, source: ClusterClient) -> Iterator[CheckR
 
 def _about_archive(
     configs: Mapping[str, str | None], policy: str, archive: ArchiveSpec
-) -> Iterator[tuple[str, str, str, str]]:
-    """Severity, setting, what it is, what to do."""
+) -> Iterator[tuple[Severity, str, str, str]]:
+    """Yield severity, setting, value and advice."""
     if archive.compaction is None and "compact" in policy:
-        advice = "records that are compacted away before they are copied are told as gaps; for the "
-        advice += "latest record of each key say `compaction: log`"
+        advice = (
+            "records compacted away before they are replicated become offset gaps; for the latest "
+        )
+        advice += "record of each key, set `compaction: log`"
         yield "note", "cleanup.policy", policy, advice
     if archive.compaction is not None and "compact" not in policy:
-        advice = "the source deletes records by age or size, and the table forgets their keys only "
-        advice += "when it is built anew"
+        advice = (
+            "the source deletes records by age or size; the snapshot drops their keys only when "
+        )
+        advice += "it is rebuilt"
         yield "note", "cleanup.policy", policy, advice
     kept_ms = int(configs.get("retention.ms") or -1)
     if "delete" in policy and 0 <= kept_ms <= archive.max_time_ms:
-        found = f"{kept_ms}, and a record may wait {archive.max_time_ms} ms to be written"
-        advice = "the source may delete it first: lower `max-time-ms`, or let the source keep more"
+        found = f"{kept_ms}, but a record may wait {archive.max_time_ms} ms until it is written"
+        advice = "the source may delete it first: lower `max-time-ms`, or raise `retention.ms`"
         yield "warning", "retention.ms", found, advice
 
 
-# -- what is allowed -------------------------------------------------------------------------------
+# -- permissions ----------------------------------------------------------------------------------
 
 
-def _permissions(spec: MirrorSpec, destination: str, clients: Clients) -> Iterator[CheckRow]:
-    """Whether brokers allow what `acls` lists, as far as they tell without being asked to do it."""
-    told = 0
+def _permissions(spec: MirrorSpec, destination: str, clients: Clients) -> Iterator[CheckReport]:
+    """Check what brokers report as allowed against what `acls print` lists."""
+    reported = 0
     missing: list[Acl] = []
     try:
         for name, cluster, acls in acls_of(spec):
             if name == destination:
-                for allowed, acl in _told(clients(cluster), acls):
-                    told += 1
+                for allowed, acl in _reported(clients(cluster), acls):
+                    reported += 1
                     missing += [] if acl.operation in allowed else [acl]
     except LogmirrorError as error:
         yield _failed(spec.name, destination, "permissions", error)
         return
     for acl in missing:
-        severity = "warning" if acl.operation in _SOMETIMES else "error"
-        yield CheckRow(
+        severity: Severity = "warning" if acl.operation in _SOMETIMES else "error"
+        yield CheckReport(
             mirror=spec.name,
             destination=destination,
             severity="note" if acl.is_optional else severity,
@@ -224,22 +214,22 @@ def _permissions(spec: MirrorSpec, destination: str, clients: Clients) -> Iterat
             found=f"{acl.operation} on the {acl.resource} {acl.name} is not allowed",
             advice=f"it is for {acl.purpose}; `logmirror acls print` has the command",
         )
-    if told and not any(not acl.is_optional for acl in missing):
-        yield CheckRow(
+    if reported and not any(not acl.is_optional for acl in missing):
+        yield CheckReport(
             mirror=spec.name,
             destination=destination,
             severity="ok",
             what="permissions",
-            found="what is needed is allowed, as far as brokers tell",
+            found="required operations are allowed, as far as the brokers report",
         )
 
 
-def _told(client: ClusterClient, acls: Iterable[Acl]) -> Iterator[tuple[frozenset[str], Acl]]:
-    """Each ACL of which the cluster says something, with all that is allowed there."""
+def _reported(client: ClusterClient, acls: Iterable[Acl]) -> Iterator[tuple[frozenset[str], Acl]]:
+    """Yield each ACL that the cluster reports on, with the operations allowed there."""
     known: dict[str, frozenset[str] | None] = {}
     for acl in acls:
         if acl.resource == "transactional-id":
-            continue  # only their use tells
+            continue  # brokers do not report these
         if acl.name not in known:
             is_topic = acl.resource == "topic"
             known[acl.name] = (
@@ -248,26 +238,26 @@ def _told(client: ClusterClient, acls: Iterable[Acl]) -> Iterator[tuple[frozense
                 else client.admin.cluster_operations()
             )
         allowed = known[acl.name]
-        # A topic that is there need not be made, and of one that is not nothing is told.
+        # An existing topic need not be created, and nothing is reported for a missing one.
         if allowed is not None and acl.operation != "Create":
             yield allowed, acl
 
 
-# -- folders and buckets ---------------------------------------------------------------------------
+# -- stores ---------------------------------------------------------------------------------------
 
 
-def _check_place(spec: MirrorSpec, name: str, archive: ArchiveSpec) -> Iterator[CheckRow]:
+def _check_place(spec: MirrorSpec, name: str, archive: ArchiveSpec) -> Iterator[CheckReport]:
     location = archive.location
     if isinstance(location, S3Location):
+        what = "bucket"
         found, advice = _check_bucket(name, location)
-        what, severity = "bucket", "note" if advice else "ok"
     else:
-        what, found, advice = "folder", _check_folder(Path(location.root)), ""
-        severity = "ok"
-    yield CheckRow(
+        what = "folder"
+        found, advice = _check_folder(Path(location.root)), ""
+    yield CheckReport(
         mirror=spec.name,
         destination=name,
-        severity=severity,
+        severity="note" if advice else "ok",
         what=what,
         found=found,
         advice=advice,
@@ -275,11 +265,11 @@ def _check_place(spec: MirrorSpec, name: str, archive: ArchiveSpec) -> Iterator[
 
 
 def _check_folder(root: Path) -> str:
-    """Try the folder, or the nearest one above it that is there.
+    """Probe the directory, or its nearest existing parent.
 
     Raises:
-        UsageError: We may not write there, or it is no folder.
-        UnavailableError: It has no space.
+        UsageError: It is not writable, or not a directory.
+        UnavailableError: It is full.
     """
     there = next(path for path in (root, *root.parents) if path.exists())
     scratch = there / f"{_SCRATCH}{new_nonce()}"
@@ -288,26 +278,26 @@ def _check_folder(root: Path) -> str:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     free_gib = shutil.disk_usage(there).free / (1 << 30)
-    state = "is there" if there == root else f"will be made in {there}"
-    return f"{root} {state}, {free_gib:.1f} GiB are free"
+    state = "exists" if there == root else f"will be created in {there}"
+    return f"{root} {state}, {free_gib:.1f} GiB free"
 
 
 def _check_bucket(name: str, location: S3Location) -> tuple[str, str]:
-    """List the bucket and try to create; returns what was found, and what is left behind."""
+    """List and probe the bucket; return what was found, and advice on a probe object left there."""
     store = open_store(location, "probe")
     count = sum(1 for _ in store.folders(name))
     left = _try_create_only(store, str(location), replaces=not location.require_atomic_create)
-    found = f"{location} can be listed, {count} partitions, and written to"
-    return found, f"we may not delete, so {left} stays; nobody looks at it" if left else ""
+    found = f"{location} is readable and writable, {count} partitions"
+    return found, f"deleting is not allowed: the probe {left} stays, ignored" if left else ""
 
 
 def _try_create_only(store: BlobStore, where: str, *, replaces: bool = False) -> str:
-    """Create an object, try to replace it, read it, remove it; returns its name if it is left.
+    """Create an object, try to overwrite it, read it, delete it; return its name if it stays.
 
     Args:
-        store: Where.
-        where: For the error.
-        replaces: The store is known to replace, and its user has accepted it.
+        store: The store.
+        where: Its location, for the error.
+        replaces: The store is known to overwrite, and the configuration accepts that.
     """
     name = f"{_PROBES}/{new_nonce()}-check"
     store.create(name, b"first")
@@ -317,9 +307,9 @@ def _try_create_only(store: BlobStore, where: str, *, replaces: bool = False) ->
                 store.create(name, b"second")
         if store.read(name) != b"first":
             raise UsageError(
-                "the store replaces objects that are there, though it was told not to",
-                hint="use a store that honours `If-None-Match: *`, or say `require-atomic-create: "
-                "false` where only one mirror ever writes there",
+                "the store overwrites existing objects despite `If-None-Match: *`",
+                hint="use a store that honours it, or set `require-atomic-create: false` where "
+                "only one mirror ever writes",
                 location=where,
             )
     finally:
@@ -328,7 +318,7 @@ def _try_create_only(store: BlobStore, where: str, *, replaces: bool = False) ->
 
 
 def _is_left(store: BlobStore, name: str) -> bool:
-    """Remove an object; whether we may not, as whoever only archives may not."""
+    """Delete an object; return whether deleting is forbidden, as it is for most archivers."""
     try:
         store.delete(name)
     except UsageError:
@@ -336,12 +326,12 @@ def _is_left(store: BlobStore, name: str) -> bool:
     return False
 
 
-# -- clusters and copies ---------------------------------------------------------------------------
+# -- clusters and positions ------------------------------------------------------------------------
 
 
 def _check_topics(
     spec: MirrorSpec, name: str, written: KafkaSpec, clients: Clients
-) -> Iterator[CheckRow]:
+) -> Iterator[CheckReport]:
     findings = check_topic(
         clients(spec.source),
         spec.topic,
@@ -352,7 +342,7 @@ def _check_topics(
         partitions=spec.partitions,
     )
     for finding in findings:
-        yield CheckRow(
+        yield CheckReport(
             mirror=spec.name,
             destination=name,
             severity=finding.severity,
@@ -361,7 +351,7 @@ def _check_topics(
             advice=finding.advice,
         )
     if not any(finding.severity == "error" for finding in findings):
-        yield CheckRow(
+        yield CheckReport(
             mirror=spec.name,
             destination=name,
             severity="ok",
@@ -372,8 +362,8 @@ def _check_topics(
 
 def _check_positions(
     spec: MirrorSpec, name: str, written: DestinationSpec, clients: Clients, origin: _Origin
-) -> Iterator[CheckRow]:
-    """Whether the copy could go on from where it stands."""
+) -> Iterator[CheckReport]:
+    """Check whether replication could continue at the replica's position."""
     flows = [flow for flow, of in origin.flows if of is written]
     side = destinations(clients, lambda location: open_store(location, "-"), "-")
 
@@ -382,12 +372,14 @@ def _check_positions(
     except NotFoundError:
         if not (isinstance(written, KafkaSpec) and written.topic_sync == "create"):
             raise
-        found = "a new copy: `run` makes the topic"
+        found = "new: `run` creates the topic"
     else:
         views = origin.views
         copied = sum(
             side(written).check(written, flow, position(at[flow]), views[flow.source])
             for flow in flows
         )
-        found = f"{len(flows)} partitions, {copied} offsets are copied"
-    yield CheckRow(mirror=spec.name, destination=name, severity="ok", what="position", found=found)
+        found = f"{len(flows)} partitions, {copied} offsets replicated"
+    yield CheckReport(
+        mirror=spec.name, destination=name, severity="ok", what="position", found=found
+    )

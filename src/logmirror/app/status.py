@@ -1,11 +1,11 @@
-"""The composition root of `status`: where every flow stands, asked side by side.
+"""`logmirror status`: source end, position and lag of every flow, queried in parallel.
 
     topics -> positions at the destinations -> ends of the sources
 
-A source is asked three questions, whatever the number of mirrors and partitions that are copied
-from it; each goes to all its brokers once. Destinations are asked by several threads: chains of
-objects flow by flow, clusters destination by destination. Positions come before ends: a service
-that runs meanwhile would else seem to be ahead of its source. Nothing is created anywhere.
+Each source gets three requests, whatever the number of its mirrors and partitions. Destinations are
+queried by several threads: archives partition by partition, clusters destination by destination.
+Positions are read before ends, else a running mirror would seem to be ahead of its source. Nothing
+is created anywhere.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from logmirror.app.run import PATIENCE_MS, Clients, destinations, mirror_specs
+from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
+from logmirror.app.specs import mirror_specs
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.ports import ArchiveSpec, FlowId
 from logmirror.mirror.source_views import flows_of
+from logmirror.reports import PartitionStatus
 from logmirror.stores.opening import open_store
 from logmirror.to_archive.positions import check_incarnation
 
@@ -37,49 +39,30 @@ if TYPE_CHECKING:
     from logmirror.model import TopicPartition
 
 WIDTH: Final = 16
-"""Questions under way at once."""
+"""Requests in flight at once."""
 
 _FLOWS_AT_ONCE: Final = 8
-"""Chains that one thread looks at before it takes the next."""
+"""Partitions of an archive that one job lists."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRow:
-    """One flow as `status` shows it."""
-
-    flow: FlowId
-    source_end: int | None = None
-    position: int | None = None
-    error: LogmirrorError | None = None
-    is_fencing_degraded: bool = False
-    """The store may replace what is there: two writers are kept apart as well as it goes."""
-
-    @property
-    def lag(self) -> int | None:
-        """Offsets that may be copied and are not."""
-        if self.source_end is None or self.position is None:
-            return None
-        return max(self.source_end - self.position, 0)
-
-
-def status(settings: Settings) -> list[StatusRow]:
-    """Where every flow of every enabled mirror stands, in the order of the file."""
-    with Overview(mirror_specs(settings)) as overview:
-        return overview.rows()
+def status(settings: Settings) -> list[PartitionStatus]:
+    """Return the status of every flow of every enabled mirror, in the order of the file."""
+    with StatusQuery(mirror_specs(settings)) as query:
+        return query.rows()
 
 
 class _ThreadResources:
-    """What one thread has open. Clients and stores belong to one thread each."""
+    """Open clients and stores of one thread. They are not shared between threads."""
 
     def __init__(self) -> None:
-        self.clients = Clients(PATIENCE_MS)
+        self.clients = Clients(COMMAND_BUDGET_MS)
         self.store = functools.cache(lambda location: open_store(location, "-"))
         self.destination = destinations(self.clients, self.store, "-")
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """What a source says of one partition."""
+    """Offsets of one partition at its source."""
 
     log_start: int
     last_stable_offset: int
@@ -90,8 +73,8 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Overview:
-    """The questions of one `status`; use it in a `with`."""
+class StatusQuery:
+    """The requests of one `status`; use it in a `with`."""
 
     def __init__(self, specs: Sequence[MirrorSpec]) -> None:
         self._specs = specs
@@ -107,8 +90,8 @@ class Overview:
         for resources in self._all_resources:
             resources.clients.close()
 
-    def rows(self) -> list[StatusRow]:
-        """Ask all of it."""
+    def rows(self) -> list[PartitionStatus]:
+        """Query everything; one row for each flow."""
         by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
         for spec in self._specs:
             by_source[spec.source].append(spec)
@@ -126,8 +109,8 @@ class Overview:
 
     @property
     def _resources(self) -> _ThreadResources:
-        """What this thread has open."""
-        resources: _ThreadResources | None = getattr(self._mine, "desk", None)
+        """The clients and stores of this thread."""
+        resources: _ThreadResources | None = getattr(self._mine, "resources", None)
         if resources is None:
             resources = self._mine.resources = _ThreadResources()
             self._all_resources.append(resources)
@@ -138,7 +121,7 @@ class Overview:
     def _topics(
         self, source: ConnectionSettings, specs: Sequence[MirrorSpec]
     ) -> dict[str, TopicMetadata | LogmirrorError]:
-        """The topics of the mirrors of one source, or why they cannot be had, by mirror."""
+        """Return the topics of the mirrors of one source, or the errors, by mirror."""
         found: dict[str, TopicMetadata | LogmirrorError] = {}
         try:
             client = self._resources.clients(source)
@@ -146,7 +129,7 @@ class Overview:
         except UnavailableError as error:
             return dict.fromkeys((spec.name for spec in specs), error)
         except LogmirrorError:
-            for spec in specs:  # whose topic is it?
+            for spec in specs:  # find out whose topic it is
                 try:
                     found[spec.name] = self._resources.clients(source).topic(spec.topic)
                 except LogmirrorError as error:
@@ -157,7 +140,7 @@ class Overview:
     def _all_ends(
         self, specs: Iterable[MirrorSpec], flows: Mapping[str, Sequence[_Flow]]
     ) -> dict[str, dict[TopicPartition, _Ends] | LogmirrorError]:
-        """What the sources say of the partitions of each mirror, by mirror."""
+        """Return the ends of the partitions of each mirror, by mirror."""
         by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
         for spec in specs:
             by_source[spec.source].append(spec)
@@ -168,15 +151,15 @@ class Overview:
         found: dict[str, dict[TopicPartition, _Ends] | LogmirrorError] = {}
         alone: list[MirrorSpec] = []
         wanted = [of(specs) for specs in by_source.values()]
-        for told, of_source in zip(
+        for ends_found, of_source in zip(
             self._pool.map(self._ends, by_source, wanted), by_source.values(), strict=True
         ):
-            if isinstance(told, LogmirrorError) and len(of_source) > 1:
-                alone += of_source  # whose partition is it?
+            if isinstance(ends_found, LogmirrorError) and len(of_source) > 1:
+                alone += of_source  # find out whose partition it is
             else:
-                found |= dict.fromkeys((spec.name for spec in of_source), told)
+                found |= dict.fromkeys((spec.name for spec in of_source), ends_found)
         each = self._pool.map(lambda spec: self._ends(spec.source, of([spec])), alone)
-        found |= {spec.name: told for spec, told in zip(alone, each, strict=True)}
+        found |= {spec.name: of_one for spec, of_one in zip(alone, each, strict=True)}
         return found
 
     def _ends(
@@ -199,7 +182,7 @@ class Overview:
         flows: Sequence[FlowId],
         topic_id: bytes | None,
     ) -> dict[FlowId, _Found]:
-        """Where some flows into one destination stand, or why that cannot be had."""
+        """Return the positions of some flows into one destination, or the error for each."""
         try:
             side = self._resources.destination(written)
             found: dict[FlowId, _Found] = dict(side.positions(written, flows, spec.chain_start))
@@ -233,7 +216,7 @@ def _flows(spec: MirrorSpec, topic: TopicMetadata | LogmirrorError) -> list[_Flo
 def _jobs(
     spec: MirrorSpec, flows: Sequence[_Flow], topic: TopicMetadata | LogmirrorError
 ) -> Iterator[_Job]:
-    """The questions to the destinations of one mirror."""
+    """Yield the position queries of one mirror."""
     topic_id = None if isinstance(topic, LogmirrorError) else topic.topic_id
     for _, written in spec.destinations:
         own = [flow for flow, of in flows if of is written]
@@ -242,28 +225,48 @@ def _jobs(
             yield spec, written, own[at : at + size], topic_id
 
 
+def _row(
+    flow: FlowId,
+    *,
+    source_end: int | None = None,
+    position: int | None = None,
+    error: LogmirrorError | None = None,
+    is_fencing_degraded: bool = False,
+) -> PartitionStatus:
+    return PartitionStatus(
+        mirror=flow.mirror,
+        destination=flow.destination,
+        topic=flow.topic,
+        partition=flow.partition,
+        source_end=source_end,
+        position=position,
+        error=error,
+        is_fencing_degraded=is_fencing_degraded,
+    )
+
+
 def _rows(
     spec: MirrorSpec,
     topic: TopicMetadata | LogmirrorError,
     flows: Sequence[_Flow],
     positions: Mapping[FlowId, _Found],
     ends: Mapping[str, dict[TopicPartition, _Ends] | LogmirrorError],
-) -> Iterator[StatusRow]:
+) -> Iterator[PartitionStatus]:
     if isinstance(topic, LogmirrorError):
-        yield from (StatusRow(flow=flow, error=topic) for flow, _ in _flows(spec, topic))
+        yield from (_row(flow, error=topic) for flow, _ in _flows(spec, topic))
         return
-    told = ends[spec.name]
+    found_ends = ends[spec.name]
     for flow, written in flows:
-        if isinstance(told, LogmirrorError):
-            yield StatusRow(flow=flow, error=told)
+        if isinstance(found_ends, LogmirrorError):
+            yield _row(flow, error=found_ends)
             continue
-        end, found = told[flow.source], positions[flow]
+        end, found = found_ends[flow.source], positions[flow]
         if isinstance(found, LogmirrorError):
-            yield StatusRow(flow=flow, source_end=end.last_stable_offset, error=found)
+            yield _row(flow, source_end=end.last_stable_offset, error=found)
             continue
         is_degraded = isinstance(written, ArchiveSpec) and written.location.is_fencing_degraded
-        yield StatusRow(
-            flow=flow,
+        yield _row(
+            flow,
             source_end=end.last_stable_offset,
             position=end.log_start if found is None else found,
             is_fencing_degraded=is_degraded,

@@ -1,18 +1,17 @@
-"""The composition root of `verify`: what is read, from which stores and clusters, in what order.
-
-It creates nothing anywhere.
-"""
+"""`logmirror verify`: names, content, and comparison with the source. Creates nothing anywhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from logmirror.app.run import Clients, mirror_specs
+from logmirror.app.components import Clients
+from logmirror.app.specs import mirror_specs
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec, flows_of, source_views
+from logmirror.reports import Problem, VerifyReport
 from logmirror.source.partition import KafkaSource
 from logmirror.stores.opening import open_store
 from logmirror.to_kafka.idempotence import target
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from logmirror.model import TopicPartition
     from logmirror.stores.base import BlobStore
 
-_LOOKS: Final = 20
-"""How often a copy is looked at that goes on meanwhile."""
+_LISTINGS_MAX: Final = 20
+"""Attempts to read the ends of a replica that a running mirror extends meanwhile."""
 
 
 def verify(
@@ -43,19 +42,20 @@ def verify(
     deep: bool = False,
     against_source: bool = False,
     on_object: Callable[[], None] = lambda: None,
-) -> list[FlowReport]:
-    """Prove the copies of every enabled mirror, as far as asked; see `verify.archive`.
+) -> list[VerifyReport]:
+    """Verify the replicas of every enabled mirror; see `logmirror.verify`.
 
-    Partitions are those of the configuration, or with `partitions: all` those that the destination
-    holds; only `against_source` asks the source.
+    Partitions are those of the configuration. With `partitions: all` they are those that the
+    destination holds, or with `against_source` those of the source.
     """
-    reports: list[FlowReport] = []
+    reports: list[VerifyReport] = []
     clients = Clients()
     try:
         for spec in mirror_specs(settings):
-            reports += _verify_mirror(
+            found = _verify_mirror(
                 spec, clients, deep=deep, against_source=against_source, on_object=on_object
             )
+            reports += map(_report, found)
     finally:
         clients.close()
     return reports
@@ -63,7 +63,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """What `verify` was asked, and what it has learnt of a mirror's source."""
+    """One mirror's verification: what was requested, and the source's topic."""
 
     spec: MirrorSpec
     clients: Clients
@@ -84,7 +84,7 @@ class _Proof:
         flow: FlowId,
         views: Mapping[TopicPartition, SourceView],
     ) -> SourceSide | None:
-        """What an archive is compared with, if it is."""
+        """Return what an archive is compared with; None without `against_source`."""
         if not self.against_source:
             return None
         return SourceSide(
@@ -98,7 +98,7 @@ class _Proof:
         )
 
     def views(self, partitions: set[TopicPartition]) -> dict[TopicPartition, SourceView]:
-        """What the source says, asked after the copies' ends: a service may run meanwhile."""
+        """Return the source's ends, read after the replicas' ends: a mirror may be running."""
         if not self.against_source:
             return {}
         return source_views(self.clients(self.spec.source), partitions, self.topic_id)
@@ -149,11 +149,11 @@ def _verify_archive(
         for flow in flows
     ]
     views = proof.views({flow.source for flow in flows})
-    for report, links in named:
+    for report, objects in named:
         if proof.deep:
             found = archives.verify_content(
                 report,
-                links,
+                objects,
                 store,
                 archive,
                 proof.on_object,
@@ -166,7 +166,7 @@ def _verify_archive(
                     continue
                 if not is_log:
                     compare_with_source(report, checked, side)
-                elif checked.link == links[-1]:
+                elif checked.obj == objects[-1]:
                     compare_snapshot(report, checked, side)
                 else:  # what they lack has been superseded, and the source need not show it
                     report.gone += 1
@@ -239,7 +239,7 @@ def _verify_translated(
 def _stand(
     client: ClusterClient, reader: ProgressReader, written: KafkaSpec, flow: FlowId
 ) -> tuple[int | None, int, int]:
-    """How far a copy at new offsets is, and what its log then holds: log start, stable end."""
+    """Return a translated replica's position, and its log start and last stable offset."""
     where = target(written, flow)
     target_id = client.topic(written.topic).topic_id
 
@@ -247,13 +247,45 @@ def _stand(
         found = current(reader.refresh(may_be_missing=True), written, flow, target_id)
         return None if found is None else found.next_offset
 
-    for _ in range(_LOOKS):
+    for _ in range(_LISTINGS_MAX):
         before = position()
         start, end = (client.list_offsets([where], at)[where] for at in (EARLIEST, LATEST))
-        if position() == before:  # no transaction ended between the looks
+        if position() == before:  # no transaction ended between the two reads
             return before, start, end
     raise UnavailableError(
-        "the copy moves too fast to be looked at", hint="stop its mirror for the time of the proof"
+        "the replica changes too fast to be verified", hint="stop its mirror while it is verified"
+    )
+
+
+def _report(found: FlowReport) -> VerifyReport:
+    return VerifyReport(
+        mirror=found.flow.mirror,
+        destination=found.flow.destination,
+        topic=found.flow.topic,
+        partition=found.flow.partition,
+        objects=found.objects,
+        first=found.first,
+        next_offset=found.next_offset,
+        records=found.record_count,
+        gap_offsets=found.gap_offsets,
+        gaps_by_cause={cause: n for cause, n in sorted(found.gap_counts.items()) if n},
+        gaps=tuple(found.gap_runs),
+        bytes=found.object_bytes,
+        without_digest=found.unwitnessed,
+        compared=found.compared,
+        gone_at_source=found.gone,
+        compacted_since=found.compacted_since,
+        claimed=found.claimed,
+        unfinished_compactions=tuple(found.unfinished),
+        problems=tuple(
+            Problem(
+                kind=str(problem["kind"]),
+                message=str(problem["message"]),
+                hint=str(problem["hint"]),
+                facts=cast("dict[str, str]", problem["facts"]),
+            )
+            for problem in found.problems
+        ),
     )
 
 

@@ -1,8 +1,8 @@
-"""`logmirror completion`: the script that lets a shell finish what somebody types.
+"""`logmirror completion`: the completion script for bash, zsh or fish.
 
-The script asks the command itself, by a variable of its environment, what may follow; so options
-that a later version adds are known without a new script. Where nothing is known to follow (a
-folder, a number), the shell goes on as if there were no script.
+The script asks the command for completions through an environment variable, so it knows the options
+of later versions, too. Where the command has none (a folder, a number), the shell completes by
+itself.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def prepare() -> None:
-    """Let typer answer the scripts' questions, which it else does only with options of its own."""
+    """Enable typer's completion requests, without its `--install-completion` options."""
     get_completion_inspect_parameters()
 
 
 def completion(
     shell: Annotated[
         Literal["bash", "zsh", "fish"],
-        typer.Argument(help="Whose script.", show_default=False),
+        typer.Argument(help="The shell.", show_default=False),
     ],
 ) -> None:
-    """Print the script by which a shell completes commands, options and configuration files.
+    """Print a completion script for commands, options and configuration files.
 
     bash reads it in ~/.bashrc, zsh in a folder of its fpath, fish in ~/.config/fish/completions.
     """

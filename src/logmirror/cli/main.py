@@ -3,7 +3,7 @@
 0 ok    1 a status row failed    2 usage    65 corruption
 69 position or fenced    70 internal    75 unavailable, try again later
 
-This is the list of commands, with the examples that `--help` shows; `logmirror.commands` has them.
+Lists the commands, with the examples that `--help` shows; each has a module of its name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from logmirror.cli import completion, configuration, copies, running
-from logmirror.cli.screen import print_error
+from logmirror.cli import acls as acls_command
+from logmirror.cli import broker, compact, completion, demo, run, status, validate, verify
+from logmirror.cli import policy as policy_command
+from logmirror.cli.output import print_error
 from logmirror.errors import LogmirrorError
 from logmirror.torture import command as torturing
 
@@ -23,21 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VERSION: Final = "0.1.0"
-"""As `pyproject.toml` says it; a copy that nobody has installed knows it too."""
+"""The version, equal to that in `pyproject.toml` (tested)."""
 
 _SETTINGS: Final = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="logmirror",
-    help="Exact copies of Kafka partitions, each of which can be proven.",
+    help="Replicate Kafka partitions exactly, to Kafka, files or S3, and verify the replicas.",
     no_args_is_help=True,
     add_completion=False,  # `logmirror completion` does it for any shell, not only the one around
     rich_markup_mode=None,  # frames and colours leave little room in 80 columns
     pretty_exceptions_enable=False,
     context_settings=_SETTINGS,
 )
-policy = typer.Typer(no_args_is_help=True, help="What a configuration must be allowed.")
-acls = typer.Typer(no_args_is_help=True, help="What Kafka must allow for a configuration.")
+policy = typer.Typer(no_args_is_help=True, help="IAM policies that a configuration needs.")
+acls = typer.Typer(no_args_is_help=True, help="Kafka ACLs that a configuration needs.")
 
 
 def main() -> NoReturn:
@@ -49,12 +51,12 @@ def main() -> NoReturn:
         print_error(error)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        sys.exit(0)  # the reader of our output has seen enough
+        sys.exit(0)  # the reader of stdout has gone
     sys.exit(0)
 
 
-def _say_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"logmirror {VERSION}")
         raise typer.Exit
 
@@ -64,10 +66,12 @@ def _before(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    del version  # its callback has answered
+    del version  # its callback has printed it
 
 
 def _add(
@@ -76,10 +80,10 @@ def _add(
     """Make a function a command.
 
     Args:
-        command: Its name, docstring and annotations are what the user sees.
+        command: The function; its name, docstring and annotations make the help text.
         examples: Command lines for `--help`; a test parses each of them.
-        to: The group it belongs to.
-        name: Instead of the function's.
+        to: The command group.
+        name: The command's name, if it is not the function's.
     """
     first_line = (inspect.getdoc(command) or "").partition("\n")[0]
     lines = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
@@ -87,39 +91,39 @@ def _add(
 
 
 _add(
-    configuration.validate,
+    validate.validate,
     "logmirror validate -c mirror.yaml",
     "logmirror validate -c mirror.yaml --check",
     "logmirror validate -c mirror.yaml --check --format json",
 )
 _add(
-    running.run,
+    run.run,
     "logmirror run -c mirror.yaml",
     "logmirror run -c mirror.yaml --until-now",
     "logmirror run -c mirror.yaml --log-format json --spark-log spark.log",
 )
 _add(
-    copies.status,
+    status.status,
     "logmirror status -c mirror.yaml",
     "logmirror status -c mirror.yaml --mirror orders --format json",
 )
 _add(
-    copies.verify,
+    verify.verify,
     "logmirror verify -c mirror.yaml",
     "logmirror verify -c mirror.yaml --deep --against-source",
     "logmirror verify -c mirror.yaml --deep --mirror orders --format json",
 )
 _add(
-    copies.compact,
+    compact.compact,
     "logmirror compact -c mirror.yaml --dry-run",
     "logmirror compact -c mirror.yaml --target-bytes 1GiB --min-objects 16",
 )
 _add(
-    running.broker,
+    broker.broker,
     "logmirror broker --log-dir broker-data",
     "logmirror broker --log-dir broker-data --listen 127.0.0.1:0 --partitions 3",
 )
-_add(running.demo, "logmirror demo", "logmirror demo --keep demo-files")
+_add(demo.demo, "logmirror demo", "logmirror demo --keep demo-files")
 _add(
     torturing.torture,
     "logmirror torture",
@@ -127,7 +131,7 @@ _add(
     "logmirror torture --seed 7 --seeds 1 --kills 0 --format json",
 )
 _add(
-    configuration.schema,
+    validate.schema,
     "logmirror schema",
     "logmirror schema > logmirror.config.schema.json",
 )
@@ -139,7 +143,7 @@ _add(
 )
 app.add_typer(policy, name="policy")
 _add(
-    configuration.policy_print,
+    policy_command.policy_print,
     "logmirror policy print -c mirror.yaml",
     "logmirror policy print -c mirror.yaml --compact",
     to=policy,
@@ -147,7 +151,7 @@ _add(
 )
 app.add_typer(acls, name="acls")
 _add(
-    configuration.acls_print,
+    acls_command.acls_print,
     "logmirror acls print -c mirror.yaml",
     "logmirror acls print -c mirror.yaml --principal User:mirror",
     to=acls,

@@ -1,31 +1,23 @@
-"""Options that several commands have, and the file that most of them read."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
-
-from logmirror.cluster.properties import property_problems
-from logmirror.config.settings import Settings, load
-from logmirror.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _YAML: Final = (".yaml", ".yml")
 
 
 def yaml_files(incomplete: str) -> list[str]:
-    """YAML files that a half-typed path may mean; none: the shell offers what it finds itself."""
+    """Return YAML files that complete a path; none: the shell completes by itself."""
     typed = Path(incomplete)
     folder = typed if incomplete.endswith("/") or not incomplete else typed.parent
     try:
         names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _YAML)
     except OSError:
-        return []  # the shell knows what to do where there is no such folder
+        return []  # no such folder: the shell completes by itself
     head = incomplete[: incomplete.rfind("/") + 1]
     return [head + name for name in names if (head + name).startswith(incomplete)]
 
@@ -40,45 +32,22 @@ ConfigOption = Annotated[
         autocompletion=yaml_files,
     ),
 ]
-FormatOption = Annotated[
-    Literal["table", "json"], typer.Option("--format", help="For people, or for programs.")
-]
+FormatOption = Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")]
 MirrorOption = Annotated[
     list[str] | None,
-    typer.Option("--mirror", help="Only this mirror; may be given again.", show_default=False),
+    typer.Option("--mirror", help="Only this mirror; repeatable.", show_default=False),
 ]
 LogLevelOption = Annotated[
-    Literal["debug", "info", "warning", "error"], typer.Option(help="What stderr shows.")
+    Literal["debug", "info", "warning", "error"], typer.Option(help="Least severe level on stderr.")
 ]
-LogFormatOption = Annotated[
-    Literal["text", "json"], typer.Option(help="How stderr shows it: for people, or for programs.")
-]
+LogFormatOption = Annotated[Literal["text", "json"], typer.Option(help="Log format on stderr.")]
 
 
-def settings_of(
-    path: Path, only: list[str] | None = None, *, needs_variables: bool = True
-) -> Settings:
-    """The configuration in a file.
+def parse_bytes(text: str) -> int:
+    """Parse a size: a number of bytes, or 256MiB."""
+    from logmirror.config.settings import parse_size  # noqa: PLC0415  # loads the configuration
 
-    Args:
-        path: The file.
-        only: Names of the mirrors to keep; empty or None: all.
-        needs_variables: Whether variables that the file names for later must be set now.
-
-    Raises:
-        UsageError: The file has problems, or lacks one of these mirrors.
-    """
-    settings = load(path, check_properties=_property_problems, needs_variables=needs_variables)
-    if not only:
-        return settings
-    known = [mirror.name for mirror in settings.mirrors]
-    for name in only:
-        if name not in known:
-            raise UsageError("there is no such mirror in the file", mirror=name, mirrors=known)
-    chosen = tuple(mirror for mirror in settings.mirrors if mirror.name in only)
-    return dataclasses.replace(settings, mirrors=chosen)
-
-
-def _property_problems(properties: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    found = property_problems("localhost:9092", properties)
-    return [(problem.name, problem.message, problem.suggestion) for problem in found]
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; for example 256MiB") from error

@@ -6,14 +6,18 @@ and `topic` and `partition` where these apply.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from logmirror.reports import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 Format = Literal["text", "json"]
 
@@ -63,3 +67,36 @@ def _at(record: logging.LogRecord) -> str:
 def _value(value: object) -> str:
     text = str(value)
     return text if text and text.isprintable() and " " not in text else json.dumps(text)
+
+
+class _Reporter(logging.Handler):
+    """Hands each log record on as an `Event`."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        super().__init__()
+        self._on_event = on_event
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._on_event(
+            Event(
+                at_ms=int(record.created * 1000),
+                level=cast("Any", record.levelname),
+                name=record.getMessage(),
+                facts=MappingProxyType(dict(_facts(record))),
+            )
+        )
+
+
+@contextlib.contextmanager
+def reporting(on_event: Callable[[Event], None]) -> Iterator[None]:
+    """Report the events of level INFO and above to a callback, meanwhile."""
+    logger, reporter = logging.getLogger("logmirror"), _Reporter(on_event)
+    level = logger.level
+    logger.addHandler(reporter)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(reporter)
+        logger.setLevel(level)

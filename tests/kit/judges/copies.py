@@ -17,7 +17,8 @@ from kit.judges.clients import CREATE_TIME
 from kit.judges.truth import Source
 from kit.runs.commands import wait_until
 from kit.runs.inline_run import InlineRunner, config_text, copy_now
-from logmirror.app import run as wiring
+from logmirror.app.run import build_service
+from logmirror.app.specs import mirror_specs
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.produce import ProducePipeline
 from logmirror.config.settings import load_text
@@ -72,7 +73,7 @@ def forget_connections() -> None:
     for kept in gc.get_objects():
         if isinstance(kept, (ClusterClient, ProducePipeline)):
             kept.close()
-    kept_by = ("_filler", "_translation", "_teller", "_pipeline", "_client")
+    kept_by = ("_gap_writer", "_translation", "_sync_writer", "_pipeline", "_client")
     for name in kept_by:  # it has no end of its own but the process's
         getattr(executor, name).cache_clear()
 
@@ -89,9 +90,9 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
     """
     failures: list[LogmirrorError] = []
     with contextlib.ExitStack() as stack:
-        specs = wiring.mirror_specs(load_text(config_text(*mirrors), environ={}))
+        specs = mirror_specs(load_text(config_text(*mirrors), environ={}))
         runner = stack.enter_context(InlineRunner())
-        service = wiring.build_service(specs, runner, stack)
+        service = build_service(specs, runner, stack)
 
         def run() -> None:
             try:

@@ -21,7 +21,8 @@ import psutil
 
 from kit.runs.commands import Run, logmirror, run_forked
 from kit.runs.inline_server import ForkedProcess
-from logmirror.app import run
+from logmirror.app.run import build_service
+from logmirror.app.specs import mirror_specs
 from logmirror.cli import main as cli
 from logmirror.engine import spark
 from logmirror.torture import mirror_process
@@ -78,9 +79,9 @@ def copy_now(settings: Settings) -> None:
         LogmirrorError: A flow must not go on.
     """
     with contextlib.ExitStack() as stack:
-        specs = run.mirror_specs(settings)
+        specs = mirror_specs(settings)
         runner = stack.enter_context(InlineRunner())
-        run.build_service(specs, runner, stack).run(until_now=True)
+        build_service(specs, runner, stack).run(until_now=True)
 
 
 _PROGRAM: Final = (sys.executable, "-m", "kit.runs.inline_run")

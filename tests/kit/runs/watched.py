@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from kit.judges.scrape import samples
 from kit.runs.inline_run import InlineRunner
-from logmirror.app import run as wiring
+from logmirror.app import run as app
+from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.ports import KafkaSpec
@@ -39,7 +40,7 @@ class Watched:
 
 @contextlib.contextmanager
 def running(
-    config: Path, *, heartbeat_ms: int = 0, port: int = 0, patience_ms: int = 60_000
+    config: Path, *, heartbeat_ms: int = 0, port: int = 0, retry_budget_ms: int = 60_000
 ) -> Iterator[Watched]:
     """Run the mirrors of a configuration without Spark until the block ends, as SIGTERM ends it.
 
@@ -47,16 +48,16 @@ def running(
         config: The file.
         heartbeat_ms: See `LOGMIRROR_HEARTBEAT_SECS`.
         port: See `LOGMIRROR_METRICS_PORT`.
-        patience_ms: How long a question to a cluster is tried again.
+        retry_budget_ms: Time limit for a request to a cluster and its retries.
     """
     settings = load(config)
-    specs = [_patient(spec, patience_ms) for spec in wiring.mirror_specs(settings)]
+    specs = [_with_budget(spec, retry_budget_ms) for spec in mirror_specs(settings)]
     watched = Watched(Recorder())
-    observer = wiring.make_observer(settings, watched.recorder, heartbeat_ms=heartbeat_ms)
+    observer = app.make_observer(settings, watched.recorder, heartbeat_ms=heartbeat_ms)
     with contextlib.ExitStack() as stack:
         stack.enter_context(serve(port, watched.recorder, observer.board))
         runner = stack.enter_context(InlineRunner())
-        service = wiring.build_service(specs, runner, stack, observer=observer)
+        service = app.build_service(specs, runner, stack, observer=observer)
 
         def run() -> None:
             try:
@@ -73,13 +74,13 @@ def running(
             thread.join()
 
 
-def _patient(spec: MirrorSpec, budget_ms: int) -> MirrorSpec:
-    def patient(destination: DestinationSpec) -> DestinationSpec:
+def _with_budget(spec: MirrorSpec, budget_ms: int) -> MirrorSpec:
+    def limited(destination: DestinationSpec) -> DestinationSpec:
         if not isinstance(destination, KafkaSpec):
             return destination
         cluster = replace(destination.cluster, retry_budget_ms=budget_ms)
         return replace(destination, cluster=cluster)
 
-    destinations = tuple((name, patient(one)) for name, one in spec.destinations)
+    destinations = tuple((name, limited(one)) for name, one in spec.destinations)
     source = replace(spec.source, retry_budget_ms=budget_ms)
     return replace(spec, source=source, destinations=destinations)

@@ -11,11 +11,10 @@ import io
 import pytest
 from rich.console import Console
 
-from logmirror.app.status import StatusRow
-from logmirror.cli.screen import error_lines, print_lines
-from logmirror.cli.status_text import print_status
+from logmirror.cli.output import error_lines, print_lines
+from logmirror.cli.status import print_status
 from logmirror.errors import UnavailableError
-from logmirror.mirror.ports import FlowId
+from logmirror.reports import PartitionStatus
 
 COLUMNS = 80
 
@@ -38,12 +37,10 @@ def printed(rows, *, terminal: bool) -> list[str]:
 
 @pytest.fixture
 def rows():
-    flows = [
-        FlowId(mirror="orders", destination="lake", topic="orders", partition=n) for n in range(20)
-    ]
+    names = {"mirror": "orders", "destination": "lake", "topic": "orders"}
     return [
-        StatusRow(flow=flows[0], source_end=7, position=5),
-        *(StatusRow(flow=flow, error=away(flow.partition)) for flow in flows[1:]),
+        PartitionStatus(**names, partition=0, source_end=7, position=5),
+        *(PartitionStatus(**names, partition=n, error=away(n)) for n in range(1, 20)),
     ]
 
 
@@ -57,11 +54,11 @@ def test_the_table_names_the_kind_and_keeps_a_line_for_each_row(rows):
 
 def test_an_error_stands_once_below_the_table_with_what_it_concerns(rows):
     for terminal in (True, False):
-        told = printed(rows, terminal=terminal)[1 + len(rows) :]
-        text = " ".join(" ".join(told).split())
+        shown = printed(rows, terminal=terminal)[1 + len(rows) :]
+        text = " ".join(" ".join(shown).split())
         assert text.startswith("error (unavailable): could not look up offsets within 10000 ms:")
         assert text.count("error (") == 1
-        assert "see docs/errors.md#unavailable concerns orders/lake/1, orders/lake/2," in text
+        assert "see docs/errors.md#unavailable affects orders/lake/1, orders/lake/2," in text
         assert text.endswith("orders/lake/8 and 11 more")
 
 

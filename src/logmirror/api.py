@@ -1,0 +1,277 @@
+"""The functions behind `import logmirror`. The command line uses nothing else.
+
+Each function loads what it needs when it is called, so importing this module is cheap: it starts no
+JVM and compiles no kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from logmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    import os
+    import threading
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from logmirror.config.settings import Settings
+    from logmirror.reports import (
+        CheckReport,
+        ClusterAcls,
+        CompactReport,
+        Event,
+        PartitionStatus,
+        VerifyReport,
+    )
+
+TARGET_BYTES: Final = 256 << 20
+"""Default size of merged objects, in bytes."""
+
+MIN_OBJECTS: Final = 8
+"""Default number of adjacent small objects below which they are not merged."""
+
+
+def load(  # noqa: PLR0913  # three sources of a configuration, three ways to narrow it
+    path: str | os.PathLike[str] | None = None,
+    *,
+    text: str | None = None,
+    values: Mapping[str, object] | None = None,
+    mirrors: Collection[str] = (),
+    environ: Mapping[str, str] | None = None,
+    needs_variables: bool = True,
+) -> Settings:
+    """Load a configuration from a file, a text, or values.
+
+    Args:
+        path: A YAML file.
+        text: YAML text, instead of a file.
+        values: The same structure as mappings, lists, texts and numbers, instead of a file.
+        mirrors: Names of the mirrors to keep. Empty: all.
+        environ: What `${VAR}` refers to. None: the environment of this process.
+        needs_variables: Whether variables that name credentials (`...-env`) must be set now. False
+            suits callers that do not connect to anything.
+
+    Returns:
+        The settings: frozen, picklable, with every default filled in.
+
+    Raises:
+        ConfigError: The configuration is invalid; `problems` lists every problem with its line.
+        UsageError: No such mirror, or not exactly one of path, text and values was given.
+    """
+    from logmirror.cluster.properties import property_problems  # noqa: PLC0415  # see the module
+    from logmirror.config import settings as config  # noqa: PLC0415  # see the module
+
+    def check_properties(properties: Mapping[str, str]) -> list[tuple[str, str, str]]:
+        found = property_problems("localhost:9092", properties)
+        return [(problem.name, problem.message, problem.suggestion) for problem in found]
+
+    if sum(given is not None for given in (path, text, values)) != 1:
+        raise UsageError("one of path, text and values is required")
+    if path is not None:
+        settings = config.load(
+            str(path),
+            environ=environ,
+            check_properties=check_properties,
+            needs_variables=needs_variables,
+        )
+    else:
+        settings = config.load_text(
+            text if text is not None else json.dumps(values),
+            environ=environ,
+            check_properties=check_properties,
+            needs_variables=needs_variables,
+        )
+    return _only(settings, mirrors)
+
+
+def _only(settings: Settings, names: Collection[str]) -> Settings:
+    if not names:
+        return settings
+    known = [mirror.name for mirror in settings.mirrors]
+    for name in names:
+        if name not in known:
+            raise UsageError("no such mirror in the configuration", mirror=name, mirrors=known)
+    chosen = tuple(mirror for mirror in settings.mirrors if mirror.name in names)
+    return dataclasses.replace(settings, mirrors=chosen)
+
+
+def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
+    settings: Settings,
+    *,
+    until_now: bool = False,
+    stop: threading.Event | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    master: str | None = None,
+    spark_log: Path | None = None,
+    metrics_port: int = 0,
+    metrics_partitions: bool = True,
+    heartbeat_ms: int = 0,
+    handles_signals: bool = False,
+) -> None:
+    """Run the mirrors of a configuration. Blocks until they end.
+
+    Starts Spark in this process and stops it before returning. Run one at a time.
+
+    Args:
+        settings: The configuration, from `load`.
+        until_now: Replicate what is at the sources now, then return. False: run until stopped.
+        stop: Set it from another thread to stop: what was seen is flushed, then `run` returns.
+        on_event: Called with each event, in the thread in which it happens. Must return quickly
+            and must not raise: replication waits for it.
+        master: Spark master, instead of the configured one.
+        spark_log: Write the output of Spark's JVM to this file.
+        metrics_port: TCP port of `/metrics`, `/livez`, `/readyz` and `/status.json`, 1 to 65535.
+            0: none.
+        metrics_partitions: Whether there are metrics of single partitions, beside those of mirrors.
+        heartbeat_ms: Interval of heartbeats in the log, level DEBUG, in milliseconds. 0: none.
+        handles_signals: Whether SIGTERM and SIGINT stop the run, and a second one the process.
+            Only in the main thread.
+
+    Raises:
+        UsageError: Every mirror is disabled, or a permission is missing.
+        LogmirrorError: A mirror stopped for good; see `logmirror.errors` for the kinds.
+    """
+    from logmirror.app import run as app  # noqa: PLC0415  # see the module
+    from logmirror.config.environment import ProcessEnvironment  # noqa: PLC0415  # see the module
+
+    app.run(
+        settings,
+        until_now=until_now,
+        master=master,
+        spark_log=spark_log,
+        environment=ProcessEnvironment(
+            metrics_port=metrics_port,
+            metrics_partitions=metrics_partitions,
+            heartbeat_ms=heartbeat_ms,
+        ),
+        stop=stop,
+        on_event=on_event,
+        handles_signals=handles_signals,
+    )
+
+
+def status(settings: Settings) -> list[PartitionStatus]:
+    """Return the position and the lag of every partition of every enabled mirror.
+
+    Reads sources and destinations; changes nothing. A partition that cannot be read has an `error`
+    in its row; nothing is raised for it.
+
+    Args:
+        settings: The configuration, from `load`.
+
+    Returns:
+        One row per partition and destination, in the order of the configuration.
+    """
+    from logmirror.app import status as app  # noqa: PLC0415  # see the module
+
+    return app.status(settings)
+
+
+def verify(
+    settings: Settings,
+    *,
+    deep: bool = False,
+    against_source: bool = False,
+    on_object: Callable[[], None] = lambda: None,
+) -> list[VerifyReport]:
+    """Verify the replicas of every enabled mirror. Changes nothing.
+
+    Without options, an archive's names must form a chain without gaps and overlaps.
+
+    Args:
+        settings: The configuration, from `load`.
+        deep: Also read every object or batch: checksums, order, counts, causes of offset gaps.
+        against_source: Also compare with what the source serves now. Includes `deep`.
+        on_object: Called after each object or partition, for a progress display.
+
+    Returns:
+        One report per partition and destination, in the order of the configuration.
+
+    Raises:
+        UnavailableError: A cluster or a store did not respond within its deadline.
+    """
+    from logmirror.app import verify as app  # noqa: PLC0415  # see the module
+
+    return app.verify(settings, deep=deep, against_source=against_source, on_object=on_object)
+
+
+def compact(
+    settings: Settings,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    min_objects: int = MIN_OBJECTS,
+    dry_run: bool = False,
+) -> list[CompactReport]:
+    """Merge small objects of archives into larger ones, while mirrors and readers continue.
+
+    Args:
+        settings: The configuration, from `load`.
+        target_bytes: Size limit of a merged object: the sum of the objects that it replaces, bytes.
+        min_objects: Fewer adjacent small objects are left alone. 2 or more.
+        dry_run: Change nothing; report what would be merged.
+
+    Returns:
+        One report per partition and archive. A partition that failed has an `error`.
+
+    Raises:
+        UsageError: The configuration has no archive that can be compacted.
+    """
+    from logmirror.app import compact as app  # noqa: PLC0415  # see the module
+
+    return app.compact(
+        settings, target_bytes=target_bytes, min_objects=min_objects, dry_run=dry_run
+    )
+
+
+def check(settings: Settings) -> list[CheckReport]:
+    """Check what `run` needs: connections, permissions, settings of topics, stores, positions.
+
+    Leaves everything as it was: probe objects and folders are removed.
+
+    Args:
+        settings: The configuration, from `load`.
+
+    Returns:
+        One row per check. Severity `error` means that `run` would fail.
+    """
+    from logmirror.app import preflight as app  # noqa: PLC0415  # see the module
+
+    return app.check(settings)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the configuration file."""
+    from logmirror.config.settings import json_schema as schema  # noqa: PLC0415  # see the module
+
+    return schema()
+
+
+def bucket_policies(settings: Settings, *, compacts: bool = False) -> dict[str, dict[str, object]]:
+    """Return the least IAM policies for the buckets of a configuration, by identity.
+
+    Args:
+        settings: The configuration, from `load`.
+        compacts: Whether `compact` runs with them, which deletes objects.
+    """
+    from logmirror.app.policy import bucket_policies as policies  # noqa: PLC0415  # see the module
+
+    return policies(settings, compacts=compacts)
+
+
+def kafka_acls(settings: Settings, *, principal: str | None = None) -> list[ClusterAcls]:
+    """Return the Kafka ACLs that the enabled mirrors need, by cluster and principal.
+
+    Args:
+        settings: The configuration, from `load`.
+        principal: Who needs them. None: the users that the connection properties name.
+
+    Raises:
+        UsageError: The principal of a cluster is not in the configuration.
+    """
+    from logmirror.app.acls import needed_acls  # noqa: PLC0415  # see the module
+
+    return needed_acls(settings, principal)

@@ -1,0 +1,111 @@
+"""Settings to the mirrors and destinations that the driver's loop works on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
+from logmirror.cluster.properties import connection_settings
+from logmirror.config.settings import FilesystemDestination, KafkaDestination
+from logmirror.errors import InternalError
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.source_views import MirrorSpec
+from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
+
+if TYPE_CHECKING:
+    from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
+    from logmirror.mirror.ports import DestinationSpec
+    from logmirror.stores.locations import StoreLocation
+
+_EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
+
+
+def mirror_specs(settings: Settings) -> list[MirrorSpec]:
+    """The enabled mirrors as the loop sees them.
+
+    Raises:
+        UsageError: A connection property is unknown or wrong.
+    """
+    return [_mirror_spec(mirror) for mirror in settings.mirrors if mirror.enabled]
+
+
+def _mirror_spec(mirror: MirrorSettings) -> MirrorSpec:
+    return MirrorSpec(
+        name=mirror.name,
+        source=connection_settings(mirror.source.bootstrap_servers, dict(mirror.source.properties)),
+        topic=mirror.topic,
+        partitions=mirror.partitions,
+        destinations=tuple(
+            (destination.name, _destination_spec(destination, mirror))
+            for destination in mirror.destinations
+        ),
+        chain_start=mirror.chain_start,
+    )
+
+
+def _destination_spec(
+    destination: FilesystemDestination | KafkaDestination | S3Destination, mirror: MirrorSettings
+) -> DestinationSpec:
+    if isinstance(destination, KafkaDestination):
+        return KafkaSpec(
+            cluster=connection_settings(
+                destination.bootstrap_servers, dict(destination.properties)
+            ),
+            topic=destination.topic,
+            name=destination.name,
+            mirror=mirror.name,
+            offsets=destination.offsets,
+            gaps=destination.gaps,
+            topic_sync=destination.topic_sync,
+            replication_factor=destination.replication_factor or -1,
+            keeps_timestamps=destination.timestamp_mode == "source",
+            max_batch_bytes=destination.max_batch_bytes,
+            types=mirror.types,
+        )
+    if mirror.flush is None:
+        raise InternalError("a mirror into files without `flush`", mirror=mirror.name)
+    return ArchiveSpec(
+        location=_location(destination),
+        format=mirror.format,
+        extension=_EXTENSIONS[mirror.format],
+        compression=mirror.compression,
+        encoding=mirror.encoding,
+        max_bytes=mirror.flush.max_bytes,
+        max_offsets=mirror.flush.max_offsets,
+        max_time_ms=mirror.flush.max_time_ms,
+        daily_at_utc_s=mirror.flush.daily_at_utc_s,
+        compaction=mirror.compaction,
+        keep_snapshots=mirror.keep_snapshots,
+        drift_check_ms=destination.drift_check_ms,
+        types=mirror.types,
+    )
+
+
+def _location(destination: FilesystemDestination | S3Destination) -> StoreLocation:
+    if isinstance(destination, FilesystemDestination):
+        return FolderLocation(str(destination.root))
+    return S3Location(
+        bucket=destination.bucket,
+        prefix=destination.prefix,
+        region=destination.region,
+        endpoint=destination.endpoint,
+        path_style=destination.path_style,
+        ca_file=destination.ca_file,
+        checksums=destination.checksums.replace("-", "_"),
+        sse=destination.sse,
+        kms_key_id=destination.kms_key_id,
+        require_atomic_create=destination.require_atomic_create,
+        write=_identity(destination.write),
+        read=_identity(destination.read),
+    )
+
+
+def _identity(credentials: S3Credentials) -> S3Identity:
+    return S3Identity(
+        access_key_id=credentials.access_key_id,
+        secret_access_key=credentials.secret_access_key,
+        session_token=credentials.session_token,
+        profile=credentials.profile,
+        role_arn=credentials.role_arn,
+        sts_endpoint=credentials.sts_endpoint,
+    )

@@ -1,0 +1,26 @@
+"""`logmirror policy print`: IAM policies for the buckets of a configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+import logmirror
+from logmirror.cli.options import ConfigOption
+from logmirror.errors import UsageError
+
+
+def policy_print(
+    config: ConfigOption,
+    *,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="For `logmirror compact`, which deletes objects.")
+    ] = False,
+) -> None:
+    """Print the least IAM policies for the buckets of a configuration."""
+    found = logmirror.bucket_policies(logmirror.load(config), compacts=compact)
+    if not found:
+        raise UsageError("the configuration has no destination of type s3")
+    typer.echo(json.dumps(found, indent=2))

@@ -1,0 +1,259 @@
+"""What the commands report: frozen values, one per partition, problem or event.
+
+Offsets are offsets of the source, 0 to 2^63-1. A position is the next offset: every offset below it
+is in the replica, or is an offset gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from logmirror.errors import LogmirrorError
+    from logmirror.model import Gap, GapCause, OffsetRange
+
+Severity = Literal["ok", "note", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """The replication state of one partition at one destination, from `status`."""
+
+    mirror: str
+    """The mirror's name in the configuration."""
+
+    destination: str
+    """The destination's name in the configuration."""
+
+    topic: str
+    """The source topic."""
+
+    partition: int
+    """The partition, 0 or above; -1 if the topic, and so its partitions, could not be read."""
+
+    source_end: int | None = None
+    """The last stable offset of the source. None if the source could not be read."""
+
+    position: int | None = None
+    """The next offset to replicate, read from the destination. None if it could not be read."""
+
+    error: LogmirrorError | None = None
+    """Why `source_end` or `position` could not be read, or why `run` would refuse to continue."""
+
+    is_fencing_degraded: bool = False
+    """Whether the object store may overwrite objects (`require-atomic-create: false`): two writers
+    are then not kept apart by the store."""
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets not replicated yet, 0 or more. None if `source_end` or `position` is None."""
+        if self.source_end is None or self.position is None:
+            return None
+        return max(self.source_end - self.position, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding of `verify`."""
+
+    kind: str
+    """The kind of error, as in `LogmirrorError.kind`: `corruption`, `position`, ..."""
+
+    message: str
+    """What was expected and what was found. For people; not stable."""
+
+    hint: str
+    """What to do next. May be empty."""
+
+    facts: Mapping[str, str]
+    """Offsets, names and values of the finding, as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The verification result of one partition at one destination, from `verify`."""
+
+    mirror: str
+    """The mirror's name in the configuration."""
+
+    destination: str
+    """The destination's name in the configuration."""
+
+    topic: str
+    """The source topic."""
+
+    partition: int
+    """The partition, 0 or above."""
+
+    objects: int = 0
+    """Objects in the archive's chain. 0 for a replica in Kafka."""
+
+    first: int | None = None
+    """The first offset that the replica covers. None if it is empty or could not be read."""
+
+    next_offset: int | None = None
+    """The position: the offset after the last one that the replica covers."""
+
+    records: int | None = None
+    """Records read. None unless `deep` or `against_source` was requested."""
+
+    gap_offsets: int | None = None
+    """Offsets without a record, of any cause. None unless the records were read."""
+
+    gaps_by_cause: Mapping[GapCause, int] = field(default_factory=dict)
+    """Offsets without a record, by cause."""
+
+    gaps: tuple[Gap, ...] = ()
+    """Runs of offsets without a record, ascending; at most 100,000. The counts are complete."""
+
+    bytes: int = 0
+    """Size of the objects read, in bytes."""
+
+    without_digest: int = 0
+    """Objects with neither a claim nor a logmirror footer, such as those of mirror-v3. Their digest
+    is not recorded, so only `against_source` finds a changed byte that still parses."""
+
+    compared: int = 0
+    """Objects, or ranges of a replica in Kafka, that equal what the source serves now."""
+
+    gone_at_source: int = 0
+    """Objects, or ranges, that could not be compared: the source has deleted their records."""
+
+    compacted_since: int = 0
+    """Records in the replica that the source has compacted away since."""
+
+    claimed: OffsetRange | None = None
+    """A range behind the end that is claimed but has no object. A writer is at work, or died; the
+    next run writes it. If no writer ran, the newest object was lost."""
+
+    unfinished_compactions: tuple[OffsetRange, ...] = ()
+    """Merged objects whose parts were not all deleted. The next `compact` deletes them."""
+
+    problems: tuple[Problem, ...] = ()
+    """Every finding. Empty: the replica is verified as far as was requested."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactReport:
+    """What `compact` did, or would do, to one partition of an archive."""
+
+    mirror: str
+    """The mirror's name in the configuration."""
+
+    destination: str
+    """The destination's name in the configuration."""
+
+    topic: str
+    """The source topic."""
+
+    partition: int
+    """The partition, 0 or above."""
+
+    objects_before: int = 0
+    """Objects in the chain before."""
+
+    objects_after: int = 0
+    """Objects in the chain after."""
+
+    bytes_before: int = 0
+    """Size of the chain before, in bytes."""
+
+    bytes_after: int = 0
+    """Size of the chain after, in bytes. With `dry_run` the size before: it is not predicted."""
+
+    merged: int = 0
+    """Small objects that became part of larger ones."""
+
+    into: int = 0
+    """Larger objects written."""
+
+    finished: int = 0
+    """Objects deleted that an interrupted `compact` had left behind."""
+
+    error: LogmirrorError | None = None
+    """Why the partition could not be compacted. Nothing unverified was deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """One row of `check`: something that a mirror needs, and whether it has it."""
+
+    mirror: str
+    """The mirror's name in the configuration."""
+
+    destination: str
+    """The destination's name in the configuration. Empty: the source."""
+
+    severity: Severity
+    """`error`: `run` would fail."""
+
+    what: str
+    """What was checked: `source`, `settings`, `permissions`, `topic`, `position`, ..."""
+
+    found: str
+    """What was found. For people; not stable."""
+
+    advice: str = ""
+    """What to do about it. Empty if there is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Acl:
+    """One operation on one Kafka resource that a principal needs."""
+
+    resource: Literal["cluster", "topic", "transactional-id"]
+    """Kafka's resource type."""
+
+    name: str
+    """The resource's name, or the prefix of names."""
+
+    is_prefix: bool = False
+    """Whether the resource pattern type is `prefixed`, else `literal`."""
+
+    operation: str
+    """The operation, spelled as `kafka-acls.sh` spells it: `DescribeConfigs`."""
+
+    is_optional: bool = False
+    """Whether replication works without it; `purpose` says what is lost."""
+
+    purpose: str
+    """What it is needed for: lower case, no full stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAcls:
+    """What one principal needs at one cluster, from `kafka_acls`."""
+
+    bootstrap_servers: str
+    """Addresses of the cluster, comma-separated."""
+
+    principal: str
+    """The principal, such as `User:mirror`."""
+
+    acls: tuple[Acl, ...]
+    """Sorted by resource and operation, without duplicates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One log event of a running mirror, as described in docs/metrics.md."""
+
+    at_ms: int
+    """When, in milliseconds since the Unix epoch."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+    """Severity of the event."""
+
+    name: str
+    """What happened, such as `flushed`, `mirror starts` or `flow waits: ...`."""
+
+    facts: Mapping[str, object]
+    """Fields of the event: `mirror`, `topic`, `partition`, `destination`, offsets, sizes, times."""
