@@ -1,6 +1,6 @@
-"""The demo's records are the rows of the data set, all of them, in the order of departure.
+"""The demo's records are all rows of the data set, in the order of departure.
 
-Method: beside Python's own CSV reader and JSON parser.
+Method: compare with Python's own CSV reader and JSON parser.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kit.judges.flights import NOTHING, departure_ms, flight_rows
 from logmirror.demo.flights import load
 
 
-def test_a_record_is_a_row_of_the_data_set_by_scheduled_departure() -> None:
+def test_records_are_the_rows_by_scheduled_departure() -> None:
     rows = flight_rows()
     flights = load()
     at_time: defaultdict[int, list[dict[str, str]]] = defaultdict(list)

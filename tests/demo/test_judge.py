@@ -1,6 +1,6 @@
-"""The demo's judge accepts an honest copy and finds every planted fault.
+"""The demo's judge accepts an exact replica and finds every planted fault.
 
-Method: small copies are written in both formats, by pyarrow and by the reference encoder, each with
+Method: small replicas in both formats, written by pyarrow and by the reference encoder, each with
 one fault.
 """
 
@@ -26,7 +26,7 @@ KEYS: Final = [b"N1", None, b"N2", b"N1", b"", b"N3", b"N2", b"N1"]
 RECEIPTS: Final = {0: [0, 2, 4, 5, 7], 1: [1, 3, 6]}
 
 
-def flights_like_these() -> Flights:
+def small_flights() -> Flights:
     count = len(KEYS)
     return Flights(
         timestamps_ms=pa.array(range(1000, 1000 + count), pa.int64()),
@@ -36,8 +36,8 @@ def flights_like_these() -> Flights:
     )
 
 
-def honest_copy() -> dict[int, list[Record]]:
-    flights = flights_like_these()
+def exact_replica() -> dict[int, list[Record]]:
+    flights = small_flights()
     return {
         partition: [
             Record(
@@ -69,14 +69,14 @@ def write_native(path: Path, records: list[Record]) -> None:
 
 
 def judged(folder: Path, extension: str, copy: dict[int, list[Record]]) -> int:
-    """Write a copy in two objects a partition and let the demo judge it."""
+    """Write a replica with two objects per partition, and compare it."""
     write = {"parquet": write_parquet, "batches": write_native}[extension]
     for partition, records in copy.items():
         (folder / str(partition)).mkdir(parents=True)
         for name, some in (("0", records[:2]), ("1", records[2:])):
             if some:
                 write(folder / str(partition) / f"{name}.{extension}", some)
-    return judge.compare(folder, extension, flights_like_these(), RECEIPTS)
+    return judge.compare(folder, extension, small_flights(), RECEIPTS)
 
 
 def lose_the_last(copy: dict[int, list[Record]]) -> None:
@@ -87,7 +87,7 @@ def lose_one_in_the_middle(copy: dict[int, list[Record]]) -> None:
     del copy[0][2]
 
 
-def double_the_last(copy: dict[int, list[Record]]) -> None:
+def duplicate_the_last(copy: dict[int, list[Record]]) -> None:
     copy[1].append(copy[1][-1]._replace(offset=3))
 
 
@@ -119,7 +119,7 @@ def lose_a_partition(copy: dict[int, list[Record]]) -> None:
 FAULTS: Final = {
     lose_the_last: {"expected": 5, "found": 4},
     lose_one_in_the_middle: {"column": "offset", "offset": 2},
-    double_the_last: {"expected": 3, "found": 4},
+    duplicate_the_last: {"expected": 3, "found": 4},
     change_a_value: {"column": "value", "offset": 3},
     change_a_time: {"column": "timestamp", "offset": 0},
     make_a_null_key_empty: {"column": "key", "offset": 0, "partition": 1},
@@ -130,16 +130,16 @@ FAULTS: Final = {
 
 
 @pytest.mark.parametrize("extension", ["parquet", "batches"])
-def test_the_judge_finds_an_honest_copy_equal(tmp_path: Path, extension: str) -> None:
-    assert judged(tmp_path, extension, honest_copy()) == len(KEYS)
+def test_an_exact_replica_is_accepted(tmp_path: Path, extension: str) -> None:
+    assert judged(tmp_path, extension, exact_replica()) == len(KEYS)
 
 
 @pytest.mark.parametrize("extension", ["parquet", "batches"])
 @pytest.mark.parametrize("spoil", FAULTS, ids=lambda spoil: spoil.__name__)
-def test_the_judge_finds_each_planted_fault(
+def test_each_planted_fault_is_found(
     tmp_path: Path, extension: str, spoil: Callable[[dict[int, list[Record]]], None]
 ) -> None:
-    copy = honest_copy()
+    copy = exact_replica()
     spoil(copy)
 
     with pytest.raises(CorruptionError) as raised:

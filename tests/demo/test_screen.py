@@ -1,4 +1,4 @@
-"""What the demo shows on a terminal. Method: a pseudo-terminal takes the place of a person's."""
+"""The demo's output on a terminal. Method: a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ COLOUR: Final = re.compile(r"\x1b\[[0-9;]*(3[0-9]|9[0-9])[0-9;]*m")
 
 
 def on_terminal(**environment: str) -> str:
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     subprocess.run(
         [sys.executable, "-c", ON_SCREEN],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
         timeout=60,
         env={**variables, "TERM": "xterm-256color", "COLUMNS": "80", **environment},
         check=True,
     )
-    output = os.read(ours, 1 << 16).decode()
-    os.close(theirs)
-    os.close(ours)
+    output = os.read(controller, 1 << 16).decode()
+    os.close(terminal)
+    os.close(controller)
     return output
 
 
-def test_a_bar_moves_on_a_terminal_and_obeys_no_color() -> None:
+def test_a_terminal_shows_a_progress_bar_and_no_color_is_obeyed() -> None:
     coloured, plain = on_terminal(), on_terminal(NO_COLOR="1")
 
     for output in (coloured, plain):

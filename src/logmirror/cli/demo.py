@@ -22,7 +22,7 @@ def demo(
     Starts a broker, a producer and Spark on this machine, and stops them at the end. Exit code 0
     only if every replica is exact.
     """
-    from logmirror.demo.story import run_demo  # noqa: PLC0415  # its packages are optional
+    from logmirror.demo.scenario import run_demo  # noqa: PLC0415  # its packages are optional
 
     try:
         run_demo(keep)

@@ -1,1 +1,1 @@
-"""`logmirror demo`: the main job on this machine, on real records, interrupted and proven."""
+"""`logmirror demo`: replicate a real data set on this machine, kill the mirror, verify."""

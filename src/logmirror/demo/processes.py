@@ -1,8 +1,8 @@
-"""The commands that the demo starts, none of which outlives it.
+"""The commands that the demo starts. None of them outlives it.
 
-Each runs in a session of its own, so that Ctrl-C at the terminal reaches only the demo, which then
-ends them; and so that a command is killed together with the Java machine that it started. Python
-workers of Spark end by themselves when their Java machine is gone.
+Each runs in its own session. Ctrl-C in the terminal therefore reaches only the demo, which then
+stops the commands, and a command is killed together with the JVM that it started. Spark's Python
+workers exit when their JVM is gone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Command:
     """One running `logmirror` command; its output goes to a file.
 
     Args:
-        arguments: What follows `logmirror`.
-        log: Takes stderr; stdout too unless `output` is given.
-        folder: Where it runs and puts its temporary files.
-        output: Takes stdout.
+        arguments: The arguments of `logmirror`.
+        log: File for stderr, and for stdout unless `output` is given.
+        folder: Working directory and temporary directory.
+        output: File for stdout.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Command:
         with contextlib.ExitStack() as files:
             errors = files.enter_context(log.open("ab"))
             stdout = files.enter_context(output.open("wb")) if output else errors
-            self._process = subprocess.Popen(  # noqa: S603  # our own command line
-                # -P: a folder named `logmirror` where the user stands is not the program.
+            self._process = subprocess.Popen(  # noqa: S603  # a fixed command
+                # -P: ignore a folder named `logmirror` in the working directory.
                 [sys.executable, "-P", "-m", "logmirror", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -62,44 +62,44 @@ class Command:
     def wait_for(
         self, is_done: Callable[[], object], *, timeout_s: int, exits: tuple[int, ...] = ()
     ) -> None:
-        """Wait until something is the case, or the command has ended as it may.
+        """Wait until a condition holds, or the command exits with one of these codes.
 
         Args:
-            is_done: Asked often; also shows progress.
-            timeout_s: How long at most.
-            exits: The exit codes with which it may end.
+            is_done: The condition, called every 25 ms; can also show progress.
+            timeout_s: The timeout.
+            exits: The permitted exit codes.
 
         Raises:
-            UnavailableError: It ended otherwise, or took too long.
+            UnavailableError: The command exited with another code, or timed out.
         """
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
         while not is_done():
             exit_code = self._process.poll()
             if exit_code is not None:
-                self.kill()  # its Java machine may need a moment longer
+                self.kill()  # its JVM can still be running
             if exit_code in exits:
                 return
             if exit_code is not None:
-                raise self._failed("ended unexpectedly", exit_code=exit_code)
+                raise self._failed("exited unexpectedly", exit_code=exit_code)
             if SYSTEM_CLOCK.monotonic_ms() > deadline_ms:
-                raise self._failed("took too long", timeout_s=timeout_s)
+                raise self._failed("timed out", timeout_s=timeout_s)
             SYSTEM_CLOCK.sleep_ms(_POLL_MS)
 
     def find_in_log(self, pattern: str) -> re.Match[str] | None:
-        """Look for a line in what it has written so far."""
+        """Search the log so far for a line."""
         return re.search(pattern, self.log.read_text(errors="replace"), re.MULTILINE)
 
     def kill(self) -> None:
-        """End it as a power cut would: `kill -9`, and the same for what it started."""
+        """Kill the command and the processes that it started with SIGKILL."""
         if self._has_ended:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # all have exited
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._has_ended = True
 
     def stop(self) -> None:
-        """Ask it to end, and see to it that it has."""
+        """Terminate the command with SIGTERM; after 20 s with SIGKILL."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
@@ -109,7 +109,7 @@ class Command:
         lines = self.log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
         return UnavailableError(
             f"{self.name} {what}",
-            hint="the end of its log is shown here",
+            hint="see the last lines of its log",
             **facts,
             log=str(self.log),
             lines="".join(f"\n    {line}" for line in lines),
@@ -117,7 +117,7 @@ class Command:
 
 
 class Commands:
-    """Starts commands in one folder and ends what still runs at the end of the block."""
+    """Starts commands in one folder, and kills those that still run at the end of the block."""
 
     def __init__(self, folder: Path) -> None:
         self._logs, self._temporary = folder / "logs", folder / "tmp"

@@ -1,7 +1,7 @@
-"""A stock client writes the flights to the broker and keeps the receipts.
+"""Produces the flights with librdkafka, and records the acknowledgements.
 
-The receipts are what the copies are judged by: for each partition, which flight the broker has
-acknowledged at which offset.
+The replicas are compared with these receipts: for each partition, the flight that the broker
+acknowledged at each offset.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from logmirror.demo.flights import Flights
 
 _SILENCE_S: Final = 60
-"""Without a single acknowledgement for so long, the broker is taken for dead."""
+"""Time without an acknowledgement after which producing fails."""
 
 
 class FlightProducer:
-    """librdkafka's producer, as idempotent and as batched as its documentation advises.
+    """librdkafka's idempotent producer.
 
     Args:
-        bootstrap: The broker's address.
-        topic: Where to; the broker makes it.
-        flights: What.
-        log: Takes what librdkafka has to say.
+        bootstrap: Address of the broker.
+        topic: The topic; the broker creates it.
+        flights: The records.
+        log: File for librdkafka's log.
     """
 
     def __init__(self, bootstrap: str, topic: str, flights: Flights, log: Path) -> None:
         self._topic, self._flights = topic, flights
         self.receipts: defaultdict[int, list[int]] = defaultdict(list)
-        """For each partition the index of the flight at each offset, from offset 0."""
+        """For each partition, the index of the flight at each offset, from offset 0."""
 
         self.acknowledged = 0
         self._failure: KafkaError | str | None = None
-        logger = logging.Logger("librdkafka")  # noqa: LOG001  # not shared, ends with us
+        logger = logging.Logger("librdkafka")  # noqa: LOG001  # not shared, used by this producer only
         logger.addHandler(logging.FileHandler(log, delay=True))
         self._producer = Producer(
             {
@@ -63,16 +63,16 @@ class FlightProducer:
         )
 
     def send(self, first: int, end: int, show: Callable[[int], None]) -> None:
-        """Produce the flights first <= index < end and wait for all acknowledgements.
+        """Produce the flights first <= index < end, and wait for their acknowledgements.
 
         Args:
             first: Index of the first.
             end: Index after the last.
-            show: Told how many of these are acknowledged, now and then.
+            show: Called at intervals with the number of acknowledged records.
 
         Raises:
             UnavailableError: The broker did not acknowledge all of them.
-            CorruptionError: It acknowledged one at an offset that is not the next.
+            CorruptionError: It acknowledged a record at an offset that is not the next one.
         """
         count = end - first
         rows = zip(
@@ -122,7 +122,7 @@ class FlightProducer:
         receipts = self.receipts[partition or 0]
         if offset != len(receipts):
             raise CorruptionError(
-                "the broker acknowledged a record at an offset that is not the next",
+                "the broker acknowledged a record at an unexpected offset",
                 partition=partition,
                 expected=len(receipts),
                 found=offset,

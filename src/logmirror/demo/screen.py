@@ -1,8 +1,8 @@
-"""What the demo shows: a moving line on a terminal, and one lasting line for each step.
+"""The demo's output: one line per step, with its duration, and a progress bar on a terminal.
 
-    5.2 s  what was done, with numbers
+    5.2 s  Loaded 336,776 flights
 
-In a file or a pipe there are only the lasting lines. Colours obey NO_COLOR.
+Without a terminal there is no progress bar. Colours obey NO_COLOR.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from rich.progress import Task, TaskID
 
 _UNBROKEN: Final = 1000
-"""Width of what is no terminal: no line is broken."""
+"""Width without a terminal: lines are not wrapped."""
 
 _LABEL_WIDTH: Final = 9
-"""Of the seconds before each line: `123.4 s`, and the gap."""
+"""Width of the duration before each line, `123.4 s`, and of the space after it."""
 
 
 class Step:
@@ -35,19 +35,19 @@ class Step:
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
-        self.lines: list[str] = []
+        self.line = ""
 
     def show(self, completed: int) -> None:
-        """Move the bar."""
+        """Set the progress bar."""
         self._progress.update(self._task, completed=completed)
 
-    def go_on(self, doing: str, total: int) -> None:
-        """Say what is being done from now on, and how much of it there is."""
+    def next_phase(self, doing: str, total: int) -> None:
+        """Change the label and the total of the progress bar."""
         self._progress.update(self._task, description=doing, total=total)
 
     def done(self, line: str) -> None:
-        """Say what the step has done; the line stays."""
-        self.lines.append(line)
+        """Set the line that remains after the step."""
+        self.line = line
 
 
 class Screen:
@@ -61,18 +61,16 @@ class Screen:
 
     @contextlib.contextmanager
     def step(self, doing: str, total: int | None = None) -> Iterator[Step]:
-        """Show that something is being done; its lines are printed when it has succeeded."""
+        """Show a progress bar during a step, and print its line when it has succeeded."""
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         with self._progress() as progress:
             step = Step(progress, progress.add_task(doing, total=total))
             yield step
         seconds = f"{(SYSTEM_CLOCK.monotonic_ms() - started_ms) / 1000:.1f} s"
-        for line in step.lines:
-            self._print_labelled(seconds, line)
-            seconds = ""
+        self._print_labelled(seconds, step.line)
 
-    def say(self, text: str = "") -> None:
-        """Print text that a person may copy: lines are broken only where they say so."""
+    def print(self, text: str = "") -> None:
+        """Print text without wrapping, so that it can be copied."""
         self._console.print(text, soft_wrap=True)
 
     def head(self, text: str) -> None:
@@ -81,7 +79,7 @@ class Screen:
         self._console.print()
 
     def table(self, titles: list[str], rows: list[list[str]]) -> None:
-        """Print a table whose first and last columns are words, and numbers between them."""
+        """Print a table; the first and last columns hold words, the others numbers."""
         table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
         for title in titles:
             is_word = title in {titles[0], titles[-1]}
@@ -94,7 +92,7 @@ class Screen:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the demo began."""
+        """Seconds since the start of the demo."""
         return (SYSTEM_CLOCK.monotonic_ms() - self._started_ms) / 1000
 
     def _print_labelled(self, label: str, line: str) -> None:
@@ -117,7 +115,7 @@ class Screen:
 
 
 class _CountColumn(ProgressColumn):
-    """How far: `123,456 of 336,776`, or the seconds where there is nothing to count."""
+    """Progress as `123,456 of 336,776`; the seconds so far if there is no total."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:

