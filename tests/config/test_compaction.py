@@ -1,6 +1,6 @@
-"""`compaction: log` and `snapshots`: what they mean, where they are refused, what they need.
+"""`compaction: log` and `snapshots`: their meaning, and where they are refused.
 
-Method: one change to a valid file at a time, and the whole answer is compared.
+Method: a valid file is changed in one place, and all problems are compared.
 """
 
 import pytest
@@ -13,7 +13,8 @@ from kit.runs.configs import (
     shared_destination,
     shared_mirror,
 )
-from logmirror.app import run
+from logmirror.app.policy import bucket_policies
+from logmirror.app.specs import mirror_specs
 
 LOG = {"compaction": "log"}
 BUCKET = {"type": "s3", "bucket": "archive", "prefix": "p", "name": "lake"}
@@ -24,18 +25,18 @@ KAFKA = {"type": "kafka", "bootstrap-servers": "other:9092", "name": "k"}
     ("snapshots", "kept"),
     [({}, None), ({"snapshots": "keep-all"}, None), ({"snapshots": "keep 3"}, 3)],
 )
-def test_a_mirror_may_keep_the_latest_of_each_key(snapshots, kept):
+def test_a_mirror_can_keep_the_latest_record_of_each_key(snapshots, kept):
     for settings in (
         settings_of(mirror(**LOG, **snapshots)),
         settings_of(shared_mirror(), destination=shared_destination(**LOG, **snapshots)),
     ):
         (found,) = settings.mirrors
         assert (found.compaction, found.keep_snapshots, found.format) == ("log", kept, "parquet")
-        ((_, spec),) = run.mirror_specs(settings)[0].destinations
+        ((_, spec),) = mirror_specs(settings)[0].destinations
         assert (spec.compaction, spec.keep_snapshots) == ("log", kept)
 
 
-def test_without_it_all_records_are_kept():
+def test_without_compaction_all_records_are_kept():
     (found,) = settings_of(mirror()).mirrors
     assert (found.compaction, found.keep_snapshots) == (None, None)
 
@@ -53,7 +54,7 @@ def test_without_it_all_records_are_kept():
         (
             LOG | {"chain-start": 5},
             ".chain-start",
-            "has no meaning with compaction: log, which begins where the source begins",
+            "has no effect with compaction: log, which starts at the log start offset",
         ),
         (
             LOG | {"destinations": [KAFKA], "flush": None},
@@ -62,24 +63,24 @@ def test_without_it_all_records_are_kept():
         ),
     ],
 )
-def test_what_makes_no_sense_is_found(changes, key, message):
+def test_invalid_settings_are_reported(changes, key, message):
     assert complaints(mirror(**changes)) == {f"mirrors[0]{key}": message}
 
 
-def test_files_may_be_snapshots_beside_a_copy_in_kafka():
+def test_snapshots_are_allowed_beside_a_replica_in_kafka():
     assert complaints(mirror(destinations=[folder(name="f"), KAFKA], **LOG)) == {}
 
 
-def test_with_one_destination_for_all_it_belongs_there():
+def test_with_a_shared_destination_compaction_belongs_there():
     found = complaints(shared_mirror(**LOG), destination=shared_destination())
     assert found == {"mirrors[0].compaction": "the file has one destination for all mirrors"}
 
 
-def test_only_who_prunes_must_be_allowed_to_delete():
+def test_only_pruning_needs_permission_to_delete():
     def deletes(**changes):
         settings = settings_of(mirror(destinations=[BUCKET], **changes))
-        told = run.s3_policies(settings)["archiver"]["Statement"]
-        return [s["Resource"] for s in told if "s3:DeleteObject" in s["Action"]]
+        statements = bucket_policies(settings)["archiver"]["Statement"]
+        return [s["Resource"] for s in statements if "s3:DeleteObject" in s["Action"]]
 
     assert deletes() == deletes(**LOG) == []
     assert deletes(**LOG, snapshots="keep 2") == ["arn:aws:s3:::archive/p/lake/*"]

@@ -1,6 +1,6 @@
-"""Switches of the environment: what they take, and what is told of a value that they do not take.
+"""Environment variables of the process: valid values, and the errors for invalid ones.
 
-Method: each variable with values from both sides of each of its limits.
+Method: each variable with values on both sides of each of its limits.
 """
 
 import logging
@@ -9,9 +9,9 @@ import pytest
 
 from logmirror.config.environment import (
     HEARTBEAT_SECS,
+    IGNORED_VARIABLES,
     METRICS_PARTITIONS,
     METRICS_PORT,
-    WITHOUT_MEANING,
     ProcessEnvironment,
     log_ignored_variables,
     read_environment,
@@ -19,24 +19,24 @@ from logmirror.config.environment import (
 from logmirror.errors import UsageError
 
 
-def test_without_variables_the_defaults_hold():
+def test_without_variables_the_defaults_apply():
     """KNB-01."""
     defaults = ProcessEnvironment(metrics_port=9090, metrics_partitions=True, heartbeat_ms=30_000)
     assert read_environment({}) == defaults
 
 
 @pytest.mark.parametrize(("text", "port"), [("0", 0), ("1", 1), ("65535", 65535), ("09090", 9090)])
-def test_a_port_is_taken(text, port):
+def test_a_valid_port_is_accepted(text, port):
     assert read_environment({METRICS_PORT: text}).metrics_port == port
 
 
 @pytest.mark.parametrize(("text", "ms"), [("0", 0), ("1", 1000), ("86400", 86_400_000)])
-def test_a_heartbeat_is_taken_in_seconds(text, ms):
+def test_a_heartbeat_interval_is_given_in_seconds(text, ms):
     assert read_environment({HEARTBEAT_SECS: text}).heartbeat_ms == ms
 
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "65536", "9090 ", "1e3", "off", "٣", "9" * 5000])
-def test_what_is_no_port_is_a_usage_error_that_names_the_variable(text):
+def test_an_invalid_port_is_a_usage_error_that_names_the_variable(text):
     """KNB-02."""
     with pytest.raises(UsageError, match="not a number") as caught:
         read_environment({METRICS_PORT: text})
@@ -45,7 +45,7 @@ def test_what_is_no_port_is_a_usage_error_that_names_the_variable(text):
 
 
 @pytest.mark.parametrize("text", ["", "0.5", "86401", "30s"])
-def test_what_is_no_interval_is_a_usage_error_that_names_the_variable(text):
+def test_an_invalid_interval_is_a_usage_error_that_names_the_variable(text):
     with pytest.raises(UsageError, match="not a number") as caught:
         read_environment({HEARTBEAT_SECS: text})
     assert caught.value.facts["variable"] == HEARTBEAT_SECS
@@ -67,36 +67,36 @@ def test_what_is_no_interval_is_a_usage_error_that_names_the_variable(text):
         ),
     ],
 )
-def test_the_names_of_mirror_v3_count_where_ours_are_not_set(environment, found):
+def test_mirror_v3_names_apply_if_the_logmirror_names_are_not_set(environment, found):
     assert read_environment(environment) == found
 
 
 @pytest.mark.mirror_v3("KNB-02")
 @pytest.mark.parametrize("name", ["MIRROR_V3_METRICS_PORT", "MIRROR_V3_HEARTBEAT_SECS"])
-def test_a_variable_of_mirror_v3_with_a_wrong_value_is_named(name):
+def test_an_error_names_the_mirror_v3_variable_that_is_invalid(name):
     with pytest.raises(UsageError, match="not a number") as caught:
         read_environment({name: "9o"})
     assert caught.value.facts == {"variable": name, "value": "9o"}
     assert name in caught.value.hint
 
 
-def test_variables_without_meaning_are_told_in_one_line(caplog):
+def test_ignored_variables_are_logged_in_one_line(caplog):
     caplog.set_level(logging.INFO, logger="logmirror")
     log_ignored_variables({"PATH": "/bin"})
     assert caplog.records == []
-    log_ignored_variables(dict.fromkeys(WITHOUT_MEANING, "x") | {"MIRROR_V3_METRICS_PORT": "1"})
+    log_ignored_variables(dict.fromkeys(IGNORED_VARIABLES, "x") | {"MIRROR_V3_METRICS_PORT": "1"})
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.facts["variables"].split(",") == list(WITHOUT_MEANING)
+    assert record.facts["variables"].split(",") == list(IGNORED_VARIABLES)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("on", True), ("off", False)])
-def test_series_of_partitions_are_on_or_off(text, expected):
+def test_partition_series_are_on_or_off(text, expected):
     assert read_environment({METRICS_PARTITIONS: text}).metrics_partitions is expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "OFF", "false", "off "])
-def test_what_is_neither_on_nor_off_is_a_usage_error_that_names_the_variable(text):
+def test_an_invalid_switch_is_a_usage_error_that_names_the_variable(text):
     with pytest.raises(UsageError, match="neither on nor off") as caught:
         read_environment({METRICS_PARTITIONS: text})
     assert caught.value.facts == {"variable": METRICS_PARTITIONS, "value": text}

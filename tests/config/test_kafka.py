@@ -1,8 +1,8 @@
-"""Destinations in another Kafka cluster: what a file says arrives; what makes no sense is found.
+"""Destinations in another Kafka cluster: settings are read, invalid ones are reported.
 
-Method: whole settings are compared with what the file says, in both shapes of mirror-v3; one change
-to a valid file at a time, and the whole answer is compared; maps of copies between clusters with
-and without a way back, by every spelling of a server.
+Method: whole settings are compared with the file, in both of its shapes; a valid file is changed in
+one place, and all problems are compared; replicas between clusters with and without loops, with
+every spelling of a server.
 """
 
 import json
@@ -23,7 +23,8 @@ from kit.runs.configs import (
 )
 from logmirror.config.settings import FilesystemDestination, KafkaDestination
 
-FILES_ONLY = "is only for destinations of type filesystem or s3"
+NOT_SHARED = "is not allowed in a destination for all mirrors"
+ARCHIVES_ONLY = "is only for destinations of type filesystem or s3"
 CANARY = "Tr0ub4dor&3"
 
 
@@ -53,7 +54,7 @@ def between(name, origin, *targets, topic="orders", to=None, **changes):
 
 
 @pytest.mark.mirror_v3("CFG-01")
-def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
+def test_a_minimal_replica_gets_every_default_and_needs_no_flush():
     (mirrored,) = settings_of(copy("orders-copy")).mirrors
     assert mirrored.flush is None
     assert mirrored.destinations == (
@@ -63,7 +64,7 @@ def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
             topic="orders",
             properties={},
             offsets="preserve",
-            holes="markers",
+            gaps="markers",
             topic_sync="create",
             timestamp_mode="source",
             replication_factor=None,
@@ -73,7 +74,7 @@ def test_the_smallest_copy_gets_every_default_and_needs_no_flush():
 
 
 @pytest.mark.mirror_v3("CFG-02")
-def test_every_key_of_a_copy_arrives():
+def test_every_key_of_a_kafka_destination_is_read():
     (mirrored,) = settings_of(
         copy(
             "a",
@@ -82,11 +83,11 @@ def test_every_key_of_a_copy_arrives():
                 name="standby",
                 topic="a.orders",
                 properties={"sasl.password": "x", "retry.backoff.ms": 5},
-                holes="fail",
                 replication_factor=3,
                 timestamp_mode="destination",
                 max_batch_bytes=0,
-            ),
+            )
+            | {"holes": "fail"},
             cluster("c:1", name="third", offsets="translate", topic_sync="validate"),
         )
     ).mirrors
@@ -96,7 +97,7 @@ def test_every_key_of_a_copy_arrives():
             bootstrap_servers="SSL://b-1:9094,[::1]:9092",
             topic="a.orders",
             properties={"sasl.password": "x", "retry.backoff.ms": "5"},
-            holes="fail",
+            gaps="fail",
             replication_factor=3,
             timestamp_mode="destination",
             max_batch_bytes=0,
@@ -112,7 +113,7 @@ def test_every_key_of_a_copy_arrives():
 
 
 @pytest.mark.mirror_v3("CFG-29")
-def test_files_beside_a_copy_keep_their_settings():
+def test_an_archive_beside_a_replica_keeps_its_settings():
     (mirrored,) = settings_of(
         mirror(
             destinations=[cluster(name="standby"), folder(name="archive")],
@@ -135,7 +136,7 @@ def test_files_beside_a_copy_keep_their_settings():
         ("destination", "source", "source"),
     ],
 )
-def test_the_timestamp_mode_of_a_mirror_is_that_of_destinations_that_do_not_say(
+def test_the_timestamp_mode_of_a_mirror_is_the_default_of_its_destinations(
     of_mirror, of_destination, expected
 ):
     mirrored = copy("a", cluster(timestamp_mode=of_destination), timestamp_mode=of_mirror)
@@ -154,7 +155,7 @@ def test_one_cluster_for_all_mirrors_names_topics_after_the_override():
     assert {mirrored.flush for mirrored in settings.mirrors} == {None}
 
 
-def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
+def test_a_kafka_destination_is_picklable_and_hides_its_secrets():
     text = text_of(copy("a", cluster(properties={"sasl.password": CANARY})))
     settings = settings_of(copy("a", cluster(properties={"sasl.password": CANARY})))
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -189,7 +190,7 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
         ({"max_batch_bytes": -1}, "max-batch-bytes", "must be 0 or more", ""),
         ({"max_batch_bytes": 2**31}, "max-batch-bytes", "must be 2147483647 or less", ""),
         ({"max_batch_bytes": "1 MB"}, "max-batch-bytes", None, "write 1000000"),
-        ({"format": "native"}, "format", FILES_ONLY, "remove it"),
+        ({"format": "native"}, "format", ARCHIVES_ONLY, "remove it"),
         (
             {"offsets": "translate", "holes": "fail"},
             "holes",
@@ -210,7 +211,9 @@ def test_a_copy_survives_a_pickle_and_does_not_show_its_secrets():
         ),
     ],
 )
-def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, suggestion):
+def test_one_error_of_a_kafka_destination_is_one_problem_with_its_place(
+    changes, key, message, suggestion
+):
     (problem,) = problems_of(text_of(copy("a", cluster(**changes))))
     assert problem.path == f"mirrors[0].destinations[0].{key}"
     assert message in (None, problem.message)
@@ -221,24 +224,24 @@ def test_one_fault_of_a_copy_is_one_problem_at_its_place(changes, key, message, 
 @pytest.mark.parametrize(
     ("changes", "key", "message"),
     [
-        ({"format": "native"}, "format", FILES_ONLY),
-        ({"format": "native", "compression": "lz4"}, "format compression", FILES_ONLY),
-        ({"encoding": "utf8"}, "encoding", FILES_ONLY),
-        ({"chain_start": "earliest"}, "chain-start", FILES_ONLY),
+        ({"format": "native"}, "format", ARCHIVES_ONLY),
+        ({"format": "native", "compression": "lz4"}, "format compression", ARCHIVES_ONLY),
+        ({"encoding": "utf8"}, "encoding", ARCHIVES_ONLY),
+        ({"chain_start": "earliest"}, "chain-start", ARCHIVES_ONLY),
         (
             {"flush": {"max-time-ms": 1, "max-bytes": 1, "max-offsets": 1}},
             "flush",
-            FILES_ONLY,
+            ARCHIVES_ONLY,
         ),
     ],
 )
-def test_settings_of_files_are_refused_where_no_file_is_written(changes, key, message):
+def test_archive_settings_are_refused_without_an_archive(changes, key, message):
     found = complaints(copy("a", **changes))
     assert found == {f"mirrors[0].{one}": message for one in key.split()}
 
 
 @pytest.mark.mirror_v3("CFG-12", "CFG-13")
-def test_a_timestamp_mode_needs_a_destination_that_has_one():
+def test_a_timestamp_mode_needs_a_kafka_destination():
     message = "is only for destinations of type kafka"
     assert complaints(mirror(timestamp_mode="source")) == {"mirrors[0].timestamp-mode": message}
     there = complaints(shared_mirror(timestamp_mode="source"), destination=shared_destination())
@@ -247,7 +250,7 @@ def test_a_timestamp_mode_needs_a_destination_that_has_one():
     assert complaints(mixed) == {}
 
 
-def test_files_beside_a_copy_still_need_a_flush():
+def test_an_archive_beside_a_replica_needs_a_flush():
     mixed = mirror(destinations=[cluster(name="a"), folder(name="b")], flush=ABSENT)
     assert complaints(mixed) == {"mirrors[0].flush": "is required"}
 
@@ -255,19 +258,24 @@ def test_files_beside_a_copy_still_need_a_flush():
 @pytest.mark.parametrize(
     ("changes", "of_mirror", "path", "message"),
     [
-        ({"topic": "x"}, {}, "destination.topic", "is not for a destination of all mirrors"),
-        ({"name": "x"}, {}, "destination.name", "is not for a destination of all mirrors"),
-        ({"flush": {}}, {}, "destination.flush", FILES_ONLY),
-        ({"format": "native"}, {}, "destination.format", FILES_ONLY),
+        (
+            {"topic": "x"},
+            {},
+            "destination.topic",
+            "is not allowed in a destination for all mirrors",
+        ),
+        ({"name": "x"}, {}, "destination.name", "is not allowed in a destination for all mirrors"),
+        ({"flush": {}}, {}, "destination.flush", ARCHIVES_ONLY),
+        ({"format": "native"}, {}, "destination.format", ARCHIVES_ONLY),
         ({"holes": "fail", "offsets": "translate"}, {}, "destination.holes", None),
         ({"properties": {"metadata.broker.list": "x"}}, {}, None, "the file has a key for this"),
-        ({}, {"format": "native"}, "mirrors[0].format", FILES_ONLY),
-        ({}, {"chain_start": 5}, "mirrors[0].chain-start", FILES_ONLY),
+        ({}, {"format": "native"}, "mirrors[0].format", ARCHIVES_ONLY),
+        ({}, {"chain_start": 5}, "mirrors[0].chain-start", ARCHIVES_ONLY),
         ({}, {"timestamp_mode": "source"}, "mirrors[0].timestamp-mode", None),
         ({}, {"destination_name_override": "a b"}, "mirrors[0].destination-name-override", None),
     ],
 )
-def test_a_cluster_for_all_mirrors_is_checked_like_one_of_its_own(
+def test_a_shared_kafka_destination_is_checked_like_a_mirrors_own(
     changes, of_mirror, path, message
 ):
     (problem,) = problems_of(
@@ -277,19 +285,21 @@ def test_a_cluster_for_all_mirrors_is_checked_like_one_of_its_own(
     assert message in (None, problem.message)
 
 
-def test_properties_of_both_clusters_are_judged():
+def test_properties_of_both_clusters_are_validated():
     origin = {"bootstrap-servers": "a:1", "properties": {"one": "1", "group.id": "x"}}
     text = text_of(
         copy("a", cluster(properties={"two": 2, "group.id": "y"}, name="x"), source=origin)
     )
-    judged = []
+    validated = []
 
-    def judge(properties):
-        judged.append(dict(properties))
+    def validate(properties):
+        validated.append(dict(properties))
         return [(name, "is odd", "remove it") for name in properties]
 
-    found = {problem.path: problem.message for problem in problems_of(text, check_properties=judge)}
-    assert judged == [{"one": "1"}, {"two": "2", "group.id": "y"}]
+    found = {
+        problem.path: problem.message for problem in problems_of(text, check_properties=validate)
+    }
+    assert validated == [{"one": "1"}, {"two": "2", "group.id": "y"}]
     assert found == {
         "mirrors[0].source.properties.group.id": "the file has a key for this",
         "mirrors[0].source.properties.one": "is odd",
@@ -297,7 +307,7 @@ def test_properties_of_both_clusters_are_judged():
         "mirrors[0].destinations[0].properties.group.id": "is odd",
     }
     shared = text_of(shared_mirror(), destination=cluster(properties={"three": "3"}))
-    (problem,) = problems_of(shared, check_properties=judge)
+    (problem,) = problems_of(shared, check_properties=validate)
     assert problem.path == "destination.properties.three"
 
 
@@ -311,7 +321,7 @@ def test_the_type_may_come_from_the_environment(shape):
     )
 
 
-# -- several copies --------------------------------------------------------------------------------
+# -- several replicas ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,22 +337,22 @@ def test_the_type_may_come_from_the_environment(shape):
         ("a:9092", "b:9092", False),
     ],
 )
-def test_a_topic_is_not_copied_onto_itself(origin, target, same):
+def test_a_topic_cannot_be_replicated_onto_itself(origin, target, same):
     def found(**changes):
         source = {"bootstrap-servers": origin}
         return complaints(copy("a", cluster(target, **changes), source=source))
 
-    expected = {"mirrors[0].destinations[0]": "copies the topic 'orders' onto itself"}
+    expected = {"mirrors[0].destinations[0]": "replicates the topic 'orders' onto itself"}
     assert found() == (expected if same else {})
     assert found(topic="orders-copy") == {}
 
 
-def test_a_list_of_servers_tells_that_two_others_are_one_cluster():
+def test_a_list_of_servers_joins_two_others_into_one_cluster():
     found = complaints(
         copy("a", cluster("x:1"), source={"bootstrap-servers": "y:1"}),
         copy("b", cluster("far:1"), source={"bootstrap-servers": "x:1,y:1"}, topic="other"),
     )
-    assert found == {"mirrors[0].destinations[0]": "copies the topic 'orders' onto itself"}
+    assert found == {"mirrors[0].destinations[0]": "replicates the topic 'orders' onto itself"}
 
 
 @pytest.mark.parametrize(
@@ -355,9 +365,9 @@ def test_a_list_of_servers_tells_that_two_others_are_one_cluster():
         ({"partition": 3}, {"partition": 4}, None),
     ],
 )
-def test_two_copies_cannot_write_one_partition(one, other, partition):
+def test_two_replicas_cannot_write_one_partition(one, other, partition):
     one, other = ({"partition": ABSENT} | keys for keys in (one, other))
-    message = f"mirrors[0].destinations[0] writes orders-{partition} of this cluster too"
+    message = f"mirrors[0].destinations[0] also writes orders-{partition} of this cluster"
     found = complaints(
         between("x", "a", "z", **one), between("y", "b", "z", topic="theirs", to="orders", **other)
     )
@@ -366,7 +376,7 @@ def test_two_copies_cannot_write_one_partition(one, other, partition):
 
 def test_two_destinations_of_one_mirror_cannot_write_one_partition():
     found = complaints(copy("a", cluster("z:1", name="one"), cluster("z:1", name="two")))
-    message = "mirrors[0].destinations[0] writes orders-0 of this cluster too"
+    message = "mirrors[0].destinations[0] also writes orders-0 of this cluster"
     assert found == {"mirrors[0].destinations[1]": message}
 
 
@@ -377,7 +387,7 @@ def test_mirrors_that_share_one_cluster_cannot_write_one_partition():
         shared_mirror("c", partition=1),
         destination=cluster(),
     )
-    assert found == {"mirrors[1]": "mirrors[0] writes orders-0 of this cluster too"}
+    assert found == {"mirrors[1]": "mirrors[0] also writes orders-0 of this cluster"}
 
 
 @pytest.mark.parametrize(
@@ -394,13 +404,13 @@ def test_mirrors_that_share_one_cluster_cannot_write_one_partition():
 )
 def test_a_loop_is_refused_at_the_mirror_that_closes_it(mirrors, at, names):
     found = complaints(*(between(*one, topic="t") for one in mirrors))
-    # The last case sends two copies into one partition, which is another fault.
+    # The last case writes one partition from two mirrors, which is another error.
     loops = {path: message for path, message in found.items() if "loop" in message}
-    message = f"closes a loop: what it copies comes back, from {names}"
+    message = f"closes a loop: records return to their topic, from {names}"
     assert loops == ({} if at is None else {f"mirrors[{at}].destinations[0]": message})
 
 
-def test_a_loop_is_one_only_if_the_same_partitions_come_back():
+def test_only_the_same_partitions_close_a_loop():
     there = between("there", "a", "b", partition=ABSENT, partitions=["0-3"])
     back = between("back", "b", "a", partition=ABSENT, partitions=["4-7"])
     assert complaints(there, back) == {}
@@ -411,7 +421,7 @@ def test_a_loop_is_one_only_if_the_same_partitions_come_back():
     assert list(complaints(there, through, home)) == ["mirrors[2].destinations[0]"]
 
 
-def test_other_topics_close_no_loop_and_renamed_ones_may():
+def test_another_topic_closes_no_loop_and_a_renamed_one_does():
     there = between("there", "a", "b", to="a.orders")
     assert complaints(there, between("back", "b", "a", to="b.orders")) == {}
     renamed = between("back", "b", "a", topic="a.orders", to="orders")
@@ -423,8 +433,8 @@ def test_a_disabled_mirror_closes_a_loop_like_any_other():
     assert list(found) == ["mirrors[1].destinations[0]"]
 
 
-def test_a_broken_destination_does_not_hide_what_is_wrong_with_others():
-    broken = copy("a", cluster("z:1", name="one", holes="x"), cluster("z:1", name="two"))
+def test_an_invalid_destination_does_not_hide_problems_of_others():
+    broken = copy("a", cluster("z:1", name="one") | {"holes": "x"}, cluster("z:1", name="two"))
     assert list(complaints(broken, copy("a", cluster("far:1"), partition=1))) == [
         "mirrors[0].destinations[0].holes",
         "mirrors[0].destinations[1]",
@@ -432,7 +442,7 @@ def test_a_broken_destination_does_not_hide_what_is_wrong_with_others():
     ]
 
 
-def test_a_thousand_mirrors_are_checked_in_a_moment():
+def test_a_thousand_mirrors_are_checked_quickly():
     mirrors = [between(f"m{n}", "a", "b", partition=n) for n in range(1000)]
     assert complaints(*mirrors, between("last", "b", "a", partition=1000)) == {}
     text = json.dumps({"mirrors": [*mirrors, between("last", "b", "a", partition=999)]})

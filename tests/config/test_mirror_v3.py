@@ -1,7 +1,7 @@
-"""Files of mirror-v3: what one says is taken with its meaning, or refused by name with what to do.
+"""Files of mirror-v3: a key has the same meaning, or is refused by name with what to do instead.
 
-Method: whole files as its users write them, in both of its shapes; the names of the cases are those
-of its own list of checks (CFG, ENA, ENV, DAY, NCF), as far as no other file here has them.
+Method: whole files as its users write them, in both of its shapes. The IDs are those of mirror-v3's
+list of checks (CFG, ENA, ENV, DAY, NCF), except those that other files in this directory cover.
 """
 
 import json
@@ -41,7 +41,7 @@ BUCKET = {
     "encryption": "none",
 }
 VARIABLES = ["WRITE_KEY", "WRITE_SECRET", "READ_KEY", "READ_SECRET"]
-NOT_OFFERED = "is not offered by this version"
+UNSUPPORTED = "is not supported by this version"
 
 DUAL = """\
 # ${NOT_SET_AND_ONLY_IN_A_COMMENT}
@@ -89,15 +89,11 @@ mirrors:
 
 
 @pytest.mark.mirror_v3("CFG-05", "CFG-06", "CFG-07", "CFG-29", "ENV-15", "ENV-17")
-def test_a_whole_file_has_the_meaning_that_it_has_there():
+def test_a_whole_file_has_the_same_meaning_as_in_mirror_v3():
     settings = load_text(DUAL, environ={"TOPIC": "orders", **{name: name for name in VARIABLES}})
 
     (found,) = settings.mirrors
-    assert (found.source.group_id, found.partitions, found.enabled) == (
-        "mirror-v3-orders",
-        (3,),
-        True,
-    )
+    assert (found.partitions, found.enabled) == ((3,), True)
     assert (found.format, found.compression) == ("parquet", "snappy")
     assert (found.flush.max_bytes, found.flush.daily_at_utc_s) == (2**63 - 1, 86_399)
     files, lake, standby = found.destinations
@@ -112,7 +108,7 @@ def test_a_whole_file_has_the_meaning_that_it_has_there():
 
 
 @pytest.mark.mirror_v3("CFG-05")
-def test_credentials_by_name_need_their_variables_only_where_something_is_asked_for():
+def test_credentials_by_name_need_their_variables_only_for_a_connection():
     # Mirror-v3 looks at them when it opens the bucket
     text = text_of(mirror(destinations=[BUCKET]))
     settings = load_text(text, environ={"READ_KEY": "r"}, needs_variables=False)
@@ -120,7 +116,7 @@ def test_credentials_by_name_need_their_variables_only_where_something_is_asked_
     assert len(problems_of(text)) == 4
 
 
-def test_the_older_shape_has_one_destination_and_folders_of_topics():
+def test_the_older_shape_has_one_destination_and_directories_of_topics():
     settings = load_text(
         text_of(
             shared_mirror("a", topic="t.a"),
@@ -135,18 +131,18 @@ def test_the_older_shape_has_one_destination_and_folders_of_topics():
     assert not any(one.affects_readiness for one in found)
 
 
-def test_a_compression_beside_ndjson_is_taken_and_does_nothing_as_there():
+def test_a_compression_is_ignored_with_ndjson_as_in_mirror_v3():
     (found,) = settings_of(mirror(format="ndjson", compression="zstd-3")).mirrors
     assert found.format == "ndjson"
 
 
-def test_a_compression_beside_a_format_that_only_we_have_is_refused():
+def test_a_compression_is_refused_with_native():
     found = complaints(mirror(format="native", compression="zstd-3"))
     assert found == {"mirrors[0].compression": "is only for format: parquet"}
 
 
 @pytest.mark.mirror_v3("CFG-06")
-def test_a_destination_has_a_say_in_readiness_unless_it_says_not():
+def test_a_destination_affects_readiness_by_default():
     for value in (True, False, None):
         (found,) = settings_of(mirror(destinations=[folder(affects_readiness=value)])).mirrors
         assert found.destinations[0].affects_readiness is (value is not False)
@@ -155,7 +151,7 @@ def test_a_destination_has_a_say_in_readiness_unless_it_says_not():
 
 
 @pytest.mark.mirror_v3("CFG-21", "CFG-35")
-def test_mirrors_of_one_topic_and_other_partitions_may_have_one_name_for_their_folder():
+def test_mirrors_of_different_partitions_can_share_a_directory_name():
     def grouped(name, topic, partition):
         source = {"bootstrap-servers": "a:1", "group-id": "g"}
         there = [folder(name=topic)]
@@ -187,7 +183,7 @@ def test_mirrors_of_one_topic_and_other_partitions_may_have_one_name_for_their_f
         pytest.param("${FLAG:-true}", {"FLAG": "yes"}, None, id="ENA-08"),
     ],
 )
-def test_a_mirror_is_enabled_by_the_truths_of_yaml_1_2(written, environ, expected):
+def test_enabled_is_a_boolean_of_yaml_1_2(written, environ, expected):
     text = text_of(mirror(enabled=0)).replace('"enabled": 0', f'"enabled": {written}')
     if expected is None:
         (problem,) = problems_of(text, environ=environ)
@@ -206,9 +202,9 @@ KEYS = {"keys-dir": "/keys", "key-id": "k1"}
 
 
 def refused(*mirrors, **top):
-    """Where a file of mirror-v3 is refused; for nothing else than what is not offered."""
+    """Return the paths at which a file is refused; all problems must be unsupported keys."""
     problems = problems_of(text_of(*mirrors, **top))
-    assert {problem.message for problem in problems} == {NOT_OFFERED}
+    assert {problem.message for problem in problems} == {UNSUPPORTED}
     assert all(problem.suggestion.startswith("remove it") for problem in problems)
     return sorted(problem.path for problem in problems)
 
@@ -222,7 +218,7 @@ def refused(*mirrors, **top):
             ["http-access"],
             id="CFG-23",
         ),
-        # There it depends on the type of the keys.
+        # In mirror-v3 this depends on the type of the keys.
         pytest.param({"http-access": CACHE, "compaction": "log"}, ["http-access"], id="CFG-24"),
         pytest.param({"http-access": MAIN}, ["http-access"], id="CFG-25"),
         pytest.param({"http-access": {"cache-v1-main": {}}}, ["http-access"], id="CFG-30"),
@@ -283,12 +279,12 @@ def refused(*mirrors, **top):
         pytest.param({"notify": NOTIFY | ON_FLUSH}, ["notify"], id="NCF-21"),
     ],
 )
-def test_what_is_not_offered_is_one_problem_whatever_it_says(changes, keys):
+def test_an_unsupported_key_is_one_problem_for_any_value(changes, keys):
     assert refused(mirror() | changes) == [f"mirrors[0].{key}" for key in keys]
 
 
 @pytest.mark.mirror_v3("CFG-26", "NCF-14")
-def test_a_mirror_needs_a_destination_and_nothing_stands_for_one():
+def test_a_mirror_always_needs_a_destination():
     assert complaints(mirror(destinations=[])) == {
         "mirrors[0].destinations": "must list at least one"
     }
@@ -320,18 +316,18 @@ def test_encryption_with_keys_is_refused_by_name_in_both_shapes(encryption):
 
 @pytest.mark.mirror_v3("CFG-36", "CFG-37")
 @pytest.mark.parametrize("encryption", ["none", None])
-def test_no_encryption_may_be_spelled_out_and_need_not(encryption):
+def test_encryption_none_is_optional(encryption):
     # There it must be
     bucket = BUCKET | {"credentials": {}, "encryption": encryption}
     assert complaints(mirror(destinations=[bucket])) == {}
 
 
 @pytest.mark.parametrize("key", ["http-access", "notify"])
-def test_what_is_not_offered_and_empty_is_absent(key):
+def test_an_unsupported_key_without_a_value_is_absent(key):
     assert complaints(mirror() | {key: None}) == {}
 
 
-def test_a_refused_setting_hides_nothing_beside_it():
+def test_a_refused_key_hides_no_other_problem():
     text = text_of(
         mirror(topic="not legal", destinations=[], flush=None)
         | {"notify": {"targets": [{"url": "${NOT_SET}"}]}},
@@ -355,7 +351,7 @@ def test_a_refused_setting_hides_nothing_beside_it():
         ("http://minio:80", "http://minio"),
     ],
 )
-def test_one_bucket_written_in_two_ways_is_one(one, other):
+def test_two_spellings_of_an_endpoint_are_one_bucket(one, other):
     def at(name, endpoint):
         there = BUCKET | {"credentials": {}, "endpoint": endpoint}
         return mirror(name, destinations=[there])
@@ -364,7 +360,7 @@ def test_one_bucket_written_in_two_ways_is_one(one, other):
 
 
 @pytest.mark.parametrize("there", ["localhost:9092", "LOCALHOST", "127.0.0.1", "kafka.a.:9092"])
-def test_one_server_written_in_two_ways_is_one(there):
+def test_two_spellings_of_a_server_are_one_cluster(there):
     here = "kafka.a:9092" if "kafka" in there else "127.0.0.1:9092"
     found = complaints(
         mirror(
@@ -373,10 +369,10 @@ def test_one_server_written_in_two_ways_is_one(there):
             flush=None,
         )
     )
-    assert found == {"mirrors[0].destinations[0]": "copies the topic 'orders' onto itself"}
+    assert found == {"mirrors[0].destinations[0]": "replicates the topic 'orders' onto itself"}
 
 
-def test_zero_limits_and_a_wrong_time_of_day_are_found_offline():
+def test_validate_reports_zero_limits_and_an_invalid_time_of_day():
     zero = dict.fromkeys(FLUSH, 0) | {"daily": {"at-utc": "24:00"}}
     assert set(complaints(mirror(flush=zero)).values()) == {
         "must be 1 or more",
@@ -384,19 +380,19 @@ def test_zero_limits_and_a_wrong_time_of_day_are_found_offline():
     }
 
 
-def test_a_thousand_refused_mirrors_are_told_in_a_moment():
+def test_a_thousand_refused_mirrors_are_reported_quickly():
     many = [mirror(f"m{n}", partition=n) | {"notify": NOTIFY} for n in range(1000)]
     assert len(problems_of(json.dumps({"mirrors": many}))) == 1000
 
 
 @pytest.mark.mirror_v3("CLI-01", "CLI-02")
-def test_validate_tells_of_variables_that_only_a_run_needs(tmp_path):
+def test_validate_notes_unset_variables(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(text_of(mirror(destinations=[BUCKET])))
-    told = logmirror("validate", "-c", path)
-    assert told.returncode == 0, told.stderr
+    validated = logmirror("validate", "-c", path)
+    assert validated.returncode == 0, validated.stderr
     for name in VARIABLES:
-        assert f"note: the environment variable {name} is not set here" in told.stdout
+        assert f"note: the environment variable {name} is not set here" in validated.stdout
     read = json.loads(logmirror("validate", "-c", path, "--format", "json").stdout)
     assert read["mirrors"] == [{"mirror": "orders", "enabled": True, "destinations": ["lake"]}]
     assert read["unset_variables"] == VARIABLES

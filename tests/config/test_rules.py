@@ -1,8 +1,8 @@
-"""Everything that is wrong with a file is found in one go, each thing once, where it stands.
+"""All problems of a file are reported at once, each one once, with its place.
 
-Method: one change to a valid file at a time, and the whole answer is compared, so that neither a
-rule that keeps silent nor one that says too much can pass. Then files with many faults at once, and
-a search over files one edit away from valid ones: whatever it is, it is settings or problems.
+Method: a valid file is changed in one place and all problems are compared, so that neither a
+missing nor a superfluous problem can pass. Then files with many errors, and a random search over
+files a few edits away from a valid one: each gives settings or problems.
 """
 
 import pytest
@@ -21,8 +21,8 @@ from kit.runs.configs import (
     text_of,
 )
 
-HOLDS_NO_SLASH = "must not begin with a dot or contain a slash: it is the name of a folder"
-RANGES = "has a range that is not within 0..2147483647 in ascending order"
+HOLDS_NO_SLASH = "must not begin with a dot or contain a slash: it is a directory name"
+RANGES = "has a range that is not ascending within 0..2147483647"
 
 
 def flush(**changes):
@@ -54,8 +54,8 @@ def source(**changes):
         ({"name": ".."}, ".name", HOLDS_NO_SLASH),
         ({"name": ".hidden"}, ".name", HOLDS_NO_SLASH),
         ({"name": "a\\b"}, ".name", HOLDS_NO_SLASH),
-        ({"name": " a"}, ".name", "must be printable, without spaces around it"),
-        ({"name": "a\nb"}, ".name", "must be printable, without spaces around it"),
+        ({"name": " a"}, ".name", "must be printable, without leading or trailing spaces"),
+        ({"name": "a\nb"}, ".name", "must be printable, without leading or trailing spaces"),
         ({"name": "ä" * 101}, ".name", "must not be longer than 200 bytes"),
         ({"topic": ABSENT}, ".topic", "is required"),
         ({"topic": "a b"}, ".topic", None),
@@ -70,7 +70,7 @@ def source(**changes):
         ({"partition": "0"}, ".partition", "must be a whole number"),
         ({"partition": 0.0}, ".partition", "must be a whole number"),
         ({"partition": True}, ".partition", "must be a whole number"),
-        ({"partitions": "all"}, ".partitions", "partition is given too"),
+        ({"partitions": "all"}, ".partitions", "partition is set too"),
         ({"source": ABSENT}, ".source", "is required"),
         ({"source": "localhost:9092"}, ".source", "must be a mapping"),
         ({"source": {}}, ".source.bootstrap-servers", "is required"),
@@ -122,7 +122,7 @@ def source(**changes):
         ({"colour": "red"}, ".colour", "unknown key"),
     ],
 )
-def test_one_fault_is_one_problem_at_its_place(changes, path, message):
+def test_one_error_is_one_problem_with_its_place(changes, path, message):
     found = complaints(mirror(**changes))
     assert list(found) == [f"mirrors[0]{path}"]
     if message is not None:
@@ -142,29 +142,29 @@ def test_one_fault_is_one_problem_at_its_place(changes, path, message):
         (["7-4"], RANGES),
         ([2**31], RANGES),
         (["0-2147483647"], "names more than 100000 partitions"),
-        ([1, "0-4"], "names a partition twice"),
+        ([1, "0-4"], "has a duplicate partition"),
     ],
 )
-def test_partitions_must_be_a_list_that_makes_sense(partitions, message):
+def test_an_invalid_list_of_partitions_is_refused(partitions, message):
     found = complaints(mirror(partition=ABSENT, partitions=partitions))
     assert found == {"mirrors[0].partitions": message}
 
 
 @pytest.mark.mirror_v3("DAY-03")
 @pytest.mark.parametrize("time", ["24:00", "00:60", "00:00:60", "99:99:99"])
-def test_a_time_that_no_clock_shows_is_refused(time):
+def test_a_time_of_day_out_of_range_is_refused(time):
     found = complaints(mirror(flush=flush(daily={"at-utc": time})))
     assert found == {"mirrors[0].flush.daily.at-utc": "must be between 00:00:00 and 23:59:59"}
 
 
 @pytest.mark.mirror_v3("DAY-04")
 @pytest.mark.parametrize("time", ["", "abc", "12", "1:2:3:4", "12:", "-1:00", "12:00 ", "١٢:00"])
-def test_a_text_that_is_no_time_is_refused(time):
+def test_a_malformed_time_of_day_is_refused(time):
     found = complaints(mirror(flush=flush(daily={"at-utc": time})))
     assert found == {"mirrors[0].flush.daily.at-utc": "must be HH:MM or HH:MM:SS"}
 
 
-# -- what to write instead -------------------------------------------------------------------------
+# -- suggestions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_text_that_is_no_time_is_refused(time):
         ({"source": source(bootstrap_server="x")}, "did you mean bootstrap-servers?"),
     ],
 )
-def test_a_problem_says_what_to_write_instead(changes, suggestion):
+def test_a_problem_suggests_what_to_write_instead(changes, suggestion):
     changed = {key: value for key, value in (mirror() | changes).items() if value is not ABSENT}
     (problem,) = problems_of(text_of(changed))
     assert problem.suggestion == suggestion
@@ -206,20 +206,20 @@ def test_a_problem_says_what_to_write_instead(changes, suggestion):
 @pytest.mark.mirror_v3("CFG-20")
 def test_two_mirrors_cannot_have_one_name():
     assert complaints(mirror("a"), mirror("b"), mirror("a", partition=1)) == {
-        "mirrors[2].name": "mirrors[0] has the name 'a' too"
+        "mirrors[2].name": "mirrors[0] also has the name 'a'"
     }
 
 
 @pytest.mark.mirror_v3("CFG-27", "CFG-28")
-def test_several_destinations_need_names_of_their_own():
+def test_several_destinations_need_names():
     two = [folder(root="/a"), folder(root="/b")]
     assert complaints(mirror(destinations=two)) == {
-        f"mirrors[0].destinations[{i}].name": "is required where a mirror has several destinations"
+        f"mirrors[0].destinations[{i}].name": "is required if a mirror has several destinations"
         for i in range(2)
     }
     same = [folder(name="x", root="/a"), folder(name="x", root="/b")]
     assert complaints(mirror(destinations=same)) == {
-        "mirrors[0].destinations[1].name": "mirrors[0].destinations[0] has the name 'x' too"
+        "mirrors[0].destinations[1].name": "mirrors[0].destinations[0] also has the name 'x'"
     }
 
 
@@ -237,7 +237,7 @@ def test_several_destinations_need_names_of_their_own():
     ],
 )
 @pytest.mark.parametrize("root", ["/data/x", "/data/./x", "/data/y/../x", "/data//x/"])
-def test_two_mirrors_cannot_write_one_folder(one, other, partition, root):
+def test_two_mirrors_cannot_write_one_directory(one, other, partition, root):
     one, other = ({"partition": ABSENT} | keys for keys in (one, other))
     found = complaints(
         mirror("a", destinations=[folder(name="t", root="/data/x")], **one),
@@ -247,7 +247,7 @@ def test_two_mirrors_cannot_write_one_folder(one, other, partition, root):
     assert found == ({} if partition is None else {"mirrors[1].destinations[0]": expected})
 
 
-def test_a_link_does_not_make_two_folders_of_one(tmp_path):
+def test_a_symbolic_link_to_a_directory_is_the_same_directory(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     found = complaints(
@@ -257,7 +257,7 @@ def test_a_link_does_not_make_two_folders_of_one(tmp_path):
     assert list(found) == ["mirrors[1].destinations[0]"]
 
 
-def test_a_folder_inside_anothers_partition_is_refused():
+def test_a_directory_inside_a_partition_directory_is_refused():
     found = complaints(
         mirror("a", destinations=[folder(name="t", root="/data")], partition=3),
         mirror("b", destinations=[folder(name="3", root="/data/t")]),
@@ -265,26 +265,27 @@ def test_a_folder_inside_anothers_partition_is_refused():
         mirror("d", destinations=[folder(name="u", root="/data/t/3/deep")]),
     )
     assert found == {
-        "mirrors[1].destinations[0]": "'/data/t/3' lies inside '/data/t/3' of 'a'",
-        "mirrors[3].destinations[0]": "'/data/t/3/deep/u' lies inside '/data/t/3' of 'a'",
+        "mirrors[1].destinations[0]": "'/data/t/3' is inside '/data/t/3' of 'a'",
+        "mirrors[3].destinations[0]": "'/data/t/3/deep/u' is inside '/data/t/3' of 'a'",
     }
 
 
 @pytest.mark.mirror_v3("CFG-35")
-def test_a_group_belongs_to_one_mirror_of_a_partition():
-    def grouped(name, servers="a:1,b:2", **changes):
-        return mirror(name, source=source(bootstrap_servers=servers, group_id="g"), **changes)
+def test_a_group_id_is_ignored():
+    """mirror-v3 refuses two mirrors with one group, topic and partition."""
 
-    message = "mirrors[0] has this group for the same topic and partition"
-    assert complaints(grouped("x"), grouped("y", "b:2, a:1")) == {
-        "mirrors[1].source.group-id": message
-    }
-    assert complaints(grouped("x"), grouped("y", partition=1)) == {}
-    assert complaints(grouped("x"), grouped("y", topic="other")) == {}
-    assert complaints(grouped("x"), grouped("y", "c:3")) == {}
+    def mirrors(**changes):
+        destinations = [[folder(root=root)] for root in ("/a", "/b")]
+        both = [
+            mirror(name, source=source(**changes), destinations=at)
+            for name, at in zip("xy", destinations, strict=True)
+        ]
+        return settings_of(*both).mirrors
+
+    assert mirrors(group_id="g") == mirrors()
 
 
-def test_the_shape_with_one_destination_does_not_mix_with_the_other():
+def test_a_shared_destination_excludes_destinations_of_mirrors():
     found = complaints(
         mirror("a", format="native"),
         shared_mirror("b", partition=1),
@@ -299,7 +300,7 @@ def test_the_shape_with_one_destination_does_not_mix_with_the_other():
     }
 
 
-def test_mirrors_of_one_topic_share_its_folder_only_with_different_partitions():
+def test_mirrors_of_one_topic_share_its_directory_only_with_different_partitions():
     destination = shared_destination()
     assert (
         complaints(shared_mirror("a"), shared_mirror("b", partition=1), destination=destination)
@@ -310,22 +311,22 @@ def test_mirrors_of_one_topic_share_its_folder_only_with_different_partitions():
     }
 
 
-# -- not offered -----------------------------------------------------------------------------------
+# -- not supported ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "key",
     ["topics"],
 )
-def test_what_is_not_offered_is_refused_by_name(key):
+def test_an_unsupported_key_is_refused_by_name(key):
     found = complaints(mirror() | {key: {"any": ["thing"]}})
-    assert found == {f"mirrors[0].{key}": "is not offered by this version"}
+    assert found == {f"mirrors[0].{key}": "is not supported by this version"}
 
 
 @pytest.mark.parametrize("key", ["encryption"])
-def test_what_a_destination_does_not_offer_is_refused_by_name(key):
+def test_an_unsupported_key_of_a_destination_is_refused_by_name(key):
     found = complaints(mirror(destinations=[folder() | {key: "none"}]))
-    assert found == {f"mirrors[0].destinations[0].{key}": "is not offered by this version"}
+    assert found == {f"mirrors[0].destinations[0].{key}": "is not supported by this version"}
 
 
 # -- the file as a whole ---------------------------------------------------------------------------
@@ -366,11 +367,11 @@ def test_spark_is_checked_too():
     "master",
     ["local", "local[2]", "local[*]", "local[*,4]", "spark://h:7077", "yarn", "k8s://https://h:1"],
 )
-def test_spark_masters_are_taken(master):
+def test_valid_spark_masters_are_accepted(master):
     assert settings_of(mirror(), spark={"master": master}).spark.master == master
 
 
-def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_file():
+def test_all_problems_are_reported_in_the_order_of_the_file():
     text = """\
 mirrors:
   - name: a
@@ -393,10 +394,10 @@ mirrors:
     flush: {max-time-ms: 1, max-bytes: 1, max-offsets: 1}
 """
 
-    def judge(properties):
+    def validate(properties):
         return [(name, "unknown", "sasl.password") for name in properties]
 
-    assert [(p.line, p.path) for p in problems_of(text, check_properties=judge)] == [
+    assert [(p.line, p.path) for p in problems_of(text, check_properties=validate)] == [
         (2, "mirrors[0].source"),
         (3, "mirrors[0].sourc"),
         (4, "mirrors[0].topic"),
@@ -415,23 +416,23 @@ mirrors:
     ]
 
 
-def test_a_value_that_is_not_known_is_not_complained_about():
+def test_a_value_with_an_unset_variable_has_no_further_problems():
     text = text_of(mirror(source=source(properties={"sasl.password": "${UNSET}"})))
 
-    def judge(properties):
+    def validate(properties):
         assert properties == {}
         return [("sasl.password", "is missing", "")]
 
-    (problem,) = problems_of(text, check_properties=judge)
+    (problem,) = problems_of(text, check_properties=validate)
     assert problem.message == "the environment variable UNSET is not set"
 
 
-def test_a_value_with_a_tag_is_only_complained_about_for_its_tag():
+def test_a_value_with_a_tag_has_no_further_problems():
     text = text_of(mirror(partition=0, topic=1)).replace('"topic": 1', '"topic": !name {a: b}')
     (problem,) = problems_of(text)
     assert (problem.path, problem.message) == (
         "mirrors[0].topic",
-        "a tag (`!...`) is not read here",
+        "tags (`!...`) are not supported",
     )
 
 
@@ -448,7 +449,7 @@ _EDITS = st.tuples(
 
 
 @given(st.lists(_EDITS, min_size=1, max_size=3))
-def test_a_file_near_a_valid_one_is_settings_or_problems(edits):
+def test_a_mutated_file_gives_settings_or_problems(edits):
     text = _VALID
     for at, cut, put in edits:
         text = text[:at] + put + text[at + cut :]

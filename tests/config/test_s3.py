@@ -1,7 +1,7 @@
-"""Destinations in S3: what a file says arrives; what makes no sense is found; secrets stay unseen.
+"""Destinations in S3: settings are read, invalid ones are reported, secrets are not shown.
 
-Method: whole settings are compared with what the file says, in both shapes of mirror-v3; one change
-to a valid file at a time, and the whole answer is compared.
+Method: whole settings are compared with the file, in both of its shapes; a valid file is changed in
+one place, and all problems are compared.
 """
 
 import pickle
@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from kit.runs.configs import complaints, folder, mirror, settings_of, shared_mirror, text_of
-from logmirror.app.run import s3_policies
+from logmirror.app.policy import bucket_policies
 from logmirror.config.settings import S3Credentials, S3Destination, load_text
 
 CANARY = "Tr0ub4dor&3"
@@ -28,14 +28,14 @@ def only(settings):
     return destination
 
 
-def test_little_is_enough():
+def test_a_minimal_bucket_gets_every_default():
     assert only(settings_of(mirror("orders", destinations=[bucket()]))) == S3Destination(
         name="orders", bucket="archive"
     )
 
 
-def test_everything_that_the_file_says_arrives():
-    told = bucket(
+def test_every_key_of_a_bucket_is_read():
+    every_key = bucket(
         name="lake",
         prefix="/kafka/eu/",
         region="eu-central-1",
@@ -58,7 +58,7 @@ def test_everything_that_the_file_says_arrives():
         },
     )
 
-    found = only(settings_of(mirror(destinations=[told])))
+    found = only(settings_of(mirror(destinations=[every_key])))
 
     assert found == S3Destination(
         name="lake",
@@ -88,12 +88,12 @@ def test_one_identity_is_for_writing_and_reading():
     assert found.write == found.read == S3Credentials(access_key_id="k", secret_access_key="s")
 
 
-def test_the_bucket_stands_in_the_path_where_an_endpoint_is_given():
+def test_path_style_is_the_default_with_an_endpoint():
     found = only(settings_of(mirror(destinations=[bucket(endpoint="http://h:9000")])))
     assert found.path_style
 
 
-def test_keys_may_be_the_names_of_environment_variables_as_in_mirror_v3():
+def test_access_keys_can_come_from_environment_variables_as_in_mirror_v3():
     names = {"access-key-id-env": "KEY", "secret-access-key-env": "SECRET"}
     text = text_of(mirror(destinations=[bucket(credentials={"write": names, "read": names})]))
 
@@ -102,7 +102,7 @@ def test_keys_may_be_the_names_of_environment_variables_as_in_mirror_v3():
     assert found.write == found.read == S3Credentials(access_key_id="k", secret_access_key="s")
 
 
-def test_one_bucket_may_be_shared_by_all_mirrors():
+def test_a_bucket_can_be_shared_by_all_mirrors():
     shared = bucket(prefix="p", format="ndjson", flush=FLUSH)
     settings = settings_of(shared_mirror(topic="orders"), destination=shared)
     assert only(settings) == S3Destination(name="orders", bucket="archive", prefix="p")
@@ -115,38 +115,38 @@ def test_one_bucket_may_be_shared_by_all_mirrors():
         (
             {"bucket": "Archive"},
             ".bucket",
-            "is no legal bucket name: 3 to 63 lower-case letters, digits, dots and dashes",
+            "is not a legal bucket name: 3 to 63 lower-case letters, digits, dots, dashes",
         ),
         ({"prefix": "a//b"}, ".prefix", "must be names separated by single slashes"),
-        ({"prefix": ".logmirror"}, ".prefix", "must not have a name that begins with a dot"),
+        ({"prefix": ".logmirror"}, ".prefix", "must not contain a name that begins with a dot"),
         ({"endpoint": "h:9000"}, ".endpoint", "must be http://host:port or https://host:port"),
         ({"kms-key-id": "k"}, ".kms-key-id", "is only for sse: aws:kms"),
         ({"sse": "aes"}, ".sse", "must be AES256 or aws:kms"),
-        ({"encryption": {"key-id": "k"}}, ".encryption", "is not offered by this version"),
+        ({"encryption": {"key-id": "k"}}, ".encryption", "is not supported by this version"),
         ({"compaction": "log"}, ".compaction", "unknown key"),
         ({"bukket": "x"}, ".bukket", "unknown key"),
         (
             {"credentials": {"access-key-id": "k"}},
             ".credentials.secret-access-key",
-            "is required beside access-key-id",
+            "is required with access-key-id",
         ),
         (
             {"credentials": {"profile": "p", "access-key-id": "k", "secret-access-key": "s"}},
             ".credentials.profile",
-            "access-key-id is given too",
+            "access-key-id is set too",
         ),
         (
             {"credentials": {"read": {"session-token": "t"}}},
             ".credentials.read.session-token",
-            "is only for an access-key-id",
+            "requires an access-key-id",
         ),
     ],
 )
-def test_what_makes_no_sense_is_found(change, key, message):
+def test_invalid_settings_are_reported(change, key, message):
     assert complaints(mirror(destinations=[bucket() | change])) == {f"{AT}{key}": message}
 
 
-def test_a_variable_that_is_not_set_is_found():
+def test_an_unset_variable_is_reported():
     names = {"access-key-id-env": "NOT_SET_KEY", "secret-access-key-env": "NOT_SET_SECRET"}
     assert complaints(mirror(destinations=[bucket(credentials=names)])) == {
         f"{AT}.credentials.access-key-id-env": "the environment variable NOT_SET_KEY is not set",
@@ -156,7 +156,7 @@ def test_a_variable_that_is_not_set_is_found():
     }
 
 
-def test_two_mirrors_that_write_one_place_are_found():
+def test_two_mirrors_cannot_write_one_prefix():
     one = mirror("a", destinations=[bucket(name="x", prefix="/p")])
     two = mirror("b", destinations=[bucket(name="x", prefix="p/")])
     elsewhere = mirror("c", destinations=[bucket(name="x", prefix="p", endpoint="http://h:1")])
@@ -165,17 +165,17 @@ def test_two_mirrors_that_write_one_place_are_found():
     assert "both write" in found["mirrors[1].destinations[0]"]
 
 
-def test_files_need_limits_in_a_bucket_too():
+def test_a_bucket_needs_a_flush():
     without = {key: value for key, value in mirror().items() if key != "flush"}
     assert complaints(without | {"destinations": [bucket()]}) == {"mirrors[0].flush": "is required"}
 
 
-def test_a_folder_and_a_bucket_may_be_destinations_of_one_mirror():
+def test_a_mirror_can_have_a_directory_and_a_bucket():
     settings = settings_of(mirror(destinations=[folder(name="f"), bucket(name="b")]))
     assert [d.name for d in settings.mirrors[0].destinations] == ["f", "b"]
 
 
-def test_the_least_policies_never_let_anybody_delete():
+def test_minimal_policies_never_allow_delete():
     keys = {"access-key-id": "k", "secret-access-key": "s"}
     other = {"access-key-id": "o", "secret-access-key": "s"}
     settings = settings_of(
@@ -185,7 +185,7 @@ def test_the_least_policies_never_let_anybody_delete():
         ),
     )
 
-    found = s3_policies(settings)
+    found = bucket_policies(settings)
 
     assert list(found) == ["archiver", "writer", "reader"]
     assert "Delete" not in str(found)
@@ -197,13 +197,13 @@ def test_the_least_policies_never_let_anybody_delete():
     assert resources == {"arn:aws:s3:::archive", "arn:aws:s3:::archive/p/*"}
 
 
-def test_who_compacts_may_delete_objects_and_who_reads_may_not():
+def test_compaction_may_delete_objects_and_a_reader_may_not():
     keys, other = ({"access-key-id": k, "secret-access-key": "s"} for k in "ko")
     settings = settings_of(
         mirror("a", destinations=[bucket(prefix="p", credentials={"write": keys, "read": other})])
     )
 
-    found = s3_policies(settings, compacts=True)
+    found = bucket_policies(settings, compacts=True)
 
     actions = {role: {a for s in p["Statement"] for a in s["Action"]} for role, p in found.items()}
     assert actions["writer"] == {"s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"}

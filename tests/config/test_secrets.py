@@ -1,8 +1,8 @@
-"""No output shows the value of a property or the content of a file, whatever else is wrong.
+"""No output shows the value of a property or the content of a file, in valid and invalid files.
 
-Method: a canary is put wherever a secret can stand, by hand, from the environment and from a file,
-in valid files and in files broken in every way we know; then everything that a person or a log
-could see is searched for it.
+Method: a canary is put wherever a secret can be, literally, from the environment and from a file,
+in valid files and in files with many kinds of syntax errors. All output that a user or a log could
+see is searched for it.
 """
 
 import traceback
@@ -13,7 +13,7 @@ from kit.runs.configs import mirror, text_of
 from logmirror.config.settings import ConfigError, load_text
 
 CANARY = "Tr0ub4dor&3"
-WORD = "xyzzyplugh"  # passes for a name where YAML wants one
+WORD = "xyzzyplugh"  # a valid name in YAML
 
 _LINES = [
     "- {canary}",
@@ -46,7 +46,7 @@ _LINES = [
 
 
 def visible(text, environ):
-    """Whatever anybody could see of loading `text`."""
+    """Return all visible output of loading `text`."""
     try:
         settings = load_text(text, environ=environ)
     except ConfigError as error:

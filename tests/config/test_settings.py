@@ -1,7 +1,6 @@
-"""A valid file becomes settings with every default filled in; both shapes of mirror-v3 are read.
+"""A valid file becomes settings with every default filled in, in both shapes of mirror-v3.
 
-Method: whole settings are compared with what the file says; files of mirror-v3 are taken as its
-users write them.
+Method: whole settings are compared with the file; files of mirror-v3 are as its users write them.
 """
 
 import pickle
@@ -34,7 +33,7 @@ from logmirror.config.settings import (
 
 
 @pytest.mark.mirror_v3("CFG-04", "ENA-01")
-def test_the_smallest_file_gets_every_default():
+def test_a_minimal_file_gets_every_default():
     settings = settings_of(mirror("orders-copy"))
     assert settings == Settings(
         mirrors=(
@@ -43,7 +42,6 @@ def test_the_smallest_file_gets_every_default():
                 enabled=True,
                 source=SourceSettings(
                     bootstrap_servers="localhost:9092",
-                    group_id="logmirror-orders-copy",
                     properties={},
                 ),
                 topic="orders",
@@ -64,7 +62,7 @@ def test_the_smallest_file_gets_every_default():
     )
 
 
-def test_every_key_arrives():
+def test_every_key_is_read():
     (mirrored,) = settings_of(
         mirror(
             enabled=False,
@@ -93,7 +91,6 @@ def test_every_key_arrives():
     assert not mirrored.enabled
     assert mirrored.source == SourceSettings(
         bootstrap_servers="PLAINTEXT://a:1,[::1]:9092,c",
-        group_id="team/g 1",
         properties={"client.id": "x", "check.crcs": "true", "fetch.min.bytes": "1"},
     )
     assert mirrored.partitions == (0, 2, 3, 4, 9)
@@ -107,7 +104,7 @@ def test_every_key_arrives():
     )
 
 
-def test_all_partitions_are_none_in_particular():
+def test_all_partitions_are_none():
     settings = settings_of(mirror(partition=ABSENT, partitions="all", chain_start="earliest"))
     assert settings.mirrors[0].partitions is None
     assert settings.mirrors[0].chain_start == "earliest"
@@ -142,7 +139,7 @@ def test_a_time_of_day_needs_no_quotes(written, seconds):
         ("${FLAG:-false}", {"FLAG": ""}, True),
     ],
 )
-def test_a_mirror_is_switched_by_the_environment(enabled, environ, expected):
+def test_enabled_can_come_from_the_environment(enabled, environ, expected):
     text = text_of(mirror(enabled=0)).replace('"enabled": 0', f'"enabled": {enabled}')
     assert load_text(text, environ=environ).mirrors[0].enabled is expected
 
@@ -181,7 +178,7 @@ spark: {properties: {spark.ui.enabled: false, spark.executor.cores: 002}}
 # -- files of mirror-v3 ----------------------------------------------------------------------------
 
 
-def test_one_destination_for_all_mirrors_names_folders_after_topics():
+def test_directories_of_a_shared_destination_are_named_after_topics():
     settings = settings_of(
         shared_mirror("a"),
         shared_mirror("b", partition=1),
@@ -196,7 +193,7 @@ def test_one_destination_for_all_mirrors_names_folders_after_topics():
     assert {mirrored.flush.max_bytes for mirrored in settings.mirrors} == {1048576}
 
 
-def test_destinations_of_a_mirror_name_folders_after_it():
+def test_directories_of_a_mirrors_destinations_are_named_after_the_mirror():
     settings = settings_of(
         mirror("one"), mirror("two", destinations=[folder(name="named")], partition=1)
     )
@@ -206,7 +203,7 @@ def test_destinations_of_a_mirror_name_folders_after_it():
 # -- loading ---------------------------------------------------------------------------------------
 
 
-def test_settings_survive_a_pickle_and_know_their_places():
+def test_settings_are_picklable_and_have_their_places():
     settings = settings_of(mirror("a"), mirror("b", partition=1))
     copy = pickle.loads(pickle.dumps(settings))
     assert copy == settings
@@ -220,7 +217,7 @@ def test_settings_survive_a_pickle_and_know_their_places():
 
 
 @pytest.mark.mirror_v3("ENV-17")
-def test_a_file_is_read_with_the_environment_of_the_process(tmp_path, monkeypatch):
+def test_load_uses_the_environment_of_the_process(tmp_path, monkeypatch):
     monkeypatch.setenv("LOGMIRROR_TEST_TOPIC", "from-outside")
     file = tmp_path / "c.yaml"
     text = text_of(mirror(topic="${LOGMIRROR_TEST_TOPIC}"))
@@ -240,7 +237,7 @@ def test_a_file_is_read_with_the_environment_of_the_process(tmp_path, monkeypatc
         ("a: 1\n".encode("utf-16"), (1, 1), "the file is not UTF-8 text"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_problem(tmp_path, content, place, message):
+def test_an_unreadable_file_is_one_problem(tmp_path, content, place, message):
     file = tmp_path / "c.yaml"
     if content is not None:
         file.write_bytes(content)
@@ -252,7 +249,7 @@ def test_a_file_that_cannot_be_read_is_one_problem(tmp_path, content, place, mes
     assert caught.value.exit_code == 2
 
 
-def test_an_error_survives_a_pickle_and_lists_its_problems_in_order():
+def test_an_error_is_picklable_and_lists_its_problems_in_order():
     first, second = Problem("a", 1, 2, "is wrong"), Problem("b.c", 10, 1, "is odd", "remove it")
     whole = Problem("", None, None, "is empty")
     error = config_error("c.yaml", [second, first, whole, first])
@@ -276,7 +273,7 @@ def test_an_error_survives_a_pickle_and_lists_its_problems_in_order():
         ("65536KiB", 64 << 20),
     ],
 )
-def test_a_memory_budget_is_bytes_or_a_size(written, size_bytes):
+def test_a_memory_budget_is_a_number_of_bytes_or_a_size(written, size_bytes):
     settings = load_text(text_of(mirror("m"), **{"memory-budget": written}))
     assert settings.memory_budget_bytes == size_bytes
 
@@ -292,14 +289,14 @@ def test_a_memory_budget_is_bytes_or_a_size(written, size_bytes):
         (-1, "must be a number of bytes, or a size such as 512MiB or 2GiB"),
     ],
 )
-def test_a_memory_budget_that_is_none_or_too_small_is_refused(written, message):
+def test_an_invalid_or_small_memory_budget_is_refused(written, message):
     with pytest.raises(ConfigError) as caught:
         load_text(text_of(mirror("m"), **{"memory-budget": written}))
     (problem,) = caught.value.problems
     assert (problem.path, problem.message) == ("memory-budget", message)
 
 
-def test_a_fatal_error_ends_the_process_unless_the_file_says_isolate():
+def test_on_fatal_is_exit_or_isolate():
     assert load_text(text_of(mirror("m"))).on_fatal == "exit"
     assert load_text(text_of(mirror("m"), **{"on-fatal": "isolate"})).on_fatal == "isolate"
     with pytest.raises(ConfigError) as caught:
@@ -308,10 +305,10 @@ def test_a_fatal_error_ends_the_process_unless_the_file_says_isolate():
     assert problem.path == "on-fatal"
 
 
-def test_metrics_have_the_peer_s_names_too_if_the_file_says_so():
+def test_metrics_prefix_is_logmirror_or_mirror_v3():
     assert load_text(text_of(mirror("m"))).metrics_prefix == "logmirror"
-    said = load_text(text_of(mirror("m"), **{"metrics-prefix": "mirror_v3"}))
-    assert said.metrics_prefix == "mirror_v3"
+    both = load_text(text_of(mirror("m"), **{"metrics-prefix": "mirror_v3"}))
+    assert both.metrics_prefix == "mirror_v3"
     with pytest.raises(ConfigError) as caught:
         load_text(text_of(mirror("m"), **{"metrics-prefix": "mirror-v3"}))
     (problem,) = caught.value.problems

@@ -1,8 +1,14 @@
 """The configuration: one YAML file and the environment in, frozen settings out.
 
-`settings` is the door. Behind it: `problems` says what can be wrong and where, `files` reads bytes,
-`source` turns text into values that know their place, `model` is the shape and `scalars` are its
-single values, `rules`, `kafka_rules` and `s3_rules` find everything that is wrong, `values` reads
-what may be wrong, `suggestions` guesses what was meant, `schema` describes the shape to other
-programs. `environment` is what the process's own variables set.
+Other packages use `settings`, which has `load` and `load_text`, and `environment`, which reads the
+process's variables. The other modules:
+
+- `files` reads bytes; `source` parses YAML into values with line and column; `problems` has the
+  types in which problems are reported.
+- `model` is the shape of the file, with `base_model`, `layout_model`, `destination_model` and, for
+  single values, `scalars`.
+- `rules`, `kafka_rules` and `s3_rules` report all problems; `values` reads values that may be
+  invalid; `suggestions` proposes corrections.
+- `destinations` has the destinations of `settings`.
+- `schema` generates the JSON Schema.
 """

@@ -1,4 +1,4 @@
-"""The bytes of a configuration file and of the files that it names."""
+"""Reads the configuration file and the files that `${file:PATH}` names."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_BYTES: Final = 1024 * 1024
-"""Largest configuration file. The largest sensible one is a thousand mirrors of 500 bytes."""
+"""Largest configuration file, in bytes. A thousand mirrors of 500 bytes need half of it."""
 
 
 class UnreadableError(Exception):
-    """A file that cannot serve, with the reason as the message."""
+    """A file cannot be used; the message is the reason."""
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
     """Return all bytes of a file.
 
-    Pipes and devices are refused: reading one could wait for ever.
+    Pipes and devices are refused: reading one could block forever.
 
     Raises:
-        UnreadableError: It cannot be opened, is no regular file, or is larger than `max_bytes`.
+        UnreadableError: It cannot be opened, is not a regular file, or is larger than `max_bytes`.
     """
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:  # needs an opener
+        with open(path, "rb", opener=_open_nonblocking) as file:  # needs an opener
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 message = "it is not a regular file"
                 raise UnreadableError(message)
@@ -43,12 +43,12 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
     return data
 
 
-def _open_without_waiting(name: str, flags: int) -> int:
+def _open_nonblocking(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def place_at(text: str, index: int) -> tuple[int, int]:
-    """Line and column, both from 1, of a character index."""
+    """Return line and column, both from 1, of a character index."""
     return text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
 
 

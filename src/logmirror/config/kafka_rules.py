@@ -1,7 +1,7 @@
-"""Rules for destinations in Kafka: settings that do nothing there, topics with two writers, loops.
+"""Rules for destinations in Kafka: settings without effect, topics with two writers, loops.
 
-A file names clusters by their bootstrap servers. Two lists with a server in common are one cluster;
-two without may still be one, which only a connection can tell: that is checked at the start.
+A file identifies clusters by their bootstrap servers. Two lists with a common server are one
+cluster. Two lists without may still be one cluster; `run` compares the cluster IDs at the start.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
     from logmirror.config.source import Source
 
-_OF_FILES: Final = (
+_ARCHIVE_KEYS: Final = (
     *("format", "compression", "encoding", "compaction", "snapshots", "flush", "chain-start"),
 )
-"""Settings of a mirror that say how files are written."""
+"""Settings of a mirror that apply to archives."""
 
-_ONLY_FILES: Final = "is only for destinations of type filesystem or s3"
+_ONLY_ARCHIVES: Final = "is only for destinations of type filesystem or s3"
 _ONLY_KAFKA: Final = "is only for destinations of type kafka"
 
 
 def types_of(mirror: dict[str, Any], shared: dict[str, Any] | None, path: str) -> set[object]:
-    """The types of a mirror's destinations as they are written, whatever they are."""
+    """Return the types of a mirror's destinations as written, valid or not."""
     if shared is not None:
         return {text(shared, "type")}
     return {text(item, "type") for _, item in items(mirror, "destinations", path)}
 
 
 def refuse_misplaced(source: Source, path: str, destination: dict[str, Any]) -> None:
-    """Refuse, and take out, keys of a Kafka destination that have their place elsewhere."""
-    for key in [key for key in _OF_FILES if key in destination]:
-        source.complain(f"{path}.{key}", _ONLY_FILES, "remove it")
+    """Refuse, and remove, keys of a Kafka destination that belong elsewhere."""
+    for key in [key for key in _ARCHIVE_KEYS if key in destination]:
+        source.complain(f"{path}.{key}", _ONLY_ARCHIVES, "remove it")
         del destination[key]
     for own_key in ("name", "topic"):
         if path == "destination" and own_key in destination:
-            message = "is not for a destination of all mirrors"
+            message = "is not allowed in a destination for all mirrors"
             suggestion = "write destination-name-override in the mirror"
             source.complain(f"{path}.{own_key}", message, suggestion)
             del destination[own_key]
@@ -57,20 +57,20 @@ def refuse_misplaced(source: Source, path: str, destination: dict[str, Any]) -> 
 def check_mirror(
     source: Source, path: str, mirror: dict[str, Any], shared: dict[str, Any] | None
 ) -> None:
-    """Find settings of a mirror that none of its destinations uses."""
+    """Report settings of a mirror that none of its destinations uses."""
     types = types_of(mirror, shared, path)
     if types == {"kafka"}:
-        for key in _OF_FILES:
+        for key in _ARCHIVE_KEYS:
             if mirror.get(key) is not None:
-                suggestion = "remove it: a copy in Kafka has the batches of the source"
+                reason = "a replica in Kafka has the batches of the source"
                 if key == "chain-start":
-                    suggestion = "remove it: a copy in Kafka begins where the source begins"
-                source.complain(f"{path}.{key}", _ONLY_FILES, suggestion)
+                    reason = "a replica in Kafka starts where the source's log starts"
+                source.complain(f"{path}.{key}", _ONLY_ARCHIVES, f"remove it: {reason}")
         override = text(mirror, "destination-name-override")
         if shared is not None and override is not None:
             _check_override(source, path, override)
     if types and types <= {"filesystem", "s3"} and text(mirror, "timestamp-mode") is not None:
-        suggestion = "remove it: files keep the timestamps of the source"
+        suggestion = "remove it: archives keep the timestamps of the source"
         source.complain(f"{path}.timestamp-mode", _ONLY_KAFKA, suggestion)
     if shared is None:
         for item_path, item in items(mirror, "destinations", path):
@@ -85,7 +85,7 @@ def _check_override(source: Source, path: str, override: str) -> None:
 
 
 def check_destination(source: Source, path: str, destination: dict[str, Any]) -> None:
-    """Find settings of one Kafka destination that another of them leaves without effect."""
+    """Report settings of one Kafka destination that have no effect because of another setting."""
     if text(destination, "type") != "kafka":
         return
     if destination.get("offsets") == "translate" and destination.get("holes") is not None:
@@ -102,36 +102,36 @@ class _Topic(NamedTuple):
     """One topic of one cluster."""
 
     cluster: str
-    """One of its servers, the same for every list that shares a server with another."""
+    """One of its servers, the same for all lists that have a server in common."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """Some partitions of a topic on their way into another topic."""
+class _Replica:
+    """Partitions of a source topic and the topic to which they are replicated."""
 
     path: str
     mirror: str
-    origin: _Topic
+    source: _Topic
     target: _Topic
     partitions: frozenset[int] | None
 
 
 class _Clusters:
-    """Which servers belong together, as far as the file tells."""
+    """Which servers form one cluster, as far as the file shows (union-find)."""
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}
 
     def add(self, servers: str) -> None:
-        """Learn that these servers, as the file writes them, are one cluster."""
+        """Record that these servers, as written in the file, are one cluster."""
         first, *others = _endpoints(servers) or [""]
         for other in others:
             self._parent[self._root(other)] = self._root(first)
 
     def name_of(self, servers: str) -> str:
-        """The name of their cluster."""
+        """Return the name of their cluster."""
         return self._root((_endpoints(servers) or [""])[0])
 
     def _root(self, server: str) -> str:
@@ -141,7 +141,7 @@ class _Clusters:
 
 
 def _endpoints(servers: str) -> list[str]:
-    """Each server as `host:port`, however it is written."""
+    """Return each server as `host:port` in a normal form."""
     found = []
     for server in servers.split(","):
         bare = (server.strip().partition("://")[2] or server.strip()).lower()
@@ -149,65 +149,67 @@ def _endpoints(servers: str) -> list[str]:
             host, colon, port = bare.rpartition(":")
             if not colon or "]" in port:
                 host, port = bare, "9092"
-            host = host.removesuffix(".")  # a name that is written out to the root
+            host = host.removesuffix(".")  # a fully qualified name
             found.append(f"{'127.0.0.1' if host == 'localhost' else host}:{port}")
     return found
 
 
-def check_copies(source: Source, root: dict[str, Any]) -> None:
-    """Find copies of a topic onto itself, two copies in one partition, and loops."""
-    copies = [copy for copy in _copies(root) if not source.is_broken(copy.path)]
-    by_target: dict[_Topic, list[_Copy]] = defaultdict(list)
-    by_origin: dict[_Topic, list[_Copy]] = defaultdict(list)
-    for copy in copies:
-        if copy.origin == copy.target:
-            message = f"copies the topic {copy.target.name!r} onto itself"
-            source.complain(copy.path, message, "name another cluster or another topic")
+def check_replicas(source: Source, root: dict[str, Any]) -> None:
+    """Report topics replicated onto themselves, partitions with two writers, and loops."""
+    replicas = [replica for replica in _replicas(root) if not source.is_broken(replica.path)]
+    by_target: dict[_Topic, list[_Replica]] = defaultdict(list)
+    by_source: dict[_Topic, list[_Replica]] = defaultdict(list)
+    for replica in replicas:
+        if replica.source == replica.target:
+            message = f"replicates the topic {replica.target.name!r} onto itself"
+            source.complain(replica.path, message, "name another cluster or another topic")
             continue
-        for other in by_target[copy.target]:
-            partition = shared_partition(copy.partitions, other.partitions)
+        for other in by_target[replica.target]:
+            partition = shared_partition(replica.partitions, other.partitions)
             if partition is not None:
-                message = f"{other.path} writes {copy.target.name}-{partition} of this cluster too"
-                source.complain(copy.path, message, "choose another topic")
+                target = f"{replica.target.name}-{partition}"
+                message = f"{other.path} also writes {target} of this cluster"
+                source.complain(replica.path, message, "choose another topic")
                 break
-        by_target[copy.target].append(copy)
-        loop = _way_back(copy, by_origin)
+        by_target[replica.target].append(replica)
+        loop = _way_back(replica, by_source)
         if loop:
-            names = " to ".join(f"{one.mirror!r}" for one in [copy, *loop])
-            message = f"closes a loop: what it copies comes back, from {names}"
-            source.complain(copy.path, message, "keep one direction, or use two topics")
+            names = " to ".join(f"{one.mirror!r}" for one in [replica, *loop])
+            message = f"closes a loop: records return to their topic, from {names}"
+            source.complain(replica.path, message, "keep one direction, or use two topics")
         else:
-            by_origin[copy.origin].append(copy)
+            by_source[replica.source].append(replica)
 
 
-def _way_back(copy: _Copy, by_origin: dict[_Topic, list[_Copy]]) -> list[_Copy]:
-    """Copies that lead from the target of `copy` to its origin, in order; empty if none do."""
-    waiting: list[tuple[_Copy, frozenset[int] | None, list[_Copy]]] = [(copy, copy.partitions, [])]
-    seen: set[tuple[_Topic, frozenset[int] | None]] = set()
-    while waiting:
-        last, carried, way = waiting.pop()
-        for step in by_origin.get(last.target, ()):
+def _way_back(replica: _Replica, by_source: dict[_Topic, list[_Replica]]) -> list[_Replica]:
+    """Return the replicas that lead from the target of `replica` to its source; empty if none."""
+    pending: list[tuple[_Replica, frozenset[int] | None, list[_Replica]]]
+    pending = [(replica, replica.partitions, [])]
+    visited: set[tuple[_Topic, frozenset[int] | None]] = set()
+    while pending:
+        last, carried, way = pending.pop()
+        for step in by_source.get(last.target, ()):
             common = shared_partitions(carried, step.partitions)
-            if (common is not None and not common) or (step.target, common) in seen:
+            if (common is not None and not common) or (step.target, common) in visited:
                 continue
-            if step.target == copy.origin:
+            if step.target == replica.source:
                 return [*way, step]
-            seen.add((step.target, common))
-            waiting.append((step, common, [*way, step]))
+            visited.add((step.target, common))
+            pending.append((step, common, [*way, step]))
     return []
 
 
-def _copies(root: dict[str, Any]) -> Iterator[_Copy]:
-    """Every copy of partitions into Kafka, with clusters under one name each."""
+def _replicas(root: dict[str, Any]) -> Iterator[_Replica]:
+    """Yield every replication into Kafka, with one name per cluster."""
     shared = mapping(root, "destination")
     clusters = _Clusters()
     found = []
     for path, mirror in items(root, "mirrors", ""):
-        origin = text(mapping(mirror, "source") or {}, "bootstrap-servers")
+        source = text(mapping(mirror, "source") or {}, "bootstrap-servers")
         topic = text(mirror, "topic")
-        if origin is None or topic is None:
+        if source is None or topic is None:
             continue
-        clusters.add(origin)
+        clusters.add(source)
         if shared is not None:
             name = text(mirror, "destination-name-override") or topic
             places = [(path, shared, name)]
@@ -220,12 +222,12 @@ def _copies(root: dict[str, Any]) -> Iterator[_Copy]:
             servers = text(destination, "bootstrap-servers")
             if text(destination, "type") == "kafka" and servers is not None:
                 clusters.add(servers)
-                found.append((place, path, mirror, (origin, topic), (servers, name)))
-    for place, path, mirror, (origin, topic), (servers, name) in found:
-        yield _Copy(
+                found.append((place, path, mirror, (source, topic), (servers, name)))
+    for place, path, mirror, (source, topic), (servers, name) in found:
+        yield _Replica(
             place,
             text(mirror, "name") or path,
-            _Topic(clusters.name_of(origin), topic),
+            _Topic(clusters.name_of(source), topic),
             _Topic(clusters.name_of(servers), name),
             partitions(mirror),
         )

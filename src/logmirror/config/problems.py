@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, and where: the words in which every check reports."""
+"""Problems of a configuration and their places in the file, as every check reports them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a configuration, and where."""
+    """One problem of a configuration, and its place in the file."""
 
     path: str
     """Dotted path such as `mirrors[0].flush.max-bytes`; empty for the whole file."""
 
     line: int | None
-    """Line of the setting, counted from 1; None when no single line is to blame."""
+    """Line of the setting, counted from 1; None for a problem of the whole file."""
 
     column: int | None
     """Column of the setting in characters, counted from 1; None like `line`."""
 
     message: str
-    """What is wrong: lower case, no full stop; of values it shows only names and folders."""
+    """The problem: lower case, no full stop. The only values that it shows are names and paths."""
 
     suggestion: str = ""
-    """What to write instead, when we know it."""
+    """What to write instead; empty if unknown."""
 
     def __str__(self) -> str:
         place = f"{self.line}:{self.column}: " if self.line is not None else ""
@@ -42,7 +42,7 @@ class ConfigError(UsageError):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Everything that is wrong, in the order of the file."""
+        """All problems, in the order of the file."""
         problems = self.facts.get("problems", ())
         return problems if isinstance(problems, tuple) else ()
 
@@ -52,7 +52,7 @@ class ConfigError(UsageError):
 
 
 def config_error(name: str, problems: Iterable[Problem]) -> ConfigError:
-    """The error that carries all these problems, sorted by their place in the file.
+    """Return the error that carries these problems, sorted by their place in the file.
 
     Args:
         name: The file as the user named it.
@@ -64,7 +64,7 @@ def config_error(name: str, problems: Iterable[Problem]) -> ConfigError:
 
 
 class Locations:
-    """Where each setting stands in the file; picklable.
+    """Line and column of each setting in the file; picklable.
 
     Args:
         places: Line and column by dotted path; kept, not copied.
@@ -74,9 +74,10 @@ class Locations:
         self._places = places
 
     def place_of(self, path: str) -> tuple[int, int] | None:
-        """Line and column of a dotted path, both from 1; of its nearest parent if it is absent.
+        """Return line and column of a dotted path, both from 1.
 
-        None for the whole file and for paths of which no part exists.
+        An absent setting has the place of its nearest parent. None for the whole file, and for
+        paths of which no part exists.
         """
         while path:
             if path in self._places:
@@ -85,11 +86,11 @@ class Locations:
         return None
 
     def line_of(self, path: str) -> int | None:
-        """Line of a dotted path, from 1; see `place_of`."""
+        """Return the line of a dotted path, from 1; see `place_of`."""
         place = self.place_of(path)
         return place[0] if place else None
 
     def problem(self, path: str, message: str, suggestion: str = "") -> Problem:
-        """A problem at the place of `path`."""
+        """Return a problem at the place of `path`."""
         line, column = self.place_of(path) or (None, None)
         return Problem(path, line, column, message, suggestion)

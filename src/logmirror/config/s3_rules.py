@@ -1,4 +1,4 @@
-"""Rules for destinations in S3: credentials that are half given, and where objects go."""
+"""Rules for destinations in S3: incomplete credentials, and the directory of the objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAIRS: Final = (
     ("access-key-id", "secret-access-key"),
     ("access-key-id-env", "secret-access-key-env"),
 )
-_OF_KEYS: Final = ("access-key-id", "access-key-id-env", "profile")
+_IDENTITY_KEYS: Final = ("access-key-id", "access-key-id-env", "profile")
 
 
 def check_destination(
@@ -26,9 +26,9 @@ def check_destination(
     *,
     needs_variables: bool,
 ) -> None:
-    """Find settings of one S3 destination that contradict each other.
+    """Report settings of one S3 destination that contradict each other.
 
-    Keys that are given as names of environment variables are put in as if they had been written.
+    Replaces names of environment variables (`access-key-id-env`) by the values of the variables.
     """
     if text(destination, "type") != "s3":
         return
@@ -36,7 +36,7 @@ def check_destination(
         source.complain(f"{path}.kms-key-id", "is only for sse: aws:kms", "write sse: aws:kms")
     for where, identity in _identities(destination, path):
         _check_identity(source, where, identity)
-        _put_in_variables(source, where, identity, environ, is_needed=needs_variables)
+        _resolve_variables(source, where, identity, environ, is_needed=needs_variables)
 
 
 def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> None:
@@ -44,18 +44,18 @@ def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> Non
         given = [name for name in (key, secret) if identity.get(name) is not None]
         if len(given) == 1:
             missing = secret if given == [key] else key
-            source.complain(f"{where}.{missing}", f"is required beside {given[0]}")
-    given = [name for name in _OF_KEYS if identity.get(name) is not None]
+            source.complain(f"{where}.{missing}", f"is required with {given[0]}")
+    given = [name for name in _IDENTITY_KEYS if identity.get(name) is not None]
     for other in given[1:]:
-        source.complain(f"{where}.{other}", f"{given[0]} is given too", "keep one of them")
+        source.complain(f"{where}.{other}", f"{given[0]} is set too", "keep one of them")
     if identity.get("session-token") is not None and not given:
-        message = "is only for an access-key-id"
+        message = "requires an access-key-id"
         source.complain(f"{where}.session-token", message, "remove it")
     if identity.get("sts-endpoint") is not None and identity.get("role-arn") is None:
-        source.complain(f"{where}.sts-endpoint", "is only for a role-arn", "remove it")
+        source.complain(f"{where}.sts-endpoint", "requires a role-arn", "remove it")
 
 
-def _put_in_variables(
+def _resolve_variables(
     source: Source,
     where: str,
     identity: dict[str, Any],
@@ -84,14 +84,14 @@ def _identities(destination: dict[str, Any], path: str) -> Iterator[tuple[str, d
             yield f"{path}.credentials.{name}", identity
 
 
-def written(destination: dict[str, Any], folder: str) -> str | None:
-    """Where the objects of a destination go, to be compared with others; None if not known."""
+def directory(destination: dict[str, Any], child: str) -> str | None:
+    """Return a path that identifies where the objects are written; None if that is unknown."""
     bucket = text(destination, "bucket")
     if bucket is None:
         return None
     host = _host(text(destination, "endpoint") or "")
     prefix = (text(destination, "prefix") or "").strip("/")
-    parts = (part for part in (host, bucket, prefix, folder) if part)
+    parts = (part for part in (host, bucket, prefix, child) if part)
     return f"/s3/{'/'.join(parts)}"
 
 
@@ -99,7 +99,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def _host(endpoint: str) -> str:
-    """Host and port of an endpoint, however they are written."""
+    """Return host and port of an endpoint in a normal form."""
     scheme, _, host = endpoint.lower().rstrip("/").partition("://")
     has_port = ":" in host.rpartition("]")[2]
     return f"{host}:{_PORTS.get(scheme)}" if host and not has_port else host

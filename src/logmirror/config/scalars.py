@@ -1,7 +1,7 @@
-"""Single values of the configuration file: what is allowed, and how the schema says so.
+"""Single values of the configuration file: their types, checks and JSON Schema.
 
-Each type is a check in our words and a piece of JSON Schema. A check that fails raises `ValueError`
-with a message that fits after the key: lower case, no full stop, without the value.
+A check that fails raises `ValueError` with a message that continues the key: lower case, no full
+stop, without the value.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MAX_PARTITION: Final = 2**31 - 1
 """Kafka numbers partitions with a signed 32-bit integer."""
 
 MAX_LISTED_PARTITIONS: Final = 100_000
-"""A list names at most so many partitions; a typing error such as "0-2000000000" names more."""
+"""Most partitions that a list may name. A typing error such as "0-2000000000" names more."""
 
 MAX_NAME_BYTES: Final = 200
-"""A name becomes a folder name; common file systems end at 255 bytes and we add to it."""
+"""Longest name, in bytes. It becomes a directory name, of which file systems allow 255 bytes."""
 
 U64_MAX: Final = 2**64 - 1
 
@@ -30,14 +30,14 @@ MAX_REPLICATION_FACTOR: Final = 2**15 - 1
 MAX_DRIFT_CHECK_MS: Final = 86_400_000
 
 MAX_BATCH_BYTES: Final = 2**31 - 1
-"""A record batch says its length with a signed 32-bit integer."""
+"""Kafka stores the length of a record batch as a signed 32-bit integer."""
 
 Format = Literal["parquet", "native", "ndjson"]
 Compression = Literal["zstd-1", "zstd-3", "snappy", "lz4", "uncompressed"]
 Encoding = Literal["base64", "utf8"]
 Compaction = Literal["log"]
 Offsets = Literal["preserve", "translate"]
-Holes = Literal["markers", "fail"]
+Gaps = Literal["markers", "fail"]
 TopicSync = Literal["create", "validate", "off"]
 TimestampMode = Literal["source", "destination"]
 
@@ -45,7 +45,7 @@ OnFatal = Literal["exit", "isolate"]
 MetricsPrefix = Literal["logmirror", "mirror_v3"]
 
 MEMORY_BYTES_MIN: Final = 32 << 20
-"""With less, one slot could not write one object."""
+"""One slot needs this much to write one object."""
 
 _MEMORY = re.compile(r"([0-9]{1,18}) ?(B|KiB|MiB|GiB|TiB)?")
 _MEMORY_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -73,10 +73,10 @@ def _check_filled(text: str) -> str:
 
 def _check_name(text: str) -> str:
     if not text.isprintable() or text != text.strip():
-        message = "must be printable, without spaces around it"
+        message = "must be printable, without leading or trailing spaces"
         raise ValueError(message)
     if text.startswith(".") or "/" in text or "\\" in text:
-        message = "must not begin with a dot or contain a slash: it is the name of a folder"
+        message = "must not begin with a dot or contain a slash: it is a directory name"
         raise ValueError(message)
     if len(text.encode()) > MAX_NAME_BYTES:
         message = f"must not be longer than {MAX_NAME_BYTES} bytes"
@@ -92,23 +92,23 @@ def _check_group_id(text: str) -> str:
 
 
 def check_topic(text: str) -> str:
-    """Return the name if Kafka allows it for a topic.
+    """Return the name if it is legal for a topic in Kafka.
 
     Raises:
-        ValueError: It does not; the message says what it allows.
+        ValueError: It is not; the message lists what is legal.
     """
     if not _TOPIC.fullmatch(text) or text in {".", ".."}:
-        message = "is no legal topic name: 1 to 249 letters, digits, dots, dashes, underscores"
+        message = "is not a legal topic name: 1 to 249 letters, digits, dots, dashes, underscores"
         raise ValueError(message)
     return text
 
 
 def _check_root(text: str) -> str:
     if not text.isprintable():
-        message = "must be the path of a folder"
+        message = "must be the path of a directory"
         raise ValueError(message)
     if "://" in text:
-        message = "must be the path of a folder on this machine, not a URL"
+        message = "must be the path of a directory on this machine, not a URL"
         raise ValueError(message)
     if text.startswith("~"):
         message = "`~` is not expanded; write ${HOME} instead"
@@ -137,10 +137,10 @@ def _check_master(text: str) -> str:
 
 
 def parse_time_of_day(text: str) -> int:
-    """Seconds since midnight of HH:MM or HH:MM:SS.
+    """Return the seconds since midnight of HH:MM or HH:MM:SS.
 
     Raises:
-        ValueError: Another form, or no such time; the message says which.
+        ValueError: The text has another form, or is not a time of day.
     """
     match = _TIME_OF_DAY.fullmatch(text)
     if not match:
@@ -159,10 +159,10 @@ def _check_time_of_day(text: str) -> str:
 
 
 def parse_partitions(value: object) -> tuple[int, ...] | None:
-    """The partitions that `partitions` names, sorted; None for all of them.
+    """Return the partitions that `partitions` names, sorted; None for all partitions.
 
     Raises:
-        ValueError: Not such a list; the message says why.
+        ValueError: The value is not such a list.
     """
     if value == "all":
         return None
@@ -178,7 +178,7 @@ def parse_partitions(value: object) -> tuple[int, ...] | None:
             raise ValueError(message)
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last > MAX_PARTITION:
-            message = f"has a range that is not within 0..{MAX_PARTITION} in ascending order"
+            message = f"has a range that is not ascending within 0..{MAX_PARTITION}"
             raise ValueError(message)
         count += last - first + 1
         if count > MAX_LISTED_PARTITIONS:
@@ -186,7 +186,7 @@ def parse_partitions(value: object) -> tuple[int, ...] | None:
             raise ValueError(message)
         found.update(range(first, last + 1))
     if len(found) != count:
-        message = "names a partition twice"
+        message = "has a duplicate partition"
         raise ValueError(message)
     return tuple(sorted(found))
 
@@ -199,15 +199,15 @@ def _check_partitions(value: object) -> object:
 def _check_chain_start(value: object) -> object:
     if value == "earliest" or (type(value) is int and 0 <= value < 2**63):
         return value
-    message = "must be earliest or an offset, which is 0 or more"
+    message = "must be earliest, or an offset of 0 or more"
     raise ValueError(message)
 
 
 def parse_snapshots(text: str) -> int | None:
-    """How many snapshots are kept; None for all of them.
+    """Return how many snapshots are kept; None for all of them.
 
     Raises:
-        ValueError: Not `keep-all` and not `keep N`.
+        ValueError: The text is neither `keep-all` nor `keep N`.
     """
     if text == "keep-all":
         return None
@@ -224,10 +224,10 @@ def _check_snapshots(text: str) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Bytes of a number of bytes, or of a text such as 512MiB.
+    """Return the bytes of a size: a number of bytes, or a text such as 512MiB.
 
     Raises:
-        ValueError: Neither; the message says what is needed.
+        ValueError: The value is neither.
     """
     match = _MEMORY.fullmatch(str(value)) if type(value) in (int, str) else None
     if not match:
@@ -237,10 +237,10 @@ def parse_size(value: object) -> int:
 
 
 def parse_memory_size(value: object) -> int:
-    """A size as `parse_size` reads it, that is enough to work with.
+    """Return the bytes of a memory budget, a size of at least `MEMORY_BYTES_MIN`.
 
     Raises:
-        ValueError: It is none, or too little; the message says what is needed.
+        ValueError: The value is not a size, or too small.
     """
     size_bytes = parse_size(value)
     if size_bytes < MEMORY_BYTES_MIN:
@@ -250,7 +250,7 @@ def parse_memory_size(value: object) -> int:
 
 
 def _texts(value: object) -> object:
-    """Take scalars as they were written: a password of digits is a text."""
+    """Return scalars as they were written: a password of digits is a text."""
     if not isinstance(value, SourceMap):
         return value
     return {
@@ -261,7 +261,7 @@ def _texts(value: object) -> object:
 
 def _check_bucket(text: str) -> str:
     if not _BUCKET.fullmatch(text) or ".." in text:
-        message = "is no legal bucket name: 3 to 63 lower-case letters, digits, dots and dashes"
+        message = "is not a legal bucket name: 3 to 63 lower-case letters, digits, dots, dashes"
         raise ValueError(message)
     return text
 
@@ -272,7 +272,7 @@ def _check_prefix(text: str) -> str:
         message = "must be names separated by single slashes"
         raise ValueError(message)
     if any(part.startswith(".") for part in parts):
-        message = "must not have a name that begins with a dot"
+        message = "must not contain a name that begins with a dot"
         raise ValueError(message)
     return "/".join(parts)
 

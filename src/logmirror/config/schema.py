@@ -1,7 +1,7 @@
-"""The JSON Schema of the configuration file, for editors and for everyone who generates files.
+"""The JSON Schema of the configuration file, for editors and for programs that generate files.
 
-The schema knows keys, types, ranges and which of the two shapes a file has. Rules that compare
-names or folders are beyond it; `logmirror validate` knows them all.
+The schema covers keys, types, ranges and the two shapes of a file. It cannot express rules that
+compare names or directories; `logmirror validate` checks them all.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from logmirror.config.model import ConfigModel
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 _REFERENCE: Final = {"type": "string", "pattern": r"\$\{"}
-"""A value that the environment gives; what it will be, no schema can know."""
+"""A value from the environment, which a schema cannot validate."""
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of the whole file, draft 2020-12; a new copy at each call."""
+    """Return the schema of the whole file, draft 2020-12; a new copy at each call."""
     schema = _tidy(ConfigModel.model_json_schema(by_alias=True))
     schema["$schema"] = DIALECT
     schema["title"] = "logmirror configuration"
@@ -47,16 +47,26 @@ _OF_ONE_DESTINATION: Final = (
 )
 
 
+_FIRST: Final = (
+    *("name", "type", "enabled", "source", "topic", "partition", "partitions", "destinations"),
+    *("destination-name-override", "bootstrap-servers", "root", "bucket"),
+)
+"""Keys in the order in which a reader expects them. The others follow in the order of the model."""
+
+
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say it as a person would: no titles, no nulls, short names, references allowed."""
+    """Simplify pydantic's schema: no titles, no nulls, short names, references allowed."""
     tidied: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in {"properties", "$defs"}:
+        if key == "properties":
+            names = sorted(value, key=lambda name: (*_FIRST, name).index(name))
+            tidied[key] = {name: _tidy(value[name]) for name in names}
+        elif key == "$defs":
             tidied[key] = {name.removesuffix("Model"): _tidy(item) for name, item in value.items()}
         elif key in {"items", "additionalProperties"} and isinstance(value, dict):
             tidied[key] = _tidy(value)
         elif key in {"anyOf", "oneOf"}:
-            # Not oneOf: a type that the environment gives fits each of them.
+            # Not oneOf: a type from the environment matches each of them.
             tidied["anyOf"] = [_tidy(item) for item in value if item != {"type": "null"}]
         elif key == "description":
             tidied[key] = " ".join(value.split())
@@ -70,7 +80,7 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _or_reference(schema: dict[str, Any]) -> dict[str, Any]:
-    """Let `${VAR}` stand where the schema asks for a number, a truth value or certain words."""
+    """Allow `${VAR}` where the schema requires a number, a boolean or one of some words."""
     narrow = {"enum", "const", "pattern"} & schema.keys()
     if not narrow and schema.get("type") not in ("integer", "boolean"):
         return schema

@@ -1,16 +1,15 @@
-"""From the text of a configuration file to plain values that remember where they stood.
+"""Parses the text of a configuration file into plain values with their line and column.
 
-YAML is read as YAML 1.2 reads it: `yes` and `on` are texts, `010` and `1_000` are no numbers,
-`12:30` is a time of day and not 750. References to the environment are put in after parsing, so
-a value can never change the structure of the file and a comment can mention whatever it likes.
+The text is YAML 1.2: `yes` and `on` are texts, `010` and `1_000` are not numbers, `12:30` is a
+time of day and not 750. References to the environment are resolved after parsing. A value therefore
+cannot change the structure of the file, and references in comments are ignored.
 
 Invariants:
 
-1. Every problem is collected with path, line and column; nothing stops at the first one, except
-   text that is not YAML at all and text that passes a limit.
-2. No problem repeats a value, a default or the content of a file: any of them may be a secret.
-3. Work and memory are bounded by `files.MAX_BYTES`, `MAX_DEPTH` and `MAX_NODES`, whatever the
-   aliases do.
+1. Every problem is collected with path, line and column. Parsing stops at the first problem only if
+   the text is not YAML, or exceeds a limit.
+2. No problem shows a value, a default or the content of a file: each may be a secret.
+3. `files.MAX_BYTES`, `MAX_DEPTH` and `MAX_NODES` bound time and memory, including for aliases.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_SECRET_BYTES: Final = 64 * 1024
-"""Largest file that `${file:PATH}` reads; certificates in PEM are far smaller."""
+"""Largest file that `${file:PATH}` reads, in bytes. Certificates in PEM are far smaller."""
 
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 200_000
-"""Limits of nesting and of values after aliases are followed; both far above any real file."""
+"""Limits of nesting levels, and of values after aliases are resolved. Real files need far less."""
 
 MAX_DIGITS: Final = 40
-"""Longer digit strings stay text: no setting is that large and parsing them is quadratic."""
+"""Longer digit strings stay text: no setting is that large, and parsing them is quadratic."""
 
 
 class SourceMap(dict[str, object]):
-    """A mapping that still knows how its scalar values were written.
+    """A mapping that also has its scalar values as they were written.
 
-    `texts` holds them after substitution, before `007` or `true` becomes something else: a
-    password is what it looks like.
+    `texts` holds them with references resolved, but before conversion: a password `007` or `true`
+    stays this text.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class SourceMap(dict[str, object]):
 
 @dataclass(slots=True)
 class Source:
-    """A parsed file: plain values, their places, and what is already known to be wrong."""
+    """A parsed file: plain values, their places, and the problems found so far."""
 
     root: object
     """`SourceMap`, list, str, int, float, bool or None."""
@@ -62,25 +61,25 @@ class Source:
     problems: list[Problem] = field(default_factory=list)
 
     broken: set[str] = field(default_factory=set)
-    """Paths whose value is not known because of a problem; to complain about them is noise."""
+    """Paths whose value is unknown because of a problem. They get no further problems."""
 
     unset: list[str] = field(default_factory=list)
-    """Environment variables that settings name, and that need not be set for what is done now."""
+    """Environment variables that settings name, that are not set and that are not required."""
 
     def complain(self, path: str, message: str, suggestion: str = "") -> None:
-        """Record a problem at `path`, unless the value there is not known anyway."""
+        """Record a problem at `path`, unless the value there is unknown."""
         if not self.is_broken(path):
             self.problems.append(self.locations.problem(path, message, suggestion))
 
     def refuse(self, path: str, message: str, suggestion: str = "") -> None:
-        """Record one problem at `path` in place of all that are there and below, now and later."""
+        """Record one problem at `path` instead of all present and future ones at and below it."""
         self.problems[:] = [p for p in self.problems if not _is_within(p.path, path)]
         self.broken = {broken for broken in self.broken if not _is_within(broken, path)}
         self.complain(path, message, suggestion)
         self.broken.add(path)
 
     def is_broken(self, path: str) -> bool:
-        """Whether the value at `path`, or one that it is part of, is not known."""
+        """Return whether the value at `path`, or a parent of it, is unknown."""
         while path and path not in self.broken:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return path in self.broken
@@ -90,14 +89,14 @@ def _is_within(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
-# References are hidden from the YAML parser behind stand-ins of the same length, so that `{`, `}`
-# and `:` inside them cannot be taken for YAML and every line and column stays what it is. The
-# stand-ins come from the end of Unicode's last private plane, which no font and no keyboard has.
-_STAND_IN: Final = 0x10_F000
-_MARK, _PAD, _DOLLAR = chr(_STAND_IN), chr(_STAND_IN + 1), chr(_STAND_IN + 2)
-_DIGIT_ZERO: Final = _STAND_IN + 16
+# Placeholders of the same length replace references before the text is parsed: `{`, `}` and `:` in
+# a reference are not parsed as YAML, and lines and columns stay the same. Placeholders use the end
+# of Unicode's last private use plane, which fonts and keyboards do not have.
+_PLACEHOLDER: Final = 0x10_F000
+_MARK, _PAD, _DOLLAR = chr(_PLACEHOLDER), chr(_PLACEHOLDER + 1), chr(_PLACEHOLDER + 2)
+_DIGIT_ZERO: Final = _PLACEHOLDER + 16
 _DIGIT_BASE: Final = 2048
-_RESERVED = re.compile(f"[{chr(_STAND_IN)}-{chr(0x10_FFFF)}]")
+_RESERVED = re.compile(f"[{chr(_PLACEHOLDER)}-{chr(0x10_FFFF)}]")
 _REFERENCE = re.compile(
     r"\$\$"
     r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}\n\r]*)?\}"
@@ -115,10 +114,10 @@ class _Reference(NamedTuple):
 
 
 def _hide_references(text: str) -> tuple[str, list[_Reference]]:
-    """Replace every reference by a stand-in of the same length."""
+    """Replace every reference by a placeholder of the same length."""
     references: list[_Reference] = []
 
-    def stand_in(match: re.Match[str]) -> str:
+    def placeholder(match: re.Match[str]) -> str:
         if match[0] == "$$":
             return _DOLLAR * 2
         default = match["default"]
@@ -129,22 +128,22 @@ def _hide_references(text: str) -> tuple[str, list[_Reference]]:
         number = chr(_DIGIT_ZERO + high) + chr(_DIGIT_ZERO + low)
         return (_MARK + number).ljust(len(match[0]), _PAD)
 
-    return _REFERENCE.sub(stand_in, text), references
+    return _REFERENCE.sub(placeholder, text), references
 
 
 class _AbortError(Exception):
-    """Reading on makes no sense; the problem is already recorded."""
+    """Parsing cannot continue; the problem is already recorded."""
 
 
 def parse(text: str, *, environ: Mapping[str, str]) -> Source:
-    """Read YAML, put in what references refer to, and remember where everything stands.
+    """Parse YAML, resolve references, and record the place of each value.
 
     Args:
         text: The whole file.
-        environ: What `${VAR}` may refer to.
+        environ: The variables for `${VAR}`.
 
     Returns:
-        Values and problems. With problems, `root` holds what could be read.
+        Values and problems. If there are problems, `root` holds the values that could be read.
     """
     builder = _Builder(environ)
     try:
@@ -167,11 +166,11 @@ class _Builder:
         self._events: list[yaml.Event] = []
         self._anchors: dict[str, int] = {}
         self._node_count = 0
-        self._text: str | None = None  # of the scalar built last; None after anything else
+        self._text: str | None = None  # the last node's text; None if not a scalar
 
     def read(self, text: str) -> object:
         if reserved := _RESERVED.search(text):
-            self._abort("a character of the last private plane of Unicode", text, reserved.start())
+            self._abort("a character of Unicode's last private use plane", text, reserved.start())
         hidden, self._references = _hide_references(text)
         self._scan(hidden)
         if len(self._events) == 0:
@@ -181,14 +180,16 @@ class _Builder:
         return value
 
     def _scan(self, text: str) -> None:
-        """Fill `_events` with one document's nodes, refusing what is too deep or too long."""
+        """Fill `_events` with the nodes of one document; abort if it is nested too deeply."""
         depth = documents = 0
         try:
             for event in yaml.parse(text, Loader=yaml.SafeLoader):
                 if isinstance(event, yaml.DocumentStartEvent):
                     documents += 1
                     if documents > 1:
-                        self._complain("", event, "a second document begins", "use one file each")
+                        self._complain(
+                            "", event, "a second document begins", "use one file per document"
+                        )
                         raise _AbortError
                 elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
                     self._events.append(event)
@@ -206,7 +207,7 @@ class _Builder:
 
     def _not_yaml(self, error: yaml.MarkedYAMLError) -> None:
         mark = error.problem_mark or error.context_mark
-        # The parser may quote what it found; what it found may be a piece of a password (2).
+        # The parser may quote the text that it found, which may be part of a password (2).
         parts = [part for part in (error.context, error.problem) if part]
         message = "not YAML: " + re.sub(r" ?'[^']{2,}'", "", ", ".join(parts))
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
@@ -225,11 +226,11 @@ class _Builder:
         self.problems.append(Problem(path, line, column, message, hint))
 
     def _node(self, at: int, path: str) -> tuple[object, int]:
-        """The value that begins with event `at`, and the index of the event after it."""
+        """Return the value that begins with event `at`, and the index of the event after it."""
         event = self._events[at]
         self._node_count += 1
         if self._node_count > MAX_NODES:
-            self._complain("", event, f"more than {MAX_NODES} values after following aliases")
+            self._complain("", event, f"more than {MAX_NODES} values after resolving aliases")
             raise _AbortError
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, path), at + 1
@@ -237,7 +238,7 @@ class _Builder:
             message = f"unexpected event {type(event).__name__}"
             raise TypeError(message)
         if event.tag is not None:
-            self._complain(path, event, "a tag (`!...`) is not read here", "quote the value")
+            self._complain(path, event, "tags (`!...`) are not supported", "quote the value")
             self.broken.add(path)
         value: object
         if isinstance(event, yaml.ScalarEvent):
@@ -246,9 +247,9 @@ class _Builder:
             value, after = self._sequence(at, path)
         else:
             value, after = self._mapping(at, path)
-        # Only now, so that an alias inside the value itself finds nothing and cannot go in circles.
+        # Defined after the value: an alias inside it finds no anchor and cannot recurse forever.
         if event.anchor is not None and self._anchors.setdefault(event.anchor, at) != at:
-            self._complain(path, event, "this anchor is defined twice")
+            self._complain(path, event, "duplicate anchor")
         return value, after
 
     def _alias(self, event: yaml.AliasEvent, path: str) -> object:
@@ -257,7 +258,7 @@ class _Builder:
             self._complain(path, event, "this alias (`*...`) has no anchor", "quote the value")
             self.broken.add(path)
             return None
-        # Built again, so that every path below has its place and every value counts.
+        # Built again: each path below has a place, and each value counts toward the limit.
         return self._node(start, path)[0]
 
     def _sequence(self, at: int, path: str) -> tuple[list[object], int]:
@@ -282,7 +283,7 @@ class _Builder:
                 continue
             child = f"{path}.{key}" if path else key
             if key in values:
-                self._complain(child, event, "this key stands here twice", "keep one of them")
+                self._complain(child, event, "duplicate key", "keep one of them")
                 at = self._after(at + 1)
                 continue
             self._remember(child, event)
@@ -294,7 +295,7 @@ class _Builder:
         return values, at + 1
 
     def _after(self, at: int) -> int:
-        """The index of the event after the value that begins with event `at`."""
+        """Return the index of the event after the value that begins with event `at`."""
         depth = 0
         while True:
             depth += isinstance(self._events[at], yaml.CollectionStartEvent)
@@ -309,7 +310,7 @@ class _Builder:
             self.places[path] = (mark.line + 1, mark.column + 1)
 
     def _key(self, event: yaml.Event, path: str) -> str | None:
-        """The key, or None when it is unusable; then the problem is recorded."""
+        """Return the key; None, after recording a problem, if it is invalid."""
         if not isinstance(event, yaml.ScalarEvent):
             self._complain(path, event, "a key must be a word")
         elif event.tag is not None or _HIDDEN.search(event.value):
@@ -329,29 +330,30 @@ class _Builder:
         return resolve_plain(text) if event.style is None and event.implicit[0] else text
 
     def _expand(self, text: str, path: str) -> str:
-        """Put in what the references of one scalar refer to; nothing is looked at twice."""
+        """Resolve the references of one scalar; the result is not scanned for references."""
         if "${" in text and "}" not in text[text.rindex("${") :]:
-            self._refer_problem(path, "a reference `${` is not closed", "write $${ for a plain ${")
+            message = "a reference `${` is not closed"
+            self._reference_problem(path, message, "write $${ for a literal ${")
 
         def value_of(match: re.Match[str]) -> str:
             if match[0] == _DOLLAR * 2:
                 return "$"
             high, low = (ord(digit) - _DIGIT_ZERO for digit in match[1])
             number = high * _DIGIT_BASE + low
-            if number >= len(self._references):  # an escape in a quoted text spelled a stand-in
+            if number >= len(self._references):  # an escape in a quoted text spelled a placeholder
                 return match[0]
             return self._value_of(self._references[number], path)
 
         expanded = _HIDDEN.sub(value_of, text)
         if not expanded.isascii() and any("\ud800" <= c <= "\udfff" for c in expanded):
-            self._refer_problem(path, "not valid text: half of a surrogate pair")
+            self._reference_problem(path, "not valid text: half of a surrogate pair")
         return expanded
 
     def _value_of(self, reference: _Reference, path: str) -> str:
         if reference.file is None:
             value = self._environ.get(reference.name, reference.default)
             if value is None:
-                self._refer_problem(
+                self._reference_problem(
                     path,
                     f"the environment variable {reference.name} is not set",
                     f"set it or write ${{{reference.name}:-default}}",
@@ -361,14 +363,14 @@ class _Builder:
             data = read_regular_file(Path(reference.file), MAX_SECRET_BYTES)
             text = data.decode("utf-8-sig")
         except UnreadableError as error:
-            self._refer_problem(path, f"file {reference.file!r}: {error}")
+            self._reference_problem(path, f"file {reference.file!r}: {error}")
             return ""
         except UnicodeDecodeError:
-            self._refer_problem(path, f"file {reference.file!r}: it is not UTF-8 text")
+            self._reference_problem(path, f"file {reference.file!r}: it is not UTF-8 text")
             return ""
         return text.removesuffix("\n").removesuffix("\r")
 
-    def _refer_problem(self, path: str, message: str, suggestion: str = "") -> None:
+    def _reference_problem(self, path: str, message: str, suggestion: str = "") -> None:
         problem = Locations(self.places).problem(path, message, suggestion)
         self.problems.append(problem)
         self.broken.add(path)
@@ -387,10 +389,10 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 
 
 def resolve_plain(text: str) -> bool | int | float | str | None:
-    """The value of an unquoted scalar by the core schema of YAML 1.2.
+    """Return the value of an unquoted scalar by the core schema of YAML 1.2.
 
-    One deviation: decimal numbers with leading zeros stay text, because YAML 1.1 reads them as
-    octal, YAML 1.2 as decimal, and people mean neither.
+    One deviation: numbers with leading zeros stay text, because YAML 1.1 reads them as octal and
+    YAML 1.2 as decimal.
     """
     value: bool | int | float | str | None = text
     if text in _NULLS:

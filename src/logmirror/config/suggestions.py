@@ -1,4 +1,4 @@
-"""What a person probably meant: the nearest key, its right place, a number without its unit."""
+"""Suggestions for problems: the nearest key, its right place, a number without its unit."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Final
 
-from logmirror.config.model import (
+from logmirror.config.destination_model import (
     DESTINATION_TYPES,
-    ColumnModel,
-    ConfigModel,
     CredentialsModel,
-    DailyModel,
     FilesystemModel,
-    FlushModel,
     IdentityModel,
     KafkaModel,
-    MirrorModel,
     S3Model,
     SharedFilesystemModel,
     SharedKafkaModel,
     SharedS3Model,
-    SourceModel,
-    SparkModel,
 )
+from logmirror.config.layout_model import DailyModel, FlushModel
+from logmirror.config.model import ColumnModel, ConfigModel, MirrorModel, SourceModel, SparkModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,8 +51,8 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "destination.s3.flush.daily": DailyModel,
     "spark": SparkModel,
 }
-"""The shape of each mapping of the file, by its path without list indexes. What a destination may
-say depends on its type, which pydantic puts into the path."""
+"""The model of each mapping of the file, by its path without list indexes. A destination's keys
+depend on its type, which pydantic adds to the path."""
 
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES: Final = {
@@ -94,18 +89,18 @@ _TEXTS: Final = frozenset(
 
 
 def did_you_mean(found: object, allowed: Iterable[str]) -> str:
-    """The allowed word nearest to what was found, as a question; empty if none is near."""
+    """Return a question with the allowed word nearest to `found`; empty if none is near."""
     word = found.lower().replace("_", "-") if isinstance(found, str) else ""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
 
 def suggest_key(loc: tuple[str | int, ...]) -> str:
-    """The key that was meant by an unknown one, or the place where it belongs.
+    """Return a suggestion for an unknown key: a similar key, or the place where the key belongs.
 
     Args:
         loc: Keys and list indexes from the top of the file to the unknown key, with the type of a
-            destination after its own key or index, as pydantic gives it.
+            destination after its key or index, as in pydantic's errors.
     """
     key = str(loc[-1])
     place = ".".join(part for part in loc[:-1] if isinstance(part, str))
@@ -119,7 +114,7 @@ def suggest_key(loc: tuple[str | int, ...]) -> str:
 
 
 def without_type(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """The place in the file: `loc` without the type of a destination that pydantic puts in."""
+    """Return `loc` without the type of a destination, which pydantic adds."""
     if loc[:1] == ("destination",):
         return loc[:1] + loc[2:] if loc[1:2] and loc[1] in DESTINATION_TYPES else loc
     depth = 4  # mirrors, index, destinations, index
@@ -132,11 +127,11 @@ def _keys(model: type[BaseModel]) -> list[str]:
 
 
 def suggest_value(loc: tuple[str | int, ...], found: object) -> str:
-    """What to write instead of a value of the wrong type; empty if we cannot tell.
+    """Return a suggestion for a value of the wrong type; empty if there is none.
 
     Args:
         loc: Keys and list indexes from the top of the file to the value.
-        found: The value; repeated only if it is a number or a number with a unit.
+        found: The value. The suggestion shows it only if it is a number, or a number with a unit.
     """
     key = str(loc[-1])
     if key == "partition" and found == "all":

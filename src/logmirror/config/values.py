@@ -1,7 +1,7 @@
-"""Reading values of a file that may not be valid: what has the wrong type is absent here.
+"""Access to the values of a file that may be invalid. A value of the wrong type counts as absent.
 
-The rules look at a file through these, so that a typing error in one setting is found by the shape
-and does not hide what is wrong with the others.
+The rules read a file through these functions: the models report a wrong type, and it does not hide
+problems of other settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def items(parent: dict[str, Any], key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings in the list under `key`, with their paths."""
+    """Yield the mappings in the list under `key`, with their paths."""
     listed = parent.get(key)
     for index, item in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(item, dict):
@@ -23,19 +23,19 @@ def items(parent: dict[str, Any], key: str, path: str) -> Iterator[tuple[str, di
 
 
 def mapping(parent: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """The mapping under `key`."""
+    """Return the mapping under `key`."""
     value = parent.get(key)
     return value if isinstance(value, dict) else None
 
 
 def text(parent: dict[str, Any], key: str) -> str | None:
-    """The text under `key`, if it has any."""
+    """Return the text under `key`; None if it is empty."""
     value = parent.get(key)
     return value if isinstance(value, str) and value else None
 
 
 def partitions(mirror: dict[str, Any]) -> frozenset[int] | None:
-    """The partitions of a mirror, None for all; empty if they are not known."""
+    """Return the partitions of a mirror: None for all, empty if they are unknown."""
     one, several = mirror.get("partition"), mirror.get("partitions")
     if type(one) is int:
         return frozenset([one])
@@ -49,11 +49,11 @@ def partitions(mirror: dict[str, Any]) -> frozenset[int] | None:
 def shared_partitions(
     one: frozenset[int] | None, other: frozenset[int] | None
 ) -> frozenset[int] | None:
-    """The partitions in both; `None` stands for all partitions."""
+    """Return the partitions in both; None means all partitions."""
     return other if one is None else one if other is None else one & other
 
 
 def shared_partition(one: frozenset[int] | None, other: frozenset[int] | None) -> int | None:
-    """Some partition in both, None if there is none."""
+    """Return the lowest partition in both; None if there is none."""
     both = shared_partitions(one, other)
     return 0 if both is None else min(both, default=None)
