@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from logmirror.demo.replicas import Row
     from logmirror.demo.flights import Flights
+    from logmirror.demo.replicas import Row
 
 COLUMNS: Final = ("offset", "timestamp", "key", "value")
 
