@@ -22,64 +22,64 @@ EXT = "parquet"
 def ranges(draw, *, min_links=0):
     start = draw(st.integers(0, 2**40))
     sizes = draw(st.lists(st.integers(1, 1000), min_size=min_links, max_size=8))
-    links, first = [], start
+    objects, first = [], start
     for size in sizes:
-        links.append(OffsetRange(first=first, last=first + size - 1))
+        objects.append(OffsetRange(first=first, last=first + size - 1))
         first += size
-    return start, links
+    return start, objects
 
 
-def names(links):
-    return [format_name(link, EXT) for link in links]
+def names(objects):
+    return [format_name(obj, EXT) for obj in objects]
 
 
 @given(ranges(), st.booleans(), st.randoms(use_true_random=False))
-@pytest.mark.mirror_v3("FS-23", "FSM-17")
+@pytest.mark.mirror_v3("FS-23")
 def test_an_unbroken_chain_continues_at_its_end(drawn, declared, rnd):
-    start, links = drawn
-    listing = names(links)
+    start, objects = drawn
+    listing = names(objects)
     rnd.shuffle(listing)
     found = chain(listing, extension=EXT, start=start if declared else None)
-    assert [link.covered for link in found.links] == links
-    assert [link.name for link in found.links] == names(links)
-    end = links[-1].next_offset if links else start if declared else None
+    assert [obj.covered for obj in found.objects] == objects
+    assert [obj.name for obj in found.objects] == names(objects)
+    end = objects[-1].next_offset if objects else start if declared else None
     assert found.next_offset == end
 
 
 @given(ranges(min_links=2), st.data())
 def test_a_missing_link_is_a_gap_unless_it_is_an_end(drawn, data):
-    start, links = drawn
-    lost = data.draw(st.integers(0, len(links) - 2))
-    kept = links[:lost] + links[lost + 1 :]
+    start, objects = drawn
+    lost = data.draw(st.integers(0, len(objects) - 2))
+    kept = objects[:lost] + objects[lost + 1 :]
     if lost == 0:
         with pytest.raises(CorruptionError, match="does not begin where") as caught:
             chain(names(kept), extension=EXT, start=start)
-        assert chain(names(kept), extension=EXT, start=None).links[0].first == kept[0].first
+        assert chain(names(kept), extension=EXT, start=None).objects[0].first == kept[0].first
     else:
         with pytest.raises(CorruptionError, match="gap in the chain") as caught:
             chain(names(kept), extension=EXT, start=start)
     assert caught.value.facts == {
         "name": names(kept)[lost],
-        "expected": links[lost].first,
-        "found": links[lost + 1].first,
+        "expected": objects[lost].first,
+        "found": objects[lost + 1].first,
     }
     assert caught.value.hint
 
 
 @given(ranges(min_links=1), st.integers(0, 1), st.data())
 def test_a_second_writer_shows_as_overlap(drawn, later, data):
-    start, links = drawn
-    victim = data.draw(st.sampled_from(links))
+    start, objects = drawn
+    victim = data.draw(st.sampled_from(objects))
     intruder = OffsetRange(first=min(victim.first + later, victim.last), last=victim.last + 1)
     with pytest.raises(CorruptionError, match="overlap in the chain"):
-        chain(names([*links, intruder]), extension=EXT, start=start)
+        chain(names([*objects, intruder]), extension=EXT, start=start)
 
 
 @given(ranges(min_links=1))
 def test_a_chain_that_begins_elsewhere_is_refused(drawn):
-    start, links = drawn
+    start, objects = drawn
     with pytest.raises(CorruptionError, match="does not begin where") as caught:
-        chain(names(links), extension=EXT, start=start + 1)
+        chain(names(objects), extension=EXT, start=start + 1)
     assert (caught.value.facts["expected"], caught.value.facts["found"]) == (start + 1, start)
 
 

@@ -44,7 +44,6 @@ def away(monkeypatch, tmp_path) -> Path:
     )
 
 
-# CLI-01
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_cli_01_validate_accepts_each_example(logmirror, example, tmp_path):
     code, out, errors = logmirror("validate", "-c", with_files(example, tmp_path))
@@ -53,7 +52,6 @@ def test_cli_01_validate_accepts_each_example(logmirror, example, tmp_path):
     assert out.startswith("OK: ")
 
 
-# CLI-02
 def test_cli_02_validate_refuses_an_invalid_file(logmirror, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("mirrors:\n  - name: orders\n    topix: orders\n", encoding="utf-8")
@@ -66,7 +64,6 @@ def test_cli_02_validate_refuses_an_invalid_file(logmirror, tmp_path):
     assert any("3:5: mirrors[0].topix: " in problem for problem in problems)
 
 
-# CLI-03
 def test_cli_03_status_of_a_cluster_that_is_away_is_a_row_and_a_failure(logmirror, away):
     code, out, errors = logmirror("status", "-c", away)
 
@@ -76,7 +73,6 @@ def test_cli_03_status_of_a_cluster_that_is_away_is_a_row_and_a_failure(logmirro
     assert "see docs/errors.md#unavailable" in out
 
 
-# CLI-04
 def test_cli_04_status_as_json_is_json_also_of_a_cluster_that_is_away(logmirror, away):
     code, out, errors = logmirror("status", "-c", away, "--format", "json")
     (row,) = json.loads(out)

@@ -1,17 +1,20 @@
-"""The committed JSON Schema, the reference page and the examples say what the program does.
+"""The committed JSON Schema, the reference page and the examples match the program.
 
-Method: what is committed is compared with what would be generated now; every example is loaded.
+Method: committed files are compared with newly generated ones; every example is loaded.
 """
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
+import jsonschema  # comes with kubernetes-validate
 import pytest
+import yaml
 
 from kit.runs.configs import mirror, settings_of, with_files
-from logmirror.app import run
 from logmirror.app.acls import needed_acls
+from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import (
     FilesystemDestination,
     KafkaDestination,
@@ -58,7 +61,7 @@ def test_every_key_of_the_schema_is_explained(writer):
     assert {key for key, meaning in rows if meaning.endswith(".")} == keys
 
 
-def test_the_schema_has_no_default_that_the_settings_lack():
+def test_the_defaults_of_the_schema_are_those_of_the_settings():
     settings = settings_of(mirror())
     defaults = {
         key: value["default"]
@@ -76,7 +79,7 @@ def test_the_schema_has_no_default_that_the_settings_lack():
 
 @pytest.fixture
 def example_settings(tmp_path):
-    """Loads an example; the files that it puts in are there, and nothing else is."""
+    """Load an example; only the files that it refers to exist."""
 
     def load_example(example):
         text = with_files(example, tmp_path).read_text(encoding="utf-8")
@@ -87,14 +90,45 @@ def example_settings(tmp_path):
 
 @pytest.mark.mirror_v3("CFG-40")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_is_valid_and_becomes_what_would_run(example, example_settings):
+def test_every_example_is_valid_and_can_run(example, example_settings):
     settings = example_settings(example)
-    specs = run.mirror_specs(settings)
+    specs = mirror_specs(settings)
     assert [spec.name for spec in specs] == [one.name for one in settings.mirrors if one.enabled]
     assert all(spec.destinations for spec in specs)
     assert needed_acls(settings)
     first = example.read_text(encoding="utf-8").partition("\n")[0]
     assert first == "# yaml-language-server: $schema=../schemas/logmirror.config.schema.json"
+
+
+@pytest.fixture(scope="module")
+def schema_problems(writer):
+    """Validates a file's text by the committed schema; returns the paths of what it refuses."""
+    schema = json.loads(writer.SCHEMA.read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    return lambda text: [e.json_path for e in validator.iter_errors(yaml.safe_load(text))]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_editor_with_the_schema_accepts_every_example(example, schema_problems):
+    assert schema_problems(example.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        ("    topic:", "    topics:", "$.mirrors[0]"),
+        ("partition: 0", "partition: -1", "$.mirrors[0]"),
+        ("format: parquet", "format: parqet", "$.mirrors[0].format"),
+        ("max-bytes:", "max-byte:", "$.mirrors[0].flush"),
+    ],
+)
+def test_an_editor_with_the_schema_marks_what_is_wrong(old, new, path, schema_problems):
+    text = (ROOT / "examples" / "parquet.yaml").read_text(encoding="utf-8")
+    assert old in text
+    found = schema_problems(text.replace(old, new))
+    assert found
+    assert all(one.startswith(path) for one in found), found
 
 
 def test_the_examples_show_every_format_destination_and_both_shapes(example_settings):

@@ -4,11 +4,11 @@ Against Apache Kafka. Exit codes: 2 usage, 69 position (source or copy is not wh
 """
 
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kit.judges.clients import odd_messages, produce
 from kit.judges.truth import Source, object_names
+from kit.runs.cleaning import delete_records
 from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
 from kit.runs.inline_run import InlineRun, run_now
 
@@ -103,7 +103,7 @@ def test_records_that_are_gone_before_they_were_copied_stop_the_copy(own_kafka, 
     config = configure(own_kafka, tmp_path, topic)
     first = run_now(config)
     produce(own_kafka.bootstrap, topic, odd_messages(50, seed=2))
-    trim(own_kafka, topic, 80)
+    delete_records(own_kafka, topic, 80)
     before = objects(tmp_path)
 
     second = run_now(config)
@@ -126,7 +126,7 @@ def test_r8_append_mode_refuses_a_log_without_its_head_unless_the_chain_declares
 ):
     topic = own_kafka.create_topic(f"trimmed-early-{chain_start}")
     produce(own_kafka.bootstrap, topic, odd_messages(50, seed=1))
-    trim(own_kafka, topic, 8)
+    delete_records(own_kafka, topic, 8)
     strict = configure(own_kafka, tmp_path, topic)
 
     refused = run_now(strict)
@@ -149,10 +149,3 @@ def test_r8_append_mode_refuses_a_log_without_its_head_unless_the_chain_declares
     assert source.bounds(0) == (8, 50)
     for form in FORMATS:
         assert source.anomalies(tmp_path, form) == [], form
-
-
-def trim(broker, topic, offset):
-    """Delete the records before an offset."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    where = TopicPartition(topic, 0, offset)
-    assert admin.delete_records([where])[where].result(30).low_watermark == offset

@@ -16,7 +16,7 @@ import pytest
 from kit.judges.clients import Message, Row, produce, rows_by_librdkafka
 from kit.judges.gaps import Writer, log_bounds
 from kit.judges.truth import archive_rows, object_names
-from kit.runs.cleaning import clean, stop_cleaning
+from kit.runs.cleaning import clean, delete_records, stop_cleaning
 from kit.runs.commands import logmirror, logmirror_json, mirror, write_config
 from kit.runs.inline_run import InlineRun, run_now
 from kit.servers.s3 import S3Server
@@ -132,6 +132,28 @@ def test_r13_what_was_claimed_is_compacted_before_it_is_written(own_kafka, tmp_p
     assert done.returncode == 0, done.stderr
     assert newest_snapshot(tmp_path / "snapshots") == view_of_source(own_kafka.bootstrap, topic)
     check_append(tmp_path, own_kafka, topic, {(m.key, m.value) for m in (*first, *more)})
+
+
+@pytest.mark.mirror_v3("E2E-12")
+def test_r8_snapshots_of_a_trimmed_topic_begin_at_its_start(own_kafka, tmp_path):
+    """12 records of 4 keys, of which DeleteRecords removes the first 8."""
+    topic = own_kafka.create_topic("r8-trimmed")
+    sent = [Message(b"k%d" % (n % 4), b"v%d" % n, (), START_MS + n) for n in range(12)]
+    produce(own_kafka.bootstrap, topic, sent)
+    delete_records(own_kafka, topic, 8)
+    more = {"name": "snapshots", "compaction": "log"}
+    config = write_config(tmp_path / "c.json", mirror(topic, own_kafka.bootstrap, tmp_path, **more))
+
+    done = run_now(config)
+
+    assert done.returncode == 0, done.stderr
+    assert log_bounds(own_kafka.bootstrap, topic, 0) == (8, 12)
+    assert object_names(tmp_path / "snapshots" / "0") == [f"{8:020d}-{11:020d}.parquet"]
+    assert newest_snapshot(tmp_path / "snapshots") == {
+        b"k%d" % (n % 4): (n, b"v%d" % n, START_MS + n) for n in range(8, 12)
+    }
+    (flow,) = logmirror_json("status", "-c", config)
+    assert (flow["lag"], flow["error"]) == (0, None)
 
 
 @pytest.fixture

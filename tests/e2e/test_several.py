@@ -88,7 +88,7 @@ def test_the_page_about_several_destinations_works_as_it_stands(
         standby.remove()
 
 
-@pytest.mark.mirror_v3("TEE-02", "E2E-21")
+@pytest.mark.mirror_v3("E2E-21")
 def test_a_destination_that_is_added_catches_up_and_the_first_one_goes_on(cli_broker, tmp_path):
     topic = cli_broker.create_topic("several-added")
     produce(cli_broker.bootstrap, topic, odd_messages(300, seed=1))
@@ -110,7 +110,6 @@ def test_a_destination_that_is_added_catches_up_and_the_first_one_goes_on(cli_br
 
 
 @pytest.mark.parametrize(("on_fatal", "copied"), [("exit", 0), ("isolate", 200)])
-@pytest.mark.mirror_v3("TEE-14")
 def test_a_mirror_that_must_not_go_on_ends_the_process_or_stops_alone(
     cli_broker, tmp_path, on_fatal, copied
 ):

@@ -43,7 +43,7 @@ def run_until(ms, client, store, at, spec=SPEC):
         made.run()
 
 
-@pytest.mark.mirror_v3("RUN-07", "S3-14")
+@pytest.mark.mirror_v3("RUN-07")
 def test_objects_of_another_writer_are_continued_though_nothing_new_comes():
     store, log, found = MemoryStore(), Log(batches(0, 20)), []
 
@@ -117,7 +117,6 @@ def test_a_listing_that_shows_halves_once_is_no_drift():
     assert objects(store) == [name(0, 19)]
 
 
-@pytest.mark.mirror_v3("S3-12", "S3-13")
 def test_an_idle_flow_asks_for_one_listing_in_each_interval():
     store, asked = MemoryStore(), []
     begin = {3000: lambda: setattr(store, "before", lambda op, n: asked.append((op, n)))}
@@ -150,7 +149,7 @@ def test_looks_are_spread_and_take_a_small_part_of_the_time(monkeypatch):
     monkeypatch.setattr(drift, "BUDGET_MS", 100)
     clock = SteppingClock()
     flows = [FlowId(mirror="m", destination="d", topic="t", partition=n) for n in range(1000)]
-    state = SimpleNamespace(destination=SPEC, lost=False, reached=False, retry_at_ms=0)
+    state = SimpleNamespace(destination=SPEC, position_stale=False, reached=False, retry_at_ms=0)
     states = {flow: SimpleNamespace(flow=flow, **vars(state)) for flow in flows}
     schedule, looked, longest = DriftSchedule(clock), [], 0
     while len(looked) < 3000:

@@ -94,7 +94,7 @@ def events(caplog, name):
         (Trigger.EXPLICIT, {}, None),
     ],
 )
-@pytest.mark.mirror_v3("TEE-08", "TEE-09", "TEE-10", "FS-20")
+@pytest.mark.mirror_v3("FS-20")
 def test_r9_each_flush_says_why_in_the_log_the_receipt_and_a_metric(
     caplog, trigger, limits, until_ms
 ):
@@ -124,6 +124,33 @@ def test_the_flush_line_says_what_where_and_how_long(caplog):
     assert ranges == [(0, 9, 10), (10, 19, 10), (20, 24, 5)]
     for facts in flushed:
         assert facts["bytes"] == len(world.store.objects[facts["path"]])
+
+
+@pytest.mark.mirror_v3("OBS-03")
+def test_a_flush_is_reported_when_it_succeeded_and_not_when_it_failed(caplog):
+    failed = []
+
+    def full(operation, _name):
+        if operation == "publish" and len(failed) < 2:
+            failed.append(events(caplog, "flushed"))
+            raise UnavailableError("no space left")
+
+    world = World(Log(batches(0, 10)), max_offsets=10)
+    world.store = MemoryStore(before=full)
+    world.run(until_ms=20_000)
+    assert failed == [[], []]
+    (flushed,) = events(caplog, "flushed")
+    assert (flushed["from"], flushed["to"], flushed["count"]) == (0, 9, 10)
+    assert world.samples["destination_records_total", FLOW] == 10
+
+
+@pytest.mark.parametrize("compaction", [None, "log"])
+def test_the_start_line_says_which_destinations_keep_the_latest_of_each_key(caplog, compaction):
+    world = World(Log(batches(0, 5)), compaction=compaction, configs={"cleanup.policy": "compact"})
+    world.run()
+    (start,) = events(caplog, "mirror starts")
+    assert start["compaction"] == [compaction or "none"]
+    assert (start["mirror"], start["topic"], start["destinations"]) == ("m", "t", ["d"])
 
 
 def test_the_interval_is_since_the_flush_before_or_the_opening(caplog):
@@ -361,7 +388,6 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog, monkeypatch):
 # -- health ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.mirror_v3("OBS-03")
 def test_a_mirror_waits_from_its_first_failure_until_it_goes_on(monkeypatch):
     world = World(Log(batches(0, 10)), max_offsets=10)
     health, states = world.observer.board, []

@@ -37,7 +37,6 @@ def until_now(client, store, **options):
         return runner
 
 
-@pytest.mark.mirror_v3("RUN-02", "RUN-10", "OBS-05", "FS-01", "FS-22", "FSM-01")
 def test_until_now_copies_what_is_there_and_ends():
     store = MemoryStore()
     until_now(ScriptedClient([Log(batches(0, 120)), Log(batches(0, 7)), Log()]), store)
@@ -96,7 +95,7 @@ def test_until_now_ends_although_partitions_appear_meanwhile():
     assert (ranges(store), ranges(store, 1)) == ([(0, 4)], [(0, 8)])
 
 
-@pytest.mark.mirror_v3("RUN-14", "TEE-04", "FS-07", "S3-10")
+@pytest.mark.mirror_v3("RUN-14", "FS-07")
 def test_a_trickle_is_written_when_its_time_is_over_and_a_stop_flushes_the_rest():
     store, log, clock = MemoryStore(), Log(batches(0, 5)), SteppingClock()
     with service(ScriptedClient([log]), store, spec=SPEC, clock=clock) as (made, runner):
@@ -157,7 +156,7 @@ def test_retention_that_passed_the_position_is_told_with_both_offsets():
     assert ranges(store) == [(0, 19)]
 
 
-@pytest.mark.mirror_v3("RUN-12", "FSM-13")
+@pytest.mark.mirror_v3("RUN-12")
 def test_r8_a_log_that_starts_late_needs_chain_start():
     """R8: append mode refuses a head that is gone, unless the chain declares its start."""
     log = Log(batches(8, 20), log_start=8)

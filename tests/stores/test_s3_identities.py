@@ -61,7 +61,6 @@ def archive(s3_server):
     return location, allowed
 
 
-@pytest.mark.mirror_v3("S3-19")
 def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_do(archive):
     location, _ = archive
     store = S3Store(location)
@@ -84,6 +83,7 @@ def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_d
     assert caught.value.facts["permission"] == "s3:DeleteObject"
 
 
+@pytest.mark.mirror_v3("S3-19")
 @pytest.mark.parametrize(
     ("role", "action", "permission"),
     [

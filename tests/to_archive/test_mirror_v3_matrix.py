@@ -27,9 +27,10 @@ from kit.fakes.scripted import (
     record,
     service,
 )
+from kit.judges.scrape import samples
 from logmirror.archive.claims import latest_claim
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import PositionError
+from logmirror.errors import CorruptionError, PositionError, UsageError
 from logmirror.mirror.observer import Observer
 from logmirror.model import Trigger
 from logmirror.monitoring.metrics import Recorder
@@ -85,6 +86,12 @@ def bucket(fake_s3):
     location = fake_s3.location(fake_s3.new_bucket())
     requests = Requests(location)
     return S3Store(location, calls=requests), requests.sent
+
+
+def spec_of(store, **changes):
+    """The settings of an archive in this store."""
+    where = {"location": store.location} if isinstance(store, S3Store) else {}
+    return archive_spec(**where | changes)
 
 
 def single(*offsets):
@@ -162,11 +169,11 @@ MATRIX = {
 }
 
 
-@pytest.mark.mirror_v3("S3-21", "RUN-04", "FSL-03", "S3-04")
+@pytest.mark.mirror_v3("S3-21", "RUN-04", "FSL-03", "S3-04", "TEE-14")
 @pytest.mark.parametrize("case", MATRIX.values(), ids=MATRIX)
 def test_each_case_of_the_matrix_has_its_outcome(store, case):
     configs = COMPACT if case.mode or case.policy == "compact" else {}
-    spec, durable = archive_spec(compaction=case.mode), list(range(case.durable))
+    spec, durable = spec_of(store, compaction=case.mode), list(range(case.durable))
     if case.durable:
         copy(ScriptedClient([Log(single(*durable))], configs=configs), store, spec)
     before = objects(store)
@@ -185,7 +192,7 @@ def test_each_case_of_the_matrix_has_its_outcome(store, case):
         copy(client, store, spec)
     facts = caught.value.facts
     assert (facts["reason"], facts["expected"], facts["got"]) == case.outcome
-    assert (facts["mirror"], facts["topic"], facts["partition"]) == ("m", "t", 0)
+    assert (facts["mirror"], facts["destination"], facts["partition"]) == ("m", "d", 0)
     assert objects(store) == before
 
 
@@ -193,7 +200,7 @@ def test_each_case_of_the_matrix_has_its_outcome(store, case):
 @pytest.mark.parametrize("start", [8, 461])
 def test_snapshots_of_a_trimmed_log_begin_at_its_start(store, start):
     log = Log(single(start, start + 1), log_start=start)
-    assert copy(ScriptedClient([log], configs=COMPACT), store, archive_spec(compaction=LOG)) == [
+    assert copy(ScriptedClient([log], configs=COMPACT), store, spec_of(store, compaction=LOG)) == [
         start
     ]
     assert offsets(store) == {(start, start + 1): [start, start + 1]}
@@ -202,7 +209,7 @@ def test_snapshots_of_a_trimmed_log_begin_at_its_start(store, start):
 @pytest.mark.mirror_v3("FSM-12", "S3-21")
 def test_a_log_start_that_passes_records_which_wait_stops_the_mirror(store):
     """mirror-v3 refuses to align a buffer with records. Here the records are lost at the source."""
-    log, clock, spec = Log(single(0)), SteppingClock(), archive_spec(compaction=LOG)
+    log, clock, spec = Log(single(0)), SteppingClock(), spec_of(store, compaction=LOG)
     client = ScriptedClient([log], configs=COMPACT)
 
     def lose_1():
@@ -225,22 +232,46 @@ def test_a_log_start_that_passes_records_which_wait_stops_the_mirror(store):
 def test_without_snapshots_a_trimmed_log_is_refused_before_anything_is_read(store):
     client = ScriptedClient([Log(single(461), log_start=461)])
     with pytest.raises(PositionError) as caught:
-        copy(client, store, archive_spec())
+        copy(client, store, spec_of(store))
     facts = caught.value.facts
     assert (facts["reason"], facts["position"], facts["log_start"]) == ("SourceTrimmed", 0, 461)
     assert client.fetches == 0
     assert objects(store) == {}
 
 
-@pytest.mark.mirror_v3("FSM-17", "FSM-18", "S3-21")
+@pytest.mark.mirror_v3("FSM-17", "FSM-18", "S3-21", "FS-04", "S3-03")
 @pytest.mark.parametrize(
     ("mode", "held", "position"), [(None, [0, 1, 2], 3), (LOG, [0, 461, 466], 467)]
 )
 def test_the_position_is_behind_the_last_offset_of_the_name(store, mode, held, position):
-    log, spec = Log(single(*held)), archive_spec(compaction=mode)
+    log, spec = Log(single(*held)), spec_of(store, compaction=mode)
     copy(ScriptedClient([log], configs=COMPACT), store, spec)
     log.batches += single(position)
     assert copy(ScriptedClient([log], configs=COMPACT), store, spec) == [position]
+
+
+@pytest.mark.mirror_v3("FS-06", "S3-06")
+def test_two_objects_that_overlap_are_refused_at_the_start(store):
+    log = Log(single(0, 1, 2))
+    copy(ScriptedClient([log]), store, spec_of(store))
+    whole = store.read(f"d/0/{0:020d}-{2:020d}.parquet")
+    store.create(f"d/0/{0:020d}-{5:020d}.parquet", whole)
+    before = list(store.names("d/0"))
+    log.batches += single(3)
+
+    with pytest.raises(CorruptionError, match="overlap in the chain"):
+        copy(ScriptedClient([log]), store, spec_of(store))
+
+    assert list(store.names("d/0")) == before
+
+
+@pytest.mark.mirror_v3("FS-16", "S3-09")
+def test_snapshots_refuse_a_record_without_a_key(store):
+    log = Log([*single(0), encode_reference([record(1, key=None)])])
+    with pytest.raises(UsageError) as caught:
+        copy(ScriptedClient([log], configs=COMPACT), store, spec_of(store, compaction=LOG))
+    assert (caught.value.facts["destination"], caught.value.facts["offset"]) == ("d", 1)
+    assert objects(store) == {}
 
 
 # -- the loop --------------------------------------------------------------------------------------
@@ -250,7 +281,7 @@ def test_the_position_is_behind_the_last_offset_of_the_name(store, mode, held, p
 @pytest.mark.parametrize("form", ["native", "parquet", "ndjson"])
 def test_records_are_written_in_order_from_the_position(store, form):
     """The chain holds 0 to 9; the source delivers 10, 11 and 12."""
-    log, spec = Log(batches(0, 10)), archive_spec(format=form, encoding="utf8")
+    log, spec = Log(batches(0, 10)), spec_of(store, format=form, encoding="utf8")
     copy(ScriptedClient([log]), store, spec)
     log.batches = single(10, 11, 12)
     log.log_start = 10
@@ -265,7 +296,7 @@ def test_records_are_written_in_order_from_the_position(store, form):
 
 @pytest.mark.mirror_v3("RUN-10", "FS-01", "S3-01")
 def test_an_empty_destination_begins_at_0(store):
-    assert copy(ScriptedClient([Log(single(0))]), store, archive_spec()) == [0]
+    assert copy(ScriptedClient([Log(single(0))]), store, spec_of(store)) == [0]
     assert objects(store) == {(0, 0): [(0, b"value-0")]}
 
 
@@ -276,7 +307,7 @@ def test_the_copy_is_the_same_without_an_observer(store, observed):
     observer = Observer(["m"], Recorder(), clock, heartbeat_ms=0) if observed else None
     log = Log(single(*range(25)))
     more = {"observer": observer} if observed else {}
-    copy(ScriptedClient([log]), store, archive_spec(max_offsets=10), clock=clock, **more)
+    copy(ScriptedClient([log]), store, spec_of(store, max_offsets=10), clock=clock, **more)
     assert offsets(store) == {
         (0, 9): list(range(10)),
         (10, 19): list(range(10, 20)),
@@ -287,7 +318,7 @@ def test_the_copy_is_the_same_without_an_observer(store, observed):
 @pytest.mark.mirror_v3("FS-02", "S3-02")
 def test_nothing_is_written_before_a_limit_and_max_offsets_cuts_exactly(store):
     log, clock = Log(single(0, 1)), SteppingClock()
-    client, spec, early = ScriptedClient([log]), archive_spec(**FAR | {"max_offsets": 3}), []
+    client, spec, early = ScriptedClient([log]), spec_of(store, **FAR | {"max_offsets": 3}), []
     with service(client, store, spec=spec, clock=clock) as (made, _):
 
         def grow():
@@ -307,13 +338,20 @@ def test_nothing_is_written_before_a_limit_and_max_offsets_cuts_exactly(store):
 @pytest.mark.mirror_v3("FS-18", "FS-21", "RUN-14")
 @pytest.mark.parametrize("held", [0, 2])
 def test_a_stop_flushes_once_and_writes_nothing_when_nothing_waits(store, held):
-    log, clock = Log(single(*range(held))), SteppingClock()
-    with service(ScriptedClient([log]), store, spec=archive_spec(**FAR), clock=clock) as (made, _):
+    client, clock, recorder = (
+        ScriptedClient([Log(single(*range(held)))]),
+        SteppingClock(),
+        Recorder(),
+    )
+    observer = Observer(["m"], recorder, clock, heartbeat_ms=0)
+    more = {"spec": spec_of(store, **FAR), "clock": clock, "observer": observer}
+    with service(client, store, **more) as (made, _):
         clock.on_sleep = lambda: made.stop() if clock.ms > 3000 else None
         made.run()
     assert offsets(store) == ({(0, 1): [0, 1]} if held else {})
-    claim = latest_claim(store, "d", 0)
-    assert (claim and claim.trigger) == (Trigger.EXPLICIT if held else None)
+    counted = {key: n for key, n in samples(recorder).items() if "flushes_total" in key[0]}
+    flush = ("destination_flushes_total", ("m", "d", "t", "0", "explicit"))
+    assert counted == ({flush: 1} if held else {})
 
 
 # -- snapshots, over gaps --------------------------------------------------------------------------
@@ -322,7 +360,7 @@ def test_a_stop_flushes_once_and_writes_nothing_when_nothing_waits(store, held):
 @pytest.mark.mirror_v3("FSL-04", "FSL-05", "RUN-05", "RUN-06", "S3-07", "S3-08")
 def test_snapshots_over_gaps_are_objects_that_cover_them(store):
     """Two keys at 461, 466 and 470: one object 0 to 470 with two rows. Then one more record."""
-    spec = archive_spec(compaction=LOG)
+    spec = spec_of(store, compaction=LOG)
     held = ((461, b"a"), (466, b"b"), (470, b"a"))
     log = Log([encode_reference([record(offset, key=key)]) for offset, key in held])
     copy(ScriptedClient([log], configs=COMPACT), store, spec)
@@ -341,7 +379,7 @@ def test_snapshots_over_gaps_are_objects_that_cover_them(store):
 def test_an_idle_mirror_lists_one_object_in_each_drift_check_and_sends_nothing_else(bucket, mode):
     store, sent = bucket
     clock, log = SteppingClock(), Log(single(*range(20)))
-    spec = archive_spec(max_offsets=5, drift_check_ms=10_000, compaction=mode)
+    spec = spec_of(store, max_offsets=5, drift_check_ms=10_000, compaction=mode)
     client = ScriptedClient([log], configs=COMPACT)
     with service(client, store, spec=spec, clock=clock) as (made, _):
 
@@ -357,11 +395,25 @@ def test_an_idle_mirror_lists_one_object_in_each_drift_check_and_sends_nothing_e
     assert 5 <= len(sent) <= 7, "60 s, and a check every 10 s"
 
 
+@pytest.mark.mirror_v3("S3-11")
+def test_a_start_reads_one_claim_and_no_object(bucket):
+    store, sent = bucket
+    log = Log(single(*range(20)))
+    copy(ScriptedClient([log]), store, spec_of(store, max_offsets=5))
+    assert len(objects(store)) == 4
+    sent.clear()
+
+    assert copy(ScriptedClient([log]), store, spec_of(store, max_offsets=5)) == []
+
+    read = [key for operation, key in sent if operation != "list_objects_v2"]
+    assert read == [f".logmirror/claims/d/0/{15:020d}"]
+
+
 @pytest.mark.mirror_v3("S3-10")
 def test_max_time_flushes_while_no_record_arrives(bucket):
     store, sent = bucket
     clock, log, found = SteppingClock(), Log(single(0, 1)), {}
-    spec = archive_spec(**FAR | {"max_time_ms": 4000})
+    spec = spec_of(store, **FAR | {"max_time_ms": 4000})
     with service(ScriptedClient([log]), store, spec=spec, clock=clock) as (made, _):
 
         def on_sleep():
@@ -382,7 +434,7 @@ def test_max_time_flushes_while_no_record_arrives(bucket):
 def test_a_foreign_object_in_a_bucket_is_found_by_the_next_drift_check(bucket):
     store, _ = bucket
     clock, log = SteppingClock(), Log(single(*range(5)))
-    spec = archive_spec(drift_check_ms=10_000)
+    spec = spec_of(store, drift_check_ms=10_000)
     with service(ScriptedClient([log]), store, spec=spec, clock=clock) as (made, _):
 
         def on_sleep():

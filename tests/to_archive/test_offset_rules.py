@@ -60,7 +60,7 @@ def refused(result, reason):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.mirror_v3("RUN-04", "FS-03", "FSM-03", "FSL-03", "S3-04")
+@pytest.mark.mirror_v3("RUN-04", "FS-03")
 def test_r1_an_offset_below_the_expected_one_stops_and_nothing_is_written(form, compacted, staged):
     """The log is served again from offset 0 when 5 is expected."""
     client = FixedResponses(batches(0, 5), batches(0, 5), end=20)
@@ -73,7 +73,6 @@ def test_r1_an_offset_below_the_expected_one_stops_and_nothing_is_written(form, 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("compacted", [False, True])
-@pytest.mark.mirror_v3("FSM-06")
 def test_r1_a_batch_that_reaches_back_over_what_was_read_stops(form, compacted):
     """5 is expected; the next batch is 3-7: the log was cut and written again."""
     client = FixedResponses(
@@ -132,7 +131,6 @@ def test_r1_a_source_that_ends_below_the_position_stops_the_next_run(chain_start
 
 
 @pytest.mark.parametrize("method", ["read", "poll"])
-@pytest.mark.mirror_v3("FSM-10")
 def test_r1_holds_however_the_source_is_read(method):
     """Copies into clusters poll."""
     client = FixedResponses(batches(0, 5), end=20)
@@ -149,7 +147,7 @@ def test_r1_holds_however_the_source_is_read(method):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("place", ["between responses", "between batches", "inside a batch"])
-@pytest.mark.mirror_v3("RUN-03", "FSM-02")
+@pytest.mark.mirror_v3("RUN-03")
 def test_r2_an_offset_above_the_expected_one_without_a_cause_stops(form, place):
     inside = [record(o) for o in (5, 6, 8, 9)]
     client = {
@@ -178,7 +176,7 @@ def test_r2_what_lies_before_an_unexplained_gap_is_kept(form):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.mirror_v3("FS-03", "FSM-05")
+@pytest.mark.mirror_v3("FS-03")
 def test_r2_known_causes_are_recorded_gaps(form):
     fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     log = Log(

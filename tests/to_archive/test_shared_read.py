@@ -215,6 +215,7 @@ def test_what_is_wrong_behind_an_end_is_not_that_slices_business():
     assert all(store.staged == {} for store in together.stores.values())
 
 
+@pytest.mark.mirror_v3("TEE-03")
 @pytest.mark.parametrize("operation", ["stage", "create", "publish"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_store_that_is_down_ends_its_slice_and_no_other(operation, kind):
@@ -235,7 +236,6 @@ def test_a_store_that_is_down_ends_its_slice_and_no_other(operation, kind):
     assert together.fetches == alone.fetches
 
 
-@pytest.mark.mirror_v3("TEE-03")
 def test_a_source_that_fails_ends_all_each_with_its_own_facts():
     log = Log(batches(0, 20))
     log.batches[2] = log.batches[2][:-3] + b"\xff" + log.batches[2][-2:]

@@ -71,14 +71,14 @@ def snapshots(store):
     return found
 
 
-@pytest.mark.mirror_v3("RUN-05", "FSM-07", "FSL-04")
+@pytest.mark.mirror_v3("RUN-05")
 def test_r3_a_log_whose_first_record_is_461_is_started():
     store = MemoryStore()
     until_now(log_of((461, b"k", b"v")), store)
     assert snapshots(store) == {(0, 461): [(b"k", 461, b"v")]}
 
 
-@pytest.mark.mirror_v3("RUN-06", "FS-15", "FSM-09", "FSM-16", "FSM-18", "FSL-05")
+@pytest.mark.mirror_v3("RUN-06", "FS-15")
 def test_r4_r5_r6_forward_gaps_are_accepted_and_covered_by_the_name():
     store = MemoryStore()
     log = log_of((461, b"a", b"1"), (466, b"b", b"2"), (470, b"a", b"3"))
@@ -103,7 +103,6 @@ def test_r7_a_source_that_lost_records_is_accepted_at_the_start(caplog):
     assert snapshots(store)[6, 9] == [(b"k8", 8, b"w"), (b"k9", 9, b"w")], "as a reader sees it"
 
 
-@pytest.mark.mirror_v3("FSM-12")
 def test_r7_a_source_that_loses_records_which_wait_is_an_error():
     store, log, clock = MemoryStore(), log_of((0, b"k", b"v")), SteppingClock()
     client = ScriptedClient([log], configs=COMPACTED)
@@ -121,7 +120,6 @@ def test_r7_a_source_that_loses_records_which_wait_is_an_error():
     assert list(snapshots(store)) == [(0, 0)]
 
 
-@pytest.mark.mirror_v3("RUN-11", "TEE-07", "FSM-11", "E2E-12")
 def test_r8_a_trimmed_log_is_started_at_its_low_watermark():
     records = [(n, b"k%d" % (n % 4), b"v%d" % n) for n in range(8, 12)]
     store = MemoryStore()
@@ -134,7 +132,6 @@ def test_r8_a_trimmed_log_is_started_at_its_low_watermark():
     assert store.objects == {}
 
 
-@pytest.mark.mirror_v3("FSM-08")
 def test_r1_a_source_that_ends_below_the_snapshot_is_refused():
     store, log = MemoryStore(), log_of((0, b"k", b"v"), (1, b"k", b"w"))
     until_now(log, store)

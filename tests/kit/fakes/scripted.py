@@ -20,7 +20,7 @@ from logmirror.model import TimestampType, TopicPartition
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.stores.locations import FolderLocation
 from logmirror.to_archive.commit import Committer
-from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.destination import ArchiveDestination
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
@@ -243,9 +243,12 @@ class SteppingClock(Clock):
 
 @contextlib.contextmanager
 def service(  # noqa: PLR0913  # each test says only what it cares about
-    client, store, *, spec=None, chain_start=None, clock=None, slots=2, **more
+    client, store, *, spec=None, chain_start=None, clock=None, slots=2, names=("d",), **more
 ):
-    """A whole driver loop over a scripted source; yields (service, runner)."""
+    """A whole driver loop over a scripted source; yields (service, runner).
+
+    The mirror has a destination for each of `names`, all with the same settings and in one store.
+    """
     spec = spec or archive_spec()
     runner = InlineRunner(client, store, slots=slots)
     mirror = MirrorSpec(
@@ -253,7 +256,7 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
         source="source",
         topic=client.name,
         partitions=None,
-        destinations=(("d", spec),),
+        destinations=tuple((name, spec) for name in names),
         chain_start=chain_start,
     )
     clock = clock or SYSTEM_CLOCK
@@ -261,7 +264,7 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
     def open_store(_root):
         return store
 
-    copies = ArchiveCopies(
+    copies = ArchiveDestination(
         open_store, Committer(open_store, clock=clock, observer=more.get("observer")), clock
     )
     made = Service(

@@ -1,10 +1,11 @@
-"""Kafka's own cleaner: let it work, wait until it has, keep it away."""
+"""Compaction and deletion at the source: run Kafka's log cleaner, wait for it, hold it off."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Final
 
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kit.judges.clients import Message
@@ -46,6 +47,13 @@ def stop_cleaning(broker: ApacheKafka, topic: str) -> None:
 def start_cleaning(broker: ApacheKafka, topic: str) -> None:
     """Let the cleaner come back after `stop_cleaning`."""
     _set_compaction_lag(broker, topic, 0)
+
+
+def delete_records(broker: ApacheKafka, topic: str, offset: int) -> None:
+    """Move the log start offset of partition 0 to `offset`, by DeleteRecords."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    where = TopicPartition(topic, 0, offset)
+    assert admin.delete_records([where])[where].result(30).low_watermark == offset
 
 
 def _set_compaction_lag(broker: ApacheKafka, topic: str, lag_ms: int) -> None:
