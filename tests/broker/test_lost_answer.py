@@ -28,7 +28,7 @@ from logmirror.broker.log.segment import FileRange
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.options import BrokerOptions
-from logmirror.broker.protocol.dispatch import answer
+from logmirror.broker.protocol.dispatch import response
 from logmirror.broker.topics import Topics
 from logmirror.errors import UnavailableError
 from logmirror.wire.frames import read_header
@@ -85,7 +85,7 @@ def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]])
 async def _ask(broker: Broker, api: Api, version: int, **fields: object) -> Any:
     request = build(message_class(api, version, "request"), **fields)
     frame = memoryview(bytearray(request_frame(api, version, request)))
-    found = answer(broker, read_header(frame), frame, Caller("127.0.0.1"))
+    found = response(broker, read_header(frame), frame, Caller("127.0.0.1"))
     whole = found if isinstance(found, bytes | list) else await found
     assert isinstance(whole, bytes)
     return read_response(api, version, whole[4:])[1]

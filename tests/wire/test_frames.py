@@ -122,15 +122,6 @@ def test_fetch_is_read_as_kio_wrote_it(version):
     assert partition == (3, 5 if version >= 9 else -1, 2**40, 1000)
 
 
-@pytest.mark.parametrize("version", range(2, 8))
-def test_other_requests_are_read_as_kio_wrote_them(version):
-    written = _create_topics(version)
-
-    frame = memoryview(request_frame(CREATE_TOPICS, version, written))
-
-    assert read_request(frame, CREATE_TOPICS, version) == written
-
-
 FRAMES = {
     "produce-v7": (request_frame(0, 7, _produce(7)), lambda f: parse_produce(f, 7)),
     "produce-v11": (request_frame(0, 11, _produce(11)), lambda f: parse_produce(f, 11)),

@@ -13,8 +13,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kio.schema.errors import ErrorCode
-
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
@@ -68,7 +67,7 @@ def check_name(name: str) -> None:
             "a topic name has 1 to 249 letters, digits, dots, dashes and underscores, "
             "and does not begin with a dot"
         )
-        raise RefusedTopicError(ErrorCode.invalid_topic_exception, reason)
+        raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
 
 
 class Topics:
@@ -195,26 +194,26 @@ class Topics:
     ) -> TopicConfigs:
         check_name(name)
         if name in self.by_name:
-            raise RefusedTopicError(ErrorCode.topic_already_exists, "topic exists")
+            raise RefusedTopicError(ErrorCode.TOPIC_ALREADY_EXISTS, "topic exists")
         if not 1 <= partition_count <= MAX_TOPIC_PARTITIONS:
             raise RefusedTopicError(
-                ErrorCode.invalid_partitions, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
+                ErrorCode.INVALID_PARTITIONS, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
             )
         self._check_room(partition_count)
         if self._folder(name).exists():
             reason = "the log directory has a folder of that name that belongs to no topic"
-            raise RefusedTopicError(ErrorCode.invalid_topic_exception, reason)
+            raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         return TopicConfigs(configs, self._options)
 
     def _check_room(self, more: int) -> None:
         if self.partition_count + more > self._options.max_partitions:
             reason = f"this broker has at most {self._options.max_partitions} partitions"
-            raise RefusedTopicError(ErrorCode.policy_violation, reason)
+            raise RefusedTopicError(ErrorCode.POLICY_VIOLATION, reason)
 
     def _check_there(self, topic: Topic) -> None:
         """Refuse a topic that somebody deleted while the change waited for its turn."""
         if self.by_id.get(topic.topic_id.bytes) is not topic:
-            raise RefusedTopicError(ErrorCode.unknown_topic_or_partition, "no such topic")
+            raise RefusedTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
 
     async def add_partitions(self, topic: Topic, count: int, *, dry_run: bool) -> None:
         """Give a topic more partitions, `count` in the end.
@@ -231,7 +230,7 @@ class Topics:
             before = len(topic.logs)
             if not before < count <= MAX_TOPIC_PARTITIONS:
                 reason = f"topic has {before} partitions; more, and at most {MAX_TOPIC_PARTITIONS}"
-                raise RefusedTopicError(ErrorCode.invalid_partitions, reason)
+                raise RefusedTopicError(ErrorCode.INVALID_PARTITIONS, reason)
             self._check_room(count - before)
             if dry_run:
                 return

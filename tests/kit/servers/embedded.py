@@ -54,7 +54,8 @@ class EmbeddedBroker:
             "port": self.port,
             "ready": str(self._ready),
         }
-        command = [sys.executable, str(_SCRIPT), json.dumps(options)]
+        # -P: the script's folder has a `kafka.py`, which would hide kafka-python.
+        command = [sys.executable, "-P", str(_SCRIPT), json.dumps(options)]
         self._process = Process(command, log=self.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._ready.exists():

@@ -16,9 +16,8 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from kio.schema.errors import ErrorCode
-
 from logmirror.broker.apis import ADVERTISED_FROM, VERSIONS, Api
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.topic_configs import RefusedConfigError, wanted_configs
 from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
@@ -34,19 +33,18 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _NOT_SAID: Final = -1
 _NOBODY: Final = -1
-_OFFLINE: Final = ErrorCode.leader_not_available
+_OFFLINE: Final = ErrorCode.LEADER_NOT_AVAILABLE
 _CONFIGS: Final = "CreatableTopicConfigs"
 _BROKERS_ENDPOINT: Final = 1
-_EVERYTHING: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-"""Every AclOperation that a cluster has (KIP-430), since nobody has to prove who they are."""
-_OPERATIONS_NOT_TOLD: Final = -(2**31)
+_ALL_OPERATIONS: Final = {5, 7, 8, 9, 10, 11, 12}
+"""Every AclOperation that a cluster has (KIP-430): clients are not authenticated."""
 
 
 def api_versions(header: RequestHeader) -> bytes:
     """Answer ApiVersions, in version 0 if the client asks for one that we do not know."""
     last = VERSIONS[Api.API_VERSIONS][1]
     known = 0 <= header.version <= last
-    code = ErrorCode.none if known else ErrorCode.unsupported_version
+    code = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_VERSION
     return _api_versions(header.version if known else 0, code, header.correlation_id)
 
 
@@ -75,7 +73,7 @@ async def metadata(
     kind = response_kind(Api.METADATA, header.version)
     topics = []
     for name, topic_id in _asked_topics(broker, header, request):
-        may_create = getattr(request, "allow_auto_topic_creation", True)
+        may_create = request.allow_auto_topic_creation
         code, topic = await _find_or_create(broker, name, topic_id, may_create=may_create)
         topics.append(_topic_entity(broker, kind, (name, topic_id), code, topic))
     node = broker.options.node_id
@@ -95,7 +93,7 @@ def _asked_topics(
     """Return name and id of what is asked for, each once; version 0 says "all" by an empty list."""
     if request.topics is None or (header.version == 0 and not request.topics):
         return [(name, None) for name in sorted(broker.topics.by_name)]
-    asked = [(topic.name, getattr(topic, "topic_id", None)) for topic in request.topics]
+    asked = [(topic.name, topic.topic_id) for topic in request.topics]
     return list(dict.fromkeys(asked))
 
 
@@ -104,29 +102,29 @@ async def _find_or_create(
 ) -> tuple[ErrorCode, Topic | None]:
     if name is None:
         topic = broker.topics.by_id.get(topic_id.bytes) if topic_id is not None else None
-        return (ErrorCode.unknown_topic_id if topic is None else ErrorCode.none), topic
+        return (ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE), topic
     topic = broker.topics.by_name.get(name)
     if topic is not None:
-        return ErrorCode.none, topic
+        return ErrorCode.NONE, topic
     if may_create and broker.options.auto_create_topics:
         return await _create_on_first_use(broker, name)
     try:
         check_name(name)
     except RefusedTopicError as refused:
         return refused.code, None
-    return ErrorCode.unknown_topic_or_partition, None
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
 
 
 async def _create_on_first_use(broker: Broker, name: str) -> tuple[ErrorCode, Topic | None]:
     try:
-        return ErrorCode.none, await broker.topics.create(name, _NOT_SAID, {})
+        return ErrorCode.NONE, await broker.topics.create(name, _NOT_SAID, {})
     except RefusedTopicError as refused:
-        if refused.code == ErrorCode.topic_already_exists:  # created while we waited our turn
-            return ErrorCode.none, broker.topics.by_name.get(name)
+        if refused.code == ErrorCode.TOPIC_ALREADY_EXISTS:  # created while we waited our turn
+            return ErrorCode.NONE, broker.topics.by_name.get(name)
         return refused.code, None
     except LogmirrorError:
         _LOG.exception("topic %s could not be created", name)
-        return ErrorCode.kafka_storage_error, None
+        return ErrorCode.KAFKA_STORAGE_ERROR, None
 
 
 def _topic_entity(
@@ -148,7 +146,7 @@ def _topic_entity(
         partitions=tuple(
             kind.entity(
                 "MetadataResponsePartition",
-                error_code=ErrorCode.none if log.failure is None else _OFFLINE,
+                error_code=ErrorCode.NONE if log.failure is None else _OFFLINE,
                 partition_index=number,
                 leader_id=node if log.failure is None else _NOBODY,
                 leader_epoch=0,
@@ -172,7 +170,7 @@ async def create_topics(
     names = Counter(wanted.name for wanted in request.topics)
     results = []
     for wanted in {wanted.name: wanted for wanted in request.topics}.values():
-        code, reason, topic = ErrorCode.none, None, None
+        code, reason, topic = ErrorCode.NONE, None, None
         try:
             count = _partition_count(wanted, times_named=names[wanted.name])
             configs = wanted_configs(wanted.configs)
@@ -182,10 +180,10 @@ async def create_topics(
         except RefusedTopicError as refused:
             code, reason = refused.code, refused.reason
         except RefusedConfigError as refused:
-            code, reason = ErrorCode.invalid_config, refused.reason
+            code, reason = ErrorCode.INVALID_CONFIG, refused.reason
         except LogmirrorError as error:
             _LOG.exception("topic %s could not be created", wanted.name)
-            code, reason = ErrorCode.kafka_storage_error, error.message
+            code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
         results.append(_created_entity(kind, wanted, code, reason, topic))
     return kind.frame(header.correlation_id, topics=tuple(results))
 
@@ -193,22 +191,22 @@ async def create_topics(
 def _partition_count(wanted: Message, *, times_named: int) -> int:
     """Return how many partitions are wanted, also if they are assigned by hand."""
     if times_named > 1:
-        raise RefusedTopicError(ErrorCode.invalid_request, "topic is named twice")
+        raise RefusedTopicError(ErrorCode.INVALID_REQUEST, "topic is named twice")
     if not wanted.assignments:
         if wanted.replication_factor not in (_NOT_SAID, 1):
             raise RefusedTopicError(
-                ErrorCode.invalid_replication_factor, "one broker holds one replica"
+                ErrorCode.INVALID_REPLICATION_FACTOR, "one broker holds one replica"
             )
         return int(wanted.num_partitions)
     if wanted.num_partitions != _NOT_SAID or wanted.replication_factor != _NOT_SAID:
         raise RefusedTopicError(
-            ErrorCode.invalid_request, "both an assignment and a number of partitions"
+            ErrorCode.INVALID_REQUEST, "both an assignment and a number of partitions"
         )
     indexes = sorted(assignment.partition_index for assignment in wanted.assignments)
     one_each = all(len(assignment.broker_ids) == 1 for assignment in wanted.assignments)
     if indexes != list(range(len(indexes))) or not one_each:
         raise RefusedTopicError(
-            ErrorCode.invalid_replica_assignment, "partitions 0 to n - 1, one replica each"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions 0 to n - 1, one replica each"
         )
     return len(indexes)
 
@@ -216,7 +214,7 @@ def _partition_count(wanted: Message, *, times_named: int) -> int:
 def _created_entity(
     kind: ResponseKind, wanted: Message, code: ErrorCode, reason: str | None, topic: Topic | None
 ) -> Message:
-    entries = topic.configs.entries() if topic is not None and kind.has(_CONFIGS) else []
+    entries = topic.configs.entries() if topic is not None else []
     return kind.entity(
         "CreatableTopicResult",
         name=wanted.name,
@@ -248,23 +246,23 @@ async def delete_topics(
     """Answer DeleteTopics."""
     kind = response_kind(Api.DELETE_TOPICS, header.version)
     results = []
-    for name, topic_id in _doomed(request):
+    for name, topic_id in _topics_to_delete(request):
         topics = broker.topics
         if name is not None:
-            topic, code = topics.by_name.get(name), ErrorCode.unknown_topic_or_partition
+            topic, code = topics.by_name.get(name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
             key = topic_id.bytes if topic_id is not None else b""
-            topic, code = topics.by_id.get(key), ErrorCode.unknown_topic_id
+            topic, code = topics.by_id.get(key), ErrorCode.UNKNOWN_TOPIC_ID
         reason = None
         if topic is not None:
             try:
                 await topics.delete(topic)
-                code = ErrorCode.none
+                code = ErrorCode.NONE
             except RefusedTopicError as refused:
                 code, reason = refused.code, refused.reason
             except (LogmirrorError, OSError) as error:
                 _LOG.exception("topic %s could not be deleted", topic.name)
-                code, reason = ErrorCode.kafka_storage_error, str(error)
+                code, reason = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
         results.append(
             kind.entity(
                 "DeletableTopicResult",
@@ -277,10 +275,11 @@ async def delete_topics(
     return kind.frame(header.correlation_id, responses=tuple(results))
 
 
-def _doomed(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
-    if hasattr(request, "topic_names"):
-        return [(name, None) for name in dict.fromkeys(request.topic_names)]
-    return list(dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics))
+def _topics_to_delete(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
+    """Return name and ID of each topic to delete, each once; before version 6 only names."""
+    named = [(name, None) for name in request.topic_names]
+    listed = [(topic.name, topic.topic_id) for topic in request.topics]
+    return list(dict.fromkeys([*named, *listed]))
 
 
 async def create_partitions(
@@ -294,7 +293,7 @@ async def create_partitions(
     names = Counter(wanted.name for wanted in request.topics)
     results = []
     for wanted in {wanted.name: wanted for wanted in request.topics}.values():
-        code, reason = ErrorCode.none, None
+        code, reason = ErrorCode.NONE, None
         try:
             topic = _topic_to_grow(broker, wanted, times_named=names[wanted.name])
             await broker.topics.add_partitions(topic, wanted.count, dry_run=request.validate_only)
@@ -302,7 +301,7 @@ async def create_partitions(
             code, reason = refused.code, refused.reason
         except LogmirrorError as error:
             _LOG.exception("topic %s could not be given partitions", wanted.name)
-            code, reason = ErrorCode.kafka_storage_error, error.message
+            code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
         results.append(
             kind.entity(
                 "CreatePartitionsTopicResult",
@@ -316,15 +315,15 @@ async def create_partitions(
 
 def _topic_to_grow(broker: Broker, wanted: Message, *, times_named: int) -> Topic:
     if times_named > 1:
-        raise RefusedTopicError(ErrorCode.invalid_request, "topic is named twice")
+        raise RefusedTopicError(ErrorCode.INVALID_REQUEST, "topic is named twice")
     topic = broker.topics.by_name.get(wanted.name)
     if topic is None:
-        raise RefusedTopicError(ErrorCode.unknown_topic_or_partition, "no such topic")
+        raise RefusedTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
     if wanted.assignments is not None:
         one_each = all(len(assignment.broker_ids) == 1 for assignment in wanted.assignments)
         if not one_each or len(wanted.assignments) != wanted.count - len(topic.logs):
             raise RefusedTopicError(
-                ErrorCode.invalid_replica_assignment, "one replica for each new partition"
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "one replica for each new partition"
             )
     return topic
 
@@ -338,13 +337,13 @@ def find_coordinator(
     """Answer FindCoordinator: nobody coordinates groups or transactions here."""
     kind = response_kind(Api.FIND_COORDINATOR, header.version)
     nobody = {
-        "error_code": ErrorCode.coordinator_not_available,
+        "error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE,
         "error_message": "this broker has no consumer groups and no transactions",
         "node_id": _NOBODY,
         "host": "",
         "port": _NOBODY,
     }
-    keys = getattr(request, "coordinator_keys", ())
+    keys = request.coordinator_keys
     coordinators = tuple(kind.entity("Coordinator", key=key, **nobody) for key in keys)
     return kind.frame(header.correlation_id, coordinators=coordinators, **nobody)
 
@@ -354,12 +353,12 @@ def describe_cluster(
 ) -> bytes:
     """Answer DescribeCluster."""
     kind = response_kind(Api.DESCRIBE_CLUSTER, header.version)
-    endpoint_type = getattr(request, "endpoint_type", _BROKERS_ENDPOINT)
+    endpoint_type = request.endpoint_type
     node = broker.options.node_id
     address = {"broker_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
     is_ours = endpoint_type == _BROKERS_ENDPOINT
-    code = ErrorCode.none if is_ours else ErrorCode.unsupported_endpoint_type
-    told = is_ours and request.include_cluster_authorized_operations
+    code = ErrorCode.NONE if is_ours else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+    shows_operations = is_ours and request.include_cluster_authorized_operations
     return kind.frame(
         header.correlation_id,
         error_code=code,
@@ -368,5 +367,5 @@ def describe_cluster(
         cluster_id=broker.store.cluster_id,
         controller_id=node,
         brokers=(kind.entity("DescribeClusterBroker", **address),) if is_ours else (),
-        cluster_authorized_operations=_EVERYTHING if told else _OPERATIONS_NOT_TOLD,
+        authorized_operations=_ALL_OPERATIONS if shows_operations else None,
     )

@@ -15,9 +15,8 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from kio.schema.errors import ErrorCode
-
 from logmirror.broker.apis import Api
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.topic_configs import (
     ConfigEntry,
     ConfigSource,
@@ -81,13 +80,13 @@ def _look_up(broker: Broker, resource: Message) -> tuple[ErrorCode, str | None, 
     if resource.resource_type == _TOPIC:
         topic = broker.topics.by_name.get(name)
         if topic is None:
-            return ErrorCode.unknown_topic_or_partition, "no such topic", []
-        return ErrorCode.none, None, topic.configs.entries()
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic", []
+        return ErrorCode.NONE, None, topic.configs.entries()
     if resource.resource_type == _BROKER:
         if name not in ("", str(broker.options.node_id)):
-            return ErrorCode.invalid_request, f"this is broker {broker.options.node_id}", []
-        return ErrorCode.none, None, _broker_entries(broker)
-    return ErrorCode.invalid_request, "this broker has topics and itself", []
+            return ErrorCode.INVALID_REQUEST, f"this is broker {broker.options.node_id}", []
+        return ErrorCode.NONE, None, _broker_entries(broker)
+    return ErrorCode.INVALID_REQUEST, "this broker has topics and itself", []
 
 
 def _broker_entries(broker: Broker) -> list[ConfigEntry]:
@@ -135,7 +134,7 @@ def _broker_entries(broker: Broker) -> list[ConfigEntry]:
 
 
 def _entity(kind: ResponseKind, request: Message, entry: ConfigEntry) -> Message:
-    documented = getattr(request, "include_documentation", False)
+    documented = request.include_documentation
     synonym = kind.entity(
         "DescribeConfigsSynonym", name=entry.name, value=entry.value, source=entry.source
     )
@@ -222,7 +221,7 @@ async def _alter(
     responses = []
     for resource in request.resources:
         kind_and_name = resource.resource_type, resource.resource_name
-        code, reason = ErrorCode.invalid_request, "named twice"
+        code, reason = ErrorCode.INVALID_REQUEST, "named twice"
         if named[kind_and_name] == 1:
             dry_run = request.validate_only
             code, reason = await _alter_one(broker, resource, change(resource), dry_run=dry_run)
@@ -246,17 +245,17 @@ async def _alter_one(
     dry_run: bool,
 ) -> tuple[ErrorCode, str]:
     if resource.resource_type != _TOPIC:
-        return ErrorCode.invalid_request, "only the settings of topics can be changed"
+        return ErrorCode.INVALID_REQUEST, "only the settings of topics can be changed"
     topic = broker.topics.by_name.get(resource.resource_name)
     if topic is None:
-        return ErrorCode.unknown_topic_or_partition, "no such topic"
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic"
     try:
         await broker.topics.set_configs(topic, changed, dry_run=dry_run)
     except RefusedConfigError as refused:
-        return ErrorCode.invalid_config, refused.reason
+        return ErrorCode.INVALID_CONFIG, refused.reason
     except RefusedTopicError as refused:
         return refused.code, refused.reason
     except LogmirrorError as error:
         _LOG.exception("topic %s could not be configured", topic.name)
-        return ErrorCode.kafka_storage_error, error.message
-    return ErrorCode.none, ""
+        return ErrorCode.KAFKA_STORAGE_ERROR, error.message
+    return ErrorCode.NONE, ""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kio.schema.errors import ErrorCode
-
 from logmirror.broker.apis import Api
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.topics import RefusedTopicError
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, response_kind
@@ -44,7 +43,7 @@ async def delete_records(
         partitions = []
         for (number, _), code in zip(wanted, codes, strict=True):
             final = code or failure
-            reached = topic is not None and final == ErrorCode.none
+            reached = topic is not None and final == ErrorCode.NONE
             partitions.append(
                 kind.entity(
                     "DeleteRecordsPartitionResult",
@@ -67,28 +66,28 @@ def _check(
     starts: dict[int, int] = {}
     for number, offset in wanted:
         if topic is None or not 0 <= number < len(topic.logs):
-            codes.append(ErrorCode.unknown_topic_or_partition)
+            codes.append(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             continue
         log = topic.logs[number]
         start = log.high_watermark if offset == _ALL else offset
         if log.failure is not None:
-            codes.append(ErrorCode.kafka_storage_error)
+            codes.append(ErrorCode.KAFKA_STORAGE_ERROR)
         elif not 0 <= start <= log.high_watermark:
-            codes.append(ErrorCode.offset_out_of_range)
+            codes.append(ErrorCode.OFFSET_OUT_OF_RANGE)
         else:
-            codes.append(ErrorCode.none)
+            codes.append(ErrorCode.NONE)
             starts[number] = max(start, starts.get(number, 0))
     return codes, starts
 
 
 async def _move(broker: Broker, topic: Topic | None, starts: dict[int, int]) -> ErrorCode:
     if topic is None or not starts:
-        return ErrorCode.none
+        return ErrorCode.NONE
     try:
         await broker.topics.delete_records(topic, starts)
     except RefusedTopicError as refused:
         return refused.code
     except LogmirrorError:
         _LOG.exception("%s: records could not be deleted", topic.name)
-        return ErrorCode.kafka_storage_error
-    return ErrorCode.none
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    return ErrorCode.NONE

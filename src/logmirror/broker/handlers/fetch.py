@@ -16,8 +16,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kio.schema.errors import ErrorCode
-
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.offsets import epoch_error
 from logmirror.broker.log.partition_log import ColdSegmentError
 from logmirror.broker.log.segment import FileRange
@@ -67,7 +66,7 @@ def fetch(
     """
     request = parse_fetch(frame, header.version)
     if request.session_epoch not in _FULL_FETCH_EPOCHS:
-        code = ErrorCode.fetch_session_id_not_found
+        code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return list(pack_fetch_response(header.version, header.correlation_id, [], error=code))
     try:
         found = _look(broker, request, header.version)
@@ -172,21 +171,21 @@ def _read(
 ) -> tuple[Fetched, list[FileRange]]:
     number = wanted.partition
     if topic is None:
-        code = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+        code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return Fetched(number, code, -1, -1, 0), []
     if not 0 <= number < len(topic.logs):
-        return Fetched(number, ErrorCode.unknown_topic_or_partition, -1, -1, 0), []
+        return Fetched(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, 0), []
     if code := epoch_error(wanted.leader_epoch):
         return Fetched(number, code, -1, -1, 0), []
     log = topic.logs[number]
     watermark, start = log.high_watermark, log.log_start
     if log.failure is None and not start <= wanted.offset <= log.log_end:
-        return Fetched(number, ErrorCode.offset_out_of_range, watermark, start, 0), []
+        return Fetched(number, ErrorCode.OFFSET_OUT_OF_RANGE, watermark, start, 0), []
     try:
         limit = min(left, max(0, wanted.max_bytes))
         ranges = log.read(wanted.offset, limit, at_least_one=at_least_one)
     except LogmirrorError as error:
         _LOG.warning("%s-%d: %s", topic.name, number, error)
-        return Fetched(number, ErrorCode.kafka_storage_error, -1, -1, 0), []
+        return Fetched(number, ErrorCode.KAFKA_STORAGE_ERROR, -1, -1, 0), []
     size_bytes = sum(found.size_bytes for found in ranges)
     return Fetched(number, 0, watermark, start, size_bytes), ranges

@@ -35,9 +35,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from kio.schema.errors import ErrorCode
 
 from logmirror.broker.apis import Api
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.segment import BatchAt, Segment, walk
 from logmirror.errors import LogmirrorError
 from logmirror.model import OFFSET_MAX
@@ -102,15 +102,15 @@ async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCo
     """Return error, timestamp and offset for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition_index < len(topic.logs):
-        return ErrorCode.unknown_topic_or_partition, *_NOT_FOUND
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *_NOT_FOUND
     log, timestamp_ms = topic.logs[wanted.partition_index], wanted.timestamp
-    refused = ErrorCode.none
-    if code := epoch_error(getattr(wanted, "current_leader_epoch", _NO_EPOCH)):
+    refused = ErrorCode.NONE
+    if code := epoch_error(wanted.current_leader_epoch):
         refused = code
     elif log.failure is not None:
-        refused = ErrorCode.kafka_storage_error
+        refused = ErrorCode.KAFKA_STORAGE_ERROR
     elif timestamp_ms < LATEST_TIERED:
-        refused = ErrorCode.invalid_request
+        refused = ErrorCode.INVALID_REQUEST
     if refused:
         return refused, *_NOT_FOUND
     fixed = {
@@ -120,7 +120,7 @@ async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCo
         LATEST_TIERED: -1,
     }
     if timestamp_ms in fixed:
-        return ErrorCode.none, -1, fixed[timestamp_ms]
+        return ErrorCode.NONE, -1, fixed[timestamp_ms]
     loop = asyncio.get_running_loop()
     while True:
         segments = log.readable_segments()
@@ -132,17 +132,17 @@ async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCo
             if any(segment.is_deleted for segment, _ in segments):
                 continue  # between two looks records were deleted, with the file they were in
             _LOG.warning("%s-%d: look-up by time: %s", name, wanted.partition_index, error)
-            return ErrorCode.kafka_storage_error, *_NOT_FOUND
-        return ErrorCode.none, found_ms, offset
+            return ErrorCode.KAFKA_STORAGE_ERROR, *_NOT_FOUND
+        return ErrorCode.NONE, found_ms, offset
 
 
 def epoch_error(current_leader_epoch: int) -> ErrorCode:
     """Return what is wrong with the epoch that a client takes for ours; `none` if it says none."""
     if current_leader_epoch in (_EPOCH, _NO_EPOCH):
-        return ErrorCode.none
+        return ErrorCode.NONE
     if current_leader_epoch > _EPOCH:
-        return ErrorCode.unknown_leader_epoch
-    return ErrorCode.fenced_leader_epoch
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    return ErrorCode.FENCED_LEADER_EPOCH
 
 
 def offset_for_leader_epoch(
@@ -179,15 +179,15 @@ def _end_of_epoch(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode
     """Return error, epoch and its end for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition < len(topic.logs):
-        return ErrorCode.unknown_topic_or_partition, *_NOT_FOUND
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *_NOT_FOUND
     log = topic.logs[wanted.partition]
     if code := epoch_error(wanted.current_leader_epoch):
         return code, *_NOT_FOUND
     if log.failure is not None:
-        return ErrorCode.kafka_storage_error, *_NOT_FOUND
+        return ErrorCode.KAFKA_STORAGE_ERROR, *_NOT_FOUND
     if wanted.leader_epoch != _EPOCH:
-        return ErrorCode.none, *_NOT_FOUND
-    return ErrorCode.none, _EPOCH, log.log_end
+        return ErrorCode.NONE, *_NOT_FOUND
+    return ErrorCode.NONE, _EPOCH, log.log_end
 
 
 def _find_time(

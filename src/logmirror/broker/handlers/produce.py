@@ -16,8 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kio.schema.errors import ErrorCode
-
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.batch_check import RefusedBatchError, check_batch, is_transactional, stamp
 from logmirror.broker.log.partition_log import StorageError
 from logmirror.broker.log.producer_state import RefusedSequenceError
@@ -72,7 +71,7 @@ class ProduceResponse:
         def outcome(failure: LogmirrorError | None) -> None:
             if failure is not None:
                 gone = isinstance(failure, TopicDeletedError)
-                code = ErrorCode.unknown_topic_or_partition if gone else _STORAGE
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else _STORAGE
                 responses[place] = Produced(responses[place].partition, code, -1, -1)
             self.release()
 
@@ -91,7 +90,7 @@ class ProduceResponse:
         self._tell()
 
 
-_STORAGE: Final = ErrorCode.kafka_storage_error
+_STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def produce(
@@ -118,7 +117,7 @@ def produce(
             if refused is not None:
                 responses.append(Produced(number, refused, -1, -1))
             elif topic is None or not 0 <= number < len(topic.logs):
-                code = ErrorCode.unknown_topic_or_partition
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 responses.append(Produced(number, code, -1, -1))
             else:
                 _append(broker, topic, number, records, response, responses)
@@ -129,13 +128,13 @@ def produce(
 def _refusal(request: ProduceRequest) -> ErrorCode | None:
     """Return what is wrong with the request as a whole."""
     if request.acks not in _LEGAL_ACKS:
-        return ErrorCode.invalid_required_acks
+        return ErrorCode.INVALID_REQUIRED_ACKS
     if request.transactional_id is not None:
-        return ErrorCode.invalid_txn_state
+        return ErrorCode.INVALID_TXN_STATE
     for _, partitions in request.topics:
         for _, records in partitions:
             if is_transactional(records):
-                return ErrorCode.transactional_id_authorization_failed
+                return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return None
 
 

@@ -17,9 +17,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kio.schema.errors import ErrorCode
-
 from logmirror.broker.apis import Api
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.partition_log import Marker, PartitionLog, StorageError
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.topics import TopicDeletedError
@@ -47,16 +46,16 @@ async def init_producer_id(
     kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
     reply = functools.partial(kind.frame, header.correlation_id)
     if request.transactional_id is not None:
-        code = ErrorCode.invalid_request
+        code = ErrorCode.INVALID_REQUEST
         return reply(error_code=code, producer_id=-1, producer_epoch=-1)
     loop = asyncio.get_running_loop()
     try:
         producer_id = await loop.run_in_executor(broker.executor, broker.store.next_producer_id)
     except LogmirrorError:
         _LOG.exception("no producer id could be reserved")
-        code = ErrorCode.coordinator_not_available
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return reply(error_code=code, producer_id=-1, producer_epoch=-1)
-    return reply(error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)
+    return reply(error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)
 
 
 def describe_producers(
@@ -88,11 +87,11 @@ def describe_producers(
 def _find_log(broker: Broker, name: str, number: int) -> tuple[ErrorCode, PartitionLog | None]:
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= number < len(topic.logs):
-        return ErrorCode.unknown_topic_or_partition, None
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
     log = topic.logs[number]
     if log.failure is not None:
-        return ErrorCode.kafka_storage_error, None
-    return ErrorCode.none, log
+        return ErrorCode.KAFKA_STORAGE_ERROR, None
+    return ErrorCode.NONE, log
 
 
 def _producer_entities(kind: ResponseKind, log: PartitionLog) -> tuple[Message, ...]:
@@ -148,7 +147,7 @@ def _append_marker(
     if log is None:
         return code, None
     if marker.producer_id == _NO_PRODUCER or marker.producer_epoch < 0:
-        return ErrorCode.unknown_server_error, None  # as Kafka, which has no better word for it
+        return ErrorCode.UNKNOWN_SERVER_ERROR, None  # as Kafka, which has no better word for it
     try:
         log.append_marker(marker, broker.clock.now_ms())
     except RefusedSequenceError as refused:
@@ -156,9 +155,9 @@ def _append_marker(
         return refused.code, None
     except StorageError as error:
         _LOG.warning("%s-%d: %s", name, number, error)
-        return ErrorCode.kafka_storage_error, None
+        return ErrorCode.KAFKA_STORAGE_ERROR, None
     broker.commits.schedule(log)
-    return ErrorCode.none, log
+    return ErrorCode.NONE, log
 
 
 async def _durable(broker: Broker, log: PartitionLog) -> ErrorCode | None:
@@ -175,7 +174,7 @@ async def _durable(broker: Broker, log: PartitionLog) -> ErrorCode | None:
     if failure is None:
         return None
     gone = isinstance(failure, TopicDeletedError)
-    return ErrorCode.unknown_topic_or_partition if gone else ErrorCode.kafka_storage_error
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def _markers_frame(

@@ -10,8 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from kio.schema.errors import ErrorCode
-
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.errors import CorruptionError
 from logmirror.wire.compression import Codec, decompress
 from logmirror.wire.kernels_check import count_sound_records
@@ -66,44 +65,44 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
         RefusedBatchError: It must not be stored.
     """
     if records is None or len(records) == 0:
-        raise RefusedBatchError(ErrorCode.invalid_record, "no batch")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "no batch")
     size = len(records)
     if size < HEADER_BYTES:
-        raise RefusedBatchError(ErrorCode.corrupt_message, "shorter than a batch header")
+        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "shorter than a batch header")
     header = _BATCH.unpack_from(records, 0)
     base_offset, length, _, magic, checksum, attributes, last_delta, _, max_timestamp_ms = header[
         :9
     ]
     producer_id, producer_epoch, base_sequence, record_count = header[9:]
     if magic != _MAGIC:
-        raise RefusedBatchError(ErrorCode.invalid_record, "message format is not v2")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "message format is not v2")
     _check_size(size, _LENGTH_END + length, max_bytes)
     address = address_of(as_bytes_array(records))
     if crc32c_at(address + _CRC_START, size - _CRC_START) != checksum:
-        raise RefusedBatchError(ErrorCode.corrupt_message, "checksum")
+        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "checksum")
     if base_offset != 0:
-        raise RefusedBatchError(ErrorCode.invalid_record, "base offset is not 0")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "base offset is not 0")
     _check_attributes(attributes)
     if producer_id >= 0 and (producer_epoch < 0 or base_sequence < 0):
-        raise RefusedBatchError(ErrorCode.invalid_record, "producer id without epoch or sequence")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "producer id without epoch or sequence")
     if record_count <= 0 or last_delta != record_count - 1:
-        raise RefusedBatchError(ErrorCode.invalid_record, "record count does not match the offsets")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "record count does not match the offsets")
     if attributes & _CODEC_BITS:
         sound = _count_compressed(attributes, records, record_count)
     else:
         sound = count_sound_records(address + HEADER_BYTES, size - HEADER_BYTES, record_count)
     if sound != record_count:
-        raise RefusedBatchError(ErrorCode.invalid_record, f"record {sound} is not what it says")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, f"record {sound} is not what it says")
     return BatchFacts(record_count, max_timestamp_ms, producer_id, producer_epoch, base_sequence)
 
 
 def _check_size(size: int, batch_end: int, max_bytes: int) -> None:
     if batch_end < HEADER_BYTES or batch_end > size:
-        raise RefusedBatchError(ErrorCode.corrupt_message, "length does not match the bytes")
+        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "length does not match the bytes")
     if batch_end < size:
-        raise RefusedBatchError(ErrorCode.invalid_record, "more than one batch")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "more than one batch")
     if size > max_bytes:
-        raise RefusedBatchError(ErrorCode.message_too_large, "larger than max.message.bytes")
+        raise RefusedBatchError(ErrorCode.MESSAGE_TOO_LARGE, "larger than max.message.bytes")
 
 
 def _count_compressed(attributes: int, records: memoryview, record_count: int) -> int:
@@ -111,19 +110,19 @@ def _count_compressed(attributes: int, records: memoryview, record_count: int) -
     try:
         body = decompress(codec, records[HEADER_BYTES:], max_bytes=MAX_BODY_BYTES)
     except CorruptionError as error:
-        raise RefusedBatchError(ErrorCode.corrupt_message, error.message) from error
+        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, error.message) from error
     return count_sound_records(address_of(as_bytes_array(body)), len(body), record_count)
 
 
 def _check_attributes(attributes: int) -> None:
     if attributes & _CONTROL:
-        raise RefusedBatchError(ErrorCode.invalid_record, "control batch from a client")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "control batch from a client")
     if attributes & _TRANSACTIONAL:
-        raise RefusedBatchError(ErrorCode.invalid_txn_state, "no transaction is open")
+        raise RefusedBatchError(ErrorCode.INVALID_TXN_STATE, "no transaction is open")
     if attributes & _LOG_APPEND_TIME:
-        raise RefusedBatchError(ErrorCode.invalid_timestamp, "log-append time from a client")
+        raise RefusedBatchError(ErrorCode.INVALID_TIMESTAMP, "log-append time from a client")
     if attributes & _CODEC_BITS > _LAST_CODEC:
-        raise RefusedBatchError(ErrorCode.unsupported_compression_type, "unknown codec")
+        raise RefusedBatchError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "unknown codec")
 
 
 def is_transactional(records: memoryview | None) -> bool:

@@ -33,8 +33,7 @@ from collections import OrderedDict
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kio.schema.errors import ErrorCode
-
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -131,17 +130,17 @@ class ProducerState:
         if known is None:
             return None
         if epoch < known.epoch:
-            raise RefusedSequenceError(ErrorCode.invalid_producer_epoch)
+            raise RefusedSequenceError(ErrorCode.INVALID_PRODUCER_EPOCH)
         if epoch > known.epoch:
             if first_sequence != 0:
-                raise RefusedSequenceError(ErrorCode.out_of_order_sequence_number)
+                raise RefusedSequenceError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
             return None
         last = last_sequence(first_sequence, record_count)
         for batch in known.batches:
             if batch.first_sequence == first_sequence and batch.last_sequence == last:
                 return batch
         if first_sequence != (known.last_sequence + 1) & SEQUENCE_MASK:
-            raise RefusedSequenceError(ErrorCode.out_of_order_sequence_number)
+            raise RefusedSequenceError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
         return None
 
     def stored(self, producer_id: int, epoch: int, batch: SequencedBatch) -> None:
@@ -162,9 +161,9 @@ class ProducerState:
         if known is None:
             return
         if epoch < known.epoch:
-            raise RefusedSequenceError(ErrorCode.invalid_producer_epoch)
+            raise RefusedSequenceError(ErrorCode.INVALID_PRODUCER_EPOCH)
         if coordinator_epoch < known.coordinator_epoch:
-            raise RefusedSequenceError(ErrorCode.transaction_coordinator_fenced)
+            raise RefusedSequenceError(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
 
     def marked(
         self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
