@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write what is generated from the shape of the configuration file.
+"""Write the files that are generated from the models of the configuration file.
 
     python scripts/write_schema.py
 
-writes `schemas/logmirror.config.schema.json` and, between its two marks, the tables of keys in
-`docs/configuration.md`. A test fails when either differs from what this would write.
+writes `schemas/logmirror.config.schema.json` and, between two marks, the tables of keys in
+`docs/configuration.md`. A test fails if a committed file differs from the generated one.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ SECTIONS: Final = (
     ("SharedS3", "`destination`, `type: s3`"),
     ("Spark", "`spark`"),
 )
-"""Each mapping of the file and its heading, in the order in which people meet them."""
+"""Each mapping of the file and its heading, in the order of the page."""
 
 
 def schema_text() -> str:
-    """The committed form of the JSON Schema."""
+    """Return the JSON Schema as it is committed."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def page_text(page: str) -> str:
-    """`page` with its generated part written anew.
+    """Return `page` with its generated part replaced.
 
     Raises:
         ValueError: The page lacks one of its marks.
@@ -61,7 +61,7 @@ def page_text(page: str) -> str:
 
 
 def tables(schema: dict[str, Any]) -> str:
-    """One section for each mapping of the file."""
+    """Return one section for each mapping of the file."""
     missing = schema["$defs"].keys() - {name for name, _ in SECTIONS}
     if missing:
         message = f"SECTIONS lacks {sorted(missing)}"
@@ -91,8 +91,8 @@ def _is_simple(default: object) -> bool:
     return isinstance(default, str | int)
 
 
-def _kind(value: dict[str, Any]) -> str:  # noqa: PLR0911  # one answer for each kind of schema
-    """The kind of a value in a few words."""
+def _kind(value: dict[str, Any]) -> str:  # noqa: PLR0911  # one return for each kind of schema
+    """Return the kind of a value in a few words."""
     if "anyOf" in value:
         choices = [choice for choice in value["anyOf"] if choice.get("pattern") != r"\$\{"]
         return " or ".join(dict.fromkeys(_kind(choice) for choice in choices))
