@@ -176,7 +176,7 @@ def test_a_kafka_destination_is_picklable_and_hides_its_secrets():
         ({"bootstrap_servers": ABSENT}, "bootstrap-servers", "is required", ""),
         ({"bootstrap_servers": "a:0"}, "bootstrap-servers", None, ""),
         ({"topic": "a b"}, "topic", None, ""),
-        ({"type": "kafak"}, "type", "must be filesystem or kafka or s3", "did you mean kafka?"),
+        ({"type": "kafak"}, "type", "must be filesystem, kafka or s3", "did you mean kafka?"),
         ({"root": "/a"}, "root", "unknown key", "it belongs below mirrors.destinations"),
         ({"bootstrap_server": "a"}, "bootstrap-server", "unknown key", None),
         ({"offset": "x"}, "offset", "unknown key", "did you mean offsets?"),

@@ -392,7 +392,9 @@ def test_validate_notes_unset_variables(tmp_path):
     validated = logmirror("validate", "-c", path)
     assert validated.returncode == 0, validated.stderr
     for name in VARIABLES:
-        assert f"note: the environment variable {name} is not set here" in validated.stdout
+        assert (
+            f"note: the environment variable {name} is not set; `run` needs it" in validated.stdout
+        )
     read = json.loads(logmirror("validate", "-c", path, "--format", "json").stdout)
     assert read["mirrors"] == [{"mirror": "orders", "enabled": True, "destinations": ["lake"]}]
     assert read["unset_variables"] == VARIABLES

@@ -98,7 +98,7 @@ def source(**changes):
         (
             {"destinations": [folder(type="file")]},
             ".destinations[0].type",
-            "must be filesystem or kafka or s3",
+            "must be filesystem, kafka or s3",
         ),
         ({"destinations": [folder(root="s3://b/p")]}, ".destinations[0].root", None),
         ({"destinations": [folder(root="~/archive")]}, ".destinations[0].root", None),

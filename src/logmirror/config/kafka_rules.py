@@ -44,13 +44,13 @@ def types_of(mirror: dict[str, Any], shared: dict[str, Any] | None, path: str) -
 def refuse_misplaced(source: Source, path: str, destination: dict[str, Any]) -> None:
     """Refuse, and remove, keys of a Kafka destination that belong elsewhere."""
     for key in [key for key in _ARCHIVE_KEYS if key in destination]:
-        source.complain(f"{path}.{key}", _ONLY_ARCHIVES, "remove it")
+        source.add_problem(f"{path}.{key}", _ONLY_ARCHIVES, "remove it")
         del destination[key]
     for own_key in ("name", "topic"):
         if path == "destination" and own_key in destination:
             message = "is not allowed in a destination for all mirrors"
             suggestion = "write destination-name-override in the mirror"
-            source.complain(f"{path}.{own_key}", message, suggestion)
+            source.add_problem(f"{path}.{own_key}", message, suggestion)
             del destination[own_key]
 
 
@@ -65,13 +65,13 @@ def check_mirror(
                 reason = "a replica in Kafka has the batches of the source"
                 if key == "chain-start":
                     reason = "a replica in Kafka starts where the source's log starts"
-                source.complain(f"{path}.{key}", _ONLY_ARCHIVES, f"remove it: {reason}")
+                source.add_problem(f"{path}.{key}", _ONLY_ARCHIVES, f"remove it: {reason}")
         override = text(mirror, "destination-name-override")
         if shared is not None and override is not None:
             _check_override(source, path, override)
     if types and types <= {"filesystem", "s3"} and text(mirror, "timestamp-mode") is not None:
         suggestion = "remove it: archives keep the timestamps of the source"
-        source.complain(f"{path}.timestamp-mode", _ONLY_KAFKA, suggestion)
+        source.add_problem(f"{path}.timestamp-mode", _ONLY_KAFKA, suggestion)
     if shared is None:
         for item_path, item in items(mirror, "destinations", path):
             check_destination(source, item_path, item)
@@ -81,7 +81,7 @@ def _check_override(source: Source, path: str, override: str) -> None:
     try:
         check_topic(override)
     except ValueError as error:
-        source.complain(f"{path}.destination-name-override", str(error))
+        source.add_problem(f"{path}.destination-name-override", str(error))
 
 
 def check_destination(source: Source, path: str, destination: dict[str, Any]) -> None:
@@ -89,10 +89,12 @@ def check_destination(source: Source, path: str, destination: dict[str, Any]) ->
     if text(destination, "type") != "kafka":
         return
     if destination.get("offsets") == "translate" and destination.get("holes") is not None:
-        source.complain(f"{path}.holes", "is only for offsets: preserve", "remove it")
+        source.add_problem(f"{path}.holes", "is only for offsets: preserve", "remove it")
     creates = destination.get("topic-sync") in (None, "create")
     if not creates and destination.get("replication-factor") is not None:
-        source.complain(f"{path}.replication-factor", "is only for topic-sync: create", "remove it")
+        source.add_problem(
+            f"{path}.replication-factor", "is only for topic-sync: create", "remove it"
+        )
 
 
 # Rules across mirrors.
@@ -162,21 +164,21 @@ def check_replicas(source: Source, root: dict[str, Any]) -> None:
     for replica in replicas:
         if replica.source == replica.target:
             message = f"replicates the topic {replica.target.name!r} onto itself"
-            source.complain(replica.path, message, "name another cluster or another topic")
+            source.add_problem(replica.path, message, "name another cluster or another topic")
             continue
         for other in by_target[replica.target]:
             partition = shared_partition(replica.partitions, other.partitions)
             if partition is not None:
                 target = f"{replica.target.name}-{partition}"
                 message = f"{other.path} also writes {target} of this cluster"
-                source.complain(replica.path, message, "choose another topic")
+                source.add_problem(replica.path, message, "choose another topic")
                 break
         by_target[replica.target].append(replica)
         loop = _way_back(replica, by_source)
         if loop:
             names = " to ".join(f"{one.mirror!r}" for one in [replica, *loop])
             message = f"closes a loop: records return to their topic, from {names}"
-            source.complain(replica.path, message, "keep one direction, or use two topics")
+            source.add_problem(replica.path, message, "keep one direction, or use two topics")
         else:
             by_source[replica.source].append(replica)
 

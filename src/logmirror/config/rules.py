@@ -63,7 +63,7 @@ def check(
     if source.is_broken(""):
         return None
     if not isinstance(source.root, dict):
-        source.complain("", "the file must be a mapping with the key mirrors", "see examples/")
+        source.add_problem("", "the file must be a mapping with the key mirrors", "see examples/")
         return None
     for path, part in _mappings(source.root):
         _refuse_unsupported(source, path, part)
@@ -124,7 +124,7 @@ def _report(source: Source, details: ErrorDetails) -> None:
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         loc = (*loc, "type")
         chosen = found.get("type") if isinstance(found, dict) else None
-        message = "is required" if chosen is None else f"must be {' or '.join(DESTINATION_TYPES)}"
+        message = "is required" if chosen is None else "must be filesystem, kafka or s3"
         suggestion = did_you_mean(chosen, DESTINATION_TYPES)
     elif kind == "value_error":
         message, suggestion = str(context["error"]), suggest_value(loc, found)
@@ -133,7 +133,7 @@ def _report(source: Source, details: ErrorDetails) -> None:
         suggestion = suggest_value(loc, found) if kind != "missing" else ""
     else:
         message = details["msg"]
-    source.complain(_path_of(without_type(loc)), message, suggestion)
+    source.add_problem(_path_of(without_type(loc)), message, suggestion)
 
 
 _MESSAGES: Final = {
@@ -174,13 +174,13 @@ def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
     for path, mirror in values.items(root, "mirrors", ""):
         name = values.text(mirror, "name")
         if name is not None and names.setdefault(name, path) != path:
-            source.complain(f"{path}.name", f"{names[name]} also has the name {name!r}")
+            source.add_problem(f"{path}.name", f"{names[name]} also has the name {name!r}")
         _check_partition_keys(source, path, mirror)
         if shared is None:
             _check_own_destinations(source, path, mirror)
         else:
-            kafka = one is not None and values.text(one, "type") == "kafka"
-            _check_shared_destination(source, path, mirror, files=not kafka)
+            is_kafka = one is not None and values.text(one, "type") == "kafka"
+            _check_shared_destination(source, path, mirror, is_archive=not is_kafka)
         if kafka_rules.types_of(mirror, one, path) != {"kafka"}:
             _check_encoding(source, path, mirror)
         kafka_rules.check_mirror(source, path, mirror, one)
@@ -188,7 +188,7 @@ def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
         _check_types(source, path, mirror, layout)
         if layout.get("compaction") is not None and mirror.get("chain-start") is not None:
             message = "has no effect with compaction: log, which starts at the log start offset"
-            source.complain(f"{path}.chain-start", message, "remove it")
+            source.add_problem(f"{path}.chain-start", message, "remove it")
         flows.extend(_flows(path, mirror, one))
     _check_directories(source, [flow for flow in flows if not source.is_broken(flow.path)])
 
@@ -200,42 +200,44 @@ def _check_partition_keys(source: Source, path: str, mirror: dict[str, Any]) -> 
         if mirror.get(key) is not None or source.is_broken(f"{path}.{key}")
     ]
     if not given:
-        source.complain(f"{path}.partition", "is required", "write partition: 0 or partitions: all")
+        source.add_problem(
+            f"{path}.partition", "is required", "write partition: 0 or partitions: all"
+        )
     elif len(given) > 1:
-        source.complain(f"{path}.partitions", "partition is set too", "keep one of them")
+        source.add_problem(f"{path}.partitions", "partition is set too", "keep one of them")
 
 
 def _check_own_destinations(source: Source, path: str, mirror: dict[str, Any]) -> None:
     if mirror.get("destinations") is None:
-        source.complain(f"{path}.destinations", "is required")
+        source.add_problem(f"{path}.destinations", "is required")
     types = kafka_rules.types_of(mirror, None, path)
     if mirror.get("flush") is None and (not types or types & {"filesystem", "s3"}):
-        source.complain(f"{path}.flush", "is required")
+        source.add_problem(f"{path}.flush", "is required")
     if mirror.get("destination-name-override") is not None:
         message = "is only for files with one destination for all mirrors"
         suggestion = "give the destination a name"
-        source.complain(f"{path}.destination-name-override", message, suggestion)
+        source.add_problem(f"{path}.destination-name-override", message, suggestion)
     items = list(values.items(mirror, "destinations", path))
     names: dict[str, str] = {}
     for item_path, item in items:
         name = values.text(item, "name")
         if name is None and len(items) > 1 and item.get("name") is None:
             message = "is required if a mirror has several destinations"
-            source.complain(f"{item_path}.name", message)
+            source.add_problem(f"{item_path}.name", message)
         if name is not None and names.setdefault(name, item_path) != item_path:
-            source.complain(f"{item_path}.name", f"{names[name]} also has the name {name!r}")
+            source.add_problem(f"{item_path}.name", f"{names[name]} also has the name {name!r}")
 
 
 def _check_shared_destination(
-    source: Source, path: str, mirror: dict[str, Any], *, files: bool
+    source: Source, path: str, mirror: dict[str, Any], *, is_archive: bool
 ) -> None:
-    for key in _ONLY_IN_SHARED if files else ("destinations", "timestamp-mode"):
+    for key in _ONLY_IN_SHARED if is_archive else ("destinations", "timestamp-mode"):
         if mirror.get(key) is not None:
             message = "the file has one destination for all mirrors"
             suggestion = (
                 "remove one of the two" if key == "destinations" else "move it to destination"
             )
-            source.complain(f"{path}.{key}", message, suggestion)
+            source.add_problem(f"{path}.{key}", message, suggestion)
 
 
 _FORMATS_OF: Final = (
@@ -250,9 +252,9 @@ def _check_encoding(source: Source, path: str, mapping: dict[str, Any]) -> None:
     chosen = mapping.get("format") or "parquet"
     for key, formats in _FORMATS_OF:
         if mapping.get(key) is not None and chosen not in formats:
-            source.complain(f"{path}.{key}", f"is only for format: {formats[0]}", "remove it")
+            source.add_problem(f"{path}.{key}", f"is only for format: {formats[0]}", "remove it")
     if mapping.get("compaction") is None and mapping.get("snapshots") is not None:
-        source.complain(f"{path}.snapshots", "is only for compaction: log", "remove it")
+        source.add_problem(f"{path}.snapshots", "is only for compaction: log", "remove it")
 
 
 _NOT_IN_NDJSON: Final = ("bytes", "json", "json-parseable")
@@ -265,7 +267,7 @@ def _check_types(source: Source, path: str, mirror: dict[str, Any], layout: dict
     for key in ("keys", "values"):
         if values.text(values.mapping(mirror, key) or {}, "type") in _NOT_IN_NDJSON:
             message, suggestion = "must be utf8 with format: ndjson", "write utf8, or remove it"
-            source.complain(f"{path}.{key}.type", message, suggestion)
+            source.add_problem(f"{path}.{key}.type", message, suggestion)
 
 
 _SOURCE_KEYS: Final = {
@@ -292,11 +294,11 @@ def _check_properties(source: Source, root: dict[str, Any], validate: PropertyCh
     properties = spark.get("properties") if isinstance(spark, dict) else None
     for key in properties if isinstance(properties, dict) else ():
         if key == "spark.master":
-            source.complain(
+            source.add_problem(
                 f"spark.properties.{key}", "the file has a key for this", "write master"
             )
         elif not key.startswith("spark."):
-            source.complain(f"spark.properties.{key}", "must begin with spark.")
+            source.add_problem(f"spark.properties.{key}", "must begin with spark.")
 
 
 def _check_connection(
@@ -310,14 +312,14 @@ def _check_connection(
     for key, suggestion in keys.items():
         if key in properties:
             message = "the file has a key for this"
-            source.complain(f"{path}.properties.{key}", message, suggestion)
+            source.add_problem(f"{path}.properties.{key}", message, suggestion)
     others = {
         key: text
         for key, text in properties.texts.items()
         if key not in keys and properties[key] is not None
     }
     for key, message, suggestion in validate(others) if validate else ():
-        source.complain(f"{path}.properties.{key}", message, suggestion)
+        source.add_problem(f"{path}.properties.{key}", message, suggestion)
 
 
 def _flows(path: str, mirror: dict[str, Any], shared: dict[str, Any] | None) -> Iterator[_Flow]:
@@ -356,7 +358,7 @@ def _check_directories(source: Source, flows: list[_Flow]) -> None:
             if partition is not None:
                 path = f"{flow.directory}/{partition}"
                 message = f"mirrors {other.mirror!r} and {flow.mirror!r} both write {path!r}"
-                source.complain(flow.path, message, "choose another root or name")
+                source.add_problem(flow.path, message, "choose another root or name")
                 break
         by_directory[flow.directory].append(flow)
     for flow in flows:
@@ -373,5 +375,5 @@ def _check_not_inside(source: Source, flow: _Flow, by_directory: dict[str, list[
         for other in by_directory[str(outer)]:
             if other.partitions is None or int(child) in other.partitions:
                 message = f"{flow.directory!r} is inside {str(outer / child)!r} of {other.mirror!r}"
-                source.complain(flow.path, message, "choose another root or name")
+                source.add_problem(flow.path, message, "choose another root or name")
                 return

@@ -33,7 +33,7 @@ def check_destination(
     if text(destination, "type") != "s3":
         return
     if destination.get("kms-key-id") is not None and destination.get("sse") != "aws:kms":
-        source.complain(f"{path}.kms-key-id", "is only for sse: aws:kms", "write sse: aws:kms")
+        source.add_problem(f"{path}.kms-key-id", "is only for sse: aws:kms", "write sse: aws:kms")
     for where, identity in _identities(destination, path):
         _check_identity(source, where, identity)
         _resolve_variables(source, where, identity, environ, is_needed=needs_variables)
@@ -44,15 +44,15 @@ def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> Non
         given = [name for name in (key, secret) if identity.get(name) is not None]
         if len(given) == 1:
             missing = secret if given == [key] else key
-            source.complain(f"{where}.{missing}", f"is required with {given[0]}")
+            source.add_problem(f"{where}.{missing}", f"is required with {given[0]}")
     given = [name for name in _IDENTITY_KEYS if identity.get(name) is not None]
     for other in given[1:]:
-        source.complain(f"{where}.{other}", f"{given[0]} is set too", "keep one of them")
+        source.add_problem(f"{where}.{other}", f"{given[0]} is set too", "keep one of them")
     if identity.get("session-token") is not None and not given:
         message = "requires an access-key-id"
-        source.complain(f"{where}.session-token", message, "remove it")
+        source.add_problem(f"{where}.session-token", message, "remove it")
     if identity.get("sts-endpoint") is not None and identity.get("role-arn") is None:
-        source.complain(f"{where}.sts-endpoint", "requires a role-arn", "remove it")
+        source.add_problem(f"{where}.sts-endpoint", "requires a role-arn", "remove it")
 
 
 def _resolve_variables(
@@ -67,7 +67,7 @@ def _resolve_variables(
         if (name := text(identity, variable)) is not None:
             if name not in environ and is_needed:
                 message = f"the environment variable {name} is not set"
-                source.complain(f"{where}.{variable}", message)
+                source.add_problem(f"{where}.{variable}", message)
             elif name not in environ:
                 source.unset.append(name)
             identity.setdefault(key, environ.get(name, ""))

@@ -66,7 +66,7 @@ class Source:
     unset: list[str] = field(default_factory=list)
     """Environment variables that settings name, that are not set and that are not required."""
 
-    def complain(self, path: str, message: str, suggestion: str = "") -> None:
+    def add_problem(self, path: str, message: str, suggestion: str = "") -> None:
         """Record a problem at `path`, unless the value there is unknown."""
         if not self.is_broken(path):
             self.problems.append(self.locations.problem(path, message, suggestion))
@@ -75,7 +75,7 @@ class Source:
         """Record one problem at `path` instead of all present and future ones at and below it."""
         self.problems[:] = [p for p in self.problems if not _is_within(p.path, path)]
         self.broken = {broken for broken in self.broken if not _is_within(broken, path)}
-        self.complain(path, message, suggestion)
+        self.add_problem(path, message, suggestion)
         self.broken.add(path)
 
     def is_broken(self, path: str) -> bool:
@@ -174,7 +174,7 @@ class _Builder:
         hidden, self._references = _hide_references(text)
         self._scan(hidden)
         if len(self._events) == 0:
-            self._complain("", None, "the file is empty", "see examples/")
+            self._add_problem("", None, "the file is empty", "see examples/")
             raise _AbortError
         value, _ = self._node(0, "")
         return value
@@ -187,7 +187,7 @@ class _Builder:
                 if isinstance(event, yaml.DocumentStartEvent):
                     documents += 1
                     if documents > 1:
-                        self._complain(
+                        self._add_problem(
                             "", event, "a second document begins", "use one file per document"
                         )
                         raise _AbortError
@@ -196,7 +196,7 @@ class _Builder:
                     depth += isinstance(event, yaml.CollectionStartEvent)
                     depth -= isinstance(event, yaml.CollectionEndEvent)
                 if depth > MAX_DEPTH:
-                    self._complain("", event, f"nested more than {MAX_DEPTH} levels deep")
+                    self._add_problem("", event, f"nested more than {MAX_DEPTH} levels deep")
                     raise _AbortError
         except yaml.MarkedYAMLError as error:
             self._not_yaml(error)
@@ -220,7 +220,9 @@ class _Builder:
         self.problems.append(Problem("", line, column, message))
         raise _AbortError
 
-    def _complain(self, path: str, event: yaml.Event | None, message: str, hint: str = "") -> None:
+    def _add_problem(
+        self, path: str, event: yaml.Event | None, message: str, hint: str = ""
+    ) -> None:
         mark = event.start_mark if event else None
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
         self.problems.append(Problem(path, line, column, message, hint))
@@ -230,7 +232,7 @@ class _Builder:
         event = self._events[at]
         self._node_count += 1
         if self._node_count > MAX_NODES:
-            self._complain("", event, f"more than {MAX_NODES} values after resolving aliases")
+            self._add_problem("", event, f"more than {MAX_NODES} values after resolving aliases")
             raise _AbortError
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, path), at + 1
@@ -238,7 +240,7 @@ class _Builder:
             message = f"unexpected event {type(event).__name__}"
             raise TypeError(message)
         if event.tag is not None:
-            self._complain(path, event, "tags (`!...`) are not supported", "quote the value")
+            self._add_problem(path, event, "tags (`!...`) are not supported", "quote the value")
             self.broken.add(path)
         value: object
         if isinstance(event, yaml.ScalarEvent):
@@ -249,13 +251,13 @@ class _Builder:
             value, after = self._mapping(at, path)
         # Defined after the value: an alias inside it finds no anchor and cannot recurse forever.
         if event.anchor is not None and self._anchors.setdefault(event.anchor, at) != at:
-            self._complain(path, event, "duplicate anchor")
+            self._add_problem(path, event, "duplicate anchor")
         return value, after
 
     def _alias(self, event: yaml.AliasEvent, path: str) -> object:
         start = self._anchors.get(str(event.anchor))
         if start is None:
-            self._complain(path, event, "this alias (`*...`) has no anchor", "quote the value")
+            self._add_problem(path, event, "this alias (`*...`) has no anchor", "quote the value")
             self.broken.add(path)
             return None
         # Built again: each path below has a place, and each value counts toward the limit.
@@ -283,7 +285,7 @@ class _Builder:
                 continue
             child = f"{path}.{key}" if path else key
             if key in values:
-                self._complain(child, event, "duplicate key", "keep one of them")
+                self._add_problem(child, event, "duplicate key", "keep one of them")
                 at = self._after(at + 1)
                 continue
             self._remember(child, event)
@@ -312,13 +314,13 @@ class _Builder:
     def _key(self, event: yaml.Event, path: str) -> str | None:
         """Return the key; None, after recording a problem, if it is invalid."""
         if not isinstance(event, yaml.ScalarEvent):
-            self._complain(path, event, "a key must be a word")
+            self._add_problem(path, event, "a key must be a word")
         elif event.tag is not None or _HIDDEN.search(event.value):
-            self._complain(path, event, "a key must be a plain word, without tag or reference")
+            self._add_problem(path, event, "a key must be a plain word, without tag or reference")
         elif event.value == "<<":
-            self._complain(path, event, "merge keys (`<<`) are not part of YAML 1.2")
+            self._add_problem(path, event, "merge keys (`<<`) are not part of YAML 1.2")
         elif not event.value:
-            self._complain(path, event, "a key is missing before the colon")
+            self._add_problem(path, event, "a key is missing before the colon")
         else:
             return str(event.value)
         return None
