@@ -1,7 +1,8 @@
-"""docs/mirror-v3-parity.md keeps its word: every test of mirror-v3's list stands on it, once, and
-whatever it says is shown by a test names a test that is there and carries the ID.
+"""docs/mirror-v3-parity.md lists every test of mirror-v3 once, and names tests that show its rows.
 
-Method: the page is read as text, tests are searched for the IDs as they are written.
+Method: pytest collects the files that the page names. A row stands if each of its tests is
+collected, and if together they carry all of its IDs: by a `mirror_v3` marker, or in the name, the
+docstring or the parameters. That an ID occurs somewhere in a file proves nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import pytest
+
+from kit.judges.collected import collect
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "mirror-v3-parity.md"
@@ -41,23 +46,30 @@ LIST: Final = {
 }
 """How many tests of each kind there are; their numbers begin at 1."""
 
+SHOWN: Final = {"same", "differs", "partly"}
+"""Verdicts that need a test. `not offered` may name the test that shows the refusal."""
+
 _ROW: Final = re.compile(
-    r"^\| ([A-Z0-9]+-\d\d(?:\.\.\d\d)?) \| (.+?) \| (.+?) \| (.*?) ?\|$", re.MULTILINE
+    r"^\| ([A-Z0-9]+-\d\d(?:\.\.\d\d)?) \| (.+?) \| (.+?) \| (.+?) \| (.*?) ?\|$", re.MULTILINE
 )
+_TEST: Final = re.compile(r"tests/[\w/]+\.py::test_\w+")
 
 
-class Line(NamedTuple):
-    """A line of the page's tables."""
+class Row(NamedTuple):
+    """A row of the page's tables."""
 
     ids: list[str]
-    shown_by: list[str]
+    verdict: str
+    tests: list[str]
     remark: str
 
 
-def _lines() -> list[Line]:
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    """All rows of the page."""
     found = [
-        Line(_ids(ids), re.findall(r"`(tests[^`]*)`", shown_by), remark)
-        for ids, _, shown_by, remark in _ROW.findall(PAGE.read_text())
+        Row(_ids(ids), verdict, re.findall(r"`([^`]+)`", tests), remark)
+        for ids, _, verdict, tests, remark in _ROW.findall(PAGE.read_text())
     ]
     assert len(found) > 100
     return found
@@ -69,31 +81,51 @@ def _ids(text: str) -> list[str]:
     return [f"{kind}-{n:02d}" for n in range(int(first), int(last or first) + 1)]
 
 
-def test_every_test_of_the_list_stands_on_the_page_once() -> None:
+@pytest.fixture(scope="module")
+def carried(rows: list[Row]) -> dict[str, set[str]]:
+    """The IDs that each collected test carries."""
+    return collect(*{test.partition("::")[0] for row in rows for test in row.tests})
+
+
+def test_every_test_of_the_list_is_on_the_page_once(rows: list[Row]) -> None:
     listed = [f"{kind}-{n:02d}" for kind, count in LIST.items() for n in range(1, count + 1)]
-    assert sorted(found for line in _lines() for found in line.ids) == sorted(listed)
+    assert sorted(found for row in rows for found in row.ids) == sorted(listed)
 
 
-def test_what_is_not_shown_has_a_reason() -> None:
-    assert [line.ids for line in _lines() if not (line.shown_by or line.remark)] == []
+def test_every_verdict_has_a_test_or_a_reason(rows: list[Row]) -> None:
+    for row in rows:
+        assert row.verdict in {*SHOWN, "not offered"}, row
+        assert row.tests or row.verdict not in SHOWN, row
+        assert row.remark or row.verdict == "same", row
 
 
-def test_what_is_shown_names_a_test_that_carries_the_id() -> None:
-    texts = {
-        path.relative_to(ROOT).as_posix(): path.read_text()
-        for path in (ROOT / "tests").rglob("*.py")
-        if path != Path(__file__).resolve()
-    }
-    missing = []
-    for line in _lines():
-        for place in line.shown_by:
-            where, _, name = place.partition("::")
-            among = [text for path, text in texts.items() if path.startswith(where)]
-            if name and not any(re.search(rf"^def {name}\(", text, re.MULTILINE) for text in among):
-                missing.append(place)
-            missing += [
-                f"{wanted} in {where}"
-                for wanted in line.ids
-                if not any(re.search(rf"\b{wanted}\b", text) for text in among)
-            ]
+def test_every_named_test_is_collected_and_carries_an_id_of_its_row(
+    rows: list[Row], carried: dict[str, set[str]]
+) -> None:
+    wrong = [
+        (row.ids[0], test)
+        for row in rows
+        for test in row.tests
+        if not _TEST.fullmatch(test) or not carried.get(test, set()).intersection(row.ids)
+    ]
+    assert wrong == []
+
+
+def test_every_id_is_carried_by_a_test_of_its_row(
+    rows: list[Row], carried: dict[str, set[str]]
+) -> None:
+    missing = [
+        one
+        for row in rows
+        if row.tests
+        for one in row.ids
+        if not any(one in carried.get(test, ()) for test in row.tests)
+    ]
     assert missing == []
+
+
+def test_an_id_in_a_comment_shows_nothing() -> None:
+    here = "tests/docs/test_parity.py"
+    found = collect(here)  # RUN-04
+    assert f"{here}::test_an_id_in_a_comment_shows_nothing" in found
+    assert not any(found.values())

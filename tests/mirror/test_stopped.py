@@ -29,7 +29,7 @@ from logmirror.mirror.source_views import MirrorSpec
 from logmirror.stores.locations import FolderLocation
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.commit import Committer
-from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.destination import ArchiveDestination
 
 
 class Mirrors:
@@ -48,7 +48,7 @@ class Mirrors:
         def open_store(location):
             return self.stores[location.root]
 
-        copies = ArchiveCopies(open_store, Committer(open_store, clock=self.clock), self.clock)
+        copies = ArchiveDestination(open_store, Committer(open_store, clock=self.clock), self.clock)
         self.runner = InlineRunner(self.client, open_store)
         self.service = Service(
             [
@@ -350,7 +350,7 @@ def test_until_now_gives_up_on_a_store_that_stays_away_and_finishes_the_others()
     assert mirrors.states() == {"a": "stopped", "b": "running"}
 
 
-@pytest.mark.mirror_v3("SUP-03")
+@pytest.mark.mirror_v3("SUP-03", "SUP-04")
 def test_what_fails_for_now_is_waiting_and_then_running_again():
     mirrors, seen = Mirrors("a", "b"), []
 

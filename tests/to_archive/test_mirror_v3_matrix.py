@@ -357,7 +357,7 @@ def test_a_stop_flushes_once_and_writes_nothing_when_nothing_waits(store, held):
 # -- snapshots, over gaps --------------------------------------------------------------------------
 
 
-@pytest.mark.mirror_v3("FSL-04", "FSL-05", "RUN-05", "RUN-06", "S3-07", "S3-08")
+@pytest.mark.mirror_v3("FSL-04", "FSL-05", "RUN-05", "RUN-06", "S3-07", "S3-08", "FS-14")
 def test_snapshots_over_gaps_are_objects_that_cover_them(store):
     """Two keys at 461, 466 and 470: one object 0 to 470 with two rows. Then one more record."""
     spec = spec_of(store, compaction=LOG)

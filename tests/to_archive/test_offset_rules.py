@@ -176,7 +176,7 @@ def test_r2_what_lies_before_an_unexplained_gap_is_kept(form):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.mirror_v3("FS-03")
+@pytest.mark.mirror_v3("RUN-03", "FS-03")
 def test_r2_known_causes_are_recorded_gaps(form):
     fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     log = Log(
