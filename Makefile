@@ -1,45 +1,53 @@
-# Everything here sets up what it needs; a second run finds it done.
+# Every target sets up what it needs; a second run skips that.
 
-# Which Python makes .venv; the newest of 3.11 to 3.14 that is found when empty.
+# The Python of .venv. Empty: 3.11, which the tests run on, else the oldest later one.
 PYTHON ?=
 export PYTHON
 
-# Many processes start here; each would compile all it imports, three times the work of a start.
+# Tests start many processes; without compiled modules each start takes three times the CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
 RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-# More processes than two cores: much of what tests do is to wait. Longest groups first.
+# More processes than two cores, because tests wait for servers. Longest groups first.
 SPREAD := -n 5 --dist loadgroup --no-loadscope-reorder
 
-# Tests leave gigabytes in their folder. It goes when all pass, and is there to look at when one fails.
+# The files of tests take gigabytes. They are deleted if all tests pass, and kept if one fails.
 IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; } \
-  || { echo "left to look at, delete it afterwards: $$folder" >&2; false; }
+  || { echo "files of the failed tests, delete them afterwards: $$folder" >&2; false; }
+
+# Which tests run; tests/kit/tiers.py says which belong to what.
+pytest = @folder=$$(mktemp -d) && LOGMIRROR_TEST_TIER=$(1) $(RUN) pytest $(2) $(IN_A_FOLDER)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test nightly lint bench format schema faults docs record-demo lock clean
+.PHONY: help install demo check test gate nightly lint bench format schema faults docs record-demo lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/\1\t\2/' | \
 	  awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
-install: ## Make .venv with the locked packages; find or install Java
+install: ## Create .venv with the locked packages; find or install Java
 	@scripts/setup.sh
 
-demo: install ## Watch the main job on this machine in about a minute
+demo: install ## Run the main job on this machine in about a minute
 	@$(RUN) logmirror demo
 
-test: testtools checks ## Lint, then every test, against real Apache Kafka brokers
-	@folder=$$(mktemp -d) && $(RUN) pytest $(SPREAD) --durations 15 $(IN_A_FOLDER)
+check: install checks ## Lint, types, contracts, unit tests; no JVM; three minutes
+	$(call pytest,check,-n 3 -q --durations 5)
 
-nightly: testtools checks ## The same with 50 kills of each kind, and all releases of Kafka everywhere
-	@folder=$$(mktemp -d) && LOGMIRROR_TEST_NIGHTLY=1 LOGMIRROR_TEST_KILLS=50 \
-	  $(RUN) pytest $(SPREAD) --durations 15 $(IN_A_FOLDER)
+test: testtools checks ## Every promise and judge once, with Apache Kafka 3.9 and 4.3, S3 and Spark
+	$(call pytest,test,$(SPREAD) --durations 15)
 
-lint: install checks ## Ruff, mypy --strict, import contracts
+gate: testtools ## What .ci/run runs after `make test`: repeated kills, other releases, full sizes
+	$(call pytest,gate,$(SPREAD) --durations 15)
 
-bench: testtools ## Measure against the peers, for an hour; writes docs/bench.md
+nightly: testtools checks ## Everything, with 50 kills of each kind and every cell of the fault matrix
+	$(call pytest,nightly,$(SPREAD) --durations 15)
+
+lint: install checks ## Format, Ruff, mypy --strict, import contracts
+
+bench: testtools ## Benchmark against the peers, half an hour; writes docs/bench.md
 	@$(RUN) python bench/report.py
 
 format: install ## Format the code and fix what Ruff can fix
@@ -60,7 +68,7 @@ docs: install ## Build the site of docs/ into build/site; a broken link or ancho
 record-demo: install # Record `make demo` as docs/assets/demo.svg
 	@$(RUN) python scripts/record_demo.py
 
-lock: install ## Resolve both requirements.lock anew from pyproject.toml
+lock: install ## Resolve both requirements.lock again from pyproject.toml
 	@$(RUN) uv pip compile pyproject.toml --group dev --extra demo --universal \
 	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
 	  --quiet --upgrade --output-file requirements.lock

@@ -4,13 +4,23 @@
 #     scripts/setup.sh          .venv with the locked packages, and Java
 #     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, Prometheus, shells
 #
-# What is missing is installed where the package manager lets us (as root, or by sudo that asks no
-# password); otherwise the script stops and says what to install. Nothing is done twice.
+# What is missing is installed with the package manager, as root or by sudo without a password;
+# otherwise the script stops and says what to install. Steps that are done are skipped. Each step
+# prints its duration.
 set -eu
 cd "$(dirname "$0")/.."
 
 stop() { printf 'setup: %s\n' "$*" >&2; exit 1; }
-say() { printf 'setup: %s\n' "$*" >&2; }
+
+# step WHAT COMMAND...: run a command, and print what it does and how many seconds it took.
+step() {
+    printf 'setup: %s ...' "$1" >&2
+    shift
+    began=$(date +%s)
+    if "$@"; then printf ' %d s\n' $(($(date +%s) - began)) >&2
+    else status=$?; printf ' failed\n' >&2; return $status
+    fi
+}
 
 # ---- The machine's package manager --------------------------------------------------------------
 
@@ -35,6 +45,12 @@ install_first() {
     return 1
 }
 
+install_or_update() {
+    install_first "$@" && return 0
+    [ "$manager" = apt-get ] && as_root apt-get update -q >>"$setup_log" 2>&1 </dev/null &&
+        install_first "$@"
+}
+
 # provide WHAT APT DNF BREW: each of the last three is a list of package names, first choice first.
 provide() {
     what=$1
@@ -46,13 +62,8 @@ provide() {
     esac
     fix="install it and run the same command again"
     if [ -n "$names" ]; then
-        say "$what is missing; installing it with $manager"
         # shellcheck disable=SC2086  # a list of names
-        install_first $names && return 0
-        if [ "$manager" = apt-get ] && as_root apt-get update -q >>"$setup_log" 2>&1 </dev/null; then
-            # shellcheck disable=SC2086
-            install_first $names && return 0
-        fi
+        step "installing ${names%% *} with $manager: $what" install_or_update $names && return 0
         tail -n 12 "$setup_log" >&2
         fix="try: $manager install ${names%% *}"
     fi
@@ -72,9 +83,9 @@ is_python() {
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null
 }
 
-# The newest that runs; the locked packages offer wheels for these versions.
+# The tests run on 3.11. The locked packages have wheels for all of these.
 find_python() {
-    for candidate in ${PYTHON:-} python3.14 python3.13 python3.12 python3.11 python3 python; do
+    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3.14 python3 python; do
         if is_python "$candidate"; then command -v "$candidate"; return 0; fi
     done
     return 1
@@ -90,23 +101,41 @@ make_environment() {
             provide "Python's venv module" "python$version-venv python3-venv" \
                 python3-pip python3
         fi
-        say "making .venv with $("$python" --version); the first time takes some minutes"
         rm -rf .venv
-        "$python" -m venv .venv
-        # Two packages come as sources only. What builds them is locked as well, and goes first.
-        awk '/^[a-z]/ { wanted = /^(setuptools|wheel|packaging)==/ } wanted' requirements.lock \
-            >.venv/builders.lock
-        pip_install --require-hashes -r .venv/builders.lock
-        pip_install --require-hashes --no-build-isolation -r requirements.lock
+        step "creating .venv with $("$python" --version)" "$python" -m venv .venv
+        # uv installs in a third of pip's time. It is locked as well. So is what builds the two
+        # packages that come as sources only.
+        locked uv >.venv/uv.lock
+        locked setuptools wheel packaging >.venv/builders.lock
+        step "installing uv" pip_install --require-hashes -r .venv/uv.lock
+        step "installing $(grep -c '^[a-z]' requirements.lock) Python packages" install_packages
         printf '%s' "$packages" >.venv/packages
     fi
     project=$(cksum <pyproject.toml)
     if [ "$(cat .venv/project 2>/dev/null)" != "$project" ]; then
-        pip_install --no-deps --no-build-isolation --editable .
+        step "installing logmirror" pip_install --no-deps --no-build-isolation --editable .
+        step "compiling kernels" \
+            .venv/bin/python -c 'from logmirror.engine import executor; executor.warm_up()'
         printf '%s' "$project" >.venv/project
-        # The first start would else wait for the kernels: 20 seconds of compiling, once.
-        .venv/bin/python -c 'from logmirror.engine import executor; executor.warm_up()'
     fi
+}
+
+# locked NAME...: the entries of these packages in requirements.lock, with their hashes.
+locked() {
+    names=$(printf '%s|' "$@")
+    awk -v names="^(${names%|})==" '/^[a-z]/ { wanted = $0 ~ names } wanted' requirements.lock
+}
+
+# uv does not read pip's configuration; where it cannot reach the packages, pip may.
+install_packages() {
+    uv_install -r .venv/builders.lock && uv_install --no-build-isolation -r requirements.lock ||
+        { pip_install --require-hashes -r .venv/builders.lock &&
+            pip_install --require-hashes --no-build-isolation -r requirements.lock; }
+}
+
+uv_install() {
+    .venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes "$@" \
+        >>"$setup_log" 2>&1
 }
 
 # Modules are compiled when they are first imported; most never are. Where this is forbidden, as in
@@ -164,12 +193,15 @@ need_prometheus() {
             "golang-github-prometheus prometheus2 prometheus" prometheus
         return
     fi
-    say "fetching Prometheus, which judges the metrics"
     mkdir -p "$tools"
-    fetch_prometheus || { as_root apt-get update -q >>"$setup_log" 2>&1 && fetch_prometheus; } || {
+    step "downloading Prometheus, which judges the metrics" fetch_or_update || {
         tail -n 12 "$setup_log" >&2
         stop "Prometheus could not be fetched; install prometheus and promtool and run this again"
     }
+}
+
+fetch_or_update() {
+    fetch_prometheus || { as_root apt-get update -q >>"$setup_log" 2>&1 && fetch_prometheus; }
 }
 
 fetch_prometheus() {
@@ -181,10 +213,11 @@ fetch_prometheus() {
 
 # ---- All of it ----------------------------------------------------------------------------------
 
-# What Go builds for the tests takes minutes of one core, fetching packages most of the other. If it
-# fails here, the test that needs it says why.
+# Go builds the servers of the tests beside the other steps: minutes of one core, the first time. If
+# it fails here, the test that needs it says why.
 if [ "${1:-}" = tests ] && command -v go >/dev/null 2>&1 && python=$(find_python); then
     PYTHONPATH=tests "$python" -B -m kit.servers.go >/dev/null 2>&1 </dev/null &
+    builds=$!
 fi
 make_environment
 need_java
@@ -200,5 +233,5 @@ if [ "${1:-}" = tests ]; then
     [ "$(uname)" != Linux ] || command -v systemd-analyze >/dev/null 2>&1 ||
         provide "systemd-analyze, which checks a unit," systemd systemd ""
     need_prometheus
+    [ -z "${builds:-}" ] || step "building the servers of the tests with Go" wait "$builds" || true
 fi
-wait

@@ -19,6 +19,7 @@ from kit.servers.apache import RELEASES, VERSIONS, ApacheTools
 from kit.servers.kafka import ApacheKafka
 from kit.servers.machine import remove_temporary_folder
 from kit.servers.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
+from kit.tiers import is_selected
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -32,12 +33,16 @@ _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker by which a test shows a row of docs/mirror-v3-parity.md."""
+    """Declare the markers: a row of docs/mirror-v3-parity.md, and those of `kit.tiers`."""
     config.addinivalue_line("markers", "mirror_v3(*ids): tests of mirror-v3 that this test matches")
+    config.addinivalue_line("markers", "gate(reason): runs in .ci/run after `make test`")
+    config.addinivalue_line("markers", "thinned: runs smaller in `make test`, in full in .ci/run")
+    config.addinivalue_line("markers", "jvm: starts a JVM")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
+    config: pytest.Config,
     items: list[pytest.Item],
 ) -> Generator[None, object, object]:
     """Keep the tests that share a broker in one process, so that each broker starts only once.
@@ -46,6 +51,9 @@ def pytest_collection_modifyitems(
     `--no-loadscope-reorder` groups of minutes come first, and the many tests that belong to no
     group fill the gaps at the end.
     """
+    left_out = [item for item in items if not is_selected(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if is_selected(item)]
     for item in items:
         brokers = _SHARED_BROKERS.intersection(getattr(item, "fixturenames", ()))
         parameters = item.callspec.params if hasattr(item, "callspec") else {}

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from kit.judges.flights import NOTHING, departure_ms, flight_rows
-from kit.servers.apache import NIGHTLY
+from kit.tiers import NIGHTLY
 from logmirror.demo import replicas, scenario
 from logmirror.errors import UsageError
 

@@ -19,8 +19,8 @@ import pytest
 
 from kit.runs.commands import QUIET
 from kit.runs.inline_run import python_path
-from kit.servers.apache import NIGHTLY
 from kit.servers.machine import HOST, free_ports, program
+from kit.tiers import NIGHTLY
 
 DOCS = Path(__file__).parents[2] / "docs"
 LISTENING = "until kcat -L -b 127.0.0.1:{port} > listening 2>&1; do sleep 0.1; done\n"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.runs.commands import BrokerCommand
-from kit.servers.apache import NIGHTLY, VERSIONS
+from kit.servers.apache import VERSIONS
 from kit.servers.kafka import ApacheKafka
+from kit.tiers import NIGHTLY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,8 +26,9 @@ from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, wait_u
 from kit.runs.inline_run import InlineRun, run_now
 from kit.runs.inline_server import ForkedProcess
 from kit.runs.writer import writing
-from kit.servers.apache import NIGHTLY
 from kit.servers.s3 import S3Server
+from kit.tiers import KILLS as ALL_KILLS
+from kit.tiers import NIGHTLY
 from logmirror.failpoints import POINTS as ALL_POINTS
 from logmirror.failpoints import VARIABLE
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(900)]
 
 POINTS = [p for p in ALL_POINTS if p.startswith("compact.")]
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "2"))
+KILLS = max(ALL_KILLS // 5, 2)
 SMALL = ("--min-objects", "2")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "compact.md").read_text()
 (RULE,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -28,8 +28,9 @@ from kit.judges.truth import Source
 from kit.runs.commands import BrokerCommand, logmirror, logmirror_json, write_config
 from kit.runs.inline_run import mirror_to_cluster
 from kit.runs.writer import writing
-from kit.servers.apache import NIGHTLY, VERSIONS, ApacheTools
+from kit.servers.apache import VERSIONS, ApacheTools
 from kit.servers.kafka import ApacheKafka
+from kit.tiers import NIGHTLY
 from logmirror.cluster.produce import ProducePipeline
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(600)]

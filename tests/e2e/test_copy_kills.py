@@ -22,11 +22,11 @@ from kit.judges.truth import Source
 from kit.runs.commands import Run, wait_until, write_config
 from kit.runs.inline_run import InlineRun, mirror_to_cluster
 from kit.runs.writer import writing
+from kit.tiers import KILLS
 from logmirror.failpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-kills"), pytest.mark.timeout(1800)]
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10"))
 ON_SPARK = {2: "the driver", 6: "all processes"}
 """Which of the random kills hit a mirror on Spark, and what of it."""
 

@@ -21,8 +21,9 @@ from kit.runs.commands import Run, wait_until, write_config
 from kit.runs.inline_run import InlineRun, mirror_to_cluster
 from kit.runs.stopping_run import KERNEL, StoppingRun
 from kit.runs.writer import writing
-from kit.servers.apache import NIGHTLY, VERSIONS
+from kit.servers.apache import VERSIONS
 from kit.servers.cluster import KafkaCluster
+from kit.tiers import NIGHTLY
 from logmirror.errors import PositionError
 
 pytestmark = [pytest.mark.xdist_group("e2e-copy-writers"), pytest.mark.timeout(900)]

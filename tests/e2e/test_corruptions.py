@@ -27,7 +27,7 @@ from kit.judges.copies import copy, forget_connections
 from kit.judges.gaps import write_transactions
 from kit.runs import damage
 from kit.runs.commands import EXTENSIONS, FORMATS, mirror
-from kit.servers.apache import NIGHTLY
+from kit.tiers import NIGHTLY
 from logmirror.mirror.ports import FlowId
 from logmirror.testing import MemoryStore
 from logmirror.verify.archive import verify_content, verify_names
@@ -85,10 +85,10 @@ def verify(form, chain, touched=None):
     for name, data in chain.claims.items():
         store.objects[f".logmirror/claims/{flow.folder}/{name}"] = data
     names, _ = verify_names(store, flow, spec.extension, chain_start=None)
-    deep, links = verify_names(store, flow, spec.extension, chain_start=None)
+    deep, objects = verify_names(store, flow, spec.extension, chain_start=None)
     if touched is not None:
-        links = [link for link in links if link.name in touched]
-    for _ in verify_content(deep, links, store, spec):
+        objects = [obj for obj in objects if obj.name in touched]
+    for _ in verify_content(deep, objects, store, spec):
         pass
     return names, deep
 

@@ -36,6 +36,7 @@ from kit.judges.gaps import (
 from kit.runs.cleaning import clean, stop_cleaning
 from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster
 from kit.servers.cluster import KafkaCluster
+from kit.tiers import KILLS
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.admin import Admin
 from logmirror.errors import PositionError
@@ -43,7 +44,6 @@ from logmirror.failpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-hole-kills"), pytest.mark.timeout(1200)]
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10"))
 SOURCE, GUARDED = "4.3.1", "3.9.2"
 WAYS = ("markers", "transactions")
 

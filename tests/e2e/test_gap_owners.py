@@ -27,8 +27,7 @@ from kit.servers.apache import VERSIONS
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
-from logmirror.errors import PositionError
-from logmirror.mirror.ports import PositionMovedError
+from logmirror.errors import PositionError, PositionMovedError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.to_kafka import gap_leases
 from logmirror.to_kafka.gap_writer import GapWriter
@@ -66,19 +65,21 @@ def test_markers_of_a_writer_that_was_paused_are_refused(
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     paused, other = GapWriter(client), GapWriter(client)
-    seen_ms = SYSTEM_CLOCK.monotonic_ms() - 2000
+    verified_ms = SYSTEM_CLOCK.monotonic_ms() - 2000
     for writer in (paused, other):  # the pause comes behind the last look, and owners behind it
-        monkeypatch.setattr(writer, "_look_again", lambda _partition, _first, seen_ms, _: seen_ms)
+        monkeypatch.setattr(
+            writer, "_look_again", lambda _partition, _first, verified_ms, _: verified_ms
+        )
         monkeypatch.setattr(writer._owners, "own", lambda _partition, _first: None)  # noqa: SLF001  # the second of two guards is what is tested
-    other.fill(partition, 0, 2, **NAME, seen_ms=seen_ms + 1500)
+    other.fill(partition, 0, 2, **NAME, verified_ms=verified_ms + 1500)
 
     with pytest.raises(PositionMovedError) as caught:
-        paused.fill(partition, 0, 2, **NAME, seen_ms=seen_ms)
+        paused.fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
 
     assert caught.value.facts["error"] == "TRANSACTION_COORDINATOR_FENCED"
     assert end_of(client, partition) == 2
     # A clock that is behind keeps nobody out for long: the next try goes beyond what was seen.
-    paused.fill(partition, 2, 5, **NAME, seen_ms=seen_ms)
+    paused.fill(partition, 2, 5, **NAME, verified_ms=verified_ms)
     assert end_of(client, partition) == 5
 
 
@@ -88,11 +89,11 @@ def test_of_two_writers_that_are_awake_the_later_one_finds_the_gap_filled(
 ):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
-    seen_ms = SYSTEM_CLOCK.monotonic_ms() - 50
-    GapWriter(client).fill(partition, 0, 2, **NAME, seen_ms=seen_ms)
+    verified_ms = SYSTEM_CLOCK.monotonic_ms() - 50
+    GapWriter(client).fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
 
     with pytest.raises(PositionMovedError) as caught:
-        GapWriter(client).fill(partition, 0, 2, **NAME, seen_ms=seen_ms)
+        GapWriter(client).fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
 
     assert (caught.value.facts["expected"], caught.value.facts["found"]) == (0, 2)
     assert end_of(client, partition) == 2
@@ -118,7 +119,7 @@ def test_of_two_writers_at_one_gap_at_the_same_moment_one_fills_it(
             for number in range(ROUNDS):
                 together.wait()
                 try:
-                    writer.fill(partition, 3 * number, 3 * number + 3, **NAME, seen_ms=0)
+                    writer.fill(partition, 3 * number, 3 * number + 3, **NAME, verified_ms=0)
                 except PositionMovedError:
                     moved.append(number)
                 writer.rest()
@@ -135,27 +136,27 @@ def test_of_two_writers_at_one_gap_at_the_same_moment_one_fills_it(
 def test_the_gaps_of_an_owner_that_is_silent_are_taken_over_after_its_time(
     brokers, client, kind, topic_name, monkeypatch
 ):
-    monkeypatch.setattr(gap_leases, "PATIENCE_MS", 600)
+    monkeypatch.setattr(gap_leases, "LEASE_TIMEOUT_MS", 600)
     monkeypatch.setattr(gap_leases, "QUIESCE_MS", 400)
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     silent, other, third = (GapWriter(client) for _ in range(3))
-    silent.fill(partition, 0, 2, **NAME, seen_ms=0)
+    silent.fill(partition, 0, 2, **NAME, verified_ms=0)
 
     begun_s = time.monotonic()
-    other.fill(partition, 2, 4, **NAME, seen_ms=0)
+    other.fill(partition, 2, 4, **NAME, verified_ms=0)
     assert time.monotonic() - begun_s > 1
     other.rest()
     begun_s = time.monotonic()
-    third.fill(partition, 4, 6, **NAME, seen_ms=0)
+    third.fill(partition, 4, 6, **NAME, verified_ms=0)
     assert time.monotonic() - begun_s < 1, "it was given back"
 
     monkeypatch.setattr(gap_leases, "_CONFIRM_EVERY_MS", 0)
     with pytest.raises(PositionMovedError) as caught:
-        silent.fill(partition, 6, 8, **NAME, seen_ms=SYSTEM_CLOCK.monotonic_ms())
+        silent.fill(partition, 6, 8, **NAME, verified_ms=SYSTEM_CLOCK.monotonic_ms())
     assert "transactional_id" in caught.value.facts
     silent.rest()
-    third.fill(partition, 6, 8, **NAME, seen_ms=0)
+    third.fill(partition, 6, 8, **NAME, verified_ms=0)
     assert end_of(client, partition) == 8
 
 
@@ -167,14 +168,14 @@ def test_two_writers_of_empty_transactions_take_the_ids_from_each_other(
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     one, other = GapWriter(client), GapWriter(client)
-    one.fill(partition, 0, 2, **NAME, seen_ms=0)
-    other.fill(partition, 2, 4, **NAME, seen_ms=0)
+    one.fill(partition, 0, 2, **NAME, verified_ms=0)
+    other.fill(partition, 2, 4, **NAME, verified_ms=0)
 
     with pytest.raises(PositionMovedError):
-        one.fill(partition, 4, 6, **NAME, seen_ms=0)
+        one.fill(partition, 4, 6, **NAME, verified_ms=0)
 
     assert end_of(client, partition) == 4
-    one.fill(partition, 4, 6, **NAME, seen_ms=0)
+    one.fill(partition, 4, 6, **NAME, verified_ms=0)
     assert end_of(client, partition) == 6
 
 
@@ -188,13 +189,15 @@ def test_an_add_that_comes_late_begins_no_transaction_behind_the_gap(
     partition = TopicPartition(topic_name, 0)
     dropping = Dropping(monkeypatch)
     dropping.names = ["AddPartitionsToTxnRequest"]
-    GapWriter(client).fill(partition, 0, 4, **NAME, seen_ms=0)
+    GapWriter(client).fill(partition, 0, 4, **NAME, verified_ms=0)
     assert end_of(client, partition) == 4
 
     (topic,) = dropping.arrives_late(high=3).results_by_topic_v3_and_below
 
     assert topic.results_by_partition[0].partition_error_code == PRODUCER_FENCED
-    GapWriter(client).fill(partition, 4, 5, **NAME, seen_ms=0)  # takes the ids, ends what is open
+    GapWriter(client).fill(
+        partition, 4, 5, **NAME, verified_ms=0
+    )  # takes the ids, ends what is open
     assert end_of(client, partition) == 5
 
 
@@ -211,13 +214,13 @@ def test_a_marker_too_many_is_found_before_anything_else_is_written(
 ):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
-    writer.fill(partition, 0, 1, **NAME, seen_ms=0)
+    writer.fill(partition, 0, 1, **NAME, verified_ms=0)
     with PartitionClient(brokers[kind].bootstrap, topic_name) as raw:
         assert raw.write_markers((4711, 0)) == {4711: 0}
 
     later_ms = SYSTEM_CLOCK.monotonic_ms() + 1000  # not looked again
     with pytest.raises(PositionError) as caught:
-        writer.fill(partition, 1, 2, **NAME, seen_ms=later_ms)
+        writer.fill(partition, 1, 2, **NAME, verified_ms=later_ms)
 
     facts = caught.value.facts
     assert (facts["reason"], facts["expected"], facts["found"]) == ("HoleTooLong", 2, 3)
@@ -251,10 +254,10 @@ def test_batches_that_were_on_their_way_before_a_fence_are_refused_behind_it(
 
     assert write(5, epoch=0, sequence=0) == (0, 0)
     writer = GapWriter(client)
-    assert not writer.fill(partition, 5, 8, **NAME, seen_ms=0)
+    assert not writer.fill(partition, 5, 8, **NAME, verified_ms=0)
     assert write(2, epoch=0, sequence=5) == (0, 8), "most holes leave the data's sequence alone"
 
-    assert writer.fill(partition, 10, 13, **NAME, seen_ms=0, new_epoch=1)
+    assert writer.fill(partition, 10, 13, **NAME, verified_ms=0, new_epoch=1)
 
     assert write(7, epoch=0, sequence=7)[0] == 47
     assert end_of(client, partition) == 13
@@ -265,7 +268,7 @@ def test_batches_that_were_on_their_way_before_a_fence_are_refused_behind_it(
     assert write(7, epoch=1, sequence=0) == (0, 13)
     assert write(2, epoch=1, sequence=7) == (0, 20)
     with pytest.raises(PositionMovedError):
-        writer.fill(partition, 22, 23, **NAME, seen_ms=0, new_epoch=0)
+        writer.fill(partition, 22, 23, **NAME, verified_ms=0, new_epoch=0)
     rows = list(rows_by_librdkafka(brokers[kind].bootstrap, topic_name))
     assert [row.offset for row in rows] == [*range(5), 8, 9, *range(13, 22)]
 

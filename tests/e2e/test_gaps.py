@@ -274,7 +274,7 @@ def test_markers_that_are_refused_after_all_become_empty_transactions(
     guarded[version].create_topic(topic_name)
     allow_copies(guarded[version], [topic_name])
 
-    GapWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0, producer=PRODUCER)
+    GapWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, verified_ms=0, producer=PRODUCER)
 
     assert log_bounds(guarded[version].bootstrap, topic_name, 0) == (0, 5)
     assert max(producers_of_markers(guarded[version], topic_name)) < 1 << 40
@@ -286,7 +286,9 @@ def test_who_may_alter_the_cluster_may_write_markers(guarded, limited, version, 
     allow_copies(guarded[version], [topic_name])
 
     with allowed_on_cluster(guarded[version], "ALTER"):  # includes Describe
-        GapWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, seen_ms=0, producer=PRODUCER)
+        GapWriter(limited).fill(
+            TopicPartition(topic_name, 0), 0, 5, verified_ms=0, producer=PRODUCER
+        )
 
     assert producers_of_markers(guarded[version], topic_name) == {marker_producer_id(PRODUCER)}
 

@@ -26,11 +26,12 @@ from kit.judges.truth import Source
 from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun, run_now
 from kit.runs.writer import writing
+from kit.tiers import KILLS as ALL_KILLS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10")) // 2
+KILLS = max(ALL_KILLS // 2, 1)
 """Against each of the two sources."""
 
 ON_SPARK = 1 if KILLS <= 5 else KILLS

@@ -19,8 +19,8 @@ from kit.judges.truth import Source, object_names
 from kit.runs.commands import FORMATS, Run, mirror, wait_until, write_config
 from kit.runs.inline_run import run_now
 from kit.runs.writer import writing
-from kit.servers.apache import NIGHTLY
 from kit.servers.spark_cluster import spark_home
+from kit.tiers import NIGHTLY
 
 if TYPE_CHECKING:
     from pathlib import Path

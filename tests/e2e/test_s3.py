@@ -6,7 +6,6 @@ in folders: DuckDB, json, and a parser of batches that is not ours.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -22,6 +21,7 @@ from kit.runs.commands import FORMATS, Run, logmirror, mirror, wait_until, write
 from kit.runs.inline_run import InlineRun, run_now
 from kit.runs.writer import writing
 from kit.servers.s3 import S3Server
+from kit.tiers import KILLS
 from logmirror.failpoints import POINTS as ALL_POINTS
 from logmirror.failpoints import VARIABLE
 
@@ -36,7 +36,6 @@ POINTS = [
     if p.split(".")[0] not in {"head", "hole", "produce", "translate", "compact"}
 ]
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("LOGMIRROR_TEST_KILLS", "10"))
 """Each hits a run that writes all formats."""
 
 

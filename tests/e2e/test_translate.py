@@ -243,7 +243,7 @@ def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes
         sleeper.signal(signal.SIGCONT)
         write_transactions(apache_kafka.bootstrap, topic_name, seed=1)
         assert sleeper.wait() == FENCED, sleeper.text
-        assert "another run of this mirror has taken the flow over" in sleeper.text
+        assert "another run of this mirror has taken over the flow" in sleeper.text
     copy_to_the_end(config, tmp_path)
     assert visible(apache_kafka, f"{topic_name}-copy") == visible(apache_kafka, topic_name)
 

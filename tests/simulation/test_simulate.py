@@ -7,13 +7,13 @@ further ones.
 """
 
 import importlib.util
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow.compute as pc
 import pytest
 
+from kit.tiers import sized
 from logmirror.archive import claims
 from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.failpoints import POINTS
@@ -34,9 +34,9 @@ from logmirror.wire.rebatch import stamp
 
 TRANSLATED = ("Kafka", "translate")
 SENT, NOTED = "translate.sent", "translate.noted"
-NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
-SEEDS = 10_000 if NIGHTLY else 500
-STRIDE = 1 if NIGHTLY else 3
+
+SEEDS = sized(150, 500, 10_000)
+STRIDE = sized(9, 3, 1)
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 

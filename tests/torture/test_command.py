@@ -5,7 +5,6 @@ The trials with real processes run once on loopback, judged by the exit code and
 """
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 from kit.runs.commands import mirror, write_config
 from kit.runs.inline_run import mirror_to_cluster
 from kit.servers.machine import HOST
+from kit.tiers import NIGHTLY
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
 from logmirror.cli.main import app
@@ -27,7 +27,6 @@ from logmirror.torture.feeder import read_topic
 from logmirror.torture.processes import Broker
 from logmirror.torture.real import REAL_FAULTS, SIMULATED_ONLY, Flow
 
-NIGHTLY = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
 TRIALS, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import os
 import shutil
 import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
+
+import pytest
 
 from kit.servers.class_archives import archive_of
 from kit.servers.machine import Process, cache_folder, java, program, temporary_folder
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSIONS: Final = ("3.9.2", "4.3.1")
-NIGHTLY: Final = bool(os.environ.get("LOGMIRROR_TEST_NIGHTLY"))
-RELEASES: Final = VERSIONS if NIGHTLY else VERSIONS[-1:]
-"""Those with which long tests of one and the same thing run; `make nightly` takes all."""
+RELEASES: Final = tuple(
+    pytest.param(version, marks=pytest.mark.gate("the other release"))
+    if version != VERSIONS[-1]
+    else version
+    for version in VERSIONS
+)
+"""Parameters: `make test` runs these tests with the newest release, the gate with the others."""
 
 # 3.x logs through reload4j, 4.x through log4j 2; both speak the slf4j 1.7 interface.
 _LOGGING_JARS: Final = {

@@ -38,7 +38,13 @@ def program(name: str, *, home_variable: str = "") -> str:
 
 
 def java() -> str:
-    """Return the java launcher; 17 or later is needed for brokers of Kafka 4."""
+    """Return the java launcher; 17 or later is needed for brokers of Kafka 4.
+
+    Raises:
+        RuntimeError: Java is not on this machine, or `make check` runs, which starts no JVM.
+    """
+    if os.environ.get("LOGMIRROR_TEST_TIER") == "check":
+        raise RuntimeError("a test of `make check` starts a JVM: mark it with `jvm`")
     return program("java", home_variable="JAVA_HOME")
 
 
