@@ -3,7 +3,7 @@
 
     python scripts/write_dashboard.py
 
-A test fails when the file differs from what this would write.
+A test fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WIDTH: Final = 24
 
 
 class Panel(NamedTuple):
-    """One panel: what it asks Prometheus, and what each series is called."""
+    """One panel: its Prometheus queries, and the legend of each."""
 
     title: str
     queries: tuple[tuple[str, str], ...]
-    """Expression and legend; `OF` stands for the chosen mirrors and destinations."""
+    """Pairs of expression and legend. `OF` is replaced by the selectors of the variables."""
 
     unit: str = "short"
     kind: str = "timeseries"
@@ -63,36 +63,36 @@ PANELS: Final = (
         width=4,
     ),
     Panel(
-        "Objects another writer had first",
+        "Objects claimed first by another writer",
         (("sum(increase(logmirror_mirror_create_conflicts_totalOF[$__range]))", "conflicts"),),
         kind="stat",
         width=5,
-        about="Above 0, a second instance runs.",
+        about="Above 0, a second instance is running.",
     ),
     Panel(
         "Lag in time",
         (("logmirror_mirror_lag_seconds_maxOF", _EACH),),
         unit="s",
-        about="Age of the oldest record that is not copied, by its own timestamp.",
+        about="Age of the oldest record that is not copied, by its timestamp.",
     ),
     Panel("Lag in offsets", (("logmirror_mirror_lag_offsetsOF", _EACH),)),
     Panel(
-        "Waiting without a commit",
+        "Time without a commit",
         (
             ("logmirror_mirror_stalled_seconds_maxOF", _EACH),
             ("logmirror_destination_max_time_secondsOF", "max-time " + _EACH),
         ),
         unit="s",
-        about="Beyond twice max-time an alert fires.",
+        about="An alert fires above twice max-time plus 60 s.",
     ),
     Panel("Records", ((_rate("logmirror_mirror_records_total"), _EACH),), unit="cps"),
     Panel("Bytes written", ((_rate("logmirror_mirror_bytes_total"), _EACH),), unit="Bps"),
     Panel("Commits", ((_rate("logmirror_mirror_commits_total"), _EACH),), unit="ops"),
     Panel(
-        "What ended objects",
+        "Objects by trigger",
         ((_rate("logmirror_destination_flushes_total", "trigger"), "{{trigger}}"),),
         unit="ops",
-        about="Empty where LOGMIRROR_METRICS_PARTITIONS is off.",
+        about="Empty if LOGMIRROR_METRICS_PARTITIONS is off.",
     ),
     Panel(
         "Time to write an object",
@@ -125,7 +125,7 @@ PANELS: Final = (
         "Memory",
         (
             ("logmirror_memory_budget_bytes", "budget of all slots"),
-            ("logmirror_slot_memory_peak_bytes", "most of one slot's process"),
+            ("logmirror_slot_memory_peak_bytes", "peak of one slot's process"),
             ('process_resident_memory_bytes{job="logmirror"}', "driver"),
         ),
         unit="bytes",
@@ -145,10 +145,10 @@ PANELS: Final = (
         unit="s",
         kind="table",
         width=12,
-        about="Empty where LOGMIRROR_METRICS_PARTITIONS is off.",
+        about="Empty if LOGMIRROR_METRICS_PARTITIONS is off.",
     ),
     Panel(
-        "Partitions that wait to try again",
+        "Partitions that back off",
         (("logmirror_flow_inflight_retry_secondsOF > 0", _EACH + " {{topic}}-{{partition}}"),),
         unit="s",
         kind="table",
@@ -160,7 +160,7 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels, x, y, row_height = [], 0, 0, 0
     for number, panel in enumerate(PANELS, 1):
         if x + panel.width > _WIDTH:
@@ -228,7 +228,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The committed form."""
+    """Return the text of the file."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from logmirror import errors
-from logmirror.cli.screen import place_in_docs, print_error
+from logmirror.cli.output import place_in_docs, print_error
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
@@ -162,3 +162,13 @@ def test_links_between_the_pages_lead_somewhere():
             assert target.exists(), (page.name, link)
             if anchor:
                 assert anchor in anchors(target.read_text(encoding="utf-8")), (page.name, link)
+
+
+def test_a_copied_error_has_its_own_facts():
+    shared = errors.UnavailableError("no response", hint="wait", broker=1)
+    one = shared.copy(topic="a", broker=2)
+
+    assert type(one) is errors.UnavailableError
+    assert (one.message, one.hint) == ("no response", "wait")
+    assert one.facts == {"topic": "a", "broker": 1}
+    assert shared.facts == {"broker": 1}

@@ -1,15 +1,15 @@
-"""What can go wrong, grouped by what someone must do about it.
+"""The kinds of errors, by who acts on them.
 
 A kind exists only where it is handled differently from every other kind:
 
-    kind             exit  who acts    what they do
-    usage               2  the user    fix the command line, the YAML, or a permission
+    kind             exit  who acts    action
+    usage               2  the user    correct the command line, the YAML, or a permission
     unavailable        75  the loop    retry with back-off; nothing was written
-    outcome-unknown    75  the loop    re-read the position, then decide; never blindly retry
-    fenced             69  nobody      another writer owns the partition; stop for good
-    position           69  operator    source or destination is not where the chain says; look
-    corruption         65  operator    bytes are wrong, at rest or on the wire; never repaired
-    internal           70  us          a bug
+    outcome-unknown    75  the loop    read the position again, then decide; never retry blindly
+    fenced             69  the user    another writer owns the partition; find it, keep one
+    position           69  the user    source or destination contradicts the chain; compare them
+    corruption         65  the user    bytes are damaged, at rest or on the wire; never repaired
+    internal           70  developers  a bug
 
 The class and `kind` are public API. The message and the facts are not.
 """
@@ -20,14 +20,14 @@ from typing import ClassVar, Self
 
 
 class LogmirrorError(Exception):
-    """Base of every error we raise on purpose.
+    """Base class of all errors that logmirror raises on purpose.
 
     All subclasses share this constructor so that any of them survives pickling between a Spark
     executor and the driver (an exception with required keyword arguments does not).
 
     Args:
         message: One sentence, lower case, no full stop; what was expected and what was found.
-        hint: What to do next, when we know it.
+        hint: What to do next, if that is known. Empty: it is not.
         facts: The values needed to diagnose, for example `topic`, `partition`, `expected`.
     """
 
@@ -48,9 +48,16 @@ class LogmirrorError(Exception):
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
     def add_facts(self, **facts: object) -> Self:
-        """Add what only an outer layer knows, such as the topic; facts already there stay."""
+        """Add facts that an outer layer knows, such as the topic. Existing facts stay."""
         self.facts = {**facts, **self.facts}
         return self
+
+    def copy(self, **facts: object) -> Self:
+        """Return a copy with facts added. Existing facts stay.
+
+        For an error that several flows share: each gets a copy with its own topic and partition.
+        """
+        return type(self)(self.message, hint=self.hint, **{**facts, **self.facts})
 
 
 def _rebuild(
@@ -60,38 +67,42 @@ def _rebuild(
 
 
 class UsageError(LogmirrorError):
-    """The command line, the configuration or a permission is wrong; the user can fix it."""
+    """The command line, the configuration or a permission is wrong. The user can correct it."""
 
     kind = "usage"
     exit_code = 2
 
 
 class UnavailableError(LogmirrorError):
-    """Something could not be reached in time; nothing was written. Retry with back-off."""
+    """A service did not respond in time. Nothing was written. Retry with back-off."""
 
     kind = "unavailable"
     exit_code = 75
 
 
 class OutcomeUnknownError(LogmirrorError):
-    """The answer was lost; the write may or may not exist. Look before deciding (I7)."""
+    """The response was lost; the write may or may not exist. Read before deciding (I7)."""
 
     kind = "outcome-unknown"
     exit_code = 75
 
 
 class FencedError(LogmirrorError):
-    """Another writer owns the partition. Stop for good."""
+    """Another writer owns the partition. Do not retry."""
 
     kind = "fenced"
     exit_code = 69
 
 
 class PositionError(LogmirrorError):
-    """Source or destination does not stand where the chain says it must."""
+    """The position of the source or of the destination contradicts the chain."""
 
     kind = "position"
     exit_code = 69
+
+
+class PositionMovedError(PositionError):
+    """The destination's position is not the planned one. Nothing was written: read it again."""
 
 
 class CorruptionError(LogmirrorError):
@@ -102,7 +113,7 @@ class CorruptionError(LogmirrorError):
 
 
 class InternalError(LogmirrorError):
-    """A bug of ours."""
+    """A bug in logmirror."""
 
     kind = "internal"
     exit_code = 70

@@ -137,6 +137,6 @@ def test_a_closed_desk_leaves_no_thread_and_no_listener():
     with StopChannel() as stop_channel:
         pass
 
-    assert not any(thread.name == "leases" for thread in threading.enumerate())
+    assert not any(thread.name == "follow-windows" for thread in threading.enumerate())
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(stop_channel.address)

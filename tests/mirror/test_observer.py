@@ -470,7 +470,7 @@ def test_the_process_is_live_while_the_loop_turns_or_slices_run():
     assert health.not_live() == []
     clock.ms += 1001
     (reason,) = health.not_live()
-    assert "has stood still" in reason
+    assert "has made no progress" in reason
     with world.observer.ticking():
         assert health.not_live() == []
         clock.ms += 2 * LIVE_MS

@@ -120,13 +120,13 @@ def test_what_fails_after_its_mirror_has_stopped_is_counted_as_stopped_still():
     world = World(Log(batches(0, 5)))
     flow = FlowId(mirror="m", destination="d", topic="t", partition=0)
     state = FlowState(flow=flow, destination=world.spec, topic_id=None, compacted=False, position=0)
-    world.observer.opened(state)
+    world.observer.flow_opened(state)
     state.failures = 1
-    world.observer.waits(state, UnavailableError("no answer"), 1000)
+    world.observer.flow_waits(state, UnavailableError("no answer"), 1000)
     assert world.samples["flow_inflight_retry", FLOW] == 1
-    world.observer.stopped("m", "t", CorruptionError("broken"), None)
+    world.observer.mirror_stopped("m", "t", CorruptionError("broken"), None)
     assert world.samples["flow_inflight_retry", FLOW] == 0
-    world.observer.waits(state, UnavailableError("no answer"), 1000)
+    world.observer.flow_waits(state, UnavailableError("no answer"), 1000)
     world.observer.committed(state)
     found = world.samples
     assert world.flows(found) == {"running": 0, "waiting": 0, "stopped": 1}
@@ -158,7 +158,7 @@ def test_the_highest_memory_of_any_slot_so_far_is_told():
         tail=None,
     )
     for peaks, expected in (((0, 0), None), ((5, 9), 9), ((0, 7), 9)):
-        world.observer.ran([SliceResult(slice=part, receipts=(), peak_bytes=n) for n in peaks])
+        world.observer.slices_done([SliceResult(slice=part, receipts=(), peak_bytes=n) for n in peaks])
         assert world.samples.get(("slot_memory_peak_bytes", ())) == expected
 
 
@@ -178,7 +178,7 @@ def test_what_another_cluster_acknowledges_is_counted_in_commits_batches_bytes_a
     world = World(Log())
     flow = FlowId(mirror="m", destination="d", topic="t", partition=0)
     spec = KafkaSpec(cluster=None, topic="t")
-    world.observer.opened(
+    world.observer.flow_opened(
         FlowState(flow=flow, destination=spec, topic_id=None, compacted=False, position=0)
     )
     receipt = Receipt(

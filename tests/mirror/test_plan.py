@@ -127,7 +127,7 @@ def test_a_target_bounds_the_slice():
 
 def test_a_flow_that_waits_after_a_failure_is_left_out():
     assert tick(flow_state(retry_at_ms=10), now_ms=9, explicit=True) == []
-    assert tick(flow_state(lost=True), now_ms=9, explicit=True) == []
+    assert tick(flow_state(position_stale=True), now_ms=9, explicit=True) == []
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class World:
 
     def look(self, after_ms=0):
         self.clock.ms += after_ms
-        self.record_lag.look(self.states, self.mirror_of)
+        self.record_lag.update(self.states, self.mirror_of)
 
     def move(self, position):
         for state in self.states.values():
@@ -291,7 +291,7 @@ def test_the_loop_tells_ages_and_the_status_has_them():
             raise _LeftError
 
     clock.on_sleep = leave
-    more = {"clock": clock, "observer": observer, "hasty_client": lambda _source: hasty}
+    more = {"clock": clock, "observer": observer, "brief_client": lambda _source: hasty}
     with (
         service(client, MemoryStore(), spec=spec, **more) as (made, _),
         pytest.raises(_LeftError),

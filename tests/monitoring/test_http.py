@@ -49,16 +49,16 @@ def test_metrics_are_prometheus_text(port, recorder):
 
 def test_it_is_ready_when_each_mirror_is_opened_and_none_waits_or_has_stopped(port, health):
     assert ask(port, "/readyz")[0] == 503
-    health.opened("orders")
+    health.mirror_opened("orders")
     assert ask(port, "/readyz")[::2] == (503, "mirror=bills state=starting\n")
-    health.opened("bills")
+    health.mirror_opened("bills")
     assert ask(port, "/readyz")[::2] == (200, "ok\n")
-    health.waits(FLOW, UnavailableError("no answer"))
-    reason = "mirror=orders state=waiting kind=unavailable: no answer\n"
+    health.flow_waits(FLOW, UnavailableError("no response"))
+    reason = "mirror=orders state=waiting kind=unavailable: no response\n"
     assert ask(port, "/readyz")[::2] == (503, reason)
-    health.goes_on(FLOW)
+    health.flow_resumed(FLOW)
     assert ask(port, "/readyz")[0] == 200
-    health.stopped(FLOW.mirror, UnavailableError("no answer"))
+    health.mirror_stopped(FLOW.mirror, UnavailableError("no response"))
     assert "mirror=orders state=stopped" in ask(port, "/readyz")[2]
 
 
@@ -68,29 +68,29 @@ def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
     health = StatusBoard(
         ["orders", "bills"], SYSTEM_CLOCK, {("orders", "d"), ("bills", "d"), ("bills", "")}
     )
-    why = UnavailableError("no answer")
+    why = UnavailableError("no response")
     assert health.not_ready() == ["mirror=orders state=starting"]
-    health.unreachable("orders", "d", why)
-    health.opened("orders", {"d"})
+    health.opening_failed("orders", "d", why)
+    health.mirror_opened("orders", {"d"})
     assert health.not_ready() == []
     assert [one.state for one in health.mirrors()] == ["waiting", "starting"]
-    health.waits(FLOW, why)
+    health.flow_waits(FLOW, why)
     assert health.not_ready() == []
 
     other = replace(FLOW, destination="e")
-    red = ["mirror=orders state=waiting kind=unavailable: no answer"]
-    health.waits(other, why)
+    red = ["mirror=orders state=waiting kind=unavailable: no response"]
+    health.flow_waits(other, why)
     assert health.not_ready() == red
-    health.goes_on(other)
-    health.unreachable("orders", "", why)
+    health.flow_resumed(other)
+    health.opening_failed("orders", "", why)
     assert health.not_ready() == red
-    health.opened("orders")
+    health.mirror_opened("orders")
     assert health.not_ready() == []
 
-    health.stopped("bills", why)
+    health.mirror_stopped("bills", why)
     assert health.not_ready() == []
-    health.stopped("orders", why, FLOW)  # its other destinations are no longer copied to, too
-    assert health.not_ready() == ["mirror=orders state=stopped kind=unavailable: no answer"]
+    health.mirror_stopped("orders", why, FLOW)  # its other destinations are no longer copied to, too
+    assert health.not_ready() == ["mirror=orders state=stopped kind=unavailable: no response"]
 
 
 def test_a_path_that_is_not_there_names_those_that_are(port):
@@ -164,8 +164,8 @@ def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
 
 def test_a_metric_says_whether_it_is_ready(port, health):
     assert "logmirror_ready 0.0" in ask(port, "/metrics").text
-    health.opened("orders")
-    health.opened("bills")
+    health.mirror_opened("orders")
+    health.mirror_opened("bills")
     assert "logmirror_ready 1.0" in ask(port, "/metrics").text
 
 

@@ -1,1 +1,1 @@
-"""The driver's loop: plan slices, run them, commit what came of them."""
+"""The driver's loop: poll the source, plan slices, run them, commit their results."""

@@ -1,6 +1,6 @@
-"""What the driver asks of a destination, whatever its kind: archives and clusters answer it.
+"""The port of a kind of destination: archives and clusters implement it.
 
-prepare -> positions -> (the source is asked) -> check -> opened -> [work] -> commit
+prepare -> positions -> (the source's offsets are read) -> check -> opened -> [slices] -> commit
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Destination(Protocol):
-    """The driver's side of one kind of destination: where flows stand, and what moves them."""
+    """The driver's side of one kind of destination: reads positions, and commits results."""
 
     def prepare(
         self,
@@ -34,59 +34,79 @@ class Destination(Protocol):
         topic: TopicMetadata,
         partitions: Collection[int] | None,
     ) -> DestinationSpec:
-        """Make ready what the flows of a topic need; called at the start and when it grows.
+        """Prepare a destination for a topic. Called at the start and for new partitions.
 
         Args:
-            spec: Where the copy goes.
-            source: The cluster that is copied.
-            topic: Its topic.
-            partitions: Those that are copied; None: all.
+            spec: The destination.
+            source: The client of the source's cluster.
+            topic: The source's topic.
+            partitions: The replicated partitions; None: all.
 
         Returns:
-            The same destination, with what has been learnt about it.
+            The same destination, completed by what its cluster or store reports.
 
         Raises:
-            UsageError: It cannot be made ready, or its settings would break the copy.
+            UsageError: It cannot be prepared, or its configuration would change, reject or delete
+                replicated records.
         """
         ...
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> Mapping[FlowId, int | LogmirrorError | None]:
-        """Where each flow stands, from what is durable (I1); None if nothing fixes it yet.
+        """Read the position of each flow from what is durable at the destination (I1).
 
-        A `PositionError` whose `reason` is `DestinationDrift` where that contradicts what the same
-        process has seen there before.
+        Returns:
+            For each flow the next offset to copy; None if the destination has no data yet; or an
+            error. A `PositionError` with the reason `DestinationDrift` means that objects which
+            this process has seen are missing.
         """
         ...
 
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:
-        """The position of a flow, checked against what the source said after `positions`.
+        """Return the position of a flow, checked against the source.
+
+        Args:
+            spec: The destination.
+            flow: The flow.
+            found: The result of `positions`, which was read before `view`.
+            view: The source's partition.
 
         Raises:
-            PositionError: The source no longer has what comes next, ends below the position, or is
-                another incarnation of the topic.
+            PositionError: The source no longer has the next record, ends below the position, or
+                its topic was recreated.
         """
         ...
 
     def opened(self, state: FlowState) -> None:
-        """A flow begins at its position, for the first time or anew: see to its predecessors.
+        """Prepare for the first write after a position was read: see to earlier writers.
 
-        May make the flow wait and look again (`state.retry_at_ms`, `state.lost`).
+        May make the flow wait and read its position again (`state.retry_at_ms`,
+        `state.position_stale`).
         """
         ...
 
     def drifted(self, state: FlowState) -> bool:
-        """Whether a copy no longer ends where we left it, so that its position is to be read anew.
+        """Return whether a chain's end has changed, so that its position must be read again.
 
-        One cheap question at most. A cluster's copy is guarded at each write and asked nothing.
+        Sends at most one inexpensive request. Always False for clusters: their brokers check each
+        write.
         """
         ...
 
     def commit(
         self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
     ) -> LogmirrorError | None:
-        """Take in what the slices of one flow brought; returns the first error."""
+        """Commit the results of one flow's slices, and advance `state`.
+
+        Args:
+            state: The flow.
+            works: The works of the tick for this flow.
+            results: Their results, in any order.
+
+        Returns:
+            The first error, or None. Results before it are committed.
+        """
         ...

@@ -1,9 +1,9 @@
-"""Driver: when each chain is looked at again, to see whether it still ends with what we know.
+"""Driver: the schedule of drift checks: does a chain still end with its last known object?
 
-Whoever copies into an archive asks it nothing while all goes well, so objects that somebody else
-adds or removes would be met at the next start only. A look is one listing of a chain's end; it
-costs a bucket's owner money and the loop time, so looks are rare, spread over their interval, and
-take a small part of the loop's time however many flows there are.
+A mirror reads an archive only at its start and after errors, so objects that another process adds
+or removes would be noticed at the next start only. A drift check lists the end of one chain. It
+costs the owner of a bucket money and the loop time. Checks are therefore rare, spread over their
+interval, and limited to a small part of the loop's time for any number of flows.
 """
 
 from __future__ import annotations
@@ -21,42 +21,44 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import FlowId
 
 BUDGET_MS: Final = 100
-"""Of one pass of the loop, which polls four times a second when idle. A thousand flows into a store
-that answers in 30 ms are looked at every two minutes or so, whatever was asked for."""
+"""Limit for one pass of the loop, which polls four times a second when idle. With 1,000 flows and
+a store that responds in 30 ms, each chain is checked about every two minutes."""
 
 _GOLDEN: Final = 0.618_033_988_75
-"""Multiples of it, modulo 1, are spread evenly however many there are."""
+"""Multiples of the golden ratio, modulo 1, are spread evenly for any number of flows."""
 
 
 class DriftSchedule:
-    """Which flows into archives are looked at in this pass of the loop."""
+    """Selects the flows into archives whose chains are checked in a pass of the loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queue: list[tuple[float, int, int, FlowId]] = []
-        """Time of the next look, a number that keeps equal times apart, interval."""
+        """Monotonic time of the next check, a tie-breaker, the interval, the flow."""
 
         self._known: set[FlowId] = set()
 
     def due(self, states: Mapping[FlowId, FlowState]) -> Iterator[FlowState]:
-        """Yield the flows whose time has come, longest due first, until the budget is spent.
+        """Yield the flows that are due, longest overdue first, until the time budget is used up.
 
         Args:
-            states: All flows. Those that wait, have reached their target or read their position
-                anyway are passed over until their next time.
+            states: All flows. A flow that backs off, has reached its target or reads its position
+                anyway is skipped for one interval.
         """
         began_ms = self._clock.monotonic_ms()
-        self._take_in(states, began_ms)
+        self._schedule_new(states, began_ms)
         while self._queue and self._queue[0][0] <= began_ms:
             _, number, interval_ms, flow = self._queue[0]
             heapq.heapreplace(self._queue, (began_ms + interval_ms, number, interval_ms, flow))
             state = states.get(flow)
-            if state and not (state.lost or state.reached or state.retry_at_ms > began_ms):
+            if state and not (
+                state.position_stale or state.reached or state.retry_at_ms > began_ms
+            ):
                 yield state
             if self._clock.monotonic_ms() - began_ms >= BUDGET_MS:
                 return
 
-    def _take_in(self, states: Mapping[FlowId, FlowState], now_ms: int) -> None:
+    def _schedule_new(self, states: Mapping[FlowId, FlowState], now_ms: int) -> None:
         for flow in [flow for flow in states if flow not in self._known]:
             number = len(self._known)
             self._known.add(flow)

@@ -1,13 +1,13 @@
-"""How long slices go on with what arrives, and how that ends before its time.
+"""Follow windows: how long slices keep polling for new records, and how windows end early.
 
-Between two ticks nothing is copied, so a lease should be long; a stop, a flow that failed, or a
-slot that has nothing left to do should not have to wait for its end. So every slot holds a
-connection to the driver while it runs. Nothing is ever said on it: that it closes is the message.
+Between two ticks nothing is copied, so a follow window should be long. A shutdown, a failed flow or
+an idle slot must not wait for its end. Each slot therefore holds a connection to the driver while
+it runs. No data is sent on it; closing it is the signal:
 
-    a slot closes its own      its task is over, for whatever reason: all leases end
-    the driver closes them     it was asked to stop, or is gone: the lease ends
+    a slot closes its connection     its task is over: the windows of all slots end
+    the driver closes connections    it shuts down, or has ended: the windows end
 
-An executor that cannot reach the driver has short leases instead.
+An executor that cannot reach the driver uses short windows.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
 
 SHORT_MS: Final = 1_000
-"""A lease that nobody can end before its time."""
+"""Length of a window that cannot be ended early."""
 
 LONG_MS: Final = 10_000
-"""Between two leases lie some 60 ms in which nothing is copied; so fewer than one record in a
-hundred meets that."""
+"""Longest window. Between two windows nothing is copied for about 60 ms, so fewer than 1 % of all
+records are delayed by that."""
 
 SLICE_MS: Final = 2_000
-"""A slice that has more to copy ends after so long, or with its lease if that is later: a stop and
-other flows wait for it. Between two of them Spark takes 30-100 ms, and as much CPU."""
+"""A slice with a backlog ends after this time, or with its window if that is later: a shutdown and
+other flows wait for it. Between two slices Spark takes 30-100 ms, and as much CPU time."""
 
 LISTEN_MS: Final = 250
-"""A slot looks at least this often whether its lease was ended."""
+"""Longest interval at which a slot checks whether its window was ended."""
 
 _CONNECT_S: Final = 1.0
 _SLOTS_MAX: Final = 10_000
@@ -41,12 +41,12 @@ _unreachable: set[tuple[str, int]] = set()
 
 
 class FollowWindow:
-    """One slot's lease, from now on. Use as a context manager: leaving it ends all others.
+    """One slot's follow window. Use as a context manager: leaving it ends those of other slots.
 
     Args:
-        duration_ms: It is over then.
+        duration_ms: Length of the window, from now on.
         clock: Time.
-        connection: To the driver, non-blocking. None: nobody ends the lease before its time.
+        connection: Non-blocking connection to the driver. None: the window cannot be ended early.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FollowWindow:
 
     @property
     def left_ms(self) -> int:
-        """How long it goes on; 0 when it is over."""
+        """Remaining time in milliseconds. 0: the window is over."""
         left_ms = self._until_ms - self._clock.monotonic_ms()
         if left_ms > 0 and self._connection is not None and _is_closed(self._connection):
             self.end()
@@ -65,11 +65,11 @@ class FollowWindow:
         return max(left_ms, 0)
 
     def part(self, duration_ms: int) -> FollowWindow:
-        """A lease within this one, which is left alone when the part ends."""
+        """Return a shorter window within this one. The end of the part does not end this one."""
         return FollowWindow(min(self.left_ms, duration_ms), self._clock, self._connection)
 
     def end(self) -> None:
-        """Let it be over now."""
+        """End the window now."""
         self._until_ms = self._clock.monotonic_ms()
 
     def __enter__(self) -> Self:
@@ -83,11 +83,11 @@ class FollowWindow:
 def open_follow_window(
     stop_channel: tuple[str, int] | None, duration_ms: int, clock: Clock
 ) -> FollowWindow:
-    """A slot's lease; short where the driver's desk cannot be reached.
+    """Open a slot's follow window. It is short if the driver cannot be reached.
 
     Args:
-        stop_channel: Host and port of a `StopChannel`; None: there is none.
-        duration_ms: How long it may be; 0: there is nothing to wait for, and nobody is asked.
+        stop_channel: Host and port of the driver's `StopChannel`. None: there is none.
+        duration_ms: Length of the window. 0: no slice follows, and no connection is made.
         clock: Time.
     """
     if duration_ms <= 0 or stop_channel is None or stop_channel in _unreachable:
@@ -95,9 +95,8 @@ def open_follow_window(
     try:
         connection = socket.create_connection(stop_channel, timeout=_CONNECT_S)
     except OSError:
-        _unreachable.add(
-            stop_channel
-        )  # asked once by each process: a firewall may swallow the question
+        # Tried once per process: a firewall may drop the packets, which costs the whole timeout.
+        _unreachable.add(stop_channel)
         return FollowWindow(min(duration_ms, SHORT_MS), clock)
     connection.setblocking(False)
     return FollowWindow(duration_ms, clock, connection)
@@ -113,39 +112,39 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 class StopChannel:
-    """The driver's side: ends the leases of one tick together. Use as a context manager.
+    """The driver's side: ends the follow windows of one tick together. Use as a context manager.
 
     Args:
-        bind: The address to listen on; empty: all of this machine.
-        host: How executors reach it.
+        bind: The address to listen on. Empty: all addresses of this machine.
+        host: The host name or address under which executors reach it.
     """
 
     def __init__(self, bind: str = "127.0.0.1", host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((bind, 0))
         self._listener.setblocking(False)
         self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
-        self._waker, self._wakened = socket.socketpair()
-        self._waker.setblocking(False)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
         self._tick, self._ended_tick = 0, 0
         self._is_over, self._closing = False, False
         self._slots: dict[socket.socket, int] = {}
-        """Of the slots that hold a lease: the tick in which they came."""
+        """The open connections of slots, and the tick in which each was accepted."""
 
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wakened, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="leases", daemon=True)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="follow-windows", daemon=True)
         self._thread.start()
 
     def begin(self) -> None:
-        """A new tick: leases that are opened from now on belong to it, older ones are over."""
+        """Start a tick: windows opened from now on belong to it, older ones end."""
         self._tick += 1
         self._wake()
 
     def end(self) -> None:
-        """End all leases, those of later ticks too: a stop may come just before one begins.
+        """End all windows, including those of later ticks: a shutdown may precede a tick.
 
-        For signal handlers.
+        Safe from a signal handler.
         """
         self._is_over = True
         self._wake()
@@ -157,36 +156,36 @@ class StopChannel:
         self.close()
 
     def close(self) -> None:
-        """End all leases and stop listening."""
+        """End all windows and stop listening."""
         self._closing = True
         self._wake()
         self._thread.join()
 
     def _wake(self) -> None:
-        # It has enough reasons to wake up, or has seen that we close and is gone.
+        # A full socket already wakes the thread; a closed one means that the thread has ended.
         with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+            self._wake_in.send(b"!")
 
     def _serve(self) -> None:
         while not self._closing:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj is self._wakened:
-                    self._wakened.recv(4096)
+                elif key.fileobj is self._wake_out:
+                    self._wake_out.recv(4096)
                 elif isinstance(key.fileobj, socket.socket):
                     if self._slots.get(key.fileobj) == self._tick:
                         self._ended_tick = self._tick
-                    self._dismiss(key.fileobj)
+                    self._close_slot(key.fileobj)
             for slot, tick in list(self._slots.items()):
                 if self._is_over or tick <= self._ended_tick or tick < self._tick:
-                    self._dismiss(slot)
-        for opened in (*self._slots, self._listener, self._waker, self._wakened):
+                    self._close_slot(slot)
+        for opened in (*self._slots, self._listener, self._wake_in, self._wake_out):
             opened.close()
         self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again
+        with contextlib.suppress(OSError):  # the client has disconnected
             slot, _ = self._listener.accept()
             if len(self._slots) >= _SLOTS_MAX:
                 slot.close()
@@ -194,7 +193,7 @@ class StopChannel:
             self._slots[slot] = self._tick
             self._selector.register(slot, selectors.EVENT_READ)
 
-    def _dismiss(self, slot: socket.socket) -> None:
+    def _close_slot(self, slot: socket.socket) -> None:
         if self._slots.pop(slot, None) is not None:
             self._selector.unregister(slot)
             slot.close()

@@ -1,6 +1,7 @@
-"""Driver: how the mirrors of this process are, for whoever asks from outside.
+"""Driver: the status board, which `/readyz`, `/livez` and `/status.json` report.
 
-The loop writes, other threads read at any time, without a lock: each value is replaced in one step.
+The loop writes; other threads read at any time, without a lock, because values are replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -17,43 +18,44 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import FlowId
 
 LIVE_MS: Final = 300_000
-"""The loop is heard of within this time, but for while slices run: each of its questions has a
-deadline of its own, far below."""
+"""Longest time without progress of a live loop, while no slices run. Each of its requests has a far
+shorter deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorHealth:
-    """How one mirror is."""
+    """The health of one mirror."""
 
     mirror: str
     state: Literal["starting", "running", "waiting", "stopped"]
-    """`starting`: not opened yet. `waiting`: something of it failed for now. `stopped`: for
-    good."""
+    """`starting`: not opened yet. `waiting`: a flow, a destination or the source backs off after a
+    retriable error. `stopped`: by an error that is not retriable."""
 
     kind: str = ""
-    """Of the error; see `logmirror.errors`."""
+    """The error's kind, see `logmirror.errors`. Empty: no error."""
 
     message: str = ""
+    """The error's message. Empty: no error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """An error that a flow, or a mirror as a whole, met."""
+    """The current error of a flow, of a destination or of a mirror."""
 
     kind: str
     message: str
     since_ms: int
-    """Wall-clock time of the first failure in a row."""
+    """Time of the first of the consecutive failures, in milliseconds since 1970."""
 
 
 class StatusBoard:
-    """What is known of the mirrors.
+    """The health of all mirrors and flows of this process.
 
     Args:
-        mirrors: Their names.
+        mirrors: The names of the mirrors.
         clock: Time.
-        silent: Mirrors and destinations whose troubles `not_ready` leaves out. A mirror whose
-            destinations are all left out is here without one, as an empty text.
+        silent: Pairs of mirror and destination that do not affect readiness. A mirror of which no
+            destination affects readiness has a pair with an empty destination as well.
     """
 
     def __init__(
@@ -62,80 +64,95 @@ class StatusBoard:
         self._clock, self._silent = clock, frozenset(silent)
         self._states: dict[str, dict[FlowId, FlowState]] = {name: {} for name in mirrors}
         self._opened: set[str] = set()
-        self._unreachable: dict[tuple[str, str], Trouble] = {}
+        self._unopened: dict[tuple[str, str], Trouble] = {}
         self._waiting: dict[FlowId, Trouble] = {}
         self._last: dict[FlowId, Trouble] = {}
         self._lagging_since_ms: dict[FlowId, int | None] = {}
-        """Timestamp of the oldest record that is not copied; None: all are."""
+        """Timestamp of the oldest record that is not copied. None: all are copied."""
 
         self._stopped: dict[str, Trouble] = {}
-        self._turned_ms: int | None = None
+        self._progressed_ms: int | None = None
         self._is_ticking = False
 
-    # -- the loop says ---------------------------------------------------------------------------
+    # -- written by the loop ---------------------------------------------------------------------
 
-    def turned(self) -> None:
-        """The loop has come round, or on to the next flow."""
-        self._turned_ms = self._clock.monotonic_ms()
+    def progressed(self) -> None:
+        """Record that the loop makes progress."""
+        self._progressed_ms = self._clock.monotonic_ms()
 
-    def ticking(self, *, on: bool) -> None:
-        """Slices run, or no longer; that takes as long as it takes."""
+    def set_ticking(self, *, on: bool) -> None:
+        """Record that slices run, or no longer. While they run, no progress is expected."""
         self._is_ticking = on
-        self.turned()
+        self.progressed()
 
-    def opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
-        """A mirror's source answered, and its flows have positions but for these destinations'."""
+    def mirror_opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
+        """Record that a mirror's source responded and its flows are open.
+
+        Args:
+            mirror: The mirror's name.
+            unopened: The destinations whose flows are not open yet.
+        """
         self._opened.add(mirror)
-        for each in list(self._unreachable):
+        for each in list(self._unopened):
             if each[0] == mirror and each[1] not in unopened:
-                del self._unreachable[each]
+                del self._unopened[each]
 
-    def unreachable(self, mirror: str, destination: str, error: LogmirrorError) -> None:
-        """A destination of a mirror could not be opened, or its source (empty) did not answer."""
-        before = self._unreachable.get((mirror, destination))
-        self._unreachable[mirror, destination] = self._trouble(error, before)
+    def opening_failed(self, mirror: str, destination: str, error: LogmirrorError) -> None:
+        """Record that a destination could not be opened, or that the source (empty) failed."""
+        before = self._unopened.get((mirror, destination))
+        self._unopened[mirror, destination] = self._trouble(error, before)
 
-    def knows(self, state: FlowState) -> None:
-        """A flow has a position."""
+    def flow_opened(self, state: FlowState) -> None:
+        """Add a flow, which has a position now."""
         self._states.setdefault(state.flow.mirror, {})[state.flow] = state
 
-    def lags(self, flow: FlowId, since_ms: int | None) -> None:
-        """The oldest record that a flow has not copied is of that time; None: it has them all."""
+    def set_lag(self, flow: FlowId, since_ms: int | None) -> None:
+        """Set the timestamp of the oldest record that a flow has not copied. None: no lag."""
         self._lagging_since_ms[flow] = since_ms
 
-    def waits(self, flow: FlowId, error: LogmirrorError) -> int:
-        """A flow failed for now; returns since when it does, in milliseconds since 1970."""
+    def flow_waits(self, flow: FlowId, error: LogmirrorError) -> int:
+        """Record that a flow backs off.
+
+        Returns:
+            The time of the first of its consecutive failures, in milliseconds since 1970.
+        """
         trouble = self._trouble(error, self._waiting.get(flow))
         self._waiting[flow] = self._last[flow] = trouble
         return trouble.since_ms
 
-    def goes_on(self, flow: FlowId) -> None:
-        """A flow has done what it failed at, or has nothing of it left to do."""
+    def flow_resumed(self, flow: FlowId) -> None:
+        """Record that a flow no longer backs off."""
         self._waiting.pop(flow, None)
 
-    def stopped(self, mirror: str, error: LogmirrorError, flow: FlowId | None = None) -> None:
-        """A mirror must not go on; because of a flow, where one is given."""
+    def mirror_stopped(
+        self, mirror: str, error: LogmirrorError, flow: FlowId | None = None
+    ) -> None:
+        """Record that a mirror stopped, because of a flow if one is given."""
         self._stopped[mirror] = self._trouble(error, None)
         if flow is not None:
             self._last[flow] = self._stopped[mirror]
 
-    def waiting(self) -> Collection[FlowId]:
-        """The flows that failed for now."""
+    def waiting_flows(self) -> Collection[FlowId]:
+        """Return the flows that back off."""
         return list(self._waiting)
 
     def _trouble(self, error: LogmirrorError, before: Trouble | None) -> Trouble:
         since_ms = self._clock.now_ms() if before is None else before.since_ms
         return Trouble(kind=error.kind, message=error.message, since_ms=since_ms)
 
-    # -- others ask ------------------------------------------------------------------------------
+    # -- read by other threads -------------------------------------------------------------------
 
     def mirrors(self, ignored: Collection[tuple[str, str]] = ()) -> list[MirrorHealth]:
-        """How each mirror is now, whatever happens to those that are ignored; see `silent`."""
+        """Return the current health of each mirror.
+
+        Args:
+            ignored: Pairs of mirror and destination to leave out; see `silent`.
+        """
         waiting: dict[str, Trouble] = {}
         for flow, trouble in list(self._waiting.items()):
             if (flow.mirror, flow.destination) not in ignored:
                 waiting.setdefault(flow.mirror, trouble)
-        for (mirror, destination), trouble in list(self._unreachable.items()):
+        for (mirror, destination), trouble in list(self._unopened.items()):
             if (mirror, destination) not in ignored:
                 waiting.setdefault(mirror, trouble)
         names = [name for name in list(self._states) if (name, "") not in ignored]
@@ -152,15 +169,15 @@ class StatusBoard:
         return MirrorHealth(mirror=name, state=state, kind=trouble.kind, message=trouble.message)
 
     def not_live(self) -> list[str]:
-        """Why the process should be started anew; empty: it should not."""
-        turned_ms = self._turned_ms
+        """Return why the process should be restarted. Empty: it is live."""
+        turned_ms = self._progressed_ms
         if self._is_ticking or turned_ms is None:
             return []
         age_ms = self._clock.monotonic_ms() - turned_ms
-        return [f"the loop has stood still for {age_ms} ms"] if age_ms > LIVE_MS else []
+        return [f"the loop has made no progress for {age_ms} ms"] if age_ms > LIVE_MS else []
 
     def not_ready(self) -> list[str]:
-        """Why not all that counts is being copied; empty: it is."""
+        """Return a line for each mirror that is not running and affects readiness. Empty: ready."""
         return [
             f"mirror={health.mirror} state={health.state}"
             + (f" kind={health.kind}: {health.message}" if health.kind else "")
@@ -169,7 +186,7 @@ class StatusBoard:
         ]
 
     def status(self) -> dict[str, object]:
-        """All of it as JSON knows it."""
+        """Return the state of all mirrors and flows, for `/status.json`."""
         states = [state for flows in list(self._states.values()) for state in list(flows.values())]
         return {
             "mirrors": [
@@ -196,7 +213,7 @@ class StatusBoard:
         }
 
     def _lag_seconds(self, flow: FlowId) -> float | None:
-        """Age of the oldest record that is not copied; None: not known yet."""
+        """Age of the oldest record that is not copied, in seconds. None: not known yet."""
         if flow not in self._lagging_since_ms:
             return None
         since_ms = self._lagging_since_ms[flow]

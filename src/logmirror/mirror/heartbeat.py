@@ -1,6 +1,6 @@
-"""Driver: a line for each mirror now and then, which shows that the loop turns and what came of it.
+"""Driver: a periodic log event for each mirror, which shows that the loop makes progress.
 
-Said by the loop itself, after it has run what was due, so that no flush ever waits for it.
+The loop logs it after it has run what is due, so no flush waits for it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LOG = logging.getLogger("logmirror.mirror")
 
 
 class Heartbeat:
-    """Counts the time between heartbeats and the progress made in it.
+    """Logs the heartbeats and keeps the positions of the previous one.
 
     Args:
-        interval_ms: Between two of them; 0: there are none.
+        interval_ms: Time between two heartbeats, in milliseconds. 0: none are logged.
         clock: Time.
     """
 
@@ -33,7 +33,7 @@ class Heartbeat:
         self._positions: dict[FlowId, int] = {}
 
     def beat(self, states: Iterable[FlowState]) -> None:
-        """Say a line for each mirror if it is time; positions are sums over its flows."""
+        """Log one event for each mirror if it is due. Positions are sums over flows."""
         now_ms = self._clock.monotonic_ms()
         if not self._interval_ms or now_ms < self._next_ms:
             return
@@ -56,7 +56,7 @@ class Heartbeat:
             _LOG.debug("heartbeat", extra={"facts": facts})
 
     def opened(self, state: FlowState) -> None:
-        """A flow begins here: what was copied before is no progress."""
+        """Start counting a flow's progress from its current position."""
         self._positions.setdefault(state.flow, state.position)
 
     def _progress(self, state: FlowState) -> int:

@@ -1,7 +1,7 @@
-"""Driver: what the loop says of its work: metrics, log events, health, heartbeats.
+"""Driver: reports the loop's work: metrics, log events, the status board, heartbeats.
 
-Called by the loop alone, after what is told has become durable, so that no figure runs ahead of the
-copy (I5).
+Only the loop calls it, after data has become durable, so no metric runs ahead of the destination
+(I5).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _COUNTERS: Final = (
     metrics.CONFLICTS,
     metrics.RETRY,
 )
-"""Of a flow; they are there, as 0, before anything has happened."""
+"""Metrics of a flow that are exported as 0 from its opening on."""
 
 
 class Observer:
-    """Takes the loop's word and passes it on.
+    """Turns events of the loop into metrics, log events and the status board.
 
     Args:
-        mirrors: Names of all mirrors.
-        recorder: Takes the metrics.
+        mirrors: The names of all mirrors.
+        recorder: Receives the metrics.
         clock: Time.
-        heartbeat_ms: Between two heartbeats; 0: none.
-        silent: What has no say in readiness; see `StatusBoard`.
+        heartbeat_ms: Time between two heartbeats, in milliseconds. 0: none.
+        silent: What does not affect readiness; see `StatusBoard`.
     """
 
     def __init__(
@@ -77,37 +77,42 @@ class Observer:
 
     # -- the loop --------------------------------------------------------------------------------
 
-    def turned(self, states: Iterable[FlowState]) -> None:
+    def loop_completed(self, states: Iterable[FlowState]) -> None:
         """The loop has run what was due."""
-        self.board.turned()
+        self.board.progressed()
         self._heartbeat.beat(states)
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
-        """Slices run inside of this."""
-        self.board.ticking(on=True)
+        """Context in which slices run."""
+        self.board.set_ticking(on=True)
         try:
             yield
         finally:
-            self.board.ticking(on=False)
+            self.board.set_ticking(on=False)
 
     def planned(self, states: Mapping[FlowId, FlowState], planned: Collection[FlowId]) -> None:
-        """What is due is known: a flow that may go on and has nothing due waits no longer."""
-        now_ms = self._clock.monotonic_ms()
-        for flow in self.board.waiting():
-            if flow not in states:  # its mirror has stopped
-                self._goes_on(flow)
-                continue
-            is_free = states[flow].retry_at_ms <= now_ms and not states[flow].lost
-            if is_free and flow not in planned:
-                self._goes_on(flow)
+        """A tick was planned. A flow that no longer backs off and has nothing due has recovered.
 
-    def budget(self, memory_bytes: int) -> None:
-        """What all slots together may hold."""
+        Args:
+            states: All flows.
+            planned: The flows that have a slice in this tick.
+        """
+        now_ms = self._clock.monotonic_ms()
+        for flow in self.board.waiting_flows():
+            if flow not in states:  # its mirror has stopped
+                self._resume(flow)
+                continue
+            is_free = states[flow].retry_at_ms <= now_ms and not states[flow].position_stale
+            if is_free and flow not in planned:
+                self._resume(flow)
+
+    def memory_budget(self, memory_bytes: int) -> None:
+        """All slots together may use this much memory, in bytes."""
         self.recorder.set(metrics.BUDGET, (), memory_bytes)
 
-    def ran(self, results: Iterable[SliceResult]) -> None:
-        """Slices have come back from their slots."""
+    def slices_done(self, results: Iterable[SliceResult]) -> None:
+        """The slices of a tick have ended."""
         for result in results:
             self._slot_peak_bytes = max(self._slot_peak_bytes, result.peak_bytes)
         if self._slot_peak_bytes:
@@ -115,7 +120,7 @@ class Observer:
 
     # -- flows -----------------------------------------------------------------------------------
 
-    def opened(self, state: FlowState) -> None:
+    def flow_opened(self, state: FlowState) -> None:
         """A flow has its first position."""
         flow, spec = state.flow, state.destination
         for counter in _COUNTERS:
@@ -128,12 +133,12 @@ class Observer:
         self._enter(flow, "running")
         self._flushed_ms[flow] = self._clock.monotonic_ms()
         self._heartbeat.opened(state)
-        self.board.knows(state)
-        self.saw(state)
+        self.board.flow_opened(state)
+        self.position_changed(state)
 
-    def saw(self, state: FlowState) -> None:
-        """A flow's position, or the end of its source, may be another one."""
-        self.board.turned()
+    def position_changed(self, state: FlowState) -> None:
+        """A flow's position, or the end of its source, may have changed."""
+        self.board.progressed()
         labels = _labels(state.flow)
         self.recorder.set(metrics.OFFSET_VERIFIED, labels, state.position)
         if state.source_end >= 0:
@@ -141,23 +146,33 @@ class Observer:
             self.recorder.set(metrics.SOURCE_END, labels, state.source_end)
             self.recorder.set(metrics.LAG, labels, lag)
 
-    def lags(self, flow: FlowId, since_ms: int | None) -> None:
-        """The oldest record that a flow has not copied is of that time; None: it has them all."""
-        self.board.lags(flow, since_ms)
+    def set_lag(self, flow: FlowId, since_ms: int | None) -> None:
+        """Set the timestamp of the oldest record that a flow has not copied.
+
+        Args:
+            flow: The flow.
+            since_ms: In milliseconds since 1970. None: the flow has no lag.
+        """
+        self.board.set_lag(flow, since_ms)
         self.recorder.set(metrics.LAG_SECONDS, _labels(flow), _moment_s(since_ms))
 
-    def stalls(self, flow: FlowId, since_ms: int | None) -> None:
-        """Since that time a flow has had something to copy; None: it has nothing."""
+    def set_stalled(self, flow: FlowId, since_ms: int | None) -> None:
+        """Set since when a flow has had offsets to copy without a commit.
+
+        Args:
+            flow: The flow.
+            since_ms: In milliseconds since 1970. None: the flow has no lag.
+        """
         self.recorder.set(metrics.STALLED, _labels(flow), _moment_s(since_ms))
 
     def flushed(self, flow: FlowId, receipt: Receipt, covered: OffsetRange, name: str) -> None:
-        """An object is published, and everything before it too.
+        """An object is published, and so is every object before it.
 
         Args:
-            flow: Whose object.
-            receipt: What it contains.
-            covered: Its offsets.
-            name: Its name in the flow's folder.
+            flow: The flow.
+            receipt: The object's receipt.
+            covered: The offsets that the object covers.
+            name: The object's file name.
         """
         labels, trigger = _labels(flow), receipt.trigger.value
         self.recorder.add(metrics.FLUSHES, (*labels, trigger))
@@ -166,7 +181,7 @@ class Observer:
         if flow in self._snapshots:
             self.recorder.set(metrics.KEYS, labels, receipt.record_count)
         self._count(labels, receipt)
-        if receipt.peer:
+        if receipt.existed:
             self.conflict(flow)
         facts = {
             **flow_facts(flow),
@@ -182,16 +197,23 @@ class Observer:
         _LOG.info("flushed", extra={"facts": facts})
 
     def interval_ms(self, flow: FlowId) -> int:
-        """How long ago a flow was last told to have been flushed, or opened; it is told now."""
+        """Return the time since a flow's last flush or its opening, and start a new interval."""
         now_ms = self._clock.monotonic_ms()
         before_ms = self._flushed_ms.get(flow, now_ms)
         self._flushed_ms[flow] = now_ms
         return now_ms - before_ms
 
-    def overtaken(
+    def claimed_by_other(
         self, flow: FlowId, receipt: Receipt, covered: OffsetRange, writer_id: str
     ) -> None:
-        """What we publish had been claimed by another writer, which is named."""
+        """The offsets of a published object had been claimed by another writer.
+
+        Args:
+            flow: The flow.
+            receipt: The object's receipt, whose `claimed_by` is the other writer.
+            covered: The offsets that the object covers.
+            writer_id: The ID of this writer.
+        """
         facts = {
             **flow_facts(flow),
             "from": covered.first,
@@ -202,25 +224,25 @@ class Observer:
         _LOG.info("another writer was first", extra={"facts": facts})
 
     def copied(self, flow: FlowId, receipt: Receipt) -> None:
-        """Another cluster has acknowledged what one slice brought."""
+        """A destination cluster has acknowledged the records of one slice."""
         self.recorder.add(metrics.BATCHES, _labels(flow), receipt.batch_count)
         self._count(_labels(flow), receipt)
 
     def conflict(self, flow: FlowId) -> None:
-        """Another writer had claimed or published an object before us."""
+        """Another writer claimed or published an object first."""
         self.recorder.add(metrics.CONFLICTS, _labels(flow))
 
     def committed(self, state: FlowState) -> None:
-        """A flow's slices came without an error."""
-        self._goes_on(state.flow)
+        """All slices of a flow were committed without an error."""
+        self._resume(state.flow)
 
-    def waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
-        """A flow failed for now."""
-        self.board.turned()
+    def flow_waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
+        """A flow failed with a retriable error and backs off for `wait_ms`."""
+        self.board.progressed()
         labels = _labels(state.flow)
         self.recorder.add(metrics.RESTARTS, labels)
         self._failed(state.flow, error)
-        since_ms = self.board.waits(state.flow, error)
+        since_ms = self.board.flow_waits(state.flow, error)
         if self._stages.get(state.flow) != "stopped":
             self.recorder.set(metrics.RETRY, labels, state.failures)
             self.recorder.set(metrics.RETRY_SECONDS, labels, _moment_s(since_ms))
@@ -229,18 +251,18 @@ class Observer:
         facts["retry_in_ms"] = wait_ms
         _LOG.warning("flow waits: %s", error.message, extra={"facts": facts})
 
-    def _goes_on(self, flow: FlowId) -> None:
-        self.board.goes_on(flow)
+    def _resume(self, flow: FlowId) -> None:
+        self.board.flow_resumed(flow)
         if self._stages.get(flow) == "waiting":
-            self._waits_no_more(flow)
+            self._clear_retry(flow)
             self._enter(flow, "running")
 
-    def _waits_no_more(self, flow: FlowId) -> None:
+    def _clear_retry(self, flow: FlowId) -> None:
         self.recorder.set(metrics.RETRY, _labels(flow), 0)
         self.recorder.set(metrics.RETRY_SECONDS, _labels(flow), metrics.NEVER)
 
     def _enter(self, flow: FlowId, stage: _Stage) -> None:
-        """Count a flow as running, waiting or stopped, and no longer as what it was."""
+        """Move a flow from its previous stage to this one in the counts of flows."""
         of, before = (flow.mirror, flow.destination), self._stages.get(flow)
         if before == stage:
             return
@@ -263,7 +285,7 @@ class Observer:
     # -- whole mirrors ---------------------------------------------------------------------------
 
     def mirror_starts(self, mirror: MirrorSpec, states: Sequence[FlowState]) -> None:
-        """A mirror begins, or has new partitions: these flows are new."""
+        """A mirror starts, or has new partitions. `states` are the newly opened flows."""
         specs = [spec for _, spec in mirror.destinations]
         facts = {
             "mirror": mirror.name,
@@ -277,29 +299,31 @@ class Observer:
         _LOG.info("mirror starts", extra={"facts": facts})
 
     def mirror_opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
-        """All flows of a mirror have positions, but for those of these destinations."""
-        self.board.opened(mirror, unopened)
+        """The flows of a mirror are open, except for those of the destinations `unopened`."""
+        self.board.mirror_opened(mirror, unopened)
 
-    def not_opened(self, facts: Mapping[str, object], error: LogmirrorError) -> None:
-        """A mirror, or one destination of it, could not be looked at; the other flows may go on.
+    def opening_failed(self, facts: Mapping[str, object], error: LogmirrorError) -> None:
+        """A mirror's source, or one of its destinations, could not be opened and backs off.
 
         Args:
-            facts: `mirror`, `topic`, `destination` (empty: it is the source), and more for the log.
-            error: What happened.
+            facts: `mirror`, `topic`, `destination` (empty: the source), and more for the log.
+            error: The error.
         """
-        self.board.turned()
+        self.board.progressed()
         mirror, destination, topic = (str(facts[k]) for k in ("mirror", "destination", "topic"))
         self.recorder.add(metrics.ERRORS, (mirror, destination, topic, "", error.kind))
-        self.board.unreachable(mirror, destination, error)
+        self.board.opening_failed(mirror, destination, error)
         _LOG.warning("mirror waits: %s", error.message, extra={"facts": {**error.facts, **facts}})
 
-    def stopped(self, mirror: str, topic: str, error: LogmirrorError, flow: FlowId | None) -> None:
-        """A mirror must not go on, because of one of its flows or as a whole."""
+    def mirror_stopped(
+        self, mirror: str, topic: str, error: LogmirrorError, flow: FlowId | None
+    ) -> None:
+        """A mirror stopped, because of one of its flows or as a whole (`flow` is None)."""
         labels = _labels(flow) if flow else (mirror, "", topic, "")
         self.recorder.add(metrics.ERRORS, (*labels, error.kind))
-        self.board.stopped(mirror, error, flow)
+        self.board.mirror_stopped(mirror, error, flow)
         for one in [one for one in self._stages if one.mirror == mirror]:
-            self._waits_no_more(one)
+            self._clear_retry(one)
             self._enter(one, "stopped")
         facts = {
             **error.facts,
@@ -310,7 +334,7 @@ class Observer:
 
 
 def flow_facts(flow: FlowId) -> dict[str, object]:
-    """What every log event of a flow carries (R11)."""
+    """Return the fields that every log event of a flow has (R11)."""
     return {
         "mirror": flow.mirror,
         "destination": flow.destination,

@@ -1,8 +1,8 @@
-"""Driver: positions and watermarks to slices. Pure: takes the time, returns values.
+"""Driver: the planner, which turns positions and source ends into slices. Does no I/O.
 
-The source's log is the buffer: nothing is held between ticks, so a trigger that is not due costs
-nothing but the question. The driver knows offsets, not bytes; it learns each flow's bytes per
-offset from results, so that `max-bytes` is asked about only when it is likely to be reached.
+The source's log is the buffer: no record is held between ticks, so a trigger that is not due costs
+one comparison. The driver knows offsets, not bytes. It derives each flow's bytes per offset from
+results, and reads for `max-bytes` only when that limit is likely to be reached.
 """
 
 from __future__ import annotations
@@ -20,94 +20,108 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import SliceResult
 
 SLICE_BYTES: Final = 256 << 20
-"""A slice stops at the first object boundary after this much: about a second of work, so that a
-stop is prompt and Spark's 20-40 ms a tick stay below a few per cent."""
+"""A slice stops at the first object boundary after this many bytes: about one second of work. A
+shutdown is prompt, and Spark's 20-40 ms per tick are a few per cent at most."""
 
 COPY_BYTES: Final = 1 << 30
-"""The same for a copy at the source's offsets, whose slices end by time."""
+"""The same for destinations with `offsets: preserve`, whose slices end by time."""
 
 ASSUMED_BYTES: Final = 1024
-"""Of a record, before one was seen, where looking would cost a whole snapshot."""
+"""Assumed size of a record before any was read, where a read would cost a whole snapshot."""
 
 MARGIN_MS: Final = 60_000
-"""Of a tombstone's life: between clocks, and between a look at the source and its reading."""
+"""Safety margin within `delete.retention.ms`: for clock skew, and for the time between polling the
+source and reading it."""
 
 DAY_MS: Final = 86_400_000
 
 _PROBE_GROWTH: Final = 1.05
-"""A slice that filled no object is not asked again before this much more is expected."""
+"""A slice that filled no object is not repeated before this factor of its bytes is expected."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FlowState:
-    """What the driver knows of one flow between ticks; all of it can be derived anew."""
+    """The driver's state of one flow between ticks. A restart derives all of it again."""
 
     flow: FlowId
     destination: DestinationSpec
     topic_id: bytes | None
+    """The topic ID at the source, 16 bytes. None: the source has no topic IDs."""
+
     compacted: bool
+    """Whether the source's `cleanup.policy` contains `compact`."""
+
     position: int
+    """The next offset to copy."""
+
     source_end: int = -1
-    """One past the last offset that may be copied, as last seen; -1: not seen yet."""
+    """The last stable offset of the source, as last polled. -1: not polled yet."""
 
     pending_since_ms: int | None = None
-    """Monotonic time at which records beyond the position were first seen."""
+    """Monotonic time since when offsets are pending. None: no offset is pending."""
 
     bytes_per_offset: float | None = None
+    """Payload bytes per offset in the last slice, at least 1. None: not known yet."""
+
     probed_bytes: int = 0
-    """Payload between `position` and `probed_end`, known from a slice that filled no object."""
+    """Payload bytes between `position` and `probed_end`, from a slice that filled no object."""
 
     probed_end: int = 0
+    """One past the last offset that `probed_bytes` counts."""
+
     next_daily_ms: int | None = None
-    """Wall-clock time of the next daily flush."""
+    """Time of the next daily flush, in milliseconds since 1970. None: no daily flush."""
 
     target: int | None = None
-    """Stop here (`--until-now`, or a graceful stop)."""
+    """Offset at which the flow ends (`--until-now`, or a shutdown). None: it does not end."""
 
     retry_at_ms: int = 0
-    failures: int = 0
+    """Monotonic time before which the flow backs off. 0: it does not."""
 
-    lost: bool = False
-    """The position must be read from the destination again before the flow goes on."""
+    failures: int = 0
+    """Consecutive failures."""
+
+    position_stale: bool = False
+    """The position must be read from the destination before the flow resumes."""
 
     log_start: int = 0
-    """The first offset that the source had when the position was read."""
+    """The source's log start offset when the position was read."""
 
     delete_retention_ms: int = 0
-    """How long the source keeps tombstones readable; of compacted topics."""
+    """The source's `delete.retention.ms`."""
 
     current_ms: int = 0
-    """`compaction: log`: wall-clock time at which the newest snapshot was known to lack nothing."""
+    """`compaction: log`: when the newest snapshot was last complete, in milliseconds since 1970."""
 
     rebuild: bool = False
-    """`compaction: log`: the next snapshot is built from all that the source has."""
+    """`compaction: log`: the next snapshot is built from the source's whole log."""
 
     newest: str = ""
-    """Name, without folder, of the last object that was committed or found; empty: none."""
+    """File name of the chain's last known object. Empty: none."""
 
     proven: bool = True
-    """Whether what the destination holds is known to continue the source; archives have claims."""
+    """See `Work.proven`."""
 
     fenced: bool = False
     """See `Work.fenced`."""
 
     @property
     def end(self) -> int:
-        """One past the last offset to copy now."""
+        """One past the last offset to copy now: the lower of source end and target."""
         return self.source_end if self.target is None else min(self.target, self.source_end)
 
     @property
     def pending(self) -> int:
-        """How many offsets wait to be copied."""
+        """Number of offsets that are not copied yet, never negative."""
         return max(self.end - self.position, 0)
 
     @property
     def reached(self) -> bool:
-        """Whether the flow stands at its target."""
+        """Whether the flow has reached its target. False without a target."""
         return self.target is not None and self.position >= self.target
 
     def expected_bytes(self) -> int:
-        """A guess at the payload that waits."""
+        """Estimate the payload bytes that are not copied yet."""
         if self.bytes_per_offset is None:
             archive = self.destination
             if not isinstance(archive, ArchiveSpec):
@@ -117,7 +131,13 @@ class FlowState:
         return self.probed_bytes + int((self.pending - known) * self.bytes_per_offset)
 
     def observe(self, source_end: int, now_ms: int, wall_ms: int = 0) -> None:
-        """Take a watermark in that was asked for at these times; it never moves the flow back."""
+        """Record a polled end of the source. A lower end than before is ignored.
+
+        Args:
+            source_end: The source's last stable offset.
+            now_ms: Monotonic time of the poll.
+            wall_ms: The same moment in milliseconds since 1970.
+        """
         self.source_end = max(self.source_end, source_end)
         if self.source_end == self.position:
             self.current_ms = wall_ms
@@ -125,15 +145,21 @@ class FlowState:
             self.pending_since_ms = now_ms
 
     def must_rebuild(self, wall_ms: int) -> bool:
-        """Whether the next snapshot must not be merged with the one before.
+        """Whether the next snapshot must be built from the source's whole log.
 
-        Merging is right as long as every tombstone since the last look is still there to be read,
-        which brokers promise for `delete.retention.ms` from its cleaning on.
+        Merging with the previous snapshot is correct as long as every tombstone since then can
+        still be read. Brokers keep tombstones for `delete.retention.ms` after cleaning.
         """
         return self.rebuild or wall_ms - self.current_ms >= self.delete_retention_ms - MARGIN_MS
 
     def advance(self, result: SliceResult, position: int, now_ms: int) -> None:
-        """Take a committed result in: the flow now stands at `position`."""
+        """Update the flow after a committed result.
+
+        Args:
+            result: The result of the slice.
+            position: The next offset to copy.
+            now_ms: Monotonic time.
+        """
         payload = sum(r.payload_bytes for r in result.receipts) + result.rest_bytes
         read = result.next_offset - result.slice.first
         if read > 0:
@@ -148,7 +174,7 @@ class FlowState:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A slice and how much it is likely to weigh."""
+    """A slice and its expected payload in bytes."""
 
     slice: Slice
     estimated_bytes: int
@@ -160,13 +186,13 @@ class _Due:
     tail: Trigger | None
     parts: int = field(default=1)
     bytes_per_offset: float = 1.0
-    """Where there are several parts: of the heaviest flow that stands there."""
+    """With several parts: that of the largest flow at the same place."""
 
     @property
-    def stands_at(self) -> object:
-        """Flows into archives that stand at the same place share their reading, and so a slot."""
+    def place(self) -> object:
+        """Group key: flows into archives at the same position share one read, and so a slot."""
         state = self.state
-        if not _may_be_cut(state.destination):
+        if not _is_divisible(state.destination):
             return state.flow
         return (state.flow.source, state.topic_id, state.position)
 
@@ -174,31 +200,35 @@ class _Due:
 def plan(
     states: Iterable[FlowState], *, slots: int, now_ms: int, wall_ms: int, explicit: bool = False
 ) -> list[Planned]:
-    """The slices of this tick.
+    """Plan the slices of one tick. Sets `next_daily_ms` of the flows whose daily flush is due.
 
     Args:
         states: All flows of this process.
-        slots: How many slices run side by side.
+        slots: How many slices run in parallel, at least 1.
         now_ms: Monotonic time.
-        wall_ms: Time since the epoch, for daily flushes.
-        explicit: Write every tail (`--until-now`, or a graceful stop).
+        wall_ms: Time in milliseconds since 1970, for daily flushes.
+        explicit: Write every incomplete object (`--until-now`, or a shutdown).
 
     Returns:
-        At most one unstaged slice for each flow; further, staged ones where slots would stay idle
-        and a flow's backlog is long. A flow into a cluster has a slice in every tick, also an empty
-        one, which waits at the source for what comes; only `explicit` leaves out those that have
-        reached their end.
+        At most one slice for each flow that publishes, and further, staged ones if slots would be
+        idle and the flow's backlog is long. A flow into a cluster has a slice in every tick, even
+        an empty one, which follows the source. With `explicit`, flows that have reached their end
+        have none.
     """
     due = []
     for state in states:
         archive = state.destination
         if not isinstance(archive, ArchiveSpec):
-            if state.retry_at_ms <= now_ms and not state.lost and (state.pending or not explicit):
+            if (
+                state.retry_at_ms <= now_ms
+                and not state.position_stale
+                and (state.pending or not explicit)
+            ):
                 due.append(_Due(state, None))
             continue
         if not state.pending and _daily_is_due(state, wall_ms):
             state.next_daily_ms = next_daily_ms(archive.daily_at_utc_s, wall_ms)
-        if not state.pending or state.retry_at_ms > now_ms or state.lost:
+        if not state.pending or state.retry_at_ms > now_ms or state.position_stale:
             continue
         is_due, tail = _due(state, archive, now_ms, wall_ms, explicit=explicit)
         if is_due:
@@ -208,7 +238,7 @@ def plan(
 
 
 def next_daily_ms(at_utc_s: int | None, wall_ms: int) -> int | None:
-    """The first moment after `wall_ms` that is `at_utc_s` seconds past midnight UTC."""
+    """Return the next time after `wall_ms` that is `at_utc_s` seconds past midnight UTC."""
     if at_utc_s is None:
         return None
     today = wall_ms - wall_ms % DAY_MS + at_utc_s * 1000
@@ -231,7 +261,7 @@ def _due(
         age_ms = now_ms - state.pending_since_ms
         if age_ms >= archive.max_time_ms:
             return True, Trigger.MAX_TIME
-    # A snapshot takes in all that waits; elsewhere the executor finds the object's end.
+    # A snapshot covers all pending offsets; otherwise the executor finds the end of the object.
     whole = archive.compaction is not None
     if state.pending >= archive.max_offsets:
         return True, Trigger.MAX_OFFSETS if whole else None
@@ -240,19 +270,19 @@ def _due(
 
 
 def _share_idle_slots(due: list[_Due], slots: int) -> None:
-    """Let long backlogs use the slots that no flow needs.
+    """Divide long backlogs among the slots that no other flow needs.
 
-    Flows that stand at the same place get the same parts, so that these share their readings too.
+    Flows at the same place get the same parts, so that they share the reads of these too.
     """
     places: dict[object, list[_Due]] = defaultdict(list)
     for item in due:
-        places[item.stands_at].append(item)
+        places[item.place].append(item)
     idle = slots - len(places)
     for items in sorted(places.values(), key=lambda d: -max(_expected_bytes(i) for i in d)):
         known = [
             item
             for item in items
-            if item.state.bytes_per_offset and _may_be_cut(item.state.destination)
+            if item.state.bytes_per_offset and _is_divisible(item.state.destination)
         ]
         if not known:
             continue
@@ -264,7 +294,7 @@ def _share_idle_slots(due: list[_Due], slots: int) -> None:
         idle -= extra
 
 
-def _may_be_cut(destination: DestinationSpec) -> bool:
+def _is_divisible(destination: DestinationSpec) -> bool:
     return isinstance(destination, ArchiveSpec) and not destination.compaction
 
 
@@ -284,7 +314,7 @@ def _slices(item: _Due, wall_ms: int) -> list[Planned]:
         return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]
     width = max(int(SLICE_BYTES / item.bytes_per_offset), 1)
     if width > archive.max_offsets:
-        width -= width % archive.max_offsets  # so that a boundary is one that was due anyway
+        width -= width % archive.max_offsets  # boundaries coincide with those of `max-offsets`
     return [
         Planned(
             _slice(state, first, first + width, Trigger.EXPLICIT, staged=first > state.position),
@@ -309,6 +339,6 @@ def _slice(
         end=end,
         tail=tail,
         staged=staged,
-        # A slice that another one follows must be copied whole, whatever it weighs.
+        # A slice that another one follows must be copied whole, of any size.
         budget_bytes=2**62 if whole else COPY_BYTES if is_timed else SLICE_BYTES,
     )

@@ -1,8 +1,9 @@
-"""What the stages of the data path say to each other: values, and the two ports they need.
+"""The values that the stages of the data path exchange, and the port that runs slices.
 
     plan --Work--> Runner --> transfer --SliceResult--> commit
 
-Every value here is frozen and picklable: it crosses between the driver and Spark's Python workers.
+Every value is frozen and picklable: it crosses between the driver and Spark's Python workers.
+Offsets are offsets of the source, 0..`OFFSET_MAX`, unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from logmirror.errors import InternalError, PositionError, UnavailableError
+from logmirror.errors import InternalError, UnavailableError
 from logmirror.model import ColumnTypes, Gap, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
@@ -22,33 +23,35 @@ if TYPE_CHECKING:
 
 
 SLOT_BYTES: Final = 320 << 20
-"""A slot's memory where none is configured: all pieces have their full size, and three
-destinations, one of them a bucket, are written side by side. With what a worker loads it stays
-below 512 MiB."""
+"""Memory of a slot, in bytes, if none is configured. All buffers have their full size, and three
+destinations, one of them a bucket, are written in parallel. A worker process stays below 512 MiB
+in all."""
 
 ChainStart = Literal["earliest"] | int | None
-"""Where a new chain begins: None is offset 0, `earliest` the source's log start."""
+"""First offset of a new chain. None: offset 0. `earliest`: the source's log start offset."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class FlowId:
-    """One mirror's copy of one partition at one destination: the unit of position."""
+    """One mirror's replication of one partition to one destination: the unit of position."""
 
     mirror: str
     destination: str
-    """The destination's effective name, which is also its folder."""
+    """The destination's effective name, which is also the name of its directory."""
 
     topic: str
+    """The topic's name at the source."""
+
     partition: int
 
     @property
     def source(self) -> TopicPartition:
-        """The partition at the source."""
+        """The partition of the source."""
         return TopicPartition(self.topic, self.partition)
 
     @property
     def folder(self) -> str:
-        """The chain's folder below the store's root: `<destination name>/<partition>`."""
+        """The chain's directory below the store's root: `<destination name>/<partition>`."""
         return f"{self.destination}/{self.partition}"
 
     def __str__(self) -> str:
@@ -57,87 +60,96 @@ class FlowId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSpec:
-    """How a flow's objects are written; fixed for the life of a chain, but for the two limits."""
+    """How the objects of an archive are written. Fixed for a chain, except for the limits."""
 
     location: StoreLocation
+    """The directory or bucket prefix that contains the chains."""
 
     format: str
     """`native`, `parquet` or `ndjson`."""
 
     extension: str
+    """File name extension, without the dot."""
+
     compression: str
+    """Codec and level as configured, such as `zstd-1`."""
+
     encoding: str
-    """NDJSON's keys and values: `base64` or `utf8`."""
+    """Of keys and values in NDJSON: `base64` or `utf8`."""
 
     max_bytes: int
     """An object ends with the record (native: the batch) that brings it to this many bytes.
 
-    Bytes of keys, values and headers before compression; native: bytes of batches.
+    Counts bytes of keys, values and headers before compression; native: bytes of batches.
     """
 
     max_offsets: int
     """An object covers at most this many offsets (native: ends with the batch that reaches it)."""
 
     max_time_ms: int
-    """No record waits longer than this for more before it is written."""
+    """Longest time that a record waits before it is written, in milliseconds."""
 
     daily_at_utc_s: int | None = None
-    """Seconds past midnight UTC at which everything that waits is written; None: never."""
+    """Time of the daily flush in seconds past midnight UTC, 0..86399. None: no daily flush."""
 
     compaction: Literal["log"] | None = None
-    """`log`: each object is a snapshot, the latest record of each key. None: all records."""
+    """`log`: each object is a snapshot with the latest record of each key. None: all records."""
 
     keep_snapshots: int | None = None
-    """How many of the newest snapshots are kept; None: all."""
+    """How many of the newest snapshots are kept, at least 1. None: all."""
 
     drift_check_ms: int = 60_000
-    """How long at most before it is seen that somebody else has added or removed objects."""
+    """Interval of the check for objects that other processes added or removed, in milliseconds."""
 
     types: ColumnTypes = field(default_factory=ColumnTypes)
-    """What keys and values must be, and how Parquet holds them; may differ between objects."""
+    """Types of keys and values, and of their Parquet columns. May differ between objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
-    """A cluster that receives a topic."""
+    """How a topic is replicated to a cluster."""
 
     cluster: ConnectionSettings
+    """The destination's cluster."""
+
     topic: str
-    """Its name at the destination."""
+    """The topic's name at the destination."""
 
     name: str = ""
     """The destination's effective name."""
 
     mirror: str = ""
-    """Whose destination it is."""
+    """The name of the mirror."""
 
     offsets: Literal["preserve", "translate"] = "preserve"
-    """The source's offsets, or new ones for the visible records alone."""
+    """`preserve`: the offsets of the source. `translate`: new offsets for the visible records."""
 
     gaps: Literal["markers", "fail"] = "markers"
-    """What an offset without a record becomes: an invisible control record, or an error."""
+    """What fills an offset gap. `markers`: control records. `fail`: nothing, it is an error."""
 
     topic_sync: Literal["create", "validate", "off"] = "create"
+    """`create`: create and compare the topic. `validate`: compare it. `off`: neither."""
+
     replication_factor: int = -1
-    """Of a topic that is created; -1: the cluster's default."""
+    """Replication factor of a topic that is created. -1: the cluster's default."""
 
     keeps_timestamps: bool = True
-    """False: the destination stamps records itself when it appends them."""
+    """False: the destination's topic uses `LogAppendTime`."""
 
     max_batch_bytes: int = 1_000_000
-    """Small batches are merged up to this size; 0 never merges."""
+    """Small batches are merged up to this size in bytes. 0: never merged."""
 
     producer_state_age_ms: int = 12 * 3_600_000
-    """How old records may be for the destination's brokers to remember who wrote them."""
+    """How long the destination's brokers keep an idle producer's state, in milliseconds."""
 
     max_message_bytes: int = 1_048_588
-    """The largest batch that the destination's topic takes."""
+    """`max.message.bytes` of the destination's topic."""
 
     source_id: bytes | None = None
-    """Topic id of the source when the destination was prepared."""
+    """The source's topic ID, 16 bytes, when the destination was prepared. None: it has no ID."""
 
     types: ColumnTypes = field(default_factory=ColumnTypes)
-    """What keys and values must be to be copied."""
+    """Types that keys and values must have."""
 
 
 DestinationSpec = ArchiveSpec | KafkaSpec
@@ -149,66 +161,78 @@ class Slice:
 
     flow: FlowId
     topic_id: bytes | None
-    """The 16 bytes that the source names this incarnation of the topic by; None: it has no ids."""
+    """The topic ID at the source, 16 bytes. None: the source has no topic IDs."""
 
     compacted: bool
-    """Whether the source's cleanup.policy may leave holes between records."""
+    """Whether the source's `cleanup.policy` contains `compact`, which explains offset gaps."""
 
     first: int
+    """The first offset to copy."""
+
     end: int
-    """One past the last offset to copy: at most the last stable offset that the driver saw."""
+    """One past the last offset to copy. Not above the last stable offset that the driver read."""
 
     tail: Trigger | None
-    """Why what fills no object is written once `end` is reached; None leaves it for later."""
+    """Trigger with which a last, incomplete object is written. None: it is not written yet."""
 
     staged: bool = False
-    """Leave the objects unpublished: an earlier slice of the flow runs beside this one."""
+    """Stage the objects without publishing them: an earlier slice of the flow runs in parallel."""
 
     budget_bytes: int = 256 << 20
-    """Stop at the first object boundary after this many source bytes."""
+    """Stop at the first object boundary after this many bytes of source batches."""
 
     rebuild: bool = False
-    """Of a snapshot: read the source from its start, and take nothing over from the one before."""
+    """Snapshots only: read the source from its start instead of merging the previous snapshot."""
 
     seen_ms: int = 0
-    """Wall-clock time at which the driver saw `end`; of snapshots only."""
+    """Snapshots only: time at which the driver read `end`, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A slice and all that an executor must know to carry it out."""
+    """A slice with everything that an executor needs to run it."""
 
     slice: Slice
     source: ConnectionSettings
     destination: DestinationSpec
     writer_id: str
+    """The ID of the driver's process as a writer."""
+
     estimated_bytes: int
-    """For packing slots evenly; a guess."""
+    """Expected payload in bytes, for packing slots evenly."""
 
     proven: bool = True
-    """False: before anything is written, what the destination holds must be compared with the
-    source. Archives need no such look, their claims say where they come from."""
+    """False: the replica's tail must be compared with the source before anything is written. Always
+    True for archives: their claims hold the topic ID of the source."""
 
     fenced: bool = False
-    """Whether batches that were on their way when the position was read are known to be refused,
-    also behind a hole; clusters only."""
+    """Clusters only: whether batches that were in flight when the position was read are certain to
+    be rejected, also behind an offset gap."""
 
     window_ms: int = 0
-    """Go on with what arrives at the source for so long after `slice.end` is reached."""
+    """Follow window in milliseconds: how long to keep polling after `slice.end` is reached."""
 
     memory_bytes: int = SLOT_BYTES
-    """What the slot may hold of records on their way into archives; see `memory`."""
+    """Bytes of the slot's memory for records that are being archived; see `to_archive.memory`."""
 
     @property
     def archive(self) -> ArchiveSpec:
-        """The destination of a flow into an archive."""
+        """The destination of a flow into an archive.
+
+        Raises:
+            InternalError: It is a cluster.
+        """
         if not isinstance(self.destination, ArchiveSpec):
             raise InternalError("not a flow into an archive", flow=str(self.slice.flow))
         return self.destination
 
     @property
     def kafka(self) -> KafkaSpec:
-        """The destination of a flow into a cluster."""
+        """The destination of a flow into a cluster.
+
+        Raises:
+            InternalError: It is an archive.
+        """
         if not isinstance(self.destination, KafkaSpec):
             raise InternalError("not a flow into a cluster", flow=str(self.slice.flow))
         return self.destination
@@ -216,18 +240,23 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapSummary:
-    """The offsets of an object that carry no record (I3)."""
+    """The offset gaps of an object: offsets without a record (I3), by cause."""
 
     runs: tuple[Gap, ...] = ()
-    """The first runs, in order; at most `gaps.MAX_RUNS` are kept."""
+    """The first runs in ascending order, at most `source.gaps.MAX_RUNS`."""
 
     control: int = 0
+    """Number of offsets that transaction markers take."""
+
     aborted: int = 0
+    """Number of offsets of aborted records."""
+
     compacted: int = 0
+    """Number of offsets that the source's log no longer has."""
 
     @property
     def offset_count(self) -> int:
-        """How many offsets carry no record."""
+        """Number of offsets without a record."""
         return self.control + self.aborted + self.compacted
 
 
@@ -236,82 +265,89 @@ class Receipt:
     """One finished object: published, or staged with the token that publishes it."""
 
     covered: OffsetRange
+    """The offsets that the object covers."""
+
     record_count: int
     payload_bytes: int
-    """What `max-bytes` counts."""
+    """Bytes as `max-bytes` counts them."""
 
     object_bytes: int
+    """Size of the object. Clusters: bytes of the batches."""
+
     digest: str
+    """The digest of the copied content, as the claim holds it. Clusters: empty."""
+
     trigger: Trigger
     gaps: GapSummary
     elapsed_ms: int
-    token: str | None = None
-    """Present while the object is staged only."""
+    """Time from the object's first byte until it was durable."""
 
-    peer: bool = False
-    """Another writer had claimed or published this object before us; the content is the same."""
+    token: str | None = None
+    """The token that publishes the object, while it is only staged."""
+
+    existed: bool = False
+    """Another writer claimed or published this object first, with the same content."""
 
     claimed_by: str = ""
-    """The writer id of whoever claimed it before us."""
+    """The ID of the writer that claimed it first. Empty: this one."""
 
     batch_count: int = 0
-    """Batches that another cluster acknowledged; of archives 0."""
+    """Number of batches that the destination cluster acknowledged. Archives: 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceResult:
-    """What came of one slice. Receipts that precede an error are good all the same."""
+    """The result of one slice. Receipts are valid even if an error follows them."""
 
     slice: Slice
     receipts: tuple[Receipt, ...]
+    """The finished objects in offset order, without gaps between them."""
+
     rest_bytes: int = 0
-    """Payload between the last receipt and `next_offset`: seen, but filling no object yet."""
+    """Payload bytes between the last receipt and `next_offset`: read, but not yet written."""
 
     next_offset: int = 0
-    """How far the slice has read."""
+    """One past the last offset that was read."""
 
     source_bytes: int = 0
-    """Bytes of batches received."""
+    """Bytes of the batches that were received."""
 
     elapsed_ms: int = 0
     proven: bool = False
-    """What the destination held was compared with the source, and continues it."""
+    """The replica's tail was compared with the source, and matches."""
 
     fenced: bool = False
-    """Older batches are refused from now on, see `Work.fenced`."""
+    """Batches in flight from before are rejected from now on; see `Work.fenced`."""
 
     peak_bytes: int = 0
-    """The most memory that the process which ran the slice has ever had resident; 0: not known."""
+    """Peak resident memory of the process that ran the slice, in bytes. 0: unknown."""
 
     error: LogmirrorError | None = None
+    """What ended the slice early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceView:
-    """What the source says of one partition at one moment."""
+    """State of one partition of the source at one moment."""
 
     topic_id: bytes | None
     log_start: int
-    """The first offset the source still has."""
+    """The log start offset: the first offset that the source still has."""
 
     last_stable_offset: int
     """The last stable offset: one past the last offset that may be copied."""
 
 
-class PositionMovedError(PositionError):
-    """The destination does not stand where the driver thought. Nothing was written: look again."""
-
-
 class EngineLostError(UnavailableError):
-    """The engine is gone for good, and with it what this process could do; start it anew."""
+    """The engine has ended. This process cannot continue; restart it."""
 
 
 class Runner(Protocol):
-    """Carries work out somewhere: on Spark, or in this process for a test."""
+    """Runs slices: on Spark, or in this process for a test."""
 
     @property
     def slots(self) -> int:
-        """How many pieces of work run side by side.
+        """How many works run in parallel, at least 1.
 
         Raises:
             EngineLostError: The engine is gone.
@@ -319,17 +355,18 @@ class Runner(Protocol):
         ...
 
     def run(self, works: Sequence[Work]) -> list[SliceResult]:
-        """Carry out every piece; results in any order, one for each.
+        """Run all works; return one result for each, in any order.
 
         Raises:
-            UnavailableError: The engine failed; any part of the work may have been done (look).
-            EngineLostError: The same, and it will not come back.
+            UnavailableError: The engine failed. Any part of the works may have been done: read the
+                positions again.
+            EngineLostError: The same, and the engine has ended.
         """
         ...
 
     def end_follow_windows(self) -> None:
-        """Let slices end soon that wait for what arrives, now and from now on: it is a stop.
+        """End the follow windows of running and of later slices, for a shutdown.
 
-        Signal handlers may call it.
+        Safe from a signal handler.
         """
         ...

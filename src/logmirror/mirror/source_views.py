@@ -1,4 +1,4 @@
-"""Driver: one mirror, and what its source says of it."""
+"""Driver: one mirror's settings, and the state of its partitions at the source."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorSpec:
-    """One mirror as the loop sees it: addresses and rules, no secrets spelled out."""
+    """One mirror's settings, as the loop uses them."""
 
     name: str
     source: ConnectionSettings
+    """The source's cluster."""
+
     topic: str
     partitions: tuple[int, ...] | None
-    """None: all, also those that appear later."""
+    """The replicated partitions. None: all, including those that are added later."""
 
     destinations: tuple[tuple[str, DestinationSpec], ...]
-    """Effective name, and how the copy is written there."""
+    """Effective name and settings of each destination."""
 
     chain_start: ChainStart
 
 
 def flows_of(spec: MirrorSpec, numbers: Iterable[int]) -> list[tuple[FlowId, DestinationSpec]]:
-    """Each destination's flow of each of these partitions."""
+    """Return the flow of each destination and each of these partitions, with its settings."""
     numbers = list(numbers)
     return [
         (FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=n), written)
@@ -46,7 +48,7 @@ def flows_of(spec: MirrorSpec, numbers: Iterable[int]) -> list[tuple[FlowId, Des
 
 
 def check_partitions(mirror: MirrorSpec, topic: TopicMetadata) -> Sequence[int]:
-    """The partitions that a mirror copies of its topic.
+    """Return the partitions that a mirror replicates.
 
     Raises:
         UsageError: The topic has no such partition.
@@ -66,7 +68,7 @@ def check_partitions(mirror: MirrorSpec, topic: TopicMetadata) -> Sequence[int]:
 
 
 def position(found: int | LogmirrorError | None) -> int | None:
-    """A position that was found; raises the error that was found instead."""
+    """Return the position that `Destination.positions` found, or raise the error it found."""
     if isinstance(found, LogmirrorError):
         raise found
     return found
@@ -75,7 +77,7 @@ def position(found: int | LogmirrorError | None) -> int | None:
 def source_views(
     client: ClusterClient, partitions: set[TopicPartition], topic_id: bytes | None
 ) -> dict[TopicPartition, SourceView]:
-    """What the source says of these partitions of one topic now."""
+    """Read log start and last stable offset of these partitions of one topic."""
     starts = client.list_offsets(partitions, EARLIEST)
     ends = client.list_offsets(partitions, LATEST)
     return {

@@ -1,43 +1,28 @@
-"""Driver: mirrors that wait to be opened or have stopped, and what one's end means for others.
+"""Driver: mirrors that stopped, and when that ends the process.
 
-A fatal error is one that waiting does not mend: corruption, a position that makes no sense, wrong
-usage. It stops its mirror, with all flows of it. What becomes of the others is the configuration's
-to say (`on-fatal`); nothing of theirs is cut short, since mirrors stop between two ticks only.
+An error that is not retriable stops its mirror with all of the mirror's flows: corruption,
+contradicting positions, wrong usage. The configuration (`on-fatal`) decides whether the others
+continue. Mirrors stop between two ticks only, so no slice of another mirror is interrupted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
-
-from logmirror.clock import jittered_ms
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from logmirror.errors import LogmirrorError
 
-BACKOFF_MS: Final = (1_000, 60_000)
-"""First and longest wait of what failed for now."""
-
 OnFatal = Literal["exit", "isolate"]
 
 
-@dataclass(slots=True)
-class Unopened:
-    """A destination of a mirror, or its source, that could not be opened so far."""
-
-    error: LogmirrorError
-    retry_at_ms: int
-    failures: int = 1
-
-
 class StoppedMirrors:
-    """The mirrors that must not go on, and why.
+    """The mirrors that stopped, each with its first error.
 
     Args:
-        on_fatal: `exit`: the first of them ends the process. `isolate`: the last one does.
-        names: Of all mirrors.
+        on_fatal: `exit`: the first stopped mirror ends the process. `isolate`: the last one does.
+        names: The names of all mirrors of the process.
     """
 
     def __init__(self, on_fatal: OnFatal, names: Iterable[str]) -> None:
@@ -49,23 +34,15 @@ class StoppedMirrors:
         return mirror in self._errors
 
     def add(self, mirror: str, error: LogmirrorError) -> None:
-        """Stop a mirror at the next commit boundary; only its first error counts."""
-        if mirror in self._errors:
-            return
-        self._errors[mirror] = error
+        """Stop a mirror at the next commit boundary. Only its first error is kept."""
+        self._errors.setdefault(mirror, error)
 
     def raise_if_over(self) -> None:
-        """Raise the first error if the process must end for what has stopped."""
+        """Raise the first error if the stopped mirrors end the process."""
         if self._exits or len(self._errors) == len(self._names):
             self.raise_first()
 
     def raise_first(self) -> None:
-        """Raise the first error, if there is any."""
+        """Raise the error of the first stopped mirror. Does nothing if none stopped."""
         for error in self._errors.values():
             raise error
-
-
-def backoff_ms(failures: int) -> int:
-    """How long to wait after so many failures in a row."""
-    first_ms, longest_ms = BACKOFF_MS
-    return int(jittered_ms(min(first_ms * 2 ** (failures - 1), longest_ms)))

@@ -1,4 +1,4 @@
-"""Which works are carried out together, because they read the same bytes."""
+"""Grouping of works that read the same bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def units(works: Iterable[Work]) -> list[list[Work]]:
-    """Put works together that read one partition from one offset into archives.
+    """Group works into archives that read the same partition from the same offset.
 
-    A work into a cluster is a unit by itself: it waits at the source for what comes, and forwards
-    batches as they are, so there is no decoding to share. So is a snapshot, which may begin to read
-    elsewhere.
+    A work into a cluster forms a group of its own: it follows the source and forwards batches
+    unchanged, so there is no decoding to share. So does a snapshot, which may start reading at
+    another offset.
     """
     found: dict[object, list[Work]] = {}
     for number, work in enumerate(works):
-        asked = work.slice
-        key: object = (work.source, asked.flow.source, asked.topic_id, asked.first)
+        part = work.slice
+        key: object = (work.source, part.flow.source, part.topic_id, part.first)
         alone = isinstance(work.destination, KafkaSpec) or work.destination.compaction
         found.setdefault(number if alone else key, []).append(work)
     return list(found.values())

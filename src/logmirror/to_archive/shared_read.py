@@ -11,7 +11,6 @@ stands there; one that fails ends. What cannot be read or decoded fails those th
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 from logmirror.errors import LogmirrorError
@@ -107,4 +106,4 @@ def _reading(transfers: list[Transfer]) -> list[Transfer]:
 
 def _fail(transfers: list[Transfer], error: LogmirrorError) -> None:
     for transfer in transfers:
-        transfer.fail(copy.copy(error))  # each adds the facts of its own flow
+        transfer.fail(error.copy())  # each adds the facts of its own flow

@@ -1,0 +1,169 @@
+"""Driver: find the topics and partitions of each mirror, and open their flows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from logmirror.errors import LogmirrorError
+from logmirror.mirror.backoff import RETRIABLE
+from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms
+from logmirror.mirror.ports import ArchiveSpec, FlowId
+from logmirror.mirror.source_views import check_partitions, flows_of, position, source_views
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.mirror.flow_table import FlowTable, LoopContext
+    from logmirror.mirror.ports import DestinationSpec
+    from logmirror.mirror.source_views import MirrorSpec
+
+DISCOVERY_MS: Final = 5_000
+"""Interval between two discoveries of new partitions, recreated topics and topic configurations."""
+
+
+class Discovery:
+    """Opens flows at the start, and again when partitions appear or a failed source recovers.
+
+    Args:
+        mirrors: All mirrors of the process.
+        table: Takes the opened flows and the failures.
+        context: Clients, destinations, observer and clock.
+    """
+
+    def __init__(
+        self, mirrors: Sequence[MirrorSpec], table: FlowTable, context: LoopContext
+    ) -> None:
+        self._mirrors, self._table, self._context = mirrors, table, context
+        self._observer, self._clock = context.observer, context.clock
+        self._last_ms: int | None = None
+        """Monotonic time of the last discovery; None: there was none yet."""
+
+        self._gives_up = False
+
+    def run(self, *, until_now: bool) -> None:
+        """Discover what each mirror copies, at most every `DISCOVERY_MS`.
+
+        Args:
+            until_now: The first discovery does not wait for sources or destinations that fail.
+
+        Raises:
+            LogmirrorError: The process must end, or the first discovery opened no flow.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if self._last_ms is not None and now_ms - self._last_ms < DISCOVERY_MS:
+            return
+        is_first = self._last_ms is None
+        self._gives_up = until_now and is_first
+        for source, mirrors in self._due().items():
+            topics = self._describe(source, mirrors)
+            for mirror in mirrors:
+                if mirror.name in topics:
+                    try:
+                        self._open_mirror(mirror, topics[mirror.name], is_first=is_first)
+                    except LogmirrorError as error:
+                        self._failed(mirror, "", error)
+                self._table.drop_stopped()
+        if is_first and not self._table.states:
+            for unopened in self._table.unopened.values():
+                raise unopened.error
+        self._last_ms = now_ms
+
+    def _due(self) -> dict[ConnectionSettings, list[MirrorSpec]]:
+        by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
+        for mirror in self._mirrors:
+            is_stopped = mirror.name in self._table.stopped
+            if not is_stopped and not self._table.opening_backs_off(mirror.name, ""):
+                by_source[mirror.source].append(mirror)
+        return by_source
+
+    def _describe(
+        self, source: ConnectionSettings, mirrors: Sequence[MirrorSpec]
+    ) -> dict[str, TopicMetadata]:
+        """Return the topics of one source's mirrors, by mirror, without those that failed."""
+        client, found = self._context.client(source), {}
+        try:
+            topics = client.describe_topics({mirror.topic for mirror in mirrors})
+            found = {mirror.name: topics[mirror.topic] for mirror in mirrors}
+        except RETRIABLE as error:
+            for mirror in mirrors:
+                self._failed(mirror, "", error)
+        except LogmirrorError:
+            for mirror in mirrors:  # one request for all topics: find the one that failed
+                try:
+                    found[mirror.name] = client.topic(mirror.topic)
+                except LogmirrorError as error:
+                    self._failed(mirror, "", error)
+        return found
+
+    def _failed(self, mirror: MirrorSpec, destination: str, error: LogmirrorError) -> None:
+        """Back off, or stop the mirror; an empty destination means the source."""
+        if not isinstance(error, RETRIABLE) or self._gives_up:
+            self._table.stop_mirror(mirror.name, error)
+        else:
+            self._table.fail_opening(mirror, destination, error)
+
+    def _open_mirror(self, mirror: MirrorSpec, topic: TopicMetadata, *, is_first: bool) -> None:
+        states, unopened = self._table.states, self._table.unopened
+        flows = [flow for flow, _ in flows_of(mirror, check_partitions(mirror, topic))]
+        unopened.pop((mirror.name, ""), None)
+        new = [flow for flow in flows if flow not in states]
+        for flow in flows:
+            state = states.get(flow)
+            if state and state.topic_id != topic.topic_id:
+                state.topic_id = topic.topic_id
+                state.position_stale = True  # reading the position reports the recreated topic
+        if new:
+            self._open_new(mirror, topic, new)
+        opened = [states[flow] for flow in new if flow in states]
+        self._observer.mirror_opened(
+            mirror.name, {name for of, name in unopened if of == mirror.name}
+        )
+        if is_first or opened:
+            self._observer.mirror_starts(mirror, opened)
+
+    def _open_new(self, mirror: MirrorSpec, topic: TopicMetadata, new: Sequence[FlowId]) -> None:
+        client = self._context.client(mirror.source)
+        configs = client.describe_topic_configs(mirror.topic)
+        for name, spec in mirror.destinations:
+            flows = [flow for flow in new if flow.destination == name]
+            if not flows or self._table.opening_backs_off(mirror.name, name):
+                continue
+            destination = self._context.destination(spec)
+            try:
+                ready = destination.prepare(spec, client, topic, mirror.partitions)
+                self._open_flows(mirror, ready, flows, topic.topic_id, configs)
+                self._table.unopened.pop((mirror.name, name), None)
+            except RETRIABLE as error:
+                self._failed(mirror, name, error)
+
+    def _open_flows(
+        self,
+        mirror: MirrorSpec,
+        spec: DestinationSpec,
+        flows: Sequence[FlowId],
+        topic_id: bytes | None,
+        configs: Mapping[str, str | None],
+    ) -> None:
+        destination = self._context.destination(spec)
+        found = destination.positions(spec, flows, mirror.chain_start)
+        sources = {flow.source for flow in flows}
+        views = source_views(self._context.client(mirror.source), sources, topic_id)
+        daily_s = spec.daily_at_utc_s if isinstance(spec, ArchiveSpec) else None
+        for flow in flows:
+            state = FlowState(
+                flow=flow,
+                destination=spec,
+                topic_id=topic_id,
+                compacted="compact" in (configs.get("cleanup.policy") or ""),
+                delete_retention_ms=int(configs.get("delete.retention.ms") or DAY_MS),
+                log_start=views[flow.source].log_start,
+                position=destination.check(spec, flow, position(found[flow]), views[flow.source]),
+                next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
+                proven=isinstance(spec, ArchiveSpec),
+            )
+            self._observer.flow_opened(state)
+            destination.opened(state)
+            self._table.add(mirror, state)
