@@ -38,26 +38,26 @@ def other(client, topic_name):
 def test_who_takes_it_fences_the_owner_before(client, one, other):
     assert client.has_leases()
     assert one.owner() is None
-    assert one.take(None), "nobody ever had it"
-    one.confirm()
+    assert one.acquire(None), "nobody ever had it"
+    one.check()
     seen = other.owner()
     assert seen is not None
     assert seen.is_holding
 
-    assert not other.take(seen)
+    assert not other.acquire(seen)
 
-    other.confirm()
+    other.check()
     with pytest.raises(FencedError):
-        one.confirm()
+        one.check()
     with pytest.raises(FencedError):
-        one.give_back()
-    other.confirm()
+        one.release()
+    other.check()
     assert one.owner().is_holding
 
 
 def test_what_was_given_back_is_free_and_kafkas_own_tool_says_so(apache_kafka, one, other):
-    one.take(None)
-    one.give_back()
+    one.acquire(None)
+    one.release()
     seen = other.owner()
     assert not seen.is_holding
     told = apache_kafka.tools.run(
@@ -68,27 +68,27 @@ def test_what_was_given_back_is_free_and_kafkas_own_tool_says_so(apache_kafka, o
     line = told.stdout.splitlines()[-1].split()
     assert [str(seen.producer_id), str(seen.producer_epoch), "Empty", "1"] == line[2:6]
 
-    assert other.take(seen)
+    assert other.acquire(seen)
 
     with pytest.raises(InternalError):
-        one.confirm()
+        one.check()
 
 
 def test_of_two_that_saw_it_free_one_took_it_from_the_other(one, other):
-    one.take(None)
-    one.give_back()
+    one.acquire(None)
+    one.release()
     seen = one.owner()
 
-    assert [one.take(seen), other.take(seen)] == [True, False]
+    assert [one.acquire(seen), other.acquire(seen)] == [True, False]
 
-    other.confirm()
+    other.check()
     with pytest.raises(FencedError):
-        one.confirm()
+        one.check()
 
 
 def test_of_two_that_saw_nobody_one_took_it_from_the_other(one, other):
     assert [one.owner(), other.owner()] == [None, None]
-    assert [one.take(None), other.take(None)] == [True, False]
+    assert [one.acquire(None), other.acquire(None)] == [True, False]
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def dropping(monkeypatch):
 
 def test_a_lost_response_leaves_the_owner_in_doubt_and_the_right_whole(one, other, dropping):
     dropping.append("InitProducerIdRequest")
-    assert not one.take(None), "the first request may have been another process's"
-    one.confirm()
+    assert not one.acquire(None), "the first request may have been another process's"
+    one.check()
 
     dropping.append("InitProducerIdRequest")
-    one.give_back()
+    one.release()
     seen = other.owner()
     assert not seen.is_holding
-    assert other.take(seen)
+    assert other.acquire(seen)
 
 
 def test_markers_that_are_late_are_not_sent(apache_kafka, client, topic_name):

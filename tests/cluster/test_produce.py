@@ -25,7 +25,7 @@ from kit.fakes.scripted_writes import (
     written,
 )
 from logmirror.cluster.client import ClusterClient
-from logmirror.cluster.produce import NO_RESPONSE
+from logmirror.cluster.produce_responses import NO_RESPONSE
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
     InternalError,

@@ -26,7 +26,7 @@ from kit.fakes.scripted_writes import (
 )
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.cluster.produce import NO_RESPONSE
+from logmirror.cluster.produce_responses import NO_RESPONSE
 from logmirror.cluster.transport import LINGER_MS_MAX
 from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.model import TopicPartition
@@ -231,7 +231,7 @@ def test_a_large_send_goes_on_while_the_broker_waits_for_us_to_read_its_response
 def test_sockets_send_at_once_and_do_not_keep_bytes_for_long(client, pipeline):
     pipeline.send([(T0, batch())])
     collect_all(pipeline)
-    (link,) = pipeline._links.values()  # noqa: SLF001  # its socket's options are what is promised
+    (link,) = pipeline._connections.values()  # noqa: SLF001  # its socket's options are what is promised
     raw = link._transport._socket  # noqa: SLF001  # the same
     assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
     assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == LINGER_MS_MAX

@@ -95,7 +95,7 @@ def test_many_requests_under_way_are_stored_in_order_and_read_by_librdkafka(
 def test_each_version_is_understood(client, pipeline, partition, version):
     pipeline.send([(partition, batch(1))])
     collect_all(pipeline)
-    (link,) = pipeline._links.values()  # noqa: SLF001  # a broker picks one; we try each
+    (link,) = pipeline._connections.values()  # noqa: SLF001  # a broker picks one; we try each
     link._version = version  # noqa: SLF001  # the same
     pipeline.send([(partition, batch(2, sequence=0))])
     pipeline.send([(partition, batch(2, sequence=50))])

@@ -83,7 +83,7 @@ def test_a_session_that_ends_is_renewed_between_responses_and_requests(
     authenticate = ProduceConnection._authenticate  # noqa: SLF001  # counted, and what it finds
 
     def counted(connection, deadline_ms):
-        renewed.append(len(connection.underway))
+        renewed.append(len(connection.in_flight))
         authenticate(connection, deadline_ms)
 
     monkeypatch.setattr(ProduceConnection, "_authenticate", counted)

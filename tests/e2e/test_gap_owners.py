@@ -68,9 +68,9 @@ def test_markers_of_a_writer_that_was_paused_are_refused(
     verified_ms = SYSTEM_CLOCK.monotonic_ms() - 2000
     for writer in (paused, other):  # the pause comes behind the last look, and owners behind it
         monkeypatch.setattr(
-            writer, "_look_again", lambda _partition, _first, verified_ms, _: verified_ms
+            writer, "_confirm_end", lambda _partition, _first, verified_ms, _: verified_ms
         )
-        monkeypatch.setattr(writer._owners, "own", lambda _partition, _first: None)  # noqa: SLF001  # the second of two guards is what is tested
+        monkeypatch.setattr(writer._leases, "acquire", lambda _partition, _first: None)  # noqa: SLF001  # the second of two guards is what is tested
     other.fill(partition, 0, 2, **NAME, verified_ms=verified_ms + 1500)
 
     with pytest.raises(PositionMovedError) as caught:
@@ -122,7 +122,7 @@ def test_of_two_writers_at_one_gap_at_the_same_moment_one_fills_it(
                     writer.fill(partition, 3 * number, 3 * number + 3, **NAME, verified_ms=0)
                 except PositionMovedError:
                     moved.append(number)
-                writer.rest()
+                writer.release()
                 together.wait()
                 assert end_of(client, partition) == 3 * number + 3
 
@@ -146,7 +146,7 @@ def test_the_gaps_of_an_owner_that_is_silent_are_taken_over_after_its_time(
     begun_s = time.monotonic()
     other.fill(partition, 2, 4, **NAME, verified_ms=0)
     assert time.monotonic() - begun_s > 1
-    other.rest()
+    other.release()
     begun_s = time.monotonic()
     third.fill(partition, 4, 6, **NAME, verified_ms=0)
     assert time.monotonic() - begun_s < 1, "it was given back"
@@ -155,7 +155,7 @@ def test_the_gaps_of_an_owner_that_is_silent_are_taken_over_after_its_time(
     with pytest.raises(PositionMovedError) as caught:
         silent.fill(partition, 6, 8, **NAME, verified_ms=SYSTEM_CLOCK.monotonic_ms())
     assert "transactional_id" in caught.value.facts
-    silent.rest()
+    silent.release()
     third.fill(partition, 6, 8, **NAME, verified_ms=0)
     assert end_of(client, partition) == 8
 

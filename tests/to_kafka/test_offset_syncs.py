@@ -21,10 +21,10 @@ from logmirror.to_kafka.offset_syncs import (
     OffsetSyncWriter,
     Run,
     SyncRule,
+    create_sync_topic,
     decode,
     encode_key,
     encode_value,
-    make_topic,
     thinned,
     topic_of,
 )
@@ -103,8 +103,8 @@ def test_contiguous_records_are_told_at_even_distances(lag_max, told):
     rule = SyncRule(lag_max)
     assert rule.due([Run(0, 0, 150), Run(150, 150, 250)]) == [(at, at) for at in told]
     last = [] if told[-1] == 399 else [(399, 399)]
-    assert rule.rest() == last
-    assert rule.rest() == []
+    assert rule.flush() == last
+    assert rule.flush() == []
 
 
 def test_mirrormakers_own_example_gives_the_same_syncs():
@@ -129,7 +129,7 @@ def test_runs_are_told_as_their_records_would_be(steps, lag_max):
     rule = SyncRule(lag_max)
     told = [pair for run in runs for pair in rule.due([run])]
     assert told == by_record(pairs, lag_max)
-    assert rule.rest() == ([pairs[-1]] if pairs and pairs[-1] != told[-1] else [])
+    assert rule.flush() == ([pairs[-1]] if pairs and pairs[-1] != told[-1] else [])
 
 
 @given(st.integers(0, 500))
@@ -144,18 +144,18 @@ def test_few_of_many_are_told_with_the_first_and_the_last(count):
 
 def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic_name):
     with ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client:
-        make_topic(client, topic_name, mirror="m")
-        make_topic(client, topic_name, mirror="m")  # it is there
+        create_sync_topic(client, topic_name, mirror="m")
+        create_sync_topic(client, topic_name, mirror="m")  # it is there
         described = client.topic(topic_of(topic_name))
         assert sorted(described.partitions) == [0]
         assert client.describe_topic_configs(described.name)["cleanup.policy"] == "compact"
         with client.pipeline() as pipeline:
             sync_writer = OffsetSyncWriter(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
-            sync_writer.tell(
+            sync_writer.write(
                 TopicPartition("orders", 11), [(1_000_000, 900_000), (1_000_101, 900_101)]
             )
-            sync_writer.tell(TopicPartition("topic1", 2), [(3, 4)])
-            sync_writer.tell(TopicPartition("topic1", 2), [])
+            sync_writer.write(TopicPartition("topic1", 2), [(3, 4)])
+            sync_writer.write(TopicPartition("topic1", 2), [])
             sync_writer.finish()
         found = list(rows_by_librdkafka(apache_kafka.bootstrap, described.name))
     assert [(row.key.hex(), row.value.hex()) for row in found] == [
@@ -172,7 +172,7 @@ def test_a_topic_that_is_not_there_stops_the_telling_and_nothing_else(apache_kaf
     ):
         sync_writer = OffsetSyncWriter(pipeline, topic_name, SYSTEM_CLOCK, mirror="m")
         for offset in range(3):
-            sync_writer.tell(TopicPartition("orders", 0), [(offset, offset)])
+            sync_writer.write(TopicPartition("orders", 0), [(offset, offset)])
             sync_writer.finish()
         assert pipeline.in_flight() == 0
         assert topic_of(topic_name) not in client.topics()

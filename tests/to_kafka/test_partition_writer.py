@@ -9,10 +9,14 @@ import pytest
 
 from kit.fakes.scripted import batches, record
 from logmirror.cluster.offsets import LogEnd, ProducerState
-from logmirror.cluster.produce import NO_RESPONSE, ProduceResponse
+from logmirror.cluster.produce_responses import NO_RESPONSE, ProduceResponse
 from logmirror.cluster.transport import LINGER_MS_MAX
-from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
-from logmirror.mirror.ports import PositionMovedError
+from logmirror.errors import (
+    OutcomeUnknownError,
+    PositionError,
+    PositionMovedError,
+    UnavailableError,
+)
 from logmirror.model import TopicPartition
 from logmirror.to_kafka.idempotence import (
     PRODUCER_STATE_AGE_MS,
@@ -46,7 +50,7 @@ def piece(first, count=10, *, stamp_ms=FRESH_MS):
 
 def writer(end=100, state=ALIVE, *, at_ms=1000):
     made = PartitionWriter(WHERE, PRODUCER)
-    made.looked(LogEnd(end, 0), state, at_ms=at_ms, now_ms=NOW_MS)
+    made.record_log_end(LogEnd(end, 0), state, at_ms=at_ms, now_ms=NOW_MS)
     return made
 
 
@@ -60,7 +64,7 @@ def send(made, count=10, *, at_ms=1000, stamp_ms=FRESH_MS):
 
 
 def response(made, base_offset, *, error=None, code=0):
-    made.responded(ProduceResponse(WHERE, code, base_offset, -1, 0, error), NOW_MS)
+    made.record_response(ProduceResponse(WHERE, code, base_offset, -1, 0, error), NOW_MS)
 
 
 def refused(code):
@@ -283,11 +287,11 @@ def test_the_batch_that_was_prepared_last_says_until_when_it_may_be_sent():
 def test_an_acknowledged_batch_is_as_good_as_a_look_from_the_moment_it_was_prepared():
     made = writer(at_ms=1000)
     send(made, at_ms=3000)
-    assert made.seen_ms == 1000, "sent is not seen"
+    assert made.verified_ms == 1000, "sent is not seen"
 
     response(made, 100)
 
-    assert made.seen_ms == 3000, "and the answer may be minutes old"
+    assert made.verified_ms == 3000, "and the answer may be minutes old"
 
 
 def test_gaps_take_offsets_and_no_sequences():
@@ -298,7 +302,7 @@ def test_gaps_take_offsets_and_no_sequences():
     made.passed_gap(117, 5000)
 
     assert (made.verified, made.next_offset) == (117, 117)
-    assert made.seen_ms == 5000
+    assert made.verified_ms == 5000
     assert send(made) == (117, 110, PRODUCER)
 
 

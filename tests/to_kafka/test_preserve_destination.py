@@ -14,7 +14,7 @@ from logmirror.errors import UsageError
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId, KafkaSpec
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, quiesce_ms
-from logmirror.to_kafka.preserve_destination import KafkaCopies
+from logmirror.to_kafka.preserve_destination import PreserveDestination
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 SPEC = KafkaSpec(cluster=None, topic="copy")
@@ -42,18 +42,18 @@ class Opening:
 
     def __init__(self, spec=SPEC, **cluster):
         self.clock, self.cluster = SteppingClock(), Cluster(**cluster)
-        self.copies = KafkaCopies(lambda _settings: self.cluster, self.clock)
+        self.copies = PreserveDestination(lambda _settings: self.cluster, self.clock)
         self.state = FlowState(
             flow=FLOW, destination=spec, topic_id=None, compacted=False, position=0
         )
 
     def look(self):
         """What the service does with a flow that begins, or is lost; whether it may go on."""
-        self.state.lost = False
+        self.state.position_stale = False
         found = self.copies.positions(self.state.destination, [FLOW], None)
         self.state.position = found[FLOW]
         self.copies.opened(self.state)
-        return not self.state.lost
+        return not self.state.position_stale
 
     def look_after(self, wait_ms):
         self.clock.ms += wait_ms

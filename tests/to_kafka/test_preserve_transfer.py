@@ -23,10 +23,14 @@ from kit.fakes.scripted_copies import (
     transactional_log,
     value,
 )
-from logmirror.cluster.produce import ProduceResponse
-from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
+from logmirror.cluster.produce_responses import ProduceResponse
+from logmirror.errors import (
+    OutcomeUnknownError,
+    PositionError,
+    PositionMovedError,
+    UnavailableError,
+)
 from logmirror.mirror.follow import SLICE_MS
-from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import GapCause, TopicPartition
 from logmirror.source.partition import STALL_MS
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, deadline_ms
@@ -454,7 +458,7 @@ def test_offsets_without_a_record_are_taken_in_order_and_counted(response_batche
     kept = [0, 1, 2, 3, 4, 11, 12, 14, 15]
     assert (result.error, covered(result)) == (None, [(0, 15)])
     assert [offset for offset, _ in world.destination.values()] == kept
-    taken = [n for _, first, end in world.filler.filled for n in range(first, end)]
+    taken = [n for _, first, end in world.gap_writer.filled for n in range(first, end)]
     assert taken == [5, 6, 7, 8, 9, 10, 13]
     gaps = result.receipts[0].gaps
     assert (gaps.aborted, gaps.control) == (5, 2)
@@ -469,7 +473,7 @@ def test_gaps_that_are_not_allowed_stop_the_flow_in_front_of_the_first():
     assert isinstance(result.error, PositionError)
     assert (facts["reason"], facts["offset"]) == ("HoleAtSource", 5)
     assert facts["cause"] == GapCause.ABORTED.value
-    assert world.filler.filled == []
+    assert world.gap_writer.filled == []
     assert covered(result) in ([], [(0, 4)])
     assert all(offset < 5 for offset, _ in world.destination.values())
 
@@ -485,7 +489,7 @@ def test_a_gap_that_nothing_explains_stops_the_flow_unless_the_topic_is_compacte
     (result,) = world.run(compacted=True)
 
     assert (result.error, covered(result)) == (None, [(0, 34)])
-    assert world.filler.filled == [(0, 5, 30)]
+    assert world.gap_writer.filled == [(0, 5, 30)]
 
 
 def test_a_source_that_no_longer_delivers_what_it_called_stable_is_told():

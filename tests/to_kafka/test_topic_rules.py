@@ -312,4 +312,4 @@ def test_a_finding_tells_both_values_and_what_to_do():
     )
     assert str(finding) == "error: retention.ms: 1 (source: 2): raise it"
     missing = Finding(severity="note", setting="topic", source=None, destination=None, advice="x")
-    assert str(missing) == "note: topic: not there: x"
+    assert str(missing) == "note: topic: absent: x"

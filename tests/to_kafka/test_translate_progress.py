@@ -22,10 +22,10 @@ from logmirror.errors import (
     UsageError,
 )
 from logmirror.model import TopicPartition
+from logmirror.to_kafka.producer_sessions import ProducerSessions
 from logmirror.to_kafka.translate_progress import (
     PROGRESS_CONFIGS,
     FlowKey,
-    Links,
     Progress,
     ProgressReader,
     encode_owner,
@@ -93,7 +93,7 @@ class Copier:
 
     def __init__(self, client, where, key):
         self.where, self.key = where, key
-        self.link = Links(client).take(key.transactional_id)
+        self.link = ProducerSessions(client).open(key.transactional_id)
         self.sequence = 0
 
     def say(self, next_offset):

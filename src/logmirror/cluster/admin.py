@@ -56,7 +56,7 @@ BROKER_DEFAULT: Final = -1
 
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
-_METADATA_THAT_TELLS: Final = 8
+_METADATA_OPERATIONS_VERSION: Final = 8
 """The first version of Metadata that says what is allowed."""
 _CREATE_TOPICS_VERSION_MIN: Final = 4
 _MARKERS_VERSION: Final = 1
@@ -305,9 +305,9 @@ class Admin:
 
         def attempt() -> frozenset[str] | None:
             connection = self._router.topology.any_connection()
-            if connection.versions[METADATA][1] < _METADATA_THAT_TELLS:
+            if connection.versions[METADATA][1] < _METADATA_OPERATIONS_VERSION:
                 return None
-            (topic,) = connection.call(request, low=_METADATA_THAT_TELLS).topics
+            (topic,) = connection.call(request, low=_METADATA_OPERATIONS_VERSION).topics
             if topic.error_code == TOPIC_AUTHORIZATION_FAILED:
                 return frozenset()
             return None if topic.error_code else _named(topic.authorized_operations)

@@ -1,14 +1,15 @@
-"""A right that one process has at a time, known to the cluster by a transactional id.
+"""A lease: a right that one process has at a time, by a transactional ID of the cluster.
 
-No transaction is ever begun. InitProducerId takes the id from whoever had it; DescribeTransactions
-tells whether it is still ours. That somebody gave it back is said by the transaction timeout that
-the id then has, for nothing else is kept with an id.
+No transaction is begun. InitProducerId acquires the ID from its owner; DescribeTransactions reports
+whether it still belongs to this process. A released lease is marked by the transaction timeout of
+the ID, because a cluster stores nothing else with an ID.
 
 Invariants:
-1. `take` takes it from the owner, alive or not. That owner learns so at its next `confirm`, and not
-   before: what it does until then on the strength of its last one must have a deadline, and who
-   took the right from somebody waits as long.
-2. `give_back` changes nothing for somebody who took it in between: a broker compares the epoch.
+1. `acquire` takes the lease from its owner, dead or alive. That owner finds out at its next
+`check`,
+   and not before. So what it does after a `check` must have a deadline, and the new owner waits for
+   as long.
+2. `release` has no effect if another process has acquired the lease: a broker compares the epoch.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ if TYPE_CHECKING:
     from logmirror.cluster.router import Router
 
 _HELD_MS: Final = 60_000
-_GIVEN_BACK_MS: Final = 1
-"""Transaction timeouts by which the two states of an id are told apart."""
+_RELEASED_MS: Final = 1
+"""Transaction timeouts that mark the two states of a lease."""
 
 _COMPARING_VERSION: Final = 3
 """The first InitProducerId that compares the epoch (KIP-360, Apache Kafka 2.5)."""
 
 
 class Owner(NamedTuple):
-    """Who has a right, or had it last."""
+    """The owner of a lease, or the last one."""
 
     producer_id: int
     producer_epoch: int
     is_holding: bool
-    """False: it was given back."""
+    """False if it has released the lease."""
 
 
 class Lease:
-    """One right. Not thread-safe.
+    """One lease. Not thread-safe.
 
     Args:
-        router: Of the cluster; see `ClusterClient.fence`.
-        transactional_id: Used for nothing else.
+        router: The cluster; see `ClusterClient.lease`.
+        transactional_id: An ID that is used for nothing else.
     """
 
     def __init__(self, router: Router, transactional_id: str) -> None:
@@ -66,18 +67,18 @@ class Lease:
 
     @staticmethod
     def is_offered(versions: dict[int, tuple[int, int]]) -> bool:
-        """Whether a broker with these API versions knows all that is needed (Kafka 3.0)."""
+        """Whether a broker with these API versions supports leases (Apache Kafka 3.0)."""
         return (
             DESCRIBE_TRANSACTIONS in versions
             and versions.get(InitProducerIdRequest.API_KEY, (0, -1))[1] >= _COMPARING_VERSION
         )
 
     def owner(self) -> Owner | None:
-        """Who has it; None: nobody ever had, or so long ago that the cluster has forgotten.
+        """The owner; None if there was none, or the cluster has expired the ID.
 
         Raises:
             UsageError: Not allowed.
-            UnavailableError: No coordinator answered within the budget.
+            UnavailableError: No coordinator responded within the budget.
         """
 
         def attempt(connection: Connection) -> Owner | None:
@@ -85,58 +86,60 @@ class Lease:
             (found,) = connection.call(request).transaction_states
             if found.error_code == TRANSACTIONAL_ID_NOT_FOUND:
                 return None
-            _check(found, "could not look up an owner")
-            is_holding = int(found.transaction_timeout_ms) != _GIVEN_BACK_MS
+            _check(found, "could not look up the owner of a lease")
+            is_holding = int(found.transaction_timeout_ms) != _RELEASED_MS
             return Owner(int(found.producer_id), int(found.producer_epoch), is_holding)
 
-        found: Owner | None = self._run(attempt, "could not look up an owner")
+        found: Owner | None = self._run(attempt, "could not look up the owner of a lease")
         return found
 
-    def take(self, seen: Owner | None) -> bool:
-        """Take it from whoever has it.
+    def acquire(self, last: Owner | None) -> bool:
+        """Acquire the lease, also from a live owner.
 
         Args:
-            seen: What `owner` said last.
+            last: The last result of `owner`.
 
         Returns:
-            Whether it was free until we took it. False: somebody may still act on a `confirm` from
-            before, or on another `take`.
+            Whether the lease was free. If False, another process may still act on its last `check`
+            or `acquire`.
 
         Raises:
             UsageError: Not allowed.
-            UnavailableError: No coordinator did it within the budget; it may have been done.
+            UnavailableError: No coordinator responded within the budget; it may have been acquired.
         """
         own = self._own = self._init(_HELD_MS, (-1, -1))
-        if seen is None:
+        if last is None:
             return own.producer_epoch == 0
-        follows = (seen.producer_id, seen.producer_epoch + 1)
-        return not seen.is_holding and (own.producer_id, own.producer_epoch) == follows
+        follows = (last.producer_id, last.producer_epoch + 1)
+        return not last.is_holding and (own.producer_id, own.producer_epoch) == follows
 
-    def confirm(self) -> None:
-        """Make sure that it is still ours.
+    def check(self) -> None:
+        """Make sure that this process still holds the lease.
 
         Raises:
-            FencedError: Somebody else has taken it.
-            UnavailableError: No coordinator answered within the budget.
+            FencedError: Another process has acquired it.
+            UnavailableError: No coordinator responded within the budget.
         """
         if self._own is None:
-            raise InternalError("a right was confirmed before it was taken")
+            raise InternalError("a lease was checked before it was acquired")
         if self.owner() != self._own:
             raise FencedError(
-                "another process has taken the right to write",
+                "another process has acquired the lease",
                 transactional_id=self.transactional_id,
             )
 
-    def give_back(self) -> None:
-        """Let the next one have it at once; nothing that needs it may be on its way.
+    def release(self) -> None:
+        """Release the lease, so that the next owner need not wait.
+
+        Nothing that needs the lease may be in flight.
 
         Raises:
-            FencedError: Somebody else has taken it.
-            UnavailableError: No coordinator did it within the budget; it may have been done.
+            FencedError: Another process has acquired it.
+            UnavailableError: No coordinator responded within the budget; it may have been released.
         """
         own, self._own = self._own, None
         if own is not None:
-            self._init(_GIVEN_BACK_MS, (own.producer_id, own.producer_epoch))
+            self._init(_RELEASED_MS, (own.producer_id, own.producer_epoch))
 
     def _init(self, timeout_ms: int, expected: tuple[int, int]) -> Owner:
         def attempt(connection: Connection) -> Owner:
@@ -147,17 +150,17 @@ class Lease:
                 producer_epoch=expected[1],
             )
             response = connection.call(request, low=_COMPARING_VERSION)
-            _check(response, "could not take the right to write")
-            is_holding = timeout_ms != _GIVEN_BACK_MS
+            _check(response, "could not acquire the lease")
+            is_holding = timeout_ms != _RELEASED_MS
             return Owner(int(response.producer_id), int(response.producer_epoch), is_holding)
 
-        taken: Owner = self._run(attempt, "could not take the right to write")
-        return taken
+        owner: Owner = self._run(attempt, "could not acquire the lease")
+        return owner
 
     def _run(self, attempt: Any, action: str) -> Any:  # noqa: ANN401  # whatever the attempt returns
         return self._coordinator.run(attempt, action, transactional_id=self.transactional_id)
 
 
-def _check(answer: Any, action: str) -> None:  # noqa: ANN401  # untyped library
-    if answer.error_code:
-        raise api_error(answer.error_code, action=action)
+def _check(response: Any, action: str) -> None:  # noqa: ANN401  # untyped library
+    if response.error_code:
+        raise api_error(response.error_code, action=action)

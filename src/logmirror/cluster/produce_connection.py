@@ -39,7 +39,7 @@ _SLOWEST_BYTES_PER_MS: Final = 128
 """A transfer slower than 128 kB/s is taken for dead."""
 
 
-class Underway(NamedTuple):
+class InFlightRequest(NamedTuple):
     """A request that was begun and not answered."""
 
     partitions: tuple[TopicPartition, ...]
@@ -50,7 +50,7 @@ class ProduceConnection(Connection):
     """See `Connection`; `call` and `fetch` work while nothing is under way."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # its base's own
-        self.underway: deque[Underway] = deque()
+        self.in_flight: deque[InFlightRequest] = deque()
         """Requests without an answer, oldest first; the last may not be sent whole."""
         super().__init__(*arguments, **named)
         oldest, newest = self.versions.get(PRODUCE, (0, -1))
@@ -74,7 +74,7 @@ class ProduceConnection(Connection):
             )
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self.underway)} under way"
+        state = "closed" if self.closed else f"{len(self.in_flight)} under way"
         return f"ProduceConnection({self.host}:{self.port}, {state})"
 
     @property
@@ -103,7 +103,7 @@ class ProduceConnection(Connection):
         """By when the head must be answered, and what is being sent be sent; None: nothing is."""
         unsent = 1 if self._pieces else 0
         deadlines = [self._send_deadline_ms] * unsent
-        if len(self.underway) > unsent:
+        if len(self.in_flight) > unsent:
             deadlines.append(self._response_deadline_ms)
         return min(deadlines, default=None)
 
@@ -112,7 +112,7 @@ class ProduceConnection(Connection):
         self._ready()
 
     def _ready(self) -> None:
-        if self.underway:
+        if self.in_flight:
             raise InternalError("another request was made while answers to Produce are awaited")
         super()._ready()
 
@@ -140,7 +140,7 @@ class ProduceConnection(Connection):
         self._pieces = self._transport.pieces(buffers)
         self._begun = False
         partitions = tuple(partition for partition, _ in request.batches)
-        self.underway.append(Underway(partitions, correlation_id))
+        self.in_flight.append(InFlightRequest(partitions, correlation_id))
         self._response_wait_ms = self._settings.socket_timeout_ms + request.timeout_ms
         self._send_deadline_ms = (
             self._clock.monotonic_ms()
@@ -148,12 +148,12 @@ class ProduceConnection(Connection):
             + sum(map(len, self._pieces)) // _SLOWEST_BYTES_PER_MS
         )
 
-    def withdraw(self) -> Underway:
+    def withdraw(self) -> InFlightRequest:
         """Take back a request of which no byte was sent."""
         if self._begun or not self._pieces:
             raise InternalError("a request cannot be taken back once it was begun")
         self._pieces.clear()
-        return self.underway.pop()
+        return self.in_flight.pop()
 
     def push(self, not_after_ms: int | None) -> bool:
         """Send what the kernel takes now.
@@ -175,7 +175,7 @@ class ProduceConnection(Connection):
                 break
             self._begun = True
         else:
-            if len(self.underway) == 1:
+            if len(self.in_flight) == 1:
                 self._restart_response_deadline()
         return True
 
@@ -208,9 +208,9 @@ class ProduceConnection(Connection):
 
     def _accept(self, frame: memoryview, into: list[ProduceResult]) -> None:
         unsent = 1 if self._pieces else 0
-        if len(self.underway) <= unsent:
+        if len(self.in_flight) <= unsent:
             raise CorruptionError("an answer came that nothing asked for")
-        head = self.underway[0]
+        head = self.in_flight[0]
         results, throttle_ms = parse_produce(
             frame, version=self._version, correlation_id=head.correlation_id
         )
@@ -221,7 +221,7 @@ class ProduceConnection(Connection):
                 expected=len(head.partitions),
                 found=len(results),
             )
-        self.underway.popleft()
+        self.in_flight.popleft()
         into += results
         self._proven = True
         self._throttle(throttle_ms)

@@ -36,9 +36,10 @@ from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
 from logmirror.to_kafka.gap_writer import GapWriter
 from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
-from logmirror.to_kafka.preserve_transfer import KafkaTransfer
+from logmirror.to_kafka.preserve_transfer import PreserveTransfer
+from logmirror.to_kafka.producer_sessions import ProducerSessions
 from logmirror.to_kafka.tail_check import TailCheck
-from logmirror.to_kafka.translate_progress import Links, ProgressReader
+from logmirror.to_kafka.translate_progress import ProgressReader
 from logmirror.to_kafka.translate_transfer import TranslateTransfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
@@ -76,7 +77,7 @@ def _pipeline(settings: ConnectionSettings, process: int, _purpose: str) -> Prod
 
 
 @functools.cache
-def _filler(settings: ConnectionSettings, process: int) -> GapWriter:
+def _gap_writer(settings: ConnectionSettings, process: int) -> GapWriter:
     return GapWriter(_client(settings, process))
 
 
@@ -98,9 +99,11 @@ def _rebatcher(max_batch_bytes: int, _process: int) -> Rebatcher:
 
 
 @functools.cache
-def _translation(settings: ConnectionSettings, process: int) -> tuple[Links, ProgressReader]:
+def _translation(
+    settings: ConnectionSettings, process: int
+) -> tuple[ProducerSessions, ProgressReader]:
     client = _client(settings, process)
-    return Links(client), ProgressReader(client)
+    return ProducerSessions(client), ProgressReader(client)
 
 
 @functools.cache
@@ -195,20 +198,20 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
     process, spec = os.getpid(), works[0].kafka
     client, gate = _client(spec.cluster, process), Gate(_tools(process)[2])
     if spec.offsets == "translate":
-        links, progress = _translation(spec.cluster, process)
+        sessions, progress = _translation(spec.cluster, process)
         return TranslateTransfer(
             works,
             source_client=_client(works[0].source, process),
             source={work.slice.flow.source: _source(work) for work in works},
             client=client,
-            links=links,
+            sessions=sessions,
             progress=progress,
             rebatcher=_rebatcher(spec.max_batch_bytes, process),
             gate=gate,
             sync_writer=_sync_writer(works[0].source, process, spec.name, spec.mirror),
             window=window,
         ).run()
-    return KafkaTransfer(
+    return PreserveTransfer(
         works,
         source_client=_client(works[0].source, process),
         source={work.slice.flow.source: _source(work) for work in works},
@@ -216,9 +219,9 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
         pipeline=_pipeline(spec.cluster, process, "data"),
         rebatcher=_rebatcher(spec.max_batch_bytes, process),
         gate=gate,
-        filler=_filler(spec.cluster, process),
+        gap_writer=_gap_writer(spec.cluster, process),
         tail_check=TailCheck(
-            client, _pipeline(spec.cluster, process, "filler"), _tools(process)[2]
+            client, _pipeline(spec.cluster, process, "padding"), _tools(process)[2]
         ),
         window=window,
     ).run()

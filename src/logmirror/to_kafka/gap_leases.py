@@ -1,19 +1,19 @@
-"""Executor: who may fill the holes of a partition; one process at a time, however many are awake.
+"""Executor: leases on the offset gaps of a partition. One process at a time fills them.
 
-A batch of data is refused where it does not continue the log. A marker is not: of two processes
-that see the same hole and both ask for its markers, both get them. So markers need an owner, which
-a transactional id of the destination tells.
+A broker refuses a data batch that does not continue the log. It does not refuse a marker: if two
+processes request markers for the same gap, both get them. So markers need a lease, which is a
+transactional ID at the destination.
 
 Invariants:
-1. No byte of a request for markers is sent later than `SEND_DEADLINE_MS` after the coordinator
-   was asked and said that we are the owner.
-2. Who takes the right from an owner that has not given it back waits for `QUIESCE_MS`, which is
-   longer than that and the time that bytes may rest in a kernel, and looks at the log after it.
-3. An owner that is alive is left alone: the right is taken from one under whom the log has not
-   moved for `PATIENCE_MS`, longer than an owner may wait by rule 2. So two that are awake cannot
-   take it from each other for ever.
-4. The right is given back when a slice ends, and then nothing is on its way: what comes next need
-   not wait.
+1. No byte of a request for markers is sent later than `SEND_DEADLINE_MS` after the coordinator was
+   asked and confirmed the lease.
+2. A process that takes the lease from an owner that has not released it waits for `QUIESCE_MS`, and
+   reads the log end after that. `QUIESCE_MS` is longer than the deadline of rule 1 and the time
+   that bytes may stay in a kernel together.
+3. A live owner keeps its lease. It is taken only if the log has not moved for `LEASE_TIMEOUT_MS`,
+   which is longer than an owner may wait by rule 2. So two running processes cannot take it from
+   each other forever.
+4. The lease is released when a slice ends, with nothing in flight. The next owner does not wait.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.errors import FencedError, LogmirrorError
-from logmirror.mirror.ports import PositionMovedError
+from logmirror.errors import FencedError, LogmirrorError, PositionMovedError
 from logmirror.to_kafka.idempotence import QUIESCE_MS, SEND_DEADLINE_MS
 
 if TYPE_CHECKING:
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
     from logmirror.cluster.lease import Lease
     from logmirror.model import TopicPartition
 
-PATIENCE_MS: Final = QUIESCE_MS + 2_500
-_WATCH_MS: Final = 100
+LEASE_TIMEOUT_MS: Final = QUIESCE_MS + 2_500
+_POLL_MS: Final = 100
 _CONFIRM_EVERY_MS: Final = SEND_DEADLINE_MS // 3
 
 
-class Right(NamedTuple):
-    """What an owner may do; monotonic times."""
+class GapLease(NamedTuple):
+    """The period in which the owner may send markers; monotonic times."""
 
     since_ms: int
-    """When nobody else had a marker on its way any more."""
+    """When the markers of other processes could no longer arrive."""
     until_ms: int
-    """Until when markers may be sent."""
+    """The deadline for sending markers."""
 
 
 @dataclass(slots=True)
@@ -53,16 +52,16 @@ class _Held:
     lease: Lease
     since_ms: int
     confirmed_ms: int
-    """Before the coordinator was asked."""
+    """Monotonic time before the coordinator was asked."""
 
 
-class GapOwners:
-    """The partitions whose holes this process may fill. Not thread-safe.
+class GapLeases:
+    """The leases that this process holds. Not thread-safe.
 
     Args:
-        client: Of the destination.
+        client: The destination cluster.
         clock: Time.
-        transactional_id: The id that stands for a partition's holes.
+        transactional_id: Returns the transactional ID of a partition's lease.
     """
 
     def __init__(
@@ -76,21 +75,21 @@ class GapOwners:
         self._is_offered: bool | None = None
         self._held: dict[TopicPartition, _Held] = {}
 
-    def own(self, partition: TopicPartition, first: int) -> Right | None:
-        """Be the owner, at once or after others had their time.
+    def acquire(self, partition: TopicPartition, first: int) -> GapLease | None:
+        """Acquire the lease on a partition, or confirm it; waits if another process holds it.
 
         Args:
-            partition: At the destination.
-            first: Where its log ends and the hole begins.
+            partition: A partition of the destination.
+            first: Its log end offset, where the gap begins.
 
         Returns:
-            The right; None: the brokers know no owners, and nothing keeps two processes apart that
-            are awake.
+            The lease. None if the brokers do not support leases (before Apache Kafka 3.0): then two
+            running processes can fill the same gap.
 
         Raises:
-            PositionMovedError: Another process goes on with the copy.
-            UsageError: We may not use the transactional id.
-            UnavailableError: No coordinator answered within the budget.
+            PositionMovedError: Another process continues the replica.
+            UsageError: No permission to use the transactional ID.
+            UnavailableError: No coordinator responded within the budget.
         """
         if self._is_offered is None:
             self._is_offered = self._client.has_leases()
@@ -102,33 +101,33 @@ class GapOwners:
         now_ms = self._clock.monotonic_ms()
         if now_ms > held.confirmed_ms + _CONFIRM_EVERY_MS:
             try:
-                held.lease.confirm()
+                held.lease.check()
             except FencedError as error:
                 del self._held[partition]
                 raise _moved(error) from error
             held.confirmed_ms = now_ms
-        return Right(held.since_ms, held.confirmed_ms + SEND_DEADLINE_MS)
+        return GapLease(held.since_ms, held.confirmed_ms + SEND_DEADLINE_MS)
 
-    def give_back(self) -> None:
-        """Give all back; what cannot be given back is taken by the next one after its patience."""
+    def release(self) -> None:
+        """Release all leases; one that cannot be released times out for its next owner."""
         held, self._held = self._held, {}
         for each in held.values():
             with contextlib.suppress(LogmirrorError):
-                each.lease.give_back()
+                each.lease.release()
 
     def _take(self, partition: TopicPartition, first: int) -> _Held:
         lease = self._client.lease(self._transactional_id(partition))
-        seen = lease.owner()
-        if seen is not None and seen.is_holding:
-            until_ms = self._clock.monotonic_ms() + PATIENCE_MS
-            while (again := lease.owner()) == seen and self._clock.monotonic_ms() < until_ms:
+        owner = lease.owner()
+        if owner is not None and owner.is_holding:
+            until_ms = self._clock.monotonic_ms() + LEASE_TIMEOUT_MS
+            while (now := lease.owner()) == owner and self._clock.monotonic_ms() < until_ms:
                 self._check_end(partition, first)
-                self._clock.sleep_ms(_WATCH_MS)
-            if again != seen and again is not None and again.is_holding:
+                self._clock.sleep_ms(_POLL_MS)
+            if now != owner and now is not None and now.is_holding:
                 raise _moved()
-            seen = again
+            owner = now
         asked_ms = self._clock.monotonic_ms()
-        if not lease.take(seen):
+        if not lease.acquire(owner):
             self._clock.sleep_ms(QUIESCE_MS)
         return _Held(lease, self._clock.monotonic_ms(), asked_ms)
 
@@ -140,7 +139,7 @@ class GapOwners:
 
 def _moved(error: FencedError | None = None, **facts: object) -> PositionMovedError:
     return PositionMovedError(
-        "another process fills the holes of this copy",
-        hint="run one process for each copy; the position is read anew",
+        "another process fills the offset gaps of this replica",
+        hint="run one mirror per replica; the position is read again",
         **(error.facts if error else facts),
     )

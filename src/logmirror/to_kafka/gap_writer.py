@@ -1,26 +1,28 @@
-"""Executor: offsets without a record at the source, made invisible at the destination.
+"""Executor: fills offset gaps at the destination, invisibly to consumers.
 
-A producer cannot skip an offset. But a control record takes one and no consumer ever sees it:
+A producer cannot skip an offset. But a control record takes one, and no consumer sees it:
 
-- where we may (ClusterAction), the leader appends markers on request, hundreds at once;
-- elsewhere a transaction to which nothing was written ends with one marker, by public API alone. A
-  coordinator whose marker was on its way when the leader changed asks the new leader again, whether
-  it has that marker or not: in a rolling restart this way doubles markers, the other never does.
+- With ClusterAction, the leader appends markers on request, hundreds at once.
+- Without it, an empty transaction ends with one marker, by public API alone. If the leader changes
+  while a marker is in flight, the coordinator sends it to the new leader too, even if that one has
+  it: a rolling restart can duplicate markers this way, and cannot duplicate requested ones.
 
 Invariants:
-1. Never more markers are asked for than the hole is long, and the log end is looked at when all of
-   a step are written. Nothing else is written until the log ends where the hole does.
-2. A log that ends beyond the hole is damaged: a marker was doubled, or someone else wrote. Nothing
-   is at a wrong offset yet, and nothing more is written.
-3. A transaction of a dead writer that had joined the partition leaves its marker when we take its
-   id over, so ids are taken before the log end is looked at. From then on that writer is fenced.
-4. Markers are asked for directly by the owner of the partition's holes alone (`hole_owners`). Each
-   says in its coordinator epoch, too, when its writer last saw the log's end, and leaders refuse
-   one below the last that they wrote: what a writer that was paused still had to send comes too
-   late once another has gone on with the hole, whatever became of its deadline.
-5. A marker in the name of the data's own producer, with the next epoch, ends the one before, and
-   batches of it that are still on their way are refused. Where a reader of the source may have
-   found a hole in the place of such a batch, the hole begins with it (decision 0004).
+1. No more markers are requested than the gap is long, and the log end is read when all of a step
+   are written. Nothing else is written until the log ends where the gap does.
+2. A log that ends beyond the gap is damaged: a marker was duplicated, or another client wrote. No
+   record is at a wrong offset yet, and nothing more is written.
+3. A dead writer's transaction with the partition leaves a marker when its ID is acquired. So the
+IDs
+   are acquired before the log end is read. From then on that writer is fenced.
+4. Markers are requested only with a lease on the partition's gaps (`gap_leases`). Each marker also
+   has the time at which its writer read the log end as its coordinator epoch, and leaders refuse a
+   smaller one than the last they wrote. So the markers of a zombie writer are refused once another
+   has continued the gap, even after their deadline.
+5. A marker of the data's own producer with the next epoch ends the current epoch, and leaders
+refuse
+   its batches that are still in flight. Where a reader of the source may have found a gap in place
+   of such a batch, the gap begins with that marker (decision 0004).
 """
 
 from __future__ import annotations
@@ -32,9 +34,14 @@ from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import TxnMarker
 from logmirror.cluster.transactions import ProducerIdentity
-from logmirror.errors import FencedError, OutcomeUnknownError, PositionError, UnavailableError
-from logmirror.mirror.ports import PositionMovedError
-from logmirror.to_kafka.gap_leases import GapOwners
+from logmirror.errors import (
+    FencedError,
+    OutcomeUnknownError,
+    PositionError,
+    PositionMovedError,
+    UnavailableError,
+)
+from logmirror.to_kafka.gap_leases import GapLeases
 from logmirror.to_kafka.idempotence import QUIESCE_MS, marker_producer_id
 from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
 
@@ -44,81 +51,81 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.transactions import TransactionalProducer
     from logmirror.model import TopicPartition
-    from logmirror.to_kafka.gap_leases import Right
+    from logmirror.to_kafka.gap_leases import GapLease
 
 MARKERS_MAX: Final = 500
-"""Markers in one request: half a second of a busy broker."""
+"""Markers in one request: they take a busy broker half a second."""
 
 TRANSACTION_IDS: Final = 3
-"""Used in turn, because an id cannot begin anew while its last end is being carried out."""
+"""Used in turn: an ID cannot begin a transaction while its last one is being ended."""
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
-REACH_MS: Final = 60_000
-"""How long a marker that was promised may take to appear."""
+MARKER_TIMEOUT_MS: Final = 60_000
+"""How long to wait for a marker that the coordinator has accepted."""
 
 _EPOCH_BEGIN_MS: Final = 1_767_225_600_000
 _EPOCH_UNIT_MS: Final = 500
 _EPOCH_MAX: Final = 2**31 - 1
-"""Coordinator epochs count half seconds since 2026, which 31 bits do until 2060."""
+"""Coordinator epochs count half seconds since 2026; 31 bits last until 2060."""
 
 _FRESH_MS: Final = 2
-"""How old a look at the log's end may be when markers are asked for."""
+"""How old the last reading of the log end may be when markers are requested."""
 
 _PAUSES_MS: Final = (0, 1, 2, 5, 10, 20, 50)
 
 
 class GapWriter:
-    """Takes offsets invisibly on one cluster. Not thread-safe."""
+    """Fills offset gaps on one cluster. Not thread-safe."""
 
     def __init__(self, client: ClusterClient, clock: Clock = SYSTEM_CLOCK) -> None:
         self._client, self._clock = client, clock
         self._may_write_markers: bool | None = None
         self._epochs: dict[TopicPartition, int] = {}
-        """The least coordinator epoch that may be used: of our last marker, or beyond another's."""
-        self._owned: dict[TopicPartition, list[TransactionalProducer]] = {}
-        self._owners = GapOwners(client, clock, lambda partition: _transactional_id(partition, 0))
+        """The least coordinator epoch to use: of the last marker, or above another writer's."""
+        self._producers: dict[TopicPartition, list[TransactionalProducer]] = {}
+        self._leases = GapLeases(client, clock, lambda partition: _transactional_id(partition, 0))
 
-    def fill(  # noqa: PLR0913  # what the hole is, and who writes on behind it
+    def fill(  # noqa: PLR0913  # the gap, and the producer that writes behind it
         self,
         partition: TopicPartition,
         first: int,
         end: int,
         *,
-        seen_ms: int,
+        verified_ms: int,
         producer: int,
         new_epoch: int | None = None,
     ) -> bool:
-        """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
+        """Fill the offsets first..end-1; return when the log ends at `end` exactly.
 
         Args:
-            partition: At the destination; nothing of ours is on its way there.
-            first: Where its log ends.
-            end: Where it shall end.
-            seen_ms: Monotonic time at which it was known to end at `first`.
-            producer: Producer id of the data.
-            new_epoch: In which it goes on behind the hole; None: as before.
+            partition: A partition of the destination, with nothing in flight.
+            first: Its log end offset.
+            end: The log end offset to reach.
+            verified_ms: Monotonic time at which the log was known to end at `first`.
+            producer: The producer ID of the data.
+            new_epoch: The producer epoch of the data behind the gap; None for the current one.
 
         Returns:
-            Whether that epoch has begun. It does not where markers come from empty transactions.
+            Whether the new epoch has begun. It has not if markers come from empty transactions.
 
         Raises:
-            PositionError: The log ends beyond the hole, see invariant 2.
-            PositionMovedError: Another writer has gone on with the hole.
-            UnavailableError: It could not be done for now; a part of it may have been.
-            OutcomeUnknownError: An answer was lost; look.
+            PositionError: The log ends beyond the gap, see invariant 2.
+            PositionMovedError: Another writer has continued the gap.
+            UnavailableError: The gap could not be filled now; a part of it may be filled.
+            OutcomeUnknownError: A response was lost; read the log end.
         """
         if self._may_write_markers is None:
             self._may_write_markers = self._client.admin.may_write_markers()
         if self._may_write_markers:
-            names = _names(producer, new_epoch)
-            self._by_markers(partition, first, end, seen_ms, names)
+            identities = _identities(producer, new_epoch)
+            self._by_markers(partition, first, end, verified_ms, identities)
             return self._may_write_markers and new_epoch is not None
         self._by_transactions(partition, first, end)
         return False
 
-    def rest(self) -> None:
-        """A slice is over, and nothing is on its way: others may fill holes without a wait."""
-        self._owners.give_back()
+    def release(self) -> None:
+        """Release all leases at the end of a slice; nothing is in flight."""
+        self._leases.release()
 
     # -- markers ---------------------------------------------------------------------------------
 
@@ -127,67 +134,67 @@ class GapWriter:
         partition: TopicPartition,
         first: int,
         end: int,
-        seen_ms: int,
-        names: tuple[ProducerIdentity, ProducerIdentity],
+        verified_ms: int,
+        identities: tuple[ProducerIdentity, ProducerIdentity],
     ) -> None:
         while first < end:
             count = min(MARKERS_MAX, end - first)
-            right = self._owners.own(partition, first)
-            seen_ms = self._look_again(partition, first, seen_ms, right)
-            epoch = self._epochs[partition] = self._epoch(partition, seen_ms)
-            made = [TxnMarker(*name, coordinator_epoch=epoch) for name in names]
+            lease = self._leases.acquire(partition, first)
+            verified_ms = self._confirm_end(partition, first, verified_ms, lease)
+            epoch = self._epochs[partition] = self._epoch(partition, verified_ms)
+            made = [TxnMarker(*identity, coordinator_epoch=epoch) for identity in identities]
             markers = {partition: made[:1] + made[1:] * (count - 1)}
-            until_ms = right.until_ms if right else None
+            until_ms = lease.until_ms if lease else None
             error = self._client.admin.write_txn_markers(markers, send_until_ms=until_ms)[partition]
             failpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
-                # Not idempotent: the request may still be carried out. Wait it out, then look.
+                # Not idempotent, and the broker may still process it. Wait, then read the log end.
                 self._clock.sleep_ms(QUIESCE_MS)
             if isinstance(error, FencedError):
-                raise self._overtaken(partition, names, error)
+                raise self._overtaken(partition, identities, error)
             if error is not None and error.facts.get("code") == CLUSTER_AUTHORIZATION_FAILED:
                 self._may_write_markers = False  # nothing was written
                 return self._by_transactions(partition, first, end)
             if error is not None:
                 raise error
             first += count
-            names = (names[1], names[1])  # the epoch has begun
-            seen_ms = self._reach(partition, first, end)
+            identities = (identities[1], identities[1])  # the epoch has begun
+            verified_ms = self._reach(partition, first, end)
         return None
 
-    def _look_again(
-        self, partition: TopicPartition, first: int, seen_ms: int, right: Right | None
+    def _confirm_end(
+        self, partition: TopicPartition, first: int, verified_ms: int, lease: GapLease | None
     ) -> int:
-        """Make sure that the log still ends at `first`; returns when that was.
+        """Make sure that the log still ends at `first`; return when that was.
 
-        What an answer says may be old, for a repetition is answered like the batch that it repeats:
-        it counts where nobody else could have filled the hole since the batch was made.
+        A response may be out of date, because a duplicate gets the response of the first batch. It
+        counts only if no other process can have filled the gap since the batch was sent.
         """
-        looked_ms = self._clock.monotonic_ms()
-        if right and right.since_ms < seen_ms and looked_ms - seen_ms <= _FRESH_MS:
-            return seen_ms
+        read_ms = self._clock.monotonic_ms()
+        if lease and lease.since_ms < verified_ms and read_ms - verified_ms <= _FRESH_MS:
+            return verified_ms
         found = self._end_of(partition)
         if found != first:
             raise PositionMovedError(
-                "another writer has taken offsets of the hole that was to be filled",
-                hint="run one process for each copy; the position is read anew",
+                "another writer has filled offsets of the same gap",
+                hint="run one mirror per replica; the position is read again",
                 expected=first,
                 found=found,
             )
-        return looked_ms
+        return read_ms
 
-    def _epoch(self, partition: TopicPartition, seen_ms: int) -> int:
-        now_ms = self._clock.now_ms()  # before the other: a pause in between makes us older
-        seen_at_ms = now_ms - (self._clock.monotonic_ms() - seen_ms)
-        epoch = max((seen_at_ms - _EPOCH_BEGIN_MS) // _EPOCH_UNIT_MS, 0)
+    def _epoch(self, partition: TopicPartition, verified_ms: int) -> int:
+        now_ms = self._clock.now_ms()  # first: a pause in between makes the epoch smaller
+        verified_at_ms = now_ms - (self._clock.monotonic_ms() - verified_ms)
+        epoch = max((verified_at_ms - _EPOCH_BEGIN_MS) // _EPOCH_UNIT_MS, 0)
         return min(max(epoch, self._epochs.get(partition, 0)), _EPOCH_MAX)
 
     def _overtaken(
-        self, partition: TopicPartition, names: Iterable[ProducerIdentity], error: FencedError
+        self, partition: TopicPartition, identities: Iterable[ProducerIdentity], error: FencedError
     ) -> PositionMovedError:
-        """A later marker than ours is there: we were paused, or its writer's clock is ahead."""
-        for name in names:
-            state = self._client.producer_states({partition: name.producer_id})[partition]
+        """The log has a later marker: this process was paused, or the other's clock is ahead."""
+        for identity in identities:
+            state = self._client.producer_states({partition: identity.producer_id})[partition]
             if state is not None:
                 least = max(self._epochs.get(partition, 0), state.coordinator_epoch + 1)
                 self._epochs[partition] = least
@@ -198,29 +205,29 @@ class GapWriter:
     def _by_transactions(self, partition: TopicPartition, first: int, end: int) -> None:
         try:
             while first < end:
-                if partition not in self._owned:
-                    first = self._take_ids(partition, end)
-                if self._has_emptied(partition, end - first):
+                if partition not in self._producers:
+                    first = self._acquire_ids(partition, end)
+                if self._write_empty_transactions(partition, end - first):
                     first = end
                 else:
-                    del self._owned[partition]
+                    del self._producers[partition]
             self._reach(partition, end, end)
         except FencedError as error:
-            # Another process of ours went on with this partition, or another mirror does.
-            self._owned.pop(partition, None)
+            # Another process of this mirror, or another mirror, continues this partition.
+            self._producers.pop(partition, None)
             raise _moved(error) from error
         except BaseException:
-            self._owned.pop(partition, None)  # taking them anew ends what was left open
+            self._producers.pop(partition, None)  # acquiring them again ends what is open
             raise
 
-    def _has_emptied(self, partition: TopicPartition, count: int) -> bool:
-        """Begin and end so many transactions.
+    def _write_empty_transactions(self, partition: TopicPartition, count: int) -> bool:
+        """Begin and end `count` transactions.
 
         Returns:
-            False: not all of them. A request may still be on its way that would begin one more,
-            and it is refused only once the ids are taken anew.
+            False if not all of them. A stray request may then begin one more, and is refused only
+            once the IDs are acquired again.
         """
-        owned = self._owned[partition]
+        owned = self._producers[partition]
         for number in range(count):
             producer = owned[number % len(owned)]
             producer.add_partitions([partition])
@@ -234,8 +241,8 @@ class GapWriter:
             producer.await_markers()
         return True
 
-    def _take_ids(self, partition: TopicPartition, end: int) -> int:
-        """Fence whoever had our transactional ids; returns where the log ends after that."""
+    def _acquire_ids(self, partition: TopicPartition, end: int) -> int:
+        """Acquire the transactional IDs; return the log end after that."""
         owned = [
             self._client.transactional_producer(
                 _transactional_id(partition, number), timeout_ms=TRANSACTION_TIMEOUT_MS
@@ -244,58 +251,59 @@ class GapWriter:
         ]
         for producer in owned:
             producer.init()
-        self._owned[partition] = owned
+        self._producers[partition] = owned
         found = self._end_of(partition)
         if found > end:
-            # By a marker too many, or because somebody has gone on with the copy: a look will tell.
+            # By one marker too many, or by another writer: the next reading shows which.
             raise PositionMovedError(
-                "the destination's log moved while its transactional ids were taken",
+                "the destination's log moved while the transactional IDs were acquired",
                 expected=end,
                 found=found,
             )
         return found
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- the log end -----------------------------------------------------------------------------
 
     def _end_of(self, partition: TopicPartition) -> int:
         return self._client.log_ends([partition])[partition].end_offset
 
     def _reach(self, partition: TopicPartition, wanted: int, end: int) -> int:
-        """Wait until the log ends at `wanted`: an end is answered before its marker is written.
+        """Wait until the log ends at `wanted`: EndTxn returns before its marker is written.
 
         Returns:
-            Monotonic time just before it was seen to end there.
+            Monotonic time just before the log end was read.
         """
-        looked_ms = self._clock.monotonic_ms()
-        give_up_ms = looked_ms + REACH_MS
-        looks = 0
+        read_ms = self._clock.monotonic_ms()
+        deadline_ms = read_ms + MARKER_TIMEOUT_MS
+        reads = 0
         while (found := self._end_of(partition)) < wanted:
-            if looked_ms > give_up_ms:
+            if read_ms > deadline_ms:
                 raise UnavailableError(
-                    "a marker that the destination promised does not appear",
-                    hint="the position is read anew, and the rest of the hole is taken again",
+                    "the destination accepted a marker and did not write it in time",
+                    hint="the position is read again, and the rest of the gap is filled",
                     expected=wanted,
                     found=found,
                 )
-            self._clock.sleep_ms(_PAUSES_MS[min(looks, len(_PAUSES_MS) - 1)])
-            looks += 1
-            looked_ms = self._clock.monotonic_ms()
+            self._clock.sleep_ms(_PAUSES_MS[min(reads, len(_PAUSES_MS) - 1)])
+            reads += 1
+            read_ms = self._clock.monotonic_ms()
         if found > wanted:
-            # Within a longer hole one marker too many does no harm; it is not asked for again.
+            # Within a longer gap one marker too many does no harm.
             if found <= end and wanted < end:
-                raise UnavailableError("the hole is longer than was asked for; looking again")
+                raise UnavailableError("a gap has one control record too many; checking again")
             raise gap_too_long(partition, expected=end, found=found)
-        return looked_ms
+        return read_ms
 
 
-def _names(producer: int, new_epoch: int | None) -> tuple[ProducerIdentity, ProducerIdentity]:
-    """In whose name the first marker of a hole is written, and all others."""
-    own = ProducerIdentity(marker_producer_id(producer), 0)
-    return own if new_epoch is None else ProducerIdentity(producer, new_epoch), own
+def _identities(producer: int, new_epoch: int | None) -> tuple[ProducerIdentity, ProducerIdentity]:
+    """The producers of the first marker of a gap, and of all others."""
+    marker = ProducerIdentity(marker_producer_id(producer), 0)
+    first = marker if new_epoch is None else ProducerIdentity(producer, new_epoch)
+    return first, marker
 
 
 def transactional_id_prefix(topic: str) -> str:
-    """What all transactional ids begin with under which holes of a topic are filled."""
+    """The prefix of the transactional IDs for the gaps of a topic."""
     return f"logmirror-{topic}-"
 
 
@@ -306,26 +314,26 @@ def _transactional_id(partition: TopicPartition, number: int) -> str:
 
 def _moved(error: FencedError) -> PositionMovedError:
     return PositionMovedError(
-        "another writer has taken offsets of the hole that was to be filled",
+        "another writer has filled offsets of the same gap",
         hint="a process that was paused or replaced, or another mirror of the same partition; the "
-        "position is read anew",
+        "position is read again",
         **error.facts,
     )
 
 
 def gap_too_long(partition: TopicPartition, *, expected: int, found: int) -> PositionError:
-    """The error for a log that control records have carried beyond a hole of the source.
+    """The error for a log that ends beyond a gap of the source.
 
     Args:
-        partition: At the destination.
-        expected: Where the hole ends at the source.
-        found: Where the destination's log ends.
+        partition: The partition of the destination.
+        expected: The end of the gap at the source.
+        found: The log end of the destination.
     """
     return PositionError(
-        "the destination's log ends beyond a hole of the source",
-        hint="a marker of a transaction was written twice, which happens when a leader changes at "
-        "the destination (never where the mirror has ClusterAction), or someone else writes there. "
-        "No record is at a wrong offset; the next one would be. Copy this partition anew into an "
+        "the destination's log ends beyond an offset gap of the source",
+        hint="a transaction marker was written twice, which can happen when a leader changes at "
+        "the destination (never if the mirror has ClusterAction), or another client writes there. "
+        "No record is at a wrong offset; the next one would be. Copy this partition again into an "
         "empty one.",
         reason="HoleTooLong",
         topic=partition.topic,

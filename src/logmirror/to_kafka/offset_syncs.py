@@ -1,19 +1,19 @@
-"""Offset syncs: which source offset became which destination offset, as MirrorMaker 2 tells it.
+"""Offset syncs: pairs of a source and a destination offset, as MirrorMaker 2 writes them.
 
-Its checkpoint task, its `RemoteClusterUtils` and whoever else reads that topic can then translate
-the offsets of consumer groups. Bytes of a record, big-endian, without any version:
+MirrorMaker's checkpoint task, its `RemoteClusterUtils` and other readers of the topic use them to
+translate consumer group offsets. The bytes of a record are big-endian, without a version:
 
     key     int16 length + UTF-8 topic of the source, int32 partition
     value   int64 upstream offset, int64 downstream offset
 
-A sync says that the source's record at the upstream offset was written at the downstream offset.
-The topic is `mm2-offset-syncs.<alias of the destination>.internal` in the source's cluster, with
-one partition and compaction.
+The source's record at the upstream offset was written at the downstream offset. The topic is
+`mm2-offset-syncs.<alias of the destination>.internal` in the source cluster, with one partition and
+compaction.
 
 Invariants:
-1. Only pairs whose transaction was committed are told, in ascending order of one writer.
-2. No record is ever a tombstone: MirrorMaker's readers end on one.
-3. Telling fails without harm: a copy does not depend on it, and a reader that misses pairs
+1. Only pairs of committed transactions are written, in ascending order for each writer.
+2. No record is a tombstone: MirrorMaker's readers fail on one.
+3. A failed write does no harm. Replication does not depend on syncs, and a reader without a pair
    translates to an earlier offset, never to a later one.
 """
 
@@ -41,8 +41,8 @@ OFFSET_LAG_MAX: Final = 100
 """MirrorMaker's default of `offset.lag.max`."""
 
 SYNCS_MAX: Final = 10
-"""Syncs told of one transaction; MirrorMaker has as many under way at once. Readers keep a sparse
-index of 64, and compaction keeps the last."""
+"""The most syncs per transaction; MirrorMaker has as many in flight. Readers keep a sparse index of
+64, and compaction keeps the last one."""
 
 _IN_FLIGHT_MAX: Final = 10
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -52,15 +52,15 @@ _PAIR: Final = struct.Struct(">qq")
 
 
 class Run(NamedTuple):
-    """Records that stand side by side at both ends."""
+    """Records with contiguous offsets on both clusters."""
 
     upstream: int
     downstream: int
-    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody misses
+    count: int  # type: ignore[assignment]  # hides a method of tuple that is not used
 
 
 class OffsetSync(NamedTuple):
-    """One sync as it is read."""
+    """One decoded sync."""
 
     topic: str
     partition: int
@@ -69,13 +69,13 @@ class OffsetSync(NamedTuple):
 
 
 def topic_of(alias: str) -> str | None:
-    """The topic for syncs to a destination; None where Kafka allows no topic of that name."""
+    """The topic for syncs of a destination; None if that is not a valid topic name."""
     name = f"mm2-offset-syncs.{alias}.internal"
     return name if _TOPIC.fullmatch(name) else None
 
 
 def encode_key(partition: TopicPartition) -> bytes:
-    """The key of a partition's syncs, which compaction goes by."""
+    """The key of a partition's syncs, for compaction."""
     topic = partition.topic.encode()
     return _INT16.pack(len(topic)) + topic + _INT32.pack(partition.partition)
 
@@ -86,10 +86,10 @@ def encode_value(upstream: int, downstream: int) -> bytes:
 
 
 def decode(key: bytes | None, value: bytes | None) -> OffsetSync:
-    """Read one record; bytes behind its last field are passed over, as MirrorMaker does.
+    """Decode one record; bytes behind the last field are ignored, as MirrorMaker does.
 
     Raises:
-        CorruptionError: It is no sync: null, or shorter than its own lengths say.
+        CorruptionError: Not a sync: null, or shorter than its length fields say.
     """
     if key is None or value is None:
         raise CorruptionError("an offset sync without key or value")
@@ -103,16 +103,16 @@ def decode(key: bytes | None, value: bytes | None) -> OffsetSync:
         return OffsetSync(topic.decode(), partition, upstream, downstream)
     except (struct.error, UnicodeDecodeError) as error:
         raise CorruptionError(
-            "an offset sync that is cut off or no UTF-8", key=key.hex(), value=value.hex()
+            "an offset sync that is truncated or not UTF-8", key=key.hex(), value=value.hex()
         ) from error
 
 
 class SyncRule:
-    """When a pair is told, as MirrorMaker's source task decides it record by record.
+    """Decides when a sync is written, as MirrorMaker's source task does record by record.
 
     A record's pair is due when it is the first, when the downstream offset is `lag_max` or more
     behind the one after the last sync's, when upstream offsets were skipped or went back, or when
-    downstream offsets went back. The last pair that was not due waits for `rest`.
+    downstream offsets went back. `flush` returns the last pair if it was not due.
 
     Args:
         lag_max: `offset.lag.max`, 0 or more.
@@ -125,15 +125,15 @@ class SyncRule:
         self._delayed: tuple[int, int] | None = None
 
     def due(self, runs: Iterable[Run]) -> list[tuple[int, int]]:
-        """Take in what was written, in order; returns the pairs to tell now."""
+        """Add runs that were written, in order; return the pairs that are due."""
         found: list[tuple[int, int]] = []
         for run in runs:
             if run.count:
                 found += self._due(run)
         return found
 
-    def rest(self) -> list[tuple[int, int]]:
-        """The newest pair if it was not due: without it, translation would end before the end."""
+    def flush(self) -> list[tuple[int, int]]:
+        """Return the newest pair if it was not due, so that translation reaches the last record."""
         delayed, self._delayed = self._delayed, None
         return [] if delayed is None else [delayed]
 
@@ -153,28 +153,28 @@ class SyncRule:
 
 
 def thinned(pairs: Sequence[tuple[int, int]], most: int = SYNCS_MAX) -> list[tuple[int, int]]:
-    """At most so many of these pairs, evenly spread, the first and the last among them."""
+    """At most `most` of the pairs, evenly spread, including the first and the last."""
     if len(pairs) <= most:
         return list(pairs)
     return [pairs[at * (len(pairs) - 1) // (most - 1)] for at in range(most)]
 
 
-def make_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
-    """Make the topic for syncs, as far as that is possible; otherwise say once that there is none.
+def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
+    """Create the topic for syncs; log a warning if it cannot be created.
 
     Args:
-        source: Where it is made.
-        alias: Of the destination.
-        mirror: Whose log event it would be.
+        source: The source cluster.
+        alias: The name of the destination.
+        mirror: The name of the mirror, for the log event.
 
     Raises:
-        UnavailableError: The source did not answer.
-        OutcomeUnknownError: The same, and the topic may have been made.
+        UnavailableError: The source did not respond.
+        OutcomeUnknownError: The source did not respond, and may have created the topic.
     """
     topic = topic_of(alias)
     if topic is None:
         _LOG.warning(
-            "no offset syncs are written: the destination's name does not fit into a topic's",
+            "offset syncs disabled: the destination's name is not valid in a topic name",
             extra={"facts": {"mirror": mirror, "destination": alias}},
         )
         return
@@ -187,7 +187,7 @@ def make_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
             source.topic(topic)
         except UsageError:
             _LOG.warning(
-                "no offset syncs are written: the source does not let us make their topic",
+                "offset syncs disabled: the source refused to create their topic",
                 extra={
                     "facts": {
                         **error.facts,
@@ -201,13 +201,13 @@ def make_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
 
 
 class OffsetSyncWriter:
-    """Writes the syncs of one destination into the source's cluster. Not thread-safe.
+    """Writes the syncs of one destination into the source cluster. Not thread-safe.
 
     Args:
-        pipeline: Of the source; nothing else is under way on it.
-        alias: Of the destination.
+        pipeline: To the source; nothing else is in flight on it.
+        alias: The name of the destination.
         clock: For the records' timestamps.
-        mirror: Whose log events these are.
+        mirror: The name of the mirror, for log events.
     """
 
     def __init__(self, pipeline: ProducePipeline, alias: str, clock: Clock, *, mirror: str) -> None:
@@ -216,10 +216,10 @@ class OffsetSyncWriter:
         topic = topic_of(alias)
         self._where = None if topic is None else TopicPartition(topic, 0)
 
-    def tell(self, partition: TopicPartition, pairs: Sequence[tuple[int, int]]) -> None:
-        """Send syncs of a source partition without waiting for the answer.
+    def write(self, partition: TopicPartition, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send syncs of a source partition without waiting for the response.
 
-        Where too many are under way, or the topic refuses us, they are left out.
+        They are skipped if too many are in flight, or after the topic has refused a write.
         """
         self._collect(block=False)
         if self._where is None or not pairs or self._pipeline.in_flight() >= _IN_FLIGHT_MAX:
@@ -233,19 +233,19 @@ class OffsetSyncWriter:
         self._pipeline.send([(self._where, batch)])
 
     def finish(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the syncs in flight."""
         while self._pipeline.in_flight():
             self._collect(block=True)
 
     def _collect(self, *, block: bool) -> None:
         for response in self._pipeline.collect(block=block):
             if response.error is not None and self._where is not None:
-                self._give_up_if_final(response.error)
+                self._log_failure(response.error)
 
-    def _give_up_if_final(self, error: LogmirrorError) -> None:
+    def _log_failure(self, error: LogmirrorError) -> None:
         facts = {"facts": {**error.facts, **self._about, "error": error.message}}
         if isinstance(error, UsageError):
             self._where = None
-            _LOG.warning("no offset syncs are written from here on", extra=facts)
+            _LOG.warning("offset syncs disabled: the source refused a write", extra=facts)
         else:
-            _LOG.info("an offset sync was not written", extra=facts)
+            _LOG.info("offset sync not written", extra=facts)

@@ -1,16 +1,16 @@
-"""Executor: one partition of the destination while batches are appended to it.
+"""Executor: the state of one destination partition while batches are appended to it.
 
-Keeps the books of one writer: what it will send next, what is on its way, what has been
-acknowledged, and why it must stop. Says when something may be sent; sends nothing itself.
+Tracks what is sent next, what is in flight, what was acknowledged, and why the writer must stop.
+Decides when a batch may be sent; sends nothing itself.
 
 Invariants:
-1. `verified` is the log end that the destination itself has told: by a look, or by an answer to a
-   batch whose base offset was the expected one (I5).
-2. Without a guard at most one batch is on its way, and it leaves no later than
-   `kafka_guard.deadline_ms` after the log end was seen. With one, the broker itself refuses what
-   does not continue the log, and everything behind it. Old records end the guard: nothing is sent
-   behind them before they are acknowledged, for the broker may forget us as soon as it has them.
-3. After the first thing that went wrong nothing more is prepared: `error` stays.
+1. `verified` is the log end that the destination has confirmed: read from it, or the response to a
+   batch with the expected base offset (I5).
+2. Without sequence check at most one batch is in flight, and it is sent no later than
+   `idempotence.deadline_ms` after the log end was read. With it, the broker refuses a batch that
+   does not continue the log, and all batches behind it. Old records end the check: nothing is sent
+   behind them before they are acknowledged, because the broker may forget the producer then.
+3. After the first error nothing more is prepared: `error` stays set.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.errors import LogmirrorError, PositionError
-from logmirror.mirror.ports import PositionMovedError
+from logmirror.errors import LogmirrorError, PositionError, PositionMovedError
 from logmirror.to_kafka.idempotence import (
     PRODUCER_STATE_AGE_MS,
     SEND_DEADLINE_MS,
@@ -31,18 +30,18 @@ from logmirror.wire.rebatch import stamp
 
 if TYPE_CHECKING:
     from logmirror.cluster.offsets import LogEnd, ProducerState
-    from logmirror.cluster.produce import ProduceResponse
+    from logmirror.cluster.produce_responses import ProduceResponse
     from logmirror.model import TopicPartition
     from logmirror.wire.rebatch import Piece
 
 IN_FLIGHT_MAX: Final = 64
-"""Batches of one partition on their way at once. What a broker refuses takes all behind it along,
-so the number is for memory in the broker and for the time that a stop takes."""
+"""The most batches of one partition in flight. A broker that refuses one also refuses those behind
+it, so the limit is for broker memory and for the duration of a stop."""
 
 _EPOCH_MAX: Final = 2**15 - 1
 
-_LOOK_CODES: Final = frozenset({45, 46, 47, 59})
-"""Sequence or epoch refused or forgotten: the log is not where we thought. Nothing was written."""
+_REFUSED_CODES: Final = frozenset({45, 46, 47, 59})
+"""Sequence or epoch refused or unknown: the log end has moved. Nothing was written."""
 
 
 class _Sent(NamedTuple):
@@ -54,12 +53,12 @@ class _Sent(NamedTuple):
 
 
 class PartitionWriter:
-    """The books of one partition's writer. Not thread-safe.
+    """The state of one partition's writer. Not thread-safe.
 
     Args:
-        partition: At the destination.
-        producer: The derived producer id.
-        guard_age_ms: Records older than this leave the broker without a memory of us.
+        partition: The partition of the destination.
+        producer: The derived producer ID.
+        producer_state_age_ms: After records older than this the broker may forget the producer.
     """
 
     def __init__(
@@ -73,42 +72,44 @@ class PartitionWriter:
         self.verified = self.next_offset = 0
         self.error: LogmirrorError | None = None
         self.record_count = self.batch_count = self.sent_bytes = 0
-        """Of batches that were acknowledged."""
+        """Counts of the acknowledged batches."""
 
         self._sequence = self._epoch = 0
         self._sequence_checked = False
-        self._seen_ms = 0
+        self._verified_ms = 0
         self._in_flight: deque[_Sent] = deque()
 
     @property
     def in_flight(self) -> int:
-        """How many batches are on their way."""
+        """The number of batches in flight."""
         return len(self._in_flight)
 
     @property
-    def seen_ms(self) -> int:
-        """Monotonic time at which the destination's log was last known to end at `verified`."""
-        return self._seen_ms
+    def verified_ms(self) -> int:
+        """Monotonic time at which the log was last known to end at `verified`."""
+        return self._verified_ms
 
     @property
     def next_epoch(self) -> int | None:
-        """With which a marker makes the leader refuse our older batches; None: none is left."""
+        """The epoch for a marker that makes leaders refuse older batches; None if exhausted."""
         return None if self._epoch == _EPOCH_MAX else self._epoch + 1
 
     @property
     def send_until_ms(self) -> int:
-        """Monotonic time after which no byte of the batch prepared last may be sent."""
+        """Monotonic deadline for the last byte of the batch that was prepared last."""
         size = self._in_flight[-1].size if self._in_flight else 0
-        return self._seen_ms + deadline_ms(size, sequence_checked=self._sequence_checked)
+        return self._verified_ms + deadline_ms(size, sequence_checked=self._sequence_checked)
 
-    def looked(self, end: LogEnd, state: ProducerState | None, *, at_ms: int, now_ms: int) -> None:
-        """Take a look in: where the log ends, and what the broker remembers of our producer.
+    def record_log_end(
+        self, end: LogEnd, state: ProducerState | None, *, at_ms: int, now_ms: int
+    ) -> None:
+        """Continue from the log end and the producer state that were read.
 
         Args:
-            end: The real log end, asked for after `state`: what a dead writer appended in between
-                is then in the end, and our next sequence is refused.
-            state: None where the broker remembers nothing.
-            at_ms: Monotonic time before the first of the two was asked for.
+            end: The log end, read after `state`: if a dead writer's batch was appended in between,
+                the log end includes it, and the next sequence is refused.
+            state: None if the broker has no state of the producer.
+            at_ms: Monotonic time before the first of the two was requested.
             now_ms: Wall-clock time.
         """
         self.verified = self.next_offset = end.end_offset
@@ -116,21 +117,21 @@ class PartitionWriter:
         follows = end.end_offset if state is None else state.last_sequence + 1
         self._sequence = follows & SEQUENCE_MASK
         self._epoch = 0 if state is None else state.producer_epoch
-        self._seen_ms = at_ms
+        self._verified_ms = at_ms
 
     def may_send(self) -> bool:
-        """Whether a batch may be on its way beside those that are."""
+        """Whether one more batch may be in flight."""
         return len(self._in_flight) < (IN_FLIGHT_MAX if self._sequence_checked else 1)
 
     def is_stale(self, monotonic_ms: int) -> bool:
-        """Whether the last look is too old to begin to send on."""
-        return monotonic_ms > self._seen_ms + SEND_DEADLINE_MS
+        """Whether the log end was read too long ago to begin sending."""
+        return monotonic_ms > self._verified_ms + SEND_DEADLINE_MS
 
     def prepare(self, piece: Piece, *, at_ms: int, now_ms: int) -> None:
-        """Make a batch ours and count it as sent.
+        """Stamp a batch with the producer's fields, and count it as in flight.
 
         Args:
-            piece: It continues what was prepared before it.
+            piece: The batch; it continues the one prepared before it.
             at_ms: Monotonic time.
             now_ms: Wall-clock time.
         """
@@ -148,19 +149,19 @@ class PartitionWriter:
         self.next_offset += piece.count
         self._sequence = (self._sequence + piece.count) & SEQUENCE_MASK
 
-    def responded(self, response: ProduceResponse, now_ms: int) -> None:
-        """Take the answer to the oldest batch that is on its way."""
+    def record_response(self, response: ProduceResponse, now_ms: int) -> None:
+        """Record the response to the oldest batch in flight."""
         sent = self._in_flight.popleft()
         if self.error is not None:
-            return  # what was sent behind a batch that failed is looked into as a whole
+            return  # batches behind a failed one: the position is read again
         if response.error is not None:
-            self.error = _looked_into(response.error)
+            self.error = _reclassified(response.error)
         elif response.base_offset != sent.base_offset:
             self.error = PositionError(
                 "the destination appended a batch at another offset than the source's",
-                hint="someone else writes to the destination's topic. Nothing more is written; "
-                "offsets from there on differ from the source's: stop the other writer and copy "
-                "this partition anew into an empty one.",
+                hint="another client writes to the destination topic. Nothing more is written. "
+                "Offsets from there on differ from the source's: stop the other client, and copy "
+                "this partition again into an empty one.",
                 reason="ForeignRecord",
                 expected=sent.base_offset,
                 found=response.base_offset,
@@ -170,40 +171,40 @@ class PartitionWriter:
             self.record_count += sent.records
             self.batch_count += 1
             self.sent_bytes += sent.size
-            self._seen_ms = max(self._seen_ms, sent.sent_ms)
+            self._verified_ms = max(self._verified_ms, sent.sent_ms)
             if not self._in_flight:
                 self._sequence_checked = (
                     sent.max_timestamp_ms > now_ms - self._producer_state_age_ms
                 )
 
     def not_sent(self, error: LogmirrorError) -> None:
-        """The batch that was prepared last did not leave."""
+        """Withdraw the batch that was prepared last: it was not sent."""
         self._in_flight.pop()
         self.fail(error)
 
     def passed_gap(self, end: int, at_ms: int, *, fenced: bool = False) -> None:
-        """A hole was written, and the log now ends at `end`; sequences do not count it.
+        """Record that a gap was filled up to `end`; gaps do not advance the sequence.
 
         Args:
-            end: Offset.
-            at_ms: Monotonic time before the hole was begun.
-            fenced: Whether it began `next_epoch`, in which sequences begin at 0.
+            end: The new log end offset.
+            at_ms: Monotonic time before the gap was begun.
+            fenced: Whether the gap started `next_epoch`, in which sequences begin at 0.
         """
         self.verified = self.next_offset = end
-        self._seen_ms = at_ms
+        self._verified_ms = at_ms
         if fenced:
             self._epoch, self._sequence, self._sequence_checked = self._epoch + 1, 0, True
 
     def fail(self, error: LogmirrorError) -> None:
-        """Stop for a reason from outside; the first one counts."""
+        """Stop with an error; the first one counts."""
         self.error = self.error or error
 
 
-def _looked_into(error: LogmirrorError) -> LogmirrorError:
-    if error.facts.get("code") not in _LOOK_CODES:
+def _reclassified(error: LogmirrorError) -> LogmirrorError:
+    if error.facts.get("code") not in _REFUSED_CODES:
         return error
     return PositionMovedError(
         "the destination refused a batch that does not continue its log",
-        hint="another writer was there, or an answer of ours was lost; the position is read anew",
+        hint="another writer appended records, or a response was lost; the position is read again",
         **error.facts,
     )

@@ -1,9 +1,9 @@
-"""Driver: flows into clusters, at the source's offsets.
+"""Driver: flows into clusters at the source's offsets.
 
-The position is the real log end of the destination's partition, nothing else (I1). Who wrote before
-us is kept out by the broker's sequence guard, as long as the broker remembers the producer. Where
-it does not, a flow waits at its start for longer than a predecessor that was paused could still
-send what it had prepared, and then looks again; see docs/decisions/0004-kafka-destination.md.
+The position is the log end of the destination's partition (I1). The brokers' idempotent-producer
+check keeps out earlier writers as long as the brokers have the producer's state. Without it, a flow
+waits at its start for longer than a paused predecessor could still send, and then reads the log end
+again; see docs/decisions/0004-kafka-destination.md.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.mirror")
 
 
-TELL_MS: Final = 10_000
-"""Between two log lines about the progress of a flow."""
+LOG_INTERVAL_MS: Final = 10_000
+"""Least interval between two log lines about the progress of a flow."""
 
 
 class _Quiet(NamedTuple):
-    """A flow without a guard has been seen to end there at that moment."""
+    """Since when the log of a flow without sequence check ends at a position."""
 
     at_ms: int
     position: int
 
 
-class KafkaCopies:
-    """A `Destination` whose copies are partitions of other clusters."""
+class PreserveDestination:
+    """A `Destination` whose replicas are partitions of other clusters, with the same offsets."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class KafkaCopies:
         self._sequence_checked: dict[FlowId, bool] = {}
         self._quiet_since: dict[FlowId, _Quiet] = {}
         self._progress: dict[FlowId, _Progress] = {}
-        self._tell_at_ms: dict[FlowId, int] = {}
+        self._log_at_ms: dict[FlowId, int] = {}
         self._created: set[tuple[ConnectionSettings, str]] = set()
 
     def prepare(
@@ -85,7 +85,7 @@ class KafkaCopies:
         topic: TopicMetadata,
         partitions: Collection[int] | None,
     ) -> KafkaSpec:
-        """See `Destination.prepare`: make or check the destination's topic."""
+        """See `Destination.prepare`: create or check the destination topic."""
         kafka = kafka_spec(spec)
         report = sync_topic(
             source,
@@ -114,50 +114,54 @@ class KafkaCopies:
         )
 
     def _max_message_bytes(self, kafka: KafkaSpec) -> int:
-        """The largest batch that the topic takes."""
+        """The topic's `max.message.bytes`."""
         try:
             configs = self._client(kafka.cluster).describe_topic_configs(kafka.topic)
         except UsageError:
-            return kafka.max_message_bytes  # we may not see it
+            return kafka.max_message_bytes  # no permission to read it
         return int(configs.get("max.message.bytes") or kafka.max_message_bytes)
 
     def _producer_state_age_ms(self, cluster: ConnectionSettings) -> int:
-        """How old records may be for us to count on a broker's memory: half of what it keeps."""
+        """Half of the least `producer.id.expiration.ms` of the brokers."""
         try:
             brokers = self._client(cluster).admin.broker_configs().values()
         except UsageError:
-            return PRODUCER_STATE_AGE_MS  # we may not see it
-        kept = [brokers_own.get("producer.id.expiration.ms") for brokers_own in brokers]
+            return PRODUCER_STATE_AGE_MS  # no permission to read it
+        kept = [configs.get("producer.id.expiration.ms") for configs in brokers]
         return min((int(ms) // 2 for ms in kept if ms), default=PRODUCER_STATE_AGE_MS)
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> dict[FlowId, int | LogmirrorError | None]:
-        """See `Destination.positions`: two requests to each leader, for any number of flows."""
-        del chain_start  # the copy begins where the source does
+        """See `Destination.positions`: two requests per leader, for any number of flows."""
+        del chain_start  # a replica begins at the source's log start offset
         kafka = kafka_spec(spec)
-        client, of = self._client(kafka.cluster), {flow: target(kafka, flow) for flow in flows}
-        guards = client.producer_states(
-            {of[flow]: producer_id(kafka.topic, flow.partition, kafka.source_id) for flow in flows}
+        client = self._client(kafka.cluster)
+        targets = {flow: target(kafka, flow) for flow in flows}
+        states = client.producer_states(
+            {
+                targets[flow]: producer_id(kafka.topic, flow.partition, kafka.source_id)
+                for flow in flows
+            }
         )
-        ends = client.log_ends(of.values())
+        ends = client.log_ends(targets.values())
         now_ms = self._clock.now_ms()
         for flow in flows:
-            is_made = (kafka.cluster, kafka.topic) in self._created
-            is_new = is_made and ends[of[flow]].end_offset == 0
+            is_created = (kafka.cluster, kafka.topic) in self._created
+            is_new = is_created and ends[targets[flow]].end_offset == 0
             age_ms = kafka.producer_state_age_ms
             self._sequence_checked[flow] = is_new or is_sequence_checked(
-                guards[of[flow]], now_ms, age_ms
+                states[targets[flow]], now_ms, age_ms
             )
-        return {flow: ends[of[flow]].end_offset for flow in flows}
+        return {flow: ends[targets[flow]].end_offset for flow in flows}
 
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:
         """See `Destination.check`.
 
-        A position below the source's log start is let pass where the copy may still have to take
-        the offsets that the source no longer has; who writes looks at what is there first.
+        A position below the source's log start offset is accepted if padding may have to fill the
+        offsets in between; the executor checks the replica's last batch before it writes.
         """
         kafka, position = kafka_spec(spec), found or 0
         facts = {
@@ -169,8 +173,8 @@ class KafkaCopies:
         if position > view.last_stable_offset:
             raise PositionError(
                 "the destination's log ends beyond the source's",
-                hint="the source was cut or created again, or someone else wrote to the "
-                "destination's topic. Nothing was written; compare the two.",
+                hint="the source was truncated or recreated, or another client wrote to the "
+                "destination topic. Nothing was written; compare both topics.",
                 reason="SourceWentBackwards",
                 expected=position,
                 got=view.last_stable_offset,
@@ -179,9 +183,9 @@ class KafkaCopies:
             )
         if position < view.log_start and kafka.gaps == "fail":
             raise PositionError(
-                "the source begins above the position of the copy, and `holes: fail` allows no "
-                "offset without a record",
-                hint="set `holes: markers` to let the copy begin where the source does",
+                "the source's log start offset is above the position, and `holes: fail` does not "
+                "allow an offset gap",
+                hint="set `holes: markers` to begin the replica at the source's log start offset",
                 reason="SourceTrimmed",
                 log_start=view.log_start,
                 **facts,
@@ -189,13 +193,14 @@ class KafkaCopies:
         return position
 
     def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: wait for predecessors that no guard keeps out.
+        """See `Destination.opened`: without sequence check, wait for predecessors to finish.
 
-        Until nobody has written for so long that nobody can have anything on its way: whoever is
-        alive is left alone.
+        The flow starts when its log has not moved for the quiesce time, so that no predecessor can
+        have a batch in flight. A live predecessor is not interrupted.
         """
         kafka = kafka_spec(state.destination)
-        # What is still on its way from a topic that is no more has another name than ours.
+        # Batches in flight for a deleted source topic have another producer ID, which is not
+        # checked.
         if self._sequence_checked[state.flow] and state.topic_id == kafka.source_id:
             return
         wait_ms = quiesce_ms(kafka.max_message_bytes)
@@ -203,10 +208,10 @@ class KafkaCopies:
         if since is not None and since.position == state.position:
             waited_ms = now_ms - since.at_ms
             if wait_ms <= waited_ms <= 2 * wait_ms:
-                return  # waited, and looked since
+                return  # waited, and read the log end since
         self._quiet_since[state.flow] = _Quiet(now_ms, state.position)
         state.retry_at_ms = now_ms + wait_ms
-        state.lost = True
+        state.position_stale = True
 
     def drifted(self, state: FlowState) -> bool:
         """See `Destination.drifted`."""
@@ -216,7 +221,7 @@ class KafkaCopies:
     def commit(
         self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
     ) -> LogmirrorError | None:
-        """See `Destination.commit`: what was acknowledged is there already."""
+        """See `Destination.commit`: acknowledged records are durable already."""
         del works
         (result,) = results
         failpoints.reach("commit.received")
@@ -229,24 +234,24 @@ class KafkaCopies:
                     first=receipt.covered.first,
                 )
             position = receipt.covered.next_offset
-            told = self._progress.setdefault(state.flow, _Progress(receipt.covered.first))
-            told.add(receipt)
+            progress = self._progress.setdefault(state.flow, _Progress(receipt.covered.first))
+            progress.add(receipt)
             self._observer.copied(state.flow, receipt)
-        self._tell(state)
+        self._log_progress(state)
         state.proven |= result.proven
         state.fenced |= result.fenced
         state.advance(result, position, self._clock.monotonic_ms())
         failpoints.reach("commit.done")
         return result.error
 
-    def _tell(self, state: FlowState) -> None:
-        """A log line for what was copied: at once, then at most every `TELL_MS` for each flow."""
+    def _log_progress(self, state: FlowState) -> None:
+        """Log what was copied: at once, then at most every `LOG_INTERVAL_MS` for each flow."""
         progress, now_ms = self._progress.get(state.flow), self._clock.monotonic_ms()
         is_last = state.target is not None
-        if progress is None or not (is_last or now_ms >= self._tell_at_ms.get(state.flow, 0)):
+        if progress is None or not (is_last or now_ms >= self._log_at_ms.get(state.flow, 0)):
             return
         del self._progress[state.flow]
-        self._tell_at_ms[state.flow] = now_ms + TELL_MS
+        self._log_at_ms[state.flow] = now_ms + LOG_INTERVAL_MS
         where = target(kafka_spec(state.destination), state.flow)
         _LOG.info(
             "copied",
@@ -268,7 +273,7 @@ class KafkaCopies:
 
 @dataclass(slots=True)
 class _Progress:
-    """What was copied since it was last told."""
+    """What was copied since the last log line."""
 
     first: int
     last: int = -1
@@ -284,7 +289,7 @@ class _Progress:
 
 
 def kafka_spec(spec: DestinationSpec) -> KafkaSpec:
-    """The destination of a flow into a cluster."""
+    """The destination as a `KafkaSpec`."""
     if not isinstance(spec, KafkaSpec):
         raise InternalError("not a cluster", spec=type(spec).__name__)
     return spec

@@ -1,12 +1,12 @@
-"""Executor: one slice on its way into a cluster, and what came of it."""
+"""Executor: the progress and the result of one slice that is copied into a cluster."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.errors import PositionError
-from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
+from logmirror.errors import PositionError, PositionMovedError
+from logmirror.mirror.ports import Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
 from logmirror.source.gaps import GapLedger
 from logmirror.source.partition import STALL_MS
@@ -20,47 +20,47 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class SliceCopy:
-    """One slice on its way, at whatever offsets."""
+class KafkaSlice:
+    """The progress of one slice, for either kind of offsets."""
 
     work: Work
     source: KafkaSource
     started_ms: int
     known_end: int
-    """How far the source is known to reach."""
+    """The last stable offset of the source, as far as known."""
 
     source_bytes: int = 0
     stalled_ms: int | None = None
-    """Monotonic time since which the source has delivered nothing; None: it delivers."""
+    """Monotonic time since which the source has delivered nothing; None while it delivers."""
 
     gaps: GapLedger = field(default_factory=GapLedger)
 
     @property
     def limit(self) -> int:
-        """One past the last offset that this slice may copy, as far as is known."""
+        """One past the last offset that this slice may copy, as far as known."""
         if self.work.window_ms:
             return self.known_end
         return min(self.known_end, self.work.slice.end)
 
     def note_stall(self, next_offset: int, now_ms: int) -> None:
-        """The source delivers nothing although it is known to reach further.
+        """Record that the source delivers nothing below its last stable offset.
 
         Raises:
-            PositionError: It has not for too long.
+            PositionError: It has delivered nothing for `STALL_MS`.
         """
         if self.stalled_ms is None:
             self.stalled_ms = now_ms
         elif now_ms - self.stalled_ms > STALL_MS:
             raise PositionError(
-                "the source delivers nothing below an offset that it had called stable",
-                hint="the source's log was cut (unclean leader election, or a restored disk). What "
-                "is copied is kept; compare it with the source before anything else.",
+                "the source delivers no records below its last stable offset",
+                hint="the source's log was truncated (unclean leader election, or a restored "
+                "disk). The copied records are kept; compare them with the source first.",
                 expected=self.limit,
                 found=next_offset,
             )
 
     def receipts(self, verified: int, written: Written, elapsed_ms: int) -> tuple[Receipt, ...]:
-        """What is said of the offsets that were copied; nothing where there are none."""
+        """The receipt for the copied offsets; none if nothing was copied."""
         first = self.work.slice.first
         if verified <= first:
             return ()
@@ -77,8 +77,10 @@ class SliceCopy:
         )
         return (one,)
 
-    def told(self, error: LogmirrorError | None, where: TopicPartition) -> LogmirrorError | None:
-        """An error with the facts of its flow."""
+    def with_flow_facts(
+        self, error: LogmirrorError | None, where: TopicPartition
+    ) -> LogmirrorError | None:
+        """Add the facts of the flow to an error."""
         flow = self.work.slice.flow
         if error is not None:
             error.add_facts(
@@ -103,8 +105,8 @@ NOTHING: Final = Written(0, 0, 0)
 
 
 @dataclass(slots=True, kw_only=True)
-class Copy(SliceCopy):
-    """One slice on its way to the source's own offsets."""
+class PreserveSlice(KafkaSlice):
+    """The progress of one slice that keeps the source's offsets."""
 
     writer: PartitionWriter
     proven: bool = False
@@ -112,25 +114,41 @@ class Copy(SliceCopy):
     """See `Work.fenced`."""
 
     @property
+    def next_offset(self) -> int:
+        """The next offset to fetch."""
+        return self.writer.next_offset
+
+    @property
+    def error(self) -> LogmirrorError | None:
+        """Why the slice ends; None while it does not."""
+        return self.writer.error
+
+    def fail(self, error: LogmirrorError) -> None:
+        """End the slice with an error; the first error counts."""
+        self.writer.fail(error)
+
+    @property
     def is_done(self) -> bool:
-        """Whether the slice must not go on."""
+        """Whether the slice must stop: an error, or its budget is used up."""
         budget = self.source_bytes >= self.work.slice.budget_bytes
         return self.writer.error is not None or budget
 
     @property
     def new_epoch(self) -> int | None:
-        """Which a hole must begin, so that no older batch comes late and stands behind it.
+        """The epoch that the next gap must start, so that leaders refuse late older batches.
 
-        Only what a cleaner has removed can be a batch to one reader of the source and a hole to the
-        next one. An epoch is begun once after each reading of the position, for there are few.
+        Needed for compacted sources alone: what the cleaner removes is a batch to one reader of the
+        source and a gap to the next. None where no new epoch is needed, or one was started since
+        the position was read: there are only 32,767.
         """
         if self.fenced or self.work.fenced or not self.work.slice.compacted:
             return None
         return self.writer.next_epoch
 
     def result(self, now_ms: int) -> SliceResult:
-        """What came of it, at a monotonic time; an error is given the facts of its flow."""
-        writer, error = self.writer, self.told(self.writer.error, self.writer.partition)
+        """The result at a monotonic time; an error gets the facts of its flow."""
+        writer = self.writer
+        error = self.with_flow_facts(writer.error, writer.partition)
         elapsed_ms = now_ms - self.started_ms
         written = Written(writer.record_count, writer.batch_count, writer.sent_bytes)
         has_moved = isinstance(error, PositionMovedError)

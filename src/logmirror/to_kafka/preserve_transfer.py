@@ -1,9 +1,10 @@
-"""Executor: slices of flows into one cluster, carried out together, so that they share requests.
+"""Executor: copies slices into one cluster at the source's offsets.
 
-    look at the log ends -> prove what is there -> [fetch -> pieces and holes -> send -> collect]
+    read the log ends -> check the tails -> [fetch -> pieces and gaps -> send -> collect]
 
-Every slice begins with a look (I1) and ends with nothing on its way. Whatever goes wrong with one
-flow ends its slice with what was acknowledged until then; the driver looks anew (I7).
+The slices of one source and destination run together, so that they share requests. Every slice
+begins by reading the destination's log end (I1), and ends with nothing in flight. An error ends the
+slice of its flow with what was acknowledged until then; the driver reads the position again (I7).
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import numpy as np
 
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
-from logmirror.cluster.client import EARLIEST, LATEST
-from logmirror.errors import LogmirrorError, PositionError, UnavailableError
-from logmirror.mirror.follow import LISTEN_MS, SLICE_MS
-from logmirror.mirror.ports import PositionMovedError
+from logmirror.cluster.client import EARLIEST
+from logmirror.errors import LogmirrorError, PositionError, PositionMovedError, UnavailableError
+from logmirror.mirror.follow import SLICE_MS
 from logmirror.model import Gap, GapCause, TopicPartition
 from logmirror.source.gaps import batch_gaps, check_dense, unexplained_gap
+from logmirror.to_kafka.following import Following, attempt
 from logmirror.to_kafka.idempotence import producer_id, target
 from logmirror.to_kafka.partition_writer import PartitionWriter
-from logmirror.to_kafka.preserve_slice import Copy
+from logmirror.to_kafka.preserve_slice import PreserveSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
@@ -38,63 +39,59 @@ if TYPE_CHECKING:
     from logmirror.wire.rebatch import Piece, Rebatcher
 
 _COPIED_BYTES_MAX: Final = 64 << 10
-"""Batches up to this size wait in a copy for those of other partitions, to share a request."""
+"""Batches up to this size are copied, and wait for those of other partitions to share a request."""
 
 _REQUEST_BYTES: Final = 1 << 20
-"""Batches that wait together are sent when they are this large."""
-
-_WATCH_MS: Final = 10
-"""Between two questions whether anything has come, where one process watches several partitions;
-ten times as long as the answer took, where that is longer."""
+"""Waiting batches are sent when they reach this size together."""
 
 
-class GapFiller(Protocol):
-    """Makes offsets without a record at the destination."""
+class GapWriter(Protocol):
+    """Fills offset gaps at the destination."""
 
-    def fill(  # noqa: PLR0913  # what the hole is, and who writes on behind it
+    def fill(  # noqa: PLR0913  # the gap, and the producer that writes behind it
         self,
         partition: TopicPartition,
         first: int,
         end: int,
         *,
-        seen_ms: int,
+        verified_ms: int,
         producer: int,
         new_epoch: int | None = None,
     ) -> bool:
-        """Take the offsets first..end-1; returns when the log ends at `end`, and nowhere else.
+        """Fill the offsets first..end-1; return when the log ends at `end` exactly.
 
-        At the monotonic time `seen_ms` it ended at `first`. Returns whether the leader refuses all
-        batches of `producer` with older epochs than `new_epoch` from now on.
+        At the monotonic time `verified_ms` the log ended at `first`. Returns whether the leader
+        from now on refuses all batches of `producer` with an older epoch than `new_epoch`.
         """
         ...
 
-    def rest(self) -> None:
-        """Let other processes fill holes; nothing is on its way."""
+    def release(self) -> None:
+        """Release the leases on gaps; nothing is in flight."""
         ...
 
 
 class TailCheck(Protocol):
-    """Compares what the destination holds with the source."""
+    """Compares the last batch of a replica with the source."""
 
-    def prove(self, item: Copy, *, source_start: int) -> int:
-        """Compare the end of the copy; returns its log end, which a missing head may have moved."""
+    def check(self, item: PreserveSlice, *, source_start: int) -> int:
+        """Compare the replica's last batch; return its log end, which padding may have moved."""
         ...
 
 
-class KafkaTransfer:
-    """Carries out slices from one source cluster into one destination cluster.
+class PreserveTransfer:
+    """Copies slices from one source cluster to one destination cluster.
 
     Args:
-        works: Each of another flow.
-        source_client: Of the source, for the ends of many partitions at once.
-        source: Opens the batches of one flow's source; they may share one buffer.
-        client: Of the destination.
+        works: One per flow.
+        source_client: The source cluster, for the log ends of many partitions at once.
+        source: The reader of each source partition; they may share one buffer.
+        client: The destination cluster.
         pipeline: To the destination's leaders.
-        rebatcher: Makes pieces that a broker accepts.
-        gate: Says up to where keys and values are of their types.
-        filler: Makes holes.
-        prover: Compares the destination with the source.
-        lease: How long to go on with what arrives.
+        rebatcher: Cuts fetched batches into pieces that a broker accepts.
+        gate: Checks keys and values against their column types.
+        gap_writer: Fills offset gaps.
+        tail_check: Compares the destination with the source.
+        window: How long to follow new records.
         clock: Time.
     """
 
@@ -108,18 +105,18 @@ class KafkaTransfer:
         pipeline: ProducePipeline,
         rebatcher: Rebatcher,
         gate: Gate,
-        filler: GapFiller,
+        gap_writer: GapWriter,
         tail_check: TailCheck,
         window: FollowWindow,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._source_client, self._client = source_client, client
         self._pipeline, self._rebatcher, self._gate = pipeline, rebatcher, gate
-        self._filler, self._tail_check = filler, tail_check
+        self._gap_writer, self._tail_check = gap_writer, tail_check
         self._window, self._clock = window, clock
         now_ms = clock.monotonic_ms()
         self._copies = [
-            Copy(
+            PreserveSlice(
                 work=work,
                 source=source[work.slice.flow.source],
                 writer=_writer(work),
@@ -129,64 +126,57 @@ class KafkaTransfer:
             for work in works
         ]
         self._by_partition = {copy.writer.partition: copy for copy in self._copies}
+        self._following = Following(source_client, window, clock, self._send_fetched)
         self._outbox: dict[TopicPartition, memoryview] = {}
         self._outbox_bytes = 0
 
     def run(self) -> list[SliceResult]:
-        """Carry all slices out as far as they go; a LogmirrorError becomes part of a result."""
+        """Copy all slices; a LogmirrorError becomes part of its slice's result."""
         self._begin()
         until_ms = self._clock.monotonic_ms() + SLICE_MS
         while copies := [copy for copy in self._copies if not copy.is_done]:
             if len(copies) < len(self._copies):
-                self._window.end()  # one that is done waits for the driver to look at it
+                self._window.end()  # the driver must handle the finished one
             moved = False
             for copy in copies:
                 if copy.writer.next_offset < copy.limit:
-                    moved |= self._guard(copy, self._step)
+                    moved |= attempt(copy, self._following.step)
             if moved:
                 if self._clock.monotonic_ms() >= until_ms and not self._window.left_ms:
                     break
                 continue
-            drained = [self._guard(copy, self._drain) for copy in copies]
-            if all(drained) and not self._wait_for_more(copies):
+            drained = [attempt(copy, self._drain) for copy in copies]
+            if all(drained) and not self._following.wait(copies):
                 break
         for copy in self._copies:
-            self._guard(copy, self._drain)
-        self._filler.rest()
+            attempt(copy, self._drain)
+        self._gap_writer.release()
         now_ms = self._clock.monotonic_ms()
         return [copy.result(now_ms) for copy in self._copies]
 
-    def _guard(self, copy: Copy, action: Callable[[Copy], bool]) -> bool:
-        """Do something for one flow; what goes wrong stops that flow alone."""
-        try:
-            return action(copy)
-        except LogmirrorError as error:
-            copy.writer.fail(error)
-            return False
-
-    # -- looking ---------------------------------------------------------------------------------
+    # -- positions -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         try:
-            self._look(self._copies)
-            unproven = [copy for copy in self._copies if not copy.work.proven]
-            sources = {copy.work.slice.flow.source for copy in unproven}
+            self._read_positions(self._copies)
+            unchecked = [copy for copy in self._copies if not copy.work.proven]
+            sources = {copy.work.slice.flow.source for copy in unchecked}
             starts = self._source_client.list_offsets(sources, EARLIEST) if sources else {}
         except LogmirrorError as error:
             for copy in self._copies:
-                copy.writer.fail(_copy_of(error))
+                copy.writer.fail(error.copy())
             return
         for copy in self._copies:
-            self._guard(copy, self._check_position)
-        for copy in unproven:
+            attempt(copy, self._check_position)
+        for copy in unchecked:
             start = starts[copy.work.slice.flow.source]
-            self._guard(copy, functools.partial(self._prove, source_start=start))
+            attempt(copy, functools.partial(self._check_tail, source_start=start))
 
-    def _look(self, copies: Sequence[Copy]) -> None:
-        """Ask for the broker's memory, then for the log ends.
+    def _read_positions(self, copies: Sequence[PreserveSlice]) -> None:
+        """Read the producer states, then the log ends.
 
-        In this order: what a dead writer appends in between is in the end, and the sequence that we
-        take from the memory is refused.
+        The order matters: if a dead writer's batch is appended in between, the log end includes it,
+        and the broker refuses the sequence that we derive from the state.
         """
         at_ms = self._clock.monotonic_ms()
         producers = {copy.writer.partition: copy.writer.producer for copy in copies}
@@ -195,9 +185,9 @@ class KafkaTransfer:
         now_ms = self._clock.now_ms()
         for copy in copies:
             where = copy.writer.partition
-            copy.writer.looked(ends[where], states[where], at_ms=at_ms, now_ms=now_ms)
+            copy.writer.record_log_end(ends[where], states[where], at_ms=at_ms, now_ms=now_ms)
 
-    def _check_position(self, copy: Copy) -> bool:
+    def _check_position(self, copy: PreserveSlice) -> bool:
         if copy.writer.verified != copy.work.slice.first:
             raise PositionMovedError(
                 "the destination's log does not end where the slice begins",
@@ -206,32 +196,20 @@ class KafkaTransfer:
             )
         return True
 
-    def _prove(self, copy: Copy, *, source_start: int) -> bool:
+    def _check_tail(self, copy: PreserveSlice, *, source_start: int) -> bool:
         if copy.writer.error is None:
             before = copy.writer.verified
-            end = self._tail_check.prove(copy, source_start=source_start)
+            end = self._tail_check.check(copy, source_start=source_start)
             copy.proven = True
             if end != before:
                 copy.gaps.add(before, end - 1, GapCause.COMPACTED)
-                self._look([copy])
+                self._read_positions([copy])
         return True
 
     # -- copying ---------------------------------------------------------------------------------
 
-    def _step(self, copy: Copy) -> bool:
-        """Fetch once and send what came; whether anything did."""
-        writer = copy.writer
-        polled = copy.source.poll(writer.next_offset, max_wait_ms=0, limit=copy.limit)
-        copy.known_end = max(copy.known_end, polled.last_stable_offset)
-        if polled.fetched is None:
-            copy.note_stall(writer.next_offset, self._clock.monotonic_ms())
-            return False
-        copy.stalled_ms = None
-        self._send_fetched(copy, polled.fetched, min(copy.limit, polled.last_stable_offset))
-        return True
-
-    def _send_fetched(self, copy: Copy, fetched: Fetched, limit: int) -> None:
-        """Send the pieces of one response up to `limit`, and take its holes."""
+    def _send_fetched(self, copy: PreserveSlice, fetched: Fetched, limit: int) -> None:
+        """Send the pieces of one response up to `limit`, and fill its gaps."""
         limit, refusal = self._gate.limit(copy.work, fetched, copy.writer.next_offset, limit)
         batches, start = fetched.batches, fetched.start
         stop = int(np.searchsorted(batches.base_offsets, limit))
@@ -248,7 +226,7 @@ class KafkaTransfer:
                 if piece.base_offset > copy.writer.next_offset:
                     self._fill(copy, piece.base_offset, known)
                 self._send(copy, piece)
-            self._collect(block=False)  # once for all: it takes as long as a small request
+            self._collect(block=False)  # once for all pieces: it costs as much as a small request
             if copy.writer.next_offset < end:
                 self._fill(copy, end, known)
         if stop < batches.count and copy.writer.next_offset < limit:
@@ -256,18 +234,18 @@ class KafkaTransfer:
                 raise unexplained_gap(copy.writer.next_offset, int(batches.base_offsets[stop]))
             self._fill(copy, limit, [])
         if refusal is not None:
-            self._drain(copy)  # what comes before it is good
+            self._drain(copy)  # the records before it are valid
             raise refusal
 
-    def _fill(self, copy: Copy, end: int, known: list[Gap]) -> None:
-        """Take the offsets up to `end`, which carry no record at the source."""
+    def _fill(self, copy: PreserveSlice, end: int, known: list[Gap]) -> None:
+        """Fill the offsets up to `end`, which have no record at the source."""
         first = copy.writer.next_offset
         if copy.work.kafka.gaps == "fail":
             cause = next((h.cause for h in known if h.first <= first <= h.last), None)
             raise PositionError(
                 "the source has an offset without a record, and `holes: fail` allows none",
-                hint="set `holes: markers` to keep the place of such offsets at the destination, "
-                "or `offsets: translate` to copy the records alone",
+                hint="set `holes: markers` to fill such offsets with control records, "
+                "or `offsets: translate` to copy the records without them",
                 reason="HoleAtSource",
                 offset=first,
                 cause=(cause or GapCause.COMPACTED).value,
@@ -275,11 +253,11 @@ class KafkaTransfer:
         self._drain(copy)
         failpoints.reach("hole.begin")
         at_ms = self._clock.monotonic_ms()
-        fenced = self._filler.fill(
+        fenced = self._gap_writer.fill(
             copy.writer.partition,
             first,
             end,
-            seen_ms=copy.writer.seen_ms,
+            verified_ms=copy.writer.verified_ms,
             producer=copy.writer.producer,
             new_epoch=copy.new_epoch,
         )
@@ -295,17 +273,17 @@ class KafkaTransfer:
             position = gap.last + 1
         copy.gaps.add(position, end - 1, GapCause.COMPACTED)
 
-    def _send(self, copy: Copy, piece: Piece) -> None:
+    def _send(self, copy: PreserveSlice, piece: Piece) -> None:
         writer = copy.writer
         if writer.partition in self._outbox:
             self._flush()
         while not writer.may_send():
             self._collect(block=True)
         if writer.is_stale(self._clock.monotonic_ms()):
-            self._collect(block=False)  # an answer that has come is a look, too
+            self._collect(block=False)  # a response also confirms the log end
         self._raise_failure(copy)
         if writer.is_stale(self._clock.monotonic_ms()):
-            self._look_again(copy)
+            self._reread_position(copy)
         writer.prepare(piece, at_ms=self._clock.monotonic_ms(), now_ms=self._clock.now_ms())
         if len(piece.data) <= _COPIED_BYTES_MAX:
             self._outbox[writer.partition] = memoryview(bytearray(piece.data))
@@ -315,11 +293,11 @@ class KafkaTransfer:
         else:
             self._transmit({writer.partition: piece.data})
 
-    def _look_again(self, copy: Copy) -> None:
-        """The last look is too old to send on: a pause, a slow source."""
+    def _reread_position(self, copy: PreserveSlice) -> None:
+        """Read the log end again: it was read too long ago, after a pause or with a slow source."""
         self._drain(copy)
         expected = copy.writer.next_offset
-        self._look([copy])
+        self._read_positions([copy])
         if copy.writer.next_offset != expected:
             raise PositionMovedError(
                 "the destination's log moved while nothing was sent",
@@ -353,13 +331,13 @@ class KafkaTransfer:
         now_ms = self._clock.now_ms()
         for response in self._pipeline.collect(block=block):
             failpoints.reach("produce.answered")
-            self._by_partition[response.partition].writer.responded(response, now_ms)
+            self._by_partition[response.partition].writer.record_response(response, now_ms)
 
-    def _drain(self, copy: Copy) -> bool:
-        """Wait until nothing of a flow is on its way.
+    def _drain(self, copy: PreserveSlice) -> bool:
+        """Wait until nothing of a flow is in flight.
 
         Raises:
-            LogmirrorError: Something that was on its way failed.
+            LogmirrorError: A batch failed.
         """
         while copy.writer.in_flight:
             self._collect(block=True)
@@ -367,60 +345,12 @@ class KafkaTransfer:
         return True
 
     @staticmethod
-    def _raise_failure(copy: Copy) -> None:
+    def _raise_failure(copy: PreserveSlice) -> None:
         if copy.writer.error is not None:
             raise copy.writer.error
-
-    # -- waiting ---------------------------------------------------------------------------------
-
-    def _wait_for_more(self, copies: Sequence[Copy]) -> bool:
-        """Wait until something has come at the source, or the lease is over."""
-        behind = [copy for copy in copies if copy.writer.next_offset < copy.limit]
-        if behind:  # the source called it stable and does not deliver it yet
-            self._clock.sleep_ms(_WATCH_MS)
-            return any(copy.writer.error is None for copy in behind)
-        watched = [copy for copy in copies if copy.work.window_ms and copy.writer.error is None]
-        while watched and self._window.left_ms:
-            if len(watched) == 1:
-                return self._guard(watched[0], self._follow)
-            if self._watch(watched):
-                return True
-        return False
-
-    def _follow(self, copy: Copy) -> bool:
-        """Let the source itself wait for what comes to the one partition that we watch."""
-        wait_ms = min(self._window.left_ms, LISTEN_MS)
-        polled = copy.source.poll(copy.writer.next_offset, max_wait_ms=wait_ms)
-        copy.known_end = max(copy.known_end, polled.last_stable_offset)
-        if polled.fetched is not None:
-            self._send_fetched(copy, polled.fetched, polled.last_stable_offset)
-        return True
-
-    def _watch(self, watched: Sequence[Copy]) -> bool:
-        begun_ms = self._clock.monotonic_ms()
-        try:
-            ends = self._source_client.list_offsets(
-                {copy.work.slice.flow.source for copy in watched}, LATEST
-            )
-        except LogmirrorError as error:
-            for copy in watched:
-                copy.writer.fail(_copy_of(error))
-            return True
-        for copy in watched:
-            copy.known_end = max(copy.known_end, ends[copy.work.slice.flow.source])
-        if any(copy.writer.next_offset < copy.known_end for copy in watched):
-            return True
-        took_ms = self._clock.monotonic_ms() - begun_ms
-        self._clock.sleep_ms(max(_WATCH_MS, 10 * took_ms))
-        return False
 
 
 def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
     producer = producer_id(where.topic, where.partition, work.slice.topic_id)
     return PartitionWriter(where, producer, work.kafka.producer_state_age_ms)
-
-
-def _copy_of(error: LogmirrorError) -> LogmirrorError:
-    """The same error for another flow, so that each can add its own facts."""
-    return type(error)(error.message, hint=error.hint, **error.facts)

@@ -1,12 +1,12 @@
-"""Executor: does what the destination holds continue the source? And where both begin.
+"""Executor: compares the last batch of a replica with the source, and aligns their log starts.
 
-Asked once for each flow of a process, and after everything that went wrong, before anything is
-written. Count alone proves nothing: the last batch of the destination must hold what the source
-holds at those offsets.
+Runs once per flow of a process, and after every error, before anything is written. Equal offsets
+alone prove nothing: the last batch of the destination must hold what the source holds at the same
+offsets.
 
-A source whose log begins above 0 has offsets that nobody can read any more. The destination takes
-them with filler records and deletes those at once, step by step, so that at any moment it is either
-empty or ends with filler of ours, which a later start recognises by its producer id.
+If the source's log starts above offset 0, the destination needs the offsets below it as well. They
+are filled with padding records, which are deleted at once, step by step. So at any moment the
+destination is either empty or ends with padding, which a later start recognises by its producer ID.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Final
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST
-from logmirror.errors import PositionError
-from logmirror.mirror.ports import PositionMovedError
+from logmirror.errors import PositionError, PositionMovedError
 from logmirror.source.compare import difference, rows
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.to_kafka.gap_writer import gap_too_long
 from logmirror.to_kafka.idempotence import (
     SEND_DEADLINE_MS,
     SEQUENCE_MASK,
-    filler_producer_id,
     is_of_another_source,
+    padding_producer_id,
 )
 from logmirror.wire.rebatch import filler, stamp
 from logmirror.wire.scan import KIND_CONTROL
@@ -34,27 +33,27 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.model import TopicPartition
-    from logmirror.to_kafka.preserve_slice import Copy
+    from logmirror.to_kafka.preserve_slice import PreserveSlice
     from logmirror.wire.decode import RecordDecoder
 
-FILLER_RECORDS: Final = 500_000
-"""Records of one filler batch: some 700 kB, below the usual max.message.bytes."""
+PADDING_RECORDS: Final = 500_000
+"""Records of one padding batch: some 700 kB, below the usual max.message.bytes."""
 
 _MARKERS_COMPARED: Final = 16
-"""Where a log ends with a control record, so many offsets are compared: one of the source's records
-may have lost its place to a marker that was written twice, behind which further ones stand."""
+"""How many offsets are compared where a log ends with a control record: a duplicate marker, with
+others behind it, may have taken the offset of a record."""
 
 _BUFFER_BYTES: Final = 1 << 20
 _WAIT_MS: Final = 500
 
 
 class TailCheck:
-    """Compares the end of a copy with its source, and makes a missing head.
+    """Compares the last batch of a replica with its source, and writes padding below its log start.
 
     Args:
-        client: Of the destination.
-        pipeline: For filler alone; nothing else is under way on it.
-        decoder: Shared with whoever decodes in this process.
+        client: The destination cluster.
+        pipeline: For padding alone; nothing else is in flight on it.
+        decoder: The decoder that this process shares.
         clock: Time.
     """
 
@@ -69,21 +68,24 @@ class TailCheck:
         self._decoder, self._clock = decoder, clock
         self._buffer = FetchBuffer(_BUFFER_BYTES)
 
-    def prove(self, copy: Copy, *, source_start: int) -> int:
-        """Compare the end of a copy with its source; see `Prover`.
+    def check(self, copy: PreserveSlice, *, source_start: int) -> int:
+        """Compare the last batch, or write padding up to the source's log start.
+
+        Returns:
+            The log end of the destination, which padding may have moved.
 
         Raises:
-            PositionError: The destination holds something else than the source at the same offset,
-                or the source no longer has what comes next. Nothing was written.
+            PositionError: The destination differs from the source at the same offset, or the source
+                no longer has the next record. No record was written.
         """
         where, end = copy.writer.partition, copy.writer.verified
         log = KafkaSource(self._client, where, topic_id=None, buffer=self._buffer)
-        producer = filler_producer_id(copy.writer.producer)
-        start = self._drop_filler(log, where, self._start_of(where), end, producer)
+        producer = padding_producer_id(copy.writer.producer)
+        start = self._drop_padding(log, where, self._start_of(where), end, producer)
         if end < source_start:
             if start < end:
                 raise _trimmed(end, start, source_start)
-            self._take_head(where, end, source_start, producer)
+            self._write_padding(where, end, source_start, producer)
             return source_start
         if start < end:
             self._compare_last(copy, log, max(start, source_start), end)
@@ -94,7 +96,7 @@ class TailCheck:
 
     # -- the last batch --------------------------------------------------------------------------
 
-    def _compare_last(self, copy: Copy, log: KafkaSource, oldest: int, end: int) -> None:
+    def _compare_last(self, copy: PreserveSlice, log: KafkaSource, oldest: int, end: int) -> None:
         fetched = log.poll(end - 1, max_wait_ms=_WAIT_MS).fetched
         if fetched is None:
             raise PositionMovedError("the destination's last batch cannot be read yet", end=end)
@@ -111,7 +113,7 @@ class TailCheck:
             compacted=copy.work.slice.compacted,
         )
         if differs is None:
-            # Equal records prove more than a name: a source may be an exact copy of another one.
+            # Equal records count more than the ID: a source may be an exact replica of another.
             if expected.num_rows == 0 and is_of_another_source(writer, copy.writer.producer):
                 raise _recreated(copy, end)
             return
@@ -120,21 +122,21 @@ class TailCheck:
             raise gap_too_long(copy.writer.partition, expected=lost, found=end)
         raise PositionError(
             "the destination's last batch is not what the source holds at its offsets",
-            hint="the destination's topic has records of someone else, or the source is "
-            "another topic than the one that was copied (deleted and created again, another "
-            "cluster). Nothing was written; copy into an empty topic.",
+            hint="another client wrote to the destination topic, or the source is another topic "
+            "than the one that was copied (recreated, or of another cluster). Nothing was written; "
+            "copy into an empty topic.",
             reason="ContentDiffers",
             first=first,
             last=end - 1,
             **differs,
         )
 
-    # -- the head --------------------------------------------------------------------------------
+    # -- padding ---------------------------------------------------------------------------------
 
-    def _drop_filler(
+    def _drop_padding(
         self, log: KafkaSource, where: TopicPartition, start: int, end: int, producer: int
     ) -> int:
-        """Delete filler at the log start that a crash of ours or of a broker has left."""
+        """Delete padding at the log start that a crash of a mirror or a broker has left."""
         at = start
         while at < end:
             fetched = log.poll(at, max_wait_ms=_WAIT_MS).fetched
@@ -145,11 +147,11 @@ class TailCheck:
             self._client.admin.delete_records({where: at})
         return at
 
-    def _take_head(self, where: TopicPartition, first: int, end: int, producer: int) -> None:
+    def _write_padding(self, where: TopicPartition, first: int, end: int, producer: int) -> None:
         batch, size = bytearray(), 0
         while first < end:
-            if size != min(FILLER_RECORDS, end - first):
-                size = min(FILLER_RECORDS, end - first)
+            if size != min(PADDING_RECORDS, end - first):
+                size = min(PADDING_RECORDS, end - first)
                 batch = bytearray(filler(size, timestamp_ms=self._clock.now_ms()))
             view = memoryview(batch)
             stamp(view, producer_id=producer, producer_epoch=0, sequence=first & SEQUENCE_MASK)
@@ -160,9 +162,9 @@ class TailCheck:
                 raise response.error
             if response.base_offset != first:
                 raise PositionError(
-                    "the destination appended filler at another offset than expected",
-                    hint="someone else writes to the destination's topic; copy this partition "
-                    "anew into an empty one",
+                    "the destination appended padding at another offset than expected",
+                    hint="another client writes to the destination topic; copy this partition "
+                    "again into an empty one",
                     reason="ForeignRecord",
                     expected=first,
                     found=response.base_offset,
@@ -173,13 +175,13 @@ class TailCheck:
             failpoints.reach("head.deleted")
 
 
-def _recreated(copy: Copy, end: int) -> PositionError:
+def _recreated(copy: PreserveSlice, end: int) -> PositionError:
     topic_id = copy.work.slice.topic_id
     return PositionError(
-        "the copy is of another topic than the source's, and nothing at its end can be compared",
-        hint="the topic was deleted and created again, or is in another cluster, and was compacted "
-        "or trimmed. Records of two topics must not share a log. Keep this copy as it is, and copy "
-        "into another topic.",
+        "the replica is of another source topic, and its last batch cannot be compared",
+        hint="the source topic was recreated, or is in another cluster, and was compacted or "
+        "trimmed. Records of two topics must not share a log. Keep this replica unchanged, and "
+        "copy into another topic.",
         reason="SourceRecreated",
         position=end,
         found_topic_id=topic_id.hex() if topic_id else "",
@@ -189,8 +191,8 @@ def _recreated(copy: Copy, end: int) -> PositionError:
 def _trimmed(end: int, start: int, source_start: int) -> PositionError:
     return PositionError(
         "the source no longer has the next record: retention or DeleteRecords passed it",
-        hint="the records between position and source_start are gone at the source. What is copied "
-        "is kept; to copy what is left, use another topic at the destination.",
+        hint="the source has deleted the records between position and source_start. The copied "
+        "records are kept; to copy the remaining ones, use another destination topic.",
         reason="SourceTrimmed",
         position=end,
         log_start=start,

@@ -1,19 +1,20 @@
-"""What the settings of a destination topic mean for a copy: what to make, what would break it.
+"""Rules for the settings of a destination topic: how to create it, and what would break a replica.
 
 Decided from settings alone, without a connection. The settings of a new topic:
 
-- `cleanup.policy` is `delete`, whatever the source has: compaction at the destination removes
-  records at its own times, so the copy would lack some that the source still has.
-- Retention is that of the source and one segment more. A source deletes whole segments, so it keeps
-  a record up to one segment longer than its retention says; a copy with the same retention and
-  other segment bounds would lose it first. Without a limit only where the source has none, or is
-  compacted: a copy that grows for ever would one day fill the disks of the other cluster.
-- Batches are stored as they come (`compression.type=producer`), are at most as large as at the
-  source, or larger where the destination's own default is, and keep their timestamps, however far
-  from now (error 32 otherwise); or the destination stamps them, where that is asked for.
-- Replication, `min.insync.replicas` and segments are the destination's business.
+- `cleanup.policy` is `delete`, whatever the source has. Compaction at the destination removes
+  records at its own times, so the replica would lack some that the source still has.
+- Retention is the source's plus one segment. A source deletes whole segments, so it keeps a record
+  up to one segment longer than its retention; a replica with the same retention and other segment
+  boundaries would delete it first. Retention is unlimited only if the source has no limit, or is
+  compacted: a replica that grows forever would fill the disks of the other cluster.
+- Batches are stored as they were produced (`compression.type=producer`). `max.message.bytes` is the
+  source's, or the destination's default if that is larger. Timestamps are kept, however far from
+  now (error 32 otherwise), or set by the destination if so configured.
+- The replication factor, `min.insync.replicas` and segment settings are the destination's own.
 
-A setting is written only where the cluster shows that it knows it: others refuse the whole topic.
+A setting is written only if the cluster reports that it supports it: otherwise the cluster refuses
+the whole topic.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 TimestampMode = Literal["source", "destination"]
-"""Whether records keep their timestamps, or the destination stamps them when it appends them."""
+"""Whether records keep their timestamps, or the destination sets them at the append."""
 
 Severity = Literal["error", "warning", "note"]
-"""`error`: the copy would be wrong or stop. `warning`: it may stop, or lose what was acknowledged,
-in circumstances that can happen. `note`: good to know."""
+"""`error`: the replica would be wrong, or the mirror would stop. `warning`: the mirror may stop, or
+acknowledged records may be lost. `note`: for information."""
 
 _UNLIMITED: Final = 2**63 - 1
 _DAY_MS: Final = 86_400_000
 
-# Broker-wide setting by topic setting: a cluster that shows the one knows the other.
+# Broker setting by topic setting: a cluster that reports the first supports the second.
 _BROKER_NAME: Final = {
     "cleanup.policy": "log.cleanup.policy",
     "retention.ms": "log.retention.ms",
@@ -47,34 +48,34 @@ _BROKER_NAME: Final = {
     "message.timestamp.difference.max.ms": "log.message.timestamp.difference.max.ms",
 }
 _KNOWN_TO_ALL: Final = frozenset(name for name in _BROKER_NAME if ".max.ms" not in name)
-"""Settings that every released broker since 0.11 knows."""
+"""Settings that every broker since 0.11 supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One setting of a destination that matters for a copy."""
+    """A check of one setting of a destination."""
 
     severity: Severity
     setting: str
     """Kafka's name, or `partitions`."""
 
     source: str | None
-    """Its value at the source; None where it has none or was not looked at."""
+    """The value at the source; None if it has none or was not read."""
 
     destination: str | None
-    """Its value at the destination; None where it has none or could not be read."""
+    """The value at the destination; None if it has none or could not be read."""
 
     advice: str
-    """What it means and what to do: lower case, no full stop."""
+    """The effect, and what to do: lower case, no full stop."""
 
     def __str__(self) -> str:
-        there = "not there" if self.destination is None else self.destination
+        there = "absent" if self.destination is None else self.destination
         here = "" if self.source is None else f" (source: {self.source})"
         return f"{self.severity}: {self.setting}: {there}{here}: {self.advice}"
 
 
 def strictest(brokers: Iterable[Mapping[str, str | None]]) -> dict[str, str | None]:
-    """Settings that hold wherever a partition is led: those of all brokers, the least of each.
+    """The settings that hold on every broker: those that all have, with the least value of each.
 
     Args:
         brokers: The settings of each broker.
@@ -102,7 +103,7 @@ def settings_for_copy(
     *,
     timestamp_mode: TimestampMode,
 ) -> dict[str, str]:
-    """The settings with which a topic is made that is to hold a copy.
+    """The settings of a new topic for a replica.
 
     Args:
         source: All settings of the source topic, defaults included.
@@ -138,11 +139,11 @@ def topic_findings(
     *,
     timestamp_mode: TimestampMode,
 ) -> Iterator[Finding]:
-    """What the settings of a destination topic would do to a copy.
+    """Check the settings of a destination topic.
 
     Args:
         source: All settings of the source topic, defaults included.
-        destination: The same of the destination topic.
+        destination: All settings of the destination topic.
         timestamp_mode: Whether records keep their timestamps.
     """
     yield from _about_deletion(source, destination)
@@ -163,7 +164,7 @@ def topic_findings(
 def cluster_findings(
     source: Mapping[str, str | None], cluster: Mapping[str, str | None] | None
 ) -> Iterator[Finding]:
-    """What the broker-wide settings of a destination would do to a copy.
+    """Check the broker settings of a destination.
 
     Args:
         source: All settings of the source topic, defaults included.
@@ -186,8 +187,8 @@ def cluster_findings(
             setting="producer.id.expiration.ms",
             source=None,
             destination=str(expiration_ms),
-            advice="brokers forget who wrote records older than this, and the copy goes on with "
-            f"one batch at a time; {_DAY_MS} is Kafka's default",
+            advice="for records older than this the mirror sends one batch at a time, because "
+            f"brokers forget their producer; Kafka's default is {_DAY_MS}",
         )
     request_max_bytes = _number(cluster, "socket.request.max.bytes", _UNLIMITED)
     batch_max_bytes = _number(source, "max.message.bytes", 0)
@@ -197,31 +198,31 @@ def cluster_findings(
             setting="socket.request.max.bytes",
             source=f"max.message.bytes={batch_max_bytes}",
             destination=str(request_max_bytes),
-            advice="the source's largest batch does not fit into a request; raise it there",
+            advice="the source's largest batch does not fit into a request; raise the limit",
         )
 
 
 def partition_findings(
     source_count: int, destination_count: int, *, needed: int, grows: bool
 ) -> Iterator[Finding]:
-    """What a number of partitions means for a copy.
+    """Check the number of partitions of a destination topic.
 
     Args:
         source_count: Partitions of the source topic.
         destination_count: Partitions of the destination topic.
-        needed: How many the destination must have for the partitions that are copied.
-        grows: Whether missing ones are added.
+        needed: Partitions that the destination must have for those that are copied.
+        grows: Whether missing partitions are added.
     """
     severity: Severity
     if destination_count < needed:
         severity = "note" if grows else "error"
-        advice = "the missing ones are added" if grows else "add the missing ones"
+        advice = "missing partitions are added" if grows else "add the missing partitions"
     elif destination_count < source_count:
         severity = "warning"
-        advice = "the copy has fewer; producers that move here would send keys to other partitions"
+        advice = "fewer than at the source; after a failover, keys would go to other partitions"
     elif destination_count > source_count:
         severity = "warning"
-        advice = "the copy has more; producers that move here would send keys to other partitions"
+        advice = "more than at the source; after a failover, keys would go to other partitions"
     else:
         return
     yield Finding(
@@ -243,7 +244,7 @@ def _about_deletion(
             "cleanup.policy",
             source,
             destination,
-            "compaction removes records that the source still has; set it to delete",
+            "compaction would remove records that the source still has; set it to delete",
         )
     if "delete" not in policies:
         return
@@ -252,7 +253,7 @@ def _about_deletion(
         here = _UNLIMITED if unlimited else _limit(source, name)
         if _limit(destination, name) < here:
             advice = (
-                "the copy would delete records that the source still has; "
+                "the replica would delete records that the source still has; "
                 f"set it to {-1 if here == _UNLIMITED else here} or longer"
             )
             yield _finding("error", name, source, destination, advice)
@@ -271,8 +272,8 @@ def _about_batches(
             "compression.type",
             source,
             destination,
-            "brokers compress batches again: records are the same, bytes are not; producer keeps "
-            "them",
+            "brokers recompress batches: records are the same, bytes are not; producer keeps the "
+            "bytes",
         )
 
 
@@ -282,26 +283,26 @@ def _about_kept_times(
     name = "message.timestamp.type"
     if destination.get(name) == "LogAppendTime":
         advice = (
-            "the timestamps of the source would be overwritten; set it to CreateTime, or say "
+            "the source's timestamps would be overwritten; set it to CreateTime, or set "
             "timestamp-mode: destination"
         )
         yield _finding("error", name, source, destination, advice)
         return
     if source.get(name) == "LogAppendTime":
-        advice = "times are kept, their type is not: no client may send LogAppendTime"
+        advice = "timestamps are kept, their type is not: no client can write LogAppendTime"
         yield _finding("note", name, source, destination, advice)
     before, before_ms = _bound(destination, "before")
     age_ms = _sum(_bound(source, "before")[1], _kept_ms(source))
     if before_ms < age_ms:
         advice = (
-            "records older than this would be refused, and the source may have them; "
+            "records older than this would be refused, and the source may have some; "
             f"set it to {age_ms}"
         )
         yield _finding("error", before, source, destination, advice)
     after, after_ms = _bound(destination, "after")
     if after_ms < _bound(source, "after")[1]:
         advice = (
-            "a record further in the future would be refused and stop the copy; "
+            "a record further in the future would be refused, and the mirror would stop; "
             f"set it to {_bound(source, 'after')[1]}"
         )
         yield _finding("warning", after, source, destination, advice)
@@ -316,12 +317,12 @@ def _about_durability(
             "unclean.leader.election.enable",
             source,
             destination,
-            "a broker that lacks records may become leader; the copy would then stop as damaged; "
-            "set it to false",
+            "a broker that lacks records may become leader, and the mirror would stop; set it to "
+            "false",
         )
     name = "min.insync.replicas"
     if _number(destination, name, 1) < _number(source, name, 1):
-        advice = "what the copy reports as done is on fewer replicas than at the source; raise it"
+        advice = "acknowledged records are on fewer replicas than at the source; raise it"
         yield _finding("warning", name, source, destination, advice)
 
 
@@ -342,7 +343,7 @@ def _finding(
 
 
 def _number(configs: Mapping[str, str | None], name: str, default: int) -> int:
-    """A whole number; the default where it is absent, secret or no number."""
+    """An integer; the default if it is absent, secret or not an integer."""
     try:
         return int(configs.get(name) or "")
     except ValueError:
@@ -350,7 +351,7 @@ def _number(configs: Mapping[str, str | None], name: str, default: int) -> int:
 
 
 def _limit(configs: Mapping[str, str | None], name: str) -> int:
-    """A limit of which any negative value means that there is none."""
+    """A limit; any negative value means no limit."""
     value = _number(configs, name, -1)
     return _UNLIMITED if value < 0 else value
 
@@ -365,23 +366,23 @@ def _policies(configs: Mapping[str, str | None]) -> set[str]:
 
 
 def _kept_ms(source: Mapping[str, str | None]) -> int:
-    """How old, in milliseconds, a record may become at the source before it is deleted."""
+    """The greatest age of a record at the source, in milliseconds."""
     if "delete" not in _policies(source):
         return _UNLIMITED
     return _sum(_limit(source, "retention.ms"), _number(source, "segment.ms", 0))
 
 
 def _kept_bytes(source: Mapping[str, str | None]) -> int:
-    """How large, in bytes, a partition of the source may become before records are deleted."""
+    """The greatest size of a partition at the source, in bytes."""
     if "delete" not in _policies(source):
         return _UNLIMITED
     return _sum(_limit(source, "retention.bytes"), _number(source, "segment.bytes", 0))
 
 
 def _bound(configs: Mapping[str, str | None], side: str) -> tuple[str, int]:
-    """The setting that bounds how far from now a timestamp may be, and its value.
+    """The setting that limits timestamps before or after now, and its value.
 
-    `message.timestamp.difference.max.ms`, which 3.x still has, bounds both sides.
+    `message.timestamp.difference.max.ms`, which 3.x still has, limits both.
     """
     names = (f"message.timestamp.{side}.max.ms", "message.timestamp.difference.max.ms")
     return min(((name, _number(configs, name, _UNLIMITED)) for name in names), key=lambda n: n[1])

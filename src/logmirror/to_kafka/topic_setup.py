@@ -1,15 +1,15 @@
-"""Driver: the topic that receives a copy is made, follows the source's partitions, and is compared.
+"""Driver: creates the destination topic, adds partitions, and compares its settings.
 
     report = sync_topic(source, "orders", standby, "orders", mode="create", ...)
 
 Invariants:
-1. A topic that exists is never changed but for partitions that are added, and that only with
-   `create`. What its settings would do to the copy is said instead (`topic_rules`).
-2. A topic is never copied onto itself: clusters are compared by their id, whatever their servers
-   are called.
-3. `check_topic` changes nothing anywhere.
-4. After `sync_topic` each partition that is copied has one at the destination, unless the mode is
-   `off`; the leaders of new ones have answered.
+1. An existing topic is not changed, except that `create` adds missing partitions. The effect of its
+   settings is reported instead (`topic_rules`).
+2. A topic is never copied onto itself: clusters are compared by cluster ID, not by server name.
+3. `check_topic` changes nothing.
+4. After `sync_topic` each copied partition has one at the destination, unless the mode is `off`,
+and
+   the leaders of new partitions have responded.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ if TYPE_CHECKING:
     from logmirror.to_kafka.topic_rules import TimestampMode
 
 TopicSync = Literal["create", "validate", "off"]
-"""What is done about the destination's topic; see `sync_topic`."""
+"""How the destination topic is set up; see `sync_topic`."""
 
 _READY_MS: Final = 30_000
-"""How long a new topic may take until each partition has a leader: some tenths of a second with one
-broker, some seconds in a busy cluster."""
+"""How long to wait for the leaders of a new topic: tenths of a second suffice with one broker, some
+seconds in a busy cluster."""
 
-_LOOK_AGAIN_MS: Final = 100
+_POLL_MS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicReport:
-    """What became of a destination topic."""
+    """The result of `sync_topic`."""
 
     topic: str
     created: bool = False
-    """We made it, and were told so: nobody can have written to it before."""
+    """Created by this call, as the broker confirmed: it had no earlier writer."""
 
     partitions_added: int = 0
     findings: tuple[Finding, ...] = ()
-    """Warnings and notes; an error is raised instead."""
+    """Warnings and notes; errors are raised."""
 
 
 class UnfitTopicError(UsageError):
-    """The settings of a destination topic would break the copy. Fact `findings`: all of them."""
+    """The settings of a destination topic would break the replica. Fact `findings`: all."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that was found, errors first."""
+        """All findings, errors first."""
         findings = self.facts.get("findings", ())
         return findings if isinstance(findings, tuple) else ()
 
@@ -90,43 +90,49 @@ def sync_topic(  # noqa: PLR0913  # two topics and what the configuration says a
     partitions: Collection[int] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> TopicReport:
-    """Make the destination topic fit for a copy, as far as the mode allows; see the invariants.
+    """Set up the destination topic as far as the mode allows; see the invariants.
 
-    May be called again at any time: it follows partitions that the source got meanwhile.
+    May be called again at any time, to add partitions that the source got meanwhile.
 
     Args:
-        source: The cluster that is copied.
-        source_topic: Its topic.
-        destination: The cluster that receives the copy.
-        destination_topic: The topic there.
-        mode: `create` makes and grows it, `validate` compares, `off` does neither.
-        replication_factor: Of a topic that is made; None or -1 for the cluster's own default.
+        source: The source cluster.
+        source_topic: The topic to copy.
+        destination: The destination cluster.
+        destination_topic: The topic to write.
+        mode: `create` creates it and adds partitions, `validate` only compares, `off` does neither.
+        replication_factor: For a new topic; None or -1 for the cluster's default.
         timestamp_mode: Whether records keep their timestamps.
-        partitions: Those that are copied; None for all. An existing topic is grown for them only.
-        clock: For the time that a new topic takes.
+        partitions: The partitions to copy; None for all. Partitions are added for these only.
+        clock: For deadlines.
 
     Raises:
-        UnfitTopicError: Something about the destination would break the copy; nothing was changed
-            that existed before.
-        UsageError: Both topics are the same one, a topic does not exist, or we may not look.
-        UnavailableError: A cluster did not answer, or a new topic got no leaders in time.
+        UnfitTopicError: The destination topic would break the replica; nothing that existed before
+            was changed.
+        UsageError: Both topics are the same, a topic does not exist, or permission is missing.
+        UnavailableError: A cluster did not respond, or a new topic had no leaders in time.
     """
     _refuse_same_topic(source, source_topic, destination, destination_topic)
     if mode == "off":
         return TopicReport(topic=destination_topic)
-    look_now = functools.partial(
-        _look, source, source_topic, destination, destination_topic, partitions
+    read_topics = functools.partial(
+        _read_topics, source, source_topic, destination, destination_topic, partitions
     )
-    look, created, added = look_now(), False, 0
-    if mode == "create" and look.target is None:
-        created = _create(destination, destination_topic, look, replication_factor, timestamp_mode)
-        count = look.needed if created else 1  # what somebody else made, we may have to grow
-        look = _await_leaders(destination, destination_topic, count, look_now, clock)
-    findings = _fit(look, mode, timestamp_mode)
-    if mode == "create" and look.target is not None and len(look.target.partitions) < look.needed:
-        added = _grow(destination, look.target, look.needed)
-        look = _await_leaders(destination, destination_topic, look.needed, look_now, clock)
-        findings = _fit(look, mode, timestamp_mode)
+    topics, created, added = read_topics(), False, 0
+    if mode == "create" and topics.target is None:
+        created = _create(
+            destination, destination_topic, topics, replication_factor, timestamp_mode
+        )
+        count = topics.needed if created else 1  # another client's topic may need partitions
+        topics = _await_leaders(destination, destination_topic, count, read_topics, clock)
+    findings = _fit(topics, mode, timestamp_mode)
+    if (
+        mode == "create"
+        and topics.target is not None
+        and len(topics.target.partitions) < topics.needed
+    ):
+        added = _grow(destination, topics.target, topics.needed)
+        topics = _await_leaders(destination, destination_topic, topics.needed, read_topics, clock)
+        findings = _fit(topics, mode, timestamp_mode)
     return TopicReport(
         topic=destination_topic, created=created, partitions_added=added, findings=findings
     )
@@ -142,23 +148,24 @@ def check_topic(  # noqa: PLR0913  # as sync_topic
     timestamp_mode: TimestampMode = "source",
     partitions: Collection[int] | None = None,
 ) -> tuple[Finding, ...]:
-    """What `sync_topic` would find, errors first. Changes nothing, and says what would be made.
+    """Return what `sync_topic` would find, errors first. Changes nothing.
 
     With the mode `off` nothing is compared, as at the start.
 
     Raises:
-        UsageError: Both topics are the same one, the source's does not exist, or we may not look.
-        UnavailableError: A cluster did not answer.
+        UsageError: Both topics are the same, the source topic does not exist, or permission is
+            missing.
+        UnavailableError: A cluster did not respond.
     """
     _refuse_same_topic(source, source_topic, destination, destination_topic)
     if mode == "off":
         return ()
-    look = _look(source, source_topic, destination, destination_topic, partitions)
-    return _findings(look, mode=mode, timestamp_mode=timestamp_mode)
+    topics = _read_topics(source, source_topic, destination, destination_topic, partitions)
+    return _findings(topics, mode=mode, timestamp_mode=timestamp_mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Topics:
     """Both topics at one moment."""
 
     target_name: str
@@ -169,21 +176,21 @@ class _Look:
 
     target_configs: Mapping[str, str | None]
     cluster_configs: Mapping[str, str | None] | None
-    """Of the destination's brokers; None: we may not see them."""
+    """The broker settings of the destination; None without permission to read them."""
 
     needed: int
-    """How many partitions the destination must have, as they keep their numbers."""
+    """The number of partitions that the destination must have."""
 
 
-def _look(
+def _read_topics(
     source: ClusterClient,
     source_topic: str,
     destination: ClusterClient,
     destination_topic: str,
     partitions: Collection[int] | None,
-) -> _Look:
+) -> _Topics:
     origin, target = source.topic(source_topic), _find(destination, destination_topic)
-    return _Look(
+    return _Topics(
         target_name=destination_topic,
         origin=origin,
         origin_configs=source.describe_topic_configs(source_topic),
@@ -219,47 +226,46 @@ def _find(cluster: ClusterClient, topic: str) -> TopicMetadata | None:
 
 
 def _broker_configs(cluster: ClusterClient) -> Mapping[str, str | None] | None:
-    """Broker-wide settings; None where we may not read them, which many a cluster forbids."""
+    """The broker settings; None without permission to read them, which is common."""
     try:
         return strictest(cluster.admin.broker_configs().values())
     except UsageError:
         return None
 
 
-def _fit(look: _Look, mode: TopicSync, timestamp_mode: TimestampMode) -> tuple[Finding, ...]:
-    """The findings where none of them is an error."""
-    findings = _findings(look, mode=mode, timestamp_mode=timestamp_mode)
+def _fit(topics: _Topics, mode: TopicSync, timestamp_mode: TimestampMode) -> tuple[Finding, ...]:
+    """Return the findings if none is an error."""
+    findings = _findings(topics, mode=mode, timestamp_mode=timestamp_mode)
     if any(finding.severity == "error" for finding in findings):
         raise UnfitTopicError(
-            "the destination's topic would break the copy",
-            hint="follow the advice behind each error, or set `topic-sync: off` to go on all the "
-            "same",
-            topic=look.target_name,
+            "the destination topic would break the replica",
+            hint="follow the advice after each error, or set `topic-sync: off` to skip the check",
+            topic=topics.target_name,
             findings=findings,
         )
     return findings
 
 
 def _findings(
-    look: _Look, *, mode: TopicSync, timestamp_mode: TimestampMode
+    topics: _Topics, *, mode: TopicSync, timestamp_mode: TimestampMode
 ) -> tuple[Finding, ...]:
-    """Everything there is to say, errors first."""
+    """All findings, errors first."""
     creates = mode == "create"
-    found = list(cluster_findings(look.origin_configs, look.cluster_configs))
-    if look.target is None:
+    found = list(cluster_findings(topics.origin_configs, topics.cluster_configs))
+    if topics.target is None:
         missing = Finding(
             severity="note" if creates else "error",
             setting="topic",
-            source=look.origin.name,
+            source=topics.origin.name,
             destination=None,
-            advice="it is made at the start" if creates else "make it, or say topic-sync: create",
+            advice="created at the start" if creates else "create it, or set topic-sync: create",
         )
         found.append(missing)
     else:
-        counts = len(look.origin.partitions), len(look.target.partitions)
-        found += partition_findings(*counts, needed=look.needed, grows=creates)
+        counts = len(topics.origin.partitions), len(topics.target.partitions)
+        found += partition_findings(*counts, needed=topics.needed, grows=creates)
         found += topic_findings(
-            look.origin_configs, look.target_configs, timestamp_mode=timestamp_mode
+            topics.origin_configs, topics.target_configs, timestamp_mode=timestamp_mode
         )
     order = ("error", "warning", "note")
     return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
@@ -271,21 +277,21 @@ def _findings(
 def _create(
     cluster: ClusterClient,
     topic: str,
-    look: _Look,
+    topics: _Topics,
     replication_factor: int | None,
     timestamp_mode: TimestampMode,
 ) -> bool:
-    """Make a topic; False if it is there and may be somebody else's, which is compared next.
+    """Create a topic; False if it exists and another client may have created it.
 
-    An answer that is lost is looked for (I7): the topic is there, or it was not made.
+    After a lost response the topic's existence decides (I7).
     """
     try:
         cluster.admin.create_topic(
             topic,
-            partition_count=len(look.origin.partitions),
+            partition_count=len(topics.origin.partitions),
             replication_factor=-1 if replication_factor is None else replication_factor,
             configs=settings_for_copy(
-                look.origin_configs, look.cluster_configs, timestamp_mode=timestamp_mode
+                topics.origin_configs, topics.cluster_configs, timestamp_mode=timestamp_mode
             ),
         )
     except OutcomeUnknownError:
@@ -300,11 +306,11 @@ def _create(
 
 
 def _grow(cluster: ClusterClient, target: TopicMetadata, partition_count: int) -> int:
-    """Add the partitions that are missing; returns how many were."""
+    """Add the missing partitions; return how many."""
     try:
         cluster.admin.create_partitions(target.name, partition_count)
     except (OutcomeUnknownError, UsageError):
-        # Somebody else may have added them, or our own request did and its answer was lost.
+        # Another client may have added them, or this request did and its response was lost.
         if len(cluster.topic(target.name).partitions) < partition_count:
             raise
     return partition_count - len(target.partitions)
@@ -314,29 +320,29 @@ def _await_leaders(
     cluster: ClusterClient,
     topic: str,
     partition_count: int,
-    look_now: Callable[[], _Look],
+    read_topics: Callable[[], _Topics],
     clock: Clock,
-) -> _Look:
-    """Wait until the destination shows the partitions, each with a leader, and the leaders answer.
+) -> _Topics:
+    """Wait until each partition has a leader in the metadata, and the leaders respond.
 
-    Brokers learn of a topic one after the other, and are named as leaders before they know it.
+    Metadata reaches brokers one by one, and may name a leader that does not serve requests yet.
     """
     deadline_ms = clock.monotonic_ms() + _READY_MS
     while True:
         with contextlib.suppress(NotFoundError):
-            look = look_now()
-            if look.target is not None and _has_leaders(look.target, partition_count):
+            topics = read_topics()
+            if topics.target is not None and _has_leaders(topics.target, partition_count):
                 numbers = range(partition_count)
                 cluster.list_offsets((TopicPartition(topic, n) for n in numbers), LATEST)
-                return look
+                return topics
         if clock.monotonic_ms() >= deadline_ms:
             raise UnavailableError(
-                f"the topic has no leaders {_READY_MS} ms after it was made",
+                f"the topic has no leaders {_READY_MS} ms after it was created",
                 hint="too few brokers may be up for its replication factor",
                 topic=topic,
                 partitions=partition_count,
             )
-        clock.sleep_ms(_LOOK_AGAIN_MS)
+        clock.sleep_ms(_POLL_MS)
 
 
 def _has_leaders(topic: TopicMetadata, partition_count: int) -> bool:

@@ -1,9 +1,9 @@
-"""Driver: flows into clusters at new offsets, of the visible records alone.
+"""Driver: flows into clusters at new offsets, of the records that a consumer sees.
 
-The position is what the last committed transaction says (`translate_progress`), nothing else (I1).
-The run that began last owns its flows: it says so in the progress topic once, at its start, and
-whoever finds another owner there stops for good. So of two instances the newer one goes on, and the
-older one fences it at most once before it sees that; see docs/decisions/0005-translate.md.
+The position is in the progress record of the last committed transaction (I1, `translate_progress`).
+The run that started last owns its flows: it writes so to the progress topic once, at its start, and
+a run that finds another owner there stops. So of two instances the newer one continues, and the
+older one fences it at most once before it stops; see docs/decisions/0005-translate.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from logmirror.cluster.client import LATEST
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
 from logmirror.to_kafka.idempotence import target
-from logmirror.to_kafka.offset_syncs import make_topic
-from logmirror.to_kafka.preserve_destination import KafkaCopies, kafka_spec
+from logmirror.to_kafka.offset_syncs import create_sync_topic
+from logmirror.to_kafka.preserve_destination import PreserveDestination, kafka_spec
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,
     PROGRESS_CONFIGS,
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("logmirror.mirror")
 
-_LOOK_AGAIN_MS: Final = 100
+_POLL_MS: Final = 100
 
 
-class TranslateCopies(KafkaCopies):
-    """A `Destination` whose copies are records in partitions of other clusters.
+class TranslateDestination(PreserveDestination):
+    """A `Destination` whose replicas are partitions of other clusters, with new offsets.
 
     Args:
-        client: Opens, or returns the open, client of a cluster.
+        client: Returns the client of a cluster, opened on first use.
         clock: Time.
-        writer_id: Of this run.
-        observer: Is told what is done; None: nobody asks.
+        writer_id: The ID of this run.
+        observer: Receives events; None for no events.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class TranslateCopies(KafkaCopies):
         self._writer_id = writer_id
         self._readers: dict[ConnectionSettings, ProgressReader] = {}
         self._owned: set[FlowId] = set()
-        self._made: set[object] = set()
-        """Clusters whose progress topic, and pairs of source and name whose topic for syncs, were
-        seen to."""
+        self._prepared: set[object] = set()
+        """Clusters with a progress topic, and pairs of source and destination name with a topic for
+        syncs."""
 
         self._target_ids: dict[tuple[ConnectionSettings, str], bytes | None] = {}
 
@@ -80,23 +80,23 @@ class TranslateCopies(KafkaCopies):
         topic: TopicMetadata,
         partitions: Collection[int] | None,
     ) -> KafkaSpec:
-        """See `Destination.prepare`: also the topics for progress and for offset syncs."""
+        """See `Destination.prepare`; creates the topics for progress and offset syncs as well."""
         kafka = super().prepare(spec, source, topic, partitions)
-        if kafka.cluster not in self._made:
+        if kafka.cluster not in self._prepared:
             cluster = self._client(kafka.cluster)
-            _make_progress_topic(cluster, kafka.replication_factor)
+            _create_progress_topic(cluster, kafka.replication_factor)
             _await_progress_topic(cluster, self._clock)
-            self._made.add(kafka.cluster)
-        if (source, kafka.name) not in self._made:
-            make_topic(source, kafka.name, mirror=kafka.mirror)
-            self._made.add((source, kafka.name))
+            self._prepared.add(kafka.cluster)
+        if (source, kafka.name) not in self._prepared:
+            create_sync_topic(source, kafka.name, mirror=kafka.mirror)
+            self._prepared.add((source, kafka.name))
         return kafka
 
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> dict[FlowId, int | LogmirrorError | None]:
-        """See `Destination.positions`: one topic tells of any number of flows."""
-        del chain_start  # the copy begins where the source does
+        """See `Destination.positions`: one topic has the progress of all flows."""
+        del chain_start  # a replica begins at the source's log start offset
         kafka = kafka_spec(spec)
         reader = self._reader(kafka)
         target_id = self._client(kafka.cluster).topic(kafka.topic).topic_id
@@ -115,7 +115,7 @@ class TranslateCopies(KafkaCopies):
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:
-        """See `Destination.check`; a copy that was never begun begins where the source does."""
+        """See `Destination.check`; without progress, begin at the source's log start offset."""
         kafka = kafka_spec(spec)
         if found is None:
             self._check_not_renamed(kafka, flow, view)
@@ -130,9 +130,9 @@ class TranslateCopies(KafkaCopies):
         source_id = None if progress is None else progress.source_topic_id
         if source_id is not None and view.topic_id not in (None, source_id):
             raise PositionError(
-                "the source's topic is not the one that was copied",
-                hint="it was deleted and created again, or is in another cluster. What is copied "
-                "is kept; copy the new one under another mirror's name or into another topic.",
+                "the source topic is not the one that was copied",
+                hint="it was recreated, or is in another cluster. The copied records are kept; "
+                "copy the new topic with another mirror name, or into another topic.",
                 reason="SourceRecreated",
                 expected_topic_id=source_id.hex(),
                 found_topic_id=(view.topic_id or b"").hex(),
@@ -140,9 +140,9 @@ class TranslateCopies(KafkaCopies):
             )
         if found > view.last_stable_offset:
             raise PositionError(
-                "the source ends below what was copied of it",
-                hint="it was cut (unclean leader election, or a restored disk). What is copied is "
-                "kept; compare it with the source before anything else.",
+                "the source ends below the position",
+                hint="it was truncated (unclean leader election, or a restored disk). The copied "
+                "records are kept; compare them with the source first.",
                 reason="SourceWentBackwards",
                 expected=found,
                 got=view.last_stable_offset,
@@ -152,8 +152,8 @@ class TranslateCopies(KafkaCopies):
         if found < view.log_start:
             raise PositionError(
                 "the source no longer has the next record: retention or DeleteRecords passed it",
-                hint="the records between position and log_start are gone at the source. What is "
-                "copied is kept; to copy what is left, use another mirror's name.",
+                hint="the source has deleted the records between position and log_start. The "
+                "copied records are kept; to copy the remaining ones, use another mirror name.",
                 reason="SourceTrimmed",
                 log_start=view.log_start,
                 **facts,
@@ -161,7 +161,7 @@ class TranslateCopies(KafkaCopies):
         return found
 
     def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: once in this run, say that the flow is ours."""
+        """See `Destination.opened`: write the owner record, once per run."""
         if state.flow in self._owned:
             return
         kafka = kafka_spec(state.destination)
@@ -180,10 +180,10 @@ class TranslateCopies(KafkaCopies):
         if reader is None:
             reader = ProgressReader(self._client(kafka.cluster), clock=self._clock)
             self._readers[kafka.cluster] = reader
-        return reader.refresh(may_be_missing=kafka.cluster not in self._made)
+        return reader.refresh(may_be_missing=kafka.cluster not in self._prepared)
 
     def _check_not_renamed(self, kafka: KafkaSpec, flow: FlowId, view: SourceView) -> None:
-        """Under another name of the mirror, the same records would be copied again."""
+        """Refuse a renamed mirror, which would copy the same records again."""
         reader = self._readers[kafka.cluster]
         target_id = self._target_ids[(kafka.cluster, kafka.topic)]
         for key, progress in reader.of_target(target(kafka, flow)):
@@ -193,9 +193,9 @@ class TranslateCopies(KafkaCopies):
             )
             if view.topic_id and target_id and is_same and key != flow_key(kafka, flow):
                 raise PositionError(
-                    "a mirror of another name has copied this topic to the same place",
-                    hint="give the mirror its name back, or copy into another topic: its records "
-                    "would be there twice",
+                    "a mirror with another name has copied this topic to the same destination",
+                    hint="restore the mirror's name, or copy into another topic: otherwise the "
+                    "destination would have every record twice",
                     reason="MirrorRenamed",
                     topic=flow.topic,
                     partition=flow.partition,
@@ -206,21 +206,21 @@ class TranslateCopies(KafkaCopies):
 
 
 def _await_progress_topic(cluster: ClusterClient, clock: Clock) -> None:
-    """Wait until the brokers that we ask know the topic, and its leader that it leads."""
-    give_up_ms = clock.monotonic_ms() + STALL_MS
+    """Wait until the brokers return the topic's metadata, and its leader serves requests."""
+    deadline_ms = clock.monotonic_ms() + STALL_MS
     while True:
         try:
             cluster.topic(PROGRESS_TOPIC)
             cluster.list_offsets([PROGRESS], LATEST)
         except (NotFoundError, UnavailableError):
-            if clock.monotonic_ms() > give_up_ms:
+            if clock.monotonic_ms() > deadline_ms:
                 raise
-            clock.sleep_ms(_LOOK_AGAIN_MS)
+            clock.sleep_ms(_POLL_MS)
         else:
             return
 
 
-def _make_progress_topic(cluster: ClusterClient, replication_factor: int) -> None:
+def _create_progress_topic(cluster: ClusterClient, replication_factor: int) -> None:
     try:
         cluster.admin.create_topic(
             PROGRESS_TOPIC,
@@ -235,8 +235,8 @@ def _make_progress_topic(cluster: ClusterClient, replication_factor: int) -> Non
             cluster.topic(PROGRESS_TOPIC)
         except UsageError:
             raise UsageError(
-                f"the topic for the progress of the copy cannot be made: {error.message}",
-                hint=f"make {PROGRESS_TOPIC} with one partition and cleanup.policy=compact, or "
+                f"the progress topic cannot be created: {error.message}",
+                hint=f"create {PROGRESS_TOPIC} with one partition and cleanup.policy=compact, or "
                 "allow its creation",
                 **error.facts,
             ) from error

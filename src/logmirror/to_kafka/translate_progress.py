@@ -1,29 +1,30 @@
-"""The progress of copies at new offsets: a compacted topic at the destination, read and written.
+"""The progress of replicas with new offsets: a compacted topic at the destination.
 
-A copy at new offsets cannot tell from the destination's log how far it is. So each transaction that
-carries records carries a record that says so, too: both are there, or neither is. The topic is
+With new offsets, the destination's log does not show how far a replica is. So each transaction with
+records also holds a progress record: both are committed, or neither is. The topic is
 `__logmirror-progress`, with one partition and compaction. Keys and values are JSON:
 
     ["next", mirror, topic, partition, target]  -> {"version": 1, "next": 5, "source_topic_id": hex,
                                                     "target_topic_id": hex, "writer": id}
     ["owner", mirror, topic, partition, target] -> {"version": 1, "writer": id}
 
-`next` is the first source offset that is not copied; `owner` names the run that began last, and is
-written outside any transaction. A tombstone makes us forget: of a `next`, that anything was copied.
+`next` is the first source offset that is not copied. `owner` names the run that started last, and
+is written outside any transaction. A tombstone for a `next` makes the replica start again from the
+source's log start offset.
 
 Invariants:
-1. A `next` counts once the marker that commits its transaction is in the topic. Who reads goes by
-   the markers themselves, not by the last stable offset: an open transaction of another flow, or of
-   a mirror that died, holds nobody up.
-2. The last `owner` in the log is the owner. It only ever changes at the start of a run.
-3. What was read is kept, and the next look reads what came since.
+1. A `next` counts once the marker that commits its transaction is in the topic. Readers go by the
+   markers, not by the last stable offset: a transaction that another flow or a dead mirror left
+   open delays no flow.
+2. The last `owner` in the log is the owner. It changes only at the start of a run.
+3. What was read is kept; the next `refresh` reads only new records.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -36,10 +37,10 @@ from logmirror.errors import (
     LogmirrorError,
     OutcomeUnknownError,
     PositionError,
+    PositionMovedError,
     UnavailableError,
     UsageError,
 )
-from logmirror.mirror.ports import PositionMovedError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.to_kafka.idempotence import target
 from logmirror.wire.records import (
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
-    from logmirror.cluster.produce import ProducePipeline
-    from logmirror.cluster.transactions import TransactionalProducer
     from logmirror.mirror.ports import FlowId, KafkaSpec
     from logmirror.wire.records import BatchHeader
 
@@ -67,7 +66,7 @@ PROGRESS: Final = TopicPartition(PROGRESS_TOPIC, 0)
 
 PROGRESS_CONFIGS: Final = {
     "cleanup.policy": "compact",
-    # Compaction leaves the newest segment alone, and who starts reads it whole.
+    # Compaction skips the newest segment, which every start reads whole.
     "segment.bytes": str(1 << 20),  # the least that every release allows
     "min.cleanable.dirty.ratio": "0.1",
 }
@@ -75,21 +74,20 @@ PROGRESS_CONFIGS: Final = {
 _VERSION: Final = 1
 _BUFFER_BYTES: Final = 1 << 20
 STALL_MS: Final = 30_000
-"""How long the topic may deliver nothing below its end."""
+"""How long the topic may deliver nothing below its log end."""
 
 _WAIT_MS: Final = 500
 _MARKERS_MS: Final = 200
-"""How long the markers of a transaction may take that was committed just now."""
-_LOOK_AGAIN_MS: Final = 10
-_LINKS_MAX: Final = 16
+"""How long to wait for the markers of a transaction that was just committed."""
+_POLL_MS: Final = 10
 
 _UNDECIDED_CODES: Final = frozenset({45, 46, 48, 59, 120})
-"""The coordinator or the leader knows another state of our transaction than we do. Whoever takes
-the flow over next finds out which."""
+"""The coordinator or the leader has another state of the transaction than this process. The next
+take-over of the flow reads which."""
 
 
 class FlowKey(NamedTuple):
-    """What identifies a flow at its destination's cluster, whatever the destination is called."""
+    """The identity of a flow at its destination cluster, without the destination's name."""
 
     mirror: str
     topic: str
@@ -98,26 +96,26 @@ class FlowKey(NamedTuple):
 
     @property
     def transactional_id(self) -> str:
-        """The id under which all copiers of this flow write, so that each fences those before."""
+        """The transactional ID of all writers of this flow; each fences the previous one."""
         digest = hashlib.sha256(_json(list(self))).hexdigest()[:16]
         return f"{self.prefix(self.mirror, self.target)}{self.partition}-{digest}"
 
     @staticmethod
     def prefix(mirror: str, target: str) -> str:
-        """What the transactional ids of a mirror begin with, for all partitions of a copy."""
+        """The prefix of a mirror's transactional IDs, for all partitions of a destination topic."""
         return f"logmirror-{mirror}-{target}-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a flow is."""
+    """The progress of a flow."""
 
     next_offset: int
     """The first source offset that is not copied."""
 
     source_topic_id: bytes | None
     target_topic_id: bytes | None
-    """Incarnations that this was said of; None where a cluster has no ids."""
+    """The topic IDs that the progress refers to; None where a cluster has no topic IDs."""
 
     writer: str
 
@@ -129,7 +127,7 @@ def flow_key(spec: KafkaSpec, flow: FlowId) -> FlowKey:
 
 
 def encode_progress(key: FlowKey, progress: Progress, now_ms: int) -> bytearray:
-    """A batch that says how far a flow is; without producer, to be stamped."""
+    """A batch with a `next` record; without producer fields, which `stamp` sets."""
     return _batch(
         ["next", *key],
         {
@@ -144,7 +142,7 @@ def encode_progress(key: FlowKey, progress: Progress, now_ms: int) -> bytearray:
 
 
 def encode_owner(key: FlowKey, writer: str, now_ms: int) -> bytearray:
-    """A batch that says whose a flow is."""
+    """A batch with an `owner` record."""
     return _batch(["owner", *key], {"version": _VERSION, "writer": writer}, now_ms)
 
 
@@ -162,11 +160,11 @@ def _hex(topic_id: bytes | None) -> str | None:
 
 
 class ProgressReader:
-    """Follows the progress topic of one cluster. Not thread-safe.
+    """Reads the progress topic of one cluster. Not thread-safe.
 
     Args:
-        client: Of the destination.
-        where: The topic's one partition.
+        client: The destination cluster.
+        where: The topic's only partition.
         clock: For deadlines.
     """
 
@@ -180,26 +178,26 @@ class ProgressReader:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._topic_id: bytes | None = None
         self._next: int | None = None
-        """The first offset of the topic that was not read."""
+        """The next offset to read."""
 
-        self._open: defaultdict[int, list[_Said]] = defaultdict(list)
-        """By producer id, what its open transaction says."""
+        self._open: defaultdict[int, list[ProgressRecord]] = defaultdict(list)
+        """The records of open transactions, by producer ID."""
 
         self._progress: dict[FlowKey, Progress] = {}
         self._owners: dict[FlowKey, str] = {}
 
     def refresh(self, *, may_be_missing: bool = False) -> Self:
-        """Read what is there now.
+        """Read to the current end of the topic.
 
         Args:
-            may_be_missing: Whether a topic that does not exist says that nothing was copied yet.
-                Who writes must not believe that: a broker may only not know the topic yet.
+            may_be_missing: Whether a missing topic means that nothing was copied yet. A writer must
+                not assume that: a broker may not have the topic's metadata yet.
 
         Raises:
-            PositionError: The topic was deleted and created again, or cut, since it was last read.
-            CorruptionError: What is read breaks its format.
-            UsageError: It may not be read, or was written by another version of logmirror.
-            UnavailableError: The destination did not answer in time, or has no such topic.
+            PositionError: The topic was recreated or truncated since it was last read.
+            CorruptionError: A record breaks the format.
+            UsageError: No permission to read, or written by another version of logmirror.
+            UnavailableError: The destination did not respond in time, or has no such topic.
         """
         if self._next is None:
             try:
@@ -208,13 +206,13 @@ class ProgressReader:
                 if may_be_missing:
                     return self
                 raise UnavailableError(error.message, hint=error.hint, **error.facts) from error
-            self._next = self._ask(EARLIEST)
-        end = self._ask(LATEST)
+            self._next = self._offset_at(EARLIEST)
+        end = self._offset_at(LATEST)
         if end < self._next:
             raise PositionError(
-                "the progress topic ends below where it was read to",
-                hint="it was cut (unclean leader election, or a restored disk), and progress that "
-                "it had told is gone. Compare the copies with their sources.",
+                "the progress topic ends below the offset up to which it was read",
+                hint="it was truncated (unclean leader election, or a restored disk), and progress "
+                "records are lost. Compare the replicas with their sources.",
                 topic=self._where.topic,
                 expected=self._next,
                 found=end,
@@ -232,11 +230,11 @@ class ProgressReader:
         return self
 
     def await_markers(self, keys: Iterable[FlowKey]) -> None:
-        """Wait a moment for the markers of transactions that have told of these flows.
+        """Wait up to 200 ms for the markers of transactions with progress of these flows.
 
-        A coordinator answers that a transaction is committed before all its markers are written.
-        Whoever goes by this topic alone would see the position of before. A transaction that
-        somebody left open has no markers for a long time: nobody waits for those.
+        A coordinator responds that a transaction is committed before all its markers are written,
+        so this topic may still show the previous position. The markers of an abandoned transaction
+        come much later: this does not wait for them.
 
         Raises:
             LogmirrorError: See `refresh`.
@@ -244,31 +242,31 @@ class ProgressReader:
         wanted = {_json(["next", *key]) for key in keys}
         give_up_ms = self._clock.monotonic_ms() + _MARKERS_MS
         while self._clock.monotonic_ms() < give_up_ms and any(
-            one.key in wanted for said in self._open.values() for one in said
+            one.key in wanted for records in self._open.values() for one in records
         ):
-            self._clock.sleep_ms(_LOOK_AGAIN_MS)
+            self._clock.sleep_ms(_POLL_MS)
             self.refresh()
 
     def progress(self, key: FlowKey) -> Progress | None:
-        """How far a flow is, as of the last look; None: nothing was ever committed."""
+        """The progress of a flow at the last `refresh`; None if nothing was ever committed."""
         return self._progress.get(key)
 
     def owner(self, key: FlowKey) -> str | None:
-        """The run that began last, as of the last look."""
+        """The run that started last, at the last `refresh`."""
         return self._owners.get(key)
 
     def of_target(self, where: TopicPartition) -> Iterator[tuple[FlowKey, Progress]]:
-        """All flows that have copied into a partition."""
+        """The progress of all flows into a partition."""
         for key, progress in self._progress.items():
             if (key.target, key.partition) == (where.topic, where.partition):
                 yield key, progress
 
-    def _ask(self, at: int) -> int:
+    def _offset_at(self, at: int) -> int:
         found = self._client.list_offsets([self._where], at, read_committed=False)
         return found[self._where]
 
     def _read(self, offset: int) -> int:
-        """Fetch once from `offset`, take in what came, return where that ends."""
+        """Fetch once from `offset`, apply the batches, and return the next offset."""
         response = self._client.fetch(
             self._where,
             offset,
@@ -289,80 +287,40 @@ class ProgressReader:
                 raise CorruptionError("record batch breaks its format", position=at, why="length")
             at += header.size_bytes
             if header.last_offset >= offset:
-                self._take(data, header)
+                self._apply_batch(data, header)
                 offset = header.last_offset + 1
         return offset
 
-    def _take(self, data: bytes, header: BatchHeader) -> None:
-        """Take one batch in."""
+    def _apply_batch(self, data: bytes, header: BatchHeader) -> None:
         if header.is_control:
-            said = self._open.pop(header.producer_id, [])
+            records = self._open.pop(header.producer_id, [])
             if marker_type(data, header) is MarkerType.COMMIT:
-                self._accept(said)
+                self._apply(records)
             return
         batch = data[header.position : header.position + header.size_bytes]
-        said = [_Said(record.key, record.value) for record in decode_reference(batch)]
+        records = [ProgressRecord(record.key, record.value) for record in decode_reference(batch)]
         if header.is_transactional:
-            self._open[header.producer_id] += said
+            self._open[header.producer_id] += records
         else:
-            self._accept(said)
+            self._apply(records)
 
-    def _accept(self, said: list[_Said]) -> None:
-        for key, value in said:
-            kind, of = _parsed_key(key)
-            if of is None:
+    def _apply(self, records: list[ProgressRecord]) -> None:
+        for key, value in records:
+            kind, flow = _parsed_key(key)
+            if flow is None:
                 continue
             if value is None:
-                (self._owners if kind == "owner" else self._progress).pop(of, None)
+                (self._owners if kind == "owner" else self._progress).pop(flow, None)
             elif kind == "owner":
-                self._owners[of] = _parsed(key, value).writer
+                self._owners[flow] = _parsed(key, value).writer
             else:
-                self._progress[of] = _parsed(key, value)
-
-
-@dataclass(slots=True)
-class Link:
-    """What writes under one transactional id."""
-
-    producer: TransactionalProducer
-    pipeline: ProducePipeline
-
-
-class Links:
-    """The open links of one process into one cluster; the least recently used are closed."""
-
-    def __init__(self, client: ClusterClient) -> None:
-        self._client = client
-        self._links: OrderedDict[str, Link] = OrderedDict()
-
-    def take(self, transactional_id: str) -> Link:
-        """A link that has just fenced whoever wrote under this id before.
-
-        Raises:
-            UsageError: We may not write under that id.
-            UnavailableError: No coordinator answered within the budget.
-        """
-        link = self._links.pop(transactional_id, None) or Link(
-            self._client.transactional_producer(transactional_id),
-            self._client.pipeline(transactional_id=transactional_id),
-        )
-        self._links[transactional_id] = link
-        while len(self._links) > _LINKS_MAX:
-            self._links.popitem(last=False)[1].pipeline.close()
-        link.producer.init()
-        return link
-
-    def drop(self, transactional_id: str) -> None:
-        """Close a link, and give up what is under way on it."""
-        link = self._links.pop(transactional_id, None)
-        if link is not None:
-            link.pipeline.close()
+                self._progress[flow] = _parsed(key, value)
 
 
 def current(
     reader: ProgressReader, kafka: KafkaSpec, flow: FlowId, target_id: bytes | None
 ) -> Progress | None:
-    """The progress of a flow; None also where the topic that it was said of is gone."""
+    """The progress of a flow; None also if it refers to a deleted destination topic."""
     progress = reader.progress(flow_key(kafka, flow))
     if progress is None or target_id is None or progress.target_topic_id in (None, target_id):
         return progress
@@ -372,8 +330,8 @@ def current(
 def taken_over(flow: FlowId, owner: str | None) -> FencedError:
     """The error of a run whose flow another run owns now."""
     return FencedError(
-        "another run of this mirror has taken the flow over",
-        hint="two instances copy the same; the one that began last goes on",
+        "another run of this mirror has taken over the flow",
+        hint="two instances copy the same flow; the one that started last continues",
         mirror=flow.mirror,
         destination=flow.destination,
         topic=flow.topic,
@@ -382,34 +340,36 @@ def taken_over(flow: FlowId, owner: str | None) -> FencedError:
     )
 
 
-def looked_into(error: LogmirrorError) -> LogmirrorError:
-    """The error of a transaction that did not end: what to do is known after another look."""
+def reclassified(error: LogmirrorError) -> LogmirrorError:
+    """Reclassify the error of a transaction that was not committed: read the position again."""
     if isinstance(error, FencedError):
         return PositionMovedError(
-            "another copier has fenced this one",
-            hint="a newer instance, or an attempt of this slice that was thought dead",
+            "another writer has fenced this one",
+            hint="a newer instance, or an earlier attempt at this slice that is still running",
             **error.facts,
         )
     if error.facts.get("code") in _UNDECIDED_CODES:
         return OutcomeUnknownError(
-            "the brokers know another state of the transaction", hint=error.hint, **error.facts
+            "the brokers have another state of the transaction", hint=error.hint, **error.facts
         )
     return error
 
 
-class _Said(NamedTuple):
+class ProgressRecord(NamedTuple):
+    """A record of the progress topic, not parsed yet."""
+
     key: bytes | None
     value: bytes | None
 
 
 def _parsed_key(key: bytes | None) -> tuple[str, FlowKey | None]:
-    """The kind of a record and whom it is about; None: it is none of ours."""
+    """The kind of a record and its flow; "" and None if logmirror did not write it."""
     try:
         kind, mirror, topic, partition, name = json.loads(key or b"")
-        of = FlowKey(str(mirror), str(topic), int(partition), str(name))
+        flow = FlowKey(str(mirror), str(topic), int(partition), str(name))
     except (ValueError, TypeError):
         return "", None
-    return (kind, of) if kind in ("next", "owner") else ("", None)
+    return (kind, flow) if kind in ("next", "owner") else ("", None)
 
 
 def _parsed(key: bytes | None, value: bytes) -> Progress:
@@ -426,8 +386,8 @@ def _parsed(key: bytes | None, value: bytes) -> Progress:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptionError(
-            "the progress topic holds a record that nobody of us wrote",
-            hint="nothing else may write to it",
+            "the progress topic has a record that logmirror did not write",
+            hint="no other client may write to it",
             topic=PROGRESS_TOPIC,
             key=key,
         ) from error

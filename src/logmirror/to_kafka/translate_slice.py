@@ -1,4 +1,4 @@
-"""Executor: one slice on its way into a cluster at new offsets, and what came of it."""
+"""Executor: the progress and the result of one slice that is copied at new offsets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from logmirror.errors import InternalError
 from logmirror.mirror.ports import SliceResult
 from logmirror.to_kafka.idempotence import target
 from logmirror.to_kafka.offset_syncs import Run, SyncRule
-from logmirror.to_kafka.preserve_slice import NOTHING, SliceCopy, Written
+from logmirror.to_kafka.preserve_slice import NOTHING, KafkaSlice, Written
 from logmirror.to_kafka.translate_progress import flow_key
 
 if TYPE_CHECKING:
@@ -18,35 +18,36 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import Work
     from logmirror.model import TopicPartition
     from logmirror.source.partition import KafkaSource
-    from logmirror.to_kafka.translate_progress import FlowKey, Link
+    from logmirror.to_kafka.producer_sessions import ProducerSession
+    from logmirror.to_kafka.translate_progress import FlowKey
     from logmirror.wire.rebatch import Piece
 
 
 @dataclass(slots=True, kw_only=True)
-class TranslatedCopy(SliceCopy):
-    """One slice on its way to new offsets."""
+class TranslateSlice(KafkaSlice):
+    """The progress of one slice with new offsets. Offsets are the source's."""
 
     key: FlowKey
     where: TopicPartition
     next_offset: int
-    """Of the source: the first that is not in the transaction."""
+    """The first offset that is not in the transaction."""
 
     verified: int
-    """Of the source: the first that is not committed."""
+    """The first offset that is not committed."""
 
-    link: Link | None = None
+    session: ProducerSession | None = None
     target_id: bytes | None = None
     sequence: int = 0
     progress_sequence: int = 0
     in_flight: deque[Piece] = field(default_factory=deque)
-    """What is on its way into the copy, in order: its leader answers in that order. Progress, which
-    has another leader, is answered at any time."""
+    """Pieces in flight to the destination topic, in order: its leader responds in that order. The
+    response to the progress record, which has another leader, may come at any time."""
 
     written: list[Run] = field(default_factory=list)
-    """What the transaction has written."""
+    """The runs that the transaction has written."""
 
     sent_bytes: int = 0
-    """Of the transaction."""
+    """Bytes that the transaction has sent."""
 
     began_ms: int = 0
     committed: Written = NOTHING
@@ -57,20 +58,24 @@ class TranslatedCopy(SliceCopy):
     error: LogmirrorError | None = None
     """Why the slice ends."""
 
+    def fail(self, error: LogmirrorError) -> None:
+        """End the slice with an error; the first error counts."""
+        self.error = self.error or error
+
     @property
     def is_done(self) -> bool:
-        """Whether the slice must not go on."""
+        """Whether the slice must stop: an error, or its budget is used up."""
         return self.error is not None or self.source_bytes >= self.work.slice.budget_bytes
 
     @property
-    def open_link(self) -> Link:
-        """What writes the transaction."""
-        if self.link is None:
+    def open_session(self) -> ProducerSession:
+        """The session that writes the transaction."""
+        if self.session is None:
             raise InternalError("a transaction without a producer")
-        return self.link
+        return self.session
 
     def commit(self) -> list[Run]:
-        """The transaction is committed; returns what it has written."""
+        """Record the commit of the transaction; return what it has written."""
         written, size_bytes = self.written, self.sent_bytes
         self.written, self.sent_bytes = [], 0
         self.verified = self.next_offset
@@ -83,7 +88,7 @@ class TranslatedCopy(SliceCopy):
         return written
 
     def result(self, now_ms: int) -> SliceResult:
-        """What came of it, at a monotonic time; an error is given the facts of its flow."""
+        """The result at a monotonic time; an error gets the facts of its flow."""
         elapsed_ms = now_ms - self.started_ms
         return SliceResult(
             slice=self.work.slice,
@@ -92,14 +97,14 @@ class TranslatedCopy(SliceCopy):
             source_bytes=self.source_bytes,
             elapsed_ms=elapsed_ms,
             proven=True,
-            error=self.told(self.error, self.where),
+            error=self.with_flow_facts(self.error, self.where),
         )
 
 
-def begun(work: Work, source: KafkaSource, now_ms: int) -> TranslatedCopy:
-    """A slice before its first step, at a monotonic time."""
+def begun(work: Work, source: KafkaSource, now_ms: int) -> TranslateSlice:
+    """A slice before its first fetch, at a monotonic time."""
     first, flow = work.slice.first, work.slice.flow
-    return TranslatedCopy(
+    return TranslateSlice(
         work=work,
         source=source,
         key=flow_key(work.kafka, flow),

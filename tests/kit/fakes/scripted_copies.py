@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kit.fakes.scripted import TOPIC_ID, Log, ScriptedClient, SteppingClock, batches, record
 from logmirror.cluster.offsets import LogEnd, ProducerState
-from logmirror.cluster.produce import NO_RESPONSE, ProduceResponse
+from logmirror.cluster.produce_responses import NO_RESPONSE, ProduceResponse
 from logmirror.errors import OutcomeUnknownError, PositionError, UnavailableError
 from logmirror.mirror.follow import FollowWindow
 from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
@@ -20,7 +20,7 @@ from logmirror.model import ColumnTypes, TopicPartition
 from logmirror.source.column_types import Gate
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.to_kafka.idempotence import producer_id
-from logmirror.to_kafka.preserve_transfer import KafkaTransfer
+from logmirror.to_kafka.preserve_transfer import PreserveTransfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import MarkerType, decode_reference, encode_marker, encode_reference
@@ -123,7 +123,7 @@ def elsewhere(base):
 
 
 @dataclass
-class Filler:
+class GapWriter:
     """Takes offsets at the destination, as `HoleWriter` does."""
 
     destination: Destination
@@ -136,7 +136,7 @@ class Filler:
         self.destination.ends[partition.partition] = end
         return new_epoch is not None
 
-    def rest(self):
+    def release(self):
         assert not self.destination.responses, "nothing may be on its way"
 
 
@@ -149,7 +149,7 @@ class TailCheck:
     head: int | None = None
     destination: Destination | None = None
 
-    def prove(self, item, *, source_start):
+    def check(self, item, *, source_start):
         number = item.writer.partition.partition
         self.asked.append((number, source_start))
         if self.error is not None and number == 0:
@@ -167,7 +167,7 @@ class World:
         self.clock = SteppingClock(NOW_MS)
         self.source = ScriptedClient(logs, response_batches=response_batches)
         self.destination = Destination(self.clock)
-        self.filler, self.tail_check = Filler(self.destination), TailCheck()
+        self.gap_writer, self.tail_check = GapWriter(self.destination), TailCheck()
         if sequence_checked:
             for number in range(len(logs)):
                 self.destination.states[number] = ProducerState(0, -1, NOW_MS)
@@ -177,7 +177,7 @@ class World:
         firsts = firsts or (0,) * len(self.source.logs)
         works = [self._work(n, first, gaps, dict(fields)) for n, first in enumerate(firsts)]
         buffer = FetchBuffer(64)
-        self.transfer = KafkaTransfer(
+        self.transfer = PreserveTransfer(
             works,
             source_client=self.source,
             source={
@@ -190,7 +190,7 @@ class World:
             pipeline=self.destination,
             rebatcher=Rebatcher() if merge else Rebatcher(merge_below_bytes=0),
             gate=Gate(RecordDecoder()),
-            filler=self.filler,
+            gap_writer=self.gap_writer,
             tail_check=self.tail_check,
             window=FollowWindow(max(work.window_ms for work in works), self.clock),
             clock=self.clock,
