@@ -1,6 +1,6 @@
-"""Time and turns of a simulation depend on the seed alone.
+"""Time and order of a simulation depend on its seed alone.
 
-Method: actors that step and sleep, run with several seeds and twice with each.
+Method: actors that step and sleep, with several seeds, and twice with the same.
 """
 
 import pytest
@@ -25,13 +25,13 @@ def played(seed, *, actors=3, limit_ms=10_000, steps_max=10_000):
     return schedule, seen
 
 
-def test_the_same_seed_takes_the_same_turns_and_another_one_others():
+def test_the_same_seed_repeats_the_order_and_another_seed_changes_it():
     runs = [played(seed) for seed in (1, 1, 2)]
     assert runs[0][1] == runs[1][1] != runs[2][1]
     assert runs[0][0].trace == runs[1][0].trace != runs[2][0].trace
 
 
-def test_every_actor_ends_and_time_passes_only_where_everybody_waits():
+def test_time_advances_only_while_all_actors_wait():
     schedule, seen = played(7)
     assert sorted((name, number) for name, number, _ in seen) == [
         (name, number) for name in range(3) for number in range(4)
@@ -50,7 +50,7 @@ def test_a_timer_fires_at_its_time():
     assert fired == [200]
 
 
-def test_whoever_goes_on_for_ever_is_ended():
+def test_an_actor_without_end_is_ended_at_the_limit():
     schedule = Schedule(Chooser(1), limit_ms=1_000, steps_max=100)
 
     def turn():
@@ -67,15 +67,15 @@ def test_whoever_goes_on_for_ever_is_ended():
     assert schedule.ran_out
 
 
-def test_what_an_actor_raises_is_raised_where_the_run_was_started():
+def test_an_exception_of_an_actor_is_raised_by_run():
     schedule = Schedule(Chooser(1), limit_ms=1_000, steps_max=100)
-    schedule.add("fails", lambda: {}["what is not there"])
+    schedule.add("fails", lambda: {}["missing"])
     schedule.add("sleeps", lambda: schedule.sleep_ms(100))
     with pytest.raises(KeyError):
         schedule.run()
 
 
-def test_a_driven_process_has_the_time_and_the_chance_of_the_simulation():
+def test_clock_and_random_numbers_come_from_the_simulation():
     schedule = Schedule(Chooser(1), limit_ms=1_000, steps_max=100)
     before_ms = SYSTEM_CLOCK.now_ms()
     drawn = []

@@ -1,9 +1,9 @@
-"""The product keeps its promises in a made-up world, and a product that does not is found out.
+"""Simulated runs with faults have no anomaly, and runs of a broken product do.
 
-Method: seeds of the simulation, each with a fault at a crash point and further ones that are drawn;
-the checker judges what became of the copy. Then the product is broken, one rule at a time, and a
-few seeds must show it. A push takes some 600 seeds, a night every cell of the matrix and 10,000
-further ones.
+Method: random seeds and cells of the fault matrix, each with a fault at a failpoint and further
+ones at random moments; the checker compares the replica with the source. Then one rule of the
+product is removed at a time, and a few seeds must show an anomaly. A push runs 500 random seeds and
+every third cell; a night 10,000 seeds and every cell.
 """
 
 import importlib.util
@@ -85,25 +85,25 @@ def _positions_run_ahead(monkeypatch):
     monkeypatch.setattr(Committer, "_accept", ahead)
 
 
-def _responses_taken_on_trust(monkeypatch):
-    def trusting(self, response, _now_ms):
+def _errors_of_responses_are_ignored(monkeypatch):
+    def ignore_error(self, response, _now_ms):
         sent = self._in_flight.popleft()
         self.verified = sent.base_offset + sent.records
 
-    monkeypatch.setattr(PartitionWriter, "answered", trusting)
+    monkeypatch.setattr(PartitionWriter, "record_response", ignore_error)
 
 
 def _progress_outside_of_transactions(monkeypatch):
     transmit = TranslateTransfer._transmit  # noqa: SLF001  # the rule that is broken
 
-    def plainly(self, copy, where, batch, sequence):
+    def without_transaction(self, copy, where, batch, sequence):
         if where != PROGRESS:
             transmit(self, copy, where, batch, sequence)
             return
         stamp(batch, producer_id=-1, producer_epoch=-1, sequence=-1, transactional=False)
         copy.link.pipeline.send([(where, batch)])
 
-    monkeypatch.setattr(TranslateTransfer, "_transmit", plainly)
+    monkeypatch.setattr(TranslateTransfer, "_transmit", without_transaction)
 
 
 def _responses_of_two_leaders_mixed_up(monkeypatch):
@@ -123,47 +123,69 @@ def _snapshots_forget(monkeypatch):
 
 
 def _tombstones_remove_nothing(monkeypatch):
-    def read(self, view, covered, *, anew):
+    def read(self, view, covered, **options):
         add = view.add
         view.add = lambda batch: add(batch.filter(pc.is_valid(batch["value"])))
-        return read_source(self, view, covered, anew=anew)
+        return read_source(self, view, covered, **options)
 
     read_source = SnapshotTransfer._read_source  # noqa: SLF001  # the rule that is broken
     monkeypatch.setattr(SnapshotTransfer, "_read_source", read)
 
 
-def _commits_whatever_was_responded(monkeypatch):
+def _commits_after_an_error(monkeypatch):
     monkeypatch.setattr(TranslateTransfer, "_fail", lambda *_: None)
 
 
 BROKEN = {
-    "claims are not made": (_no_claims, "files", "native", "pause", "claim.created"),
-    "folders are not flushed": (_no_flush_of_folders, "files", "ndjson", "power", "publish.done"),
-    "files are not flushed": (_no_flush_of_files, "files", "native", "power", "publish.done"),
+    "no claims": (_no_claims, "files", "native", "pause", "claim.created"),
+    "no fsync of folders": (_no_flush_of_folders, "files", "ndjson", "power", "publish.done"),
+    "no fsync of files": (_no_flush_of_files, "files", "native", "power", "publish.done"),
     "the position runs ahead": (_positions_run_ahead, "S3", "ndjson", "kill", "commit.done"),
-    "errors are ignored": (_responses_taken_on_trust, "Kafka", "-", "refused", "produce.prepared"),
-    "snapshots forget": (_snapshots_forget, "S3", "snapshots", "kill", "publish.done"),
-    "tombstones stay": (_tombstones_remove_nothing, "files", "snapshots", "kill", "commit.done"),
-    "progress is on its own": (_progress_outside_of_transactions, *TRANSLATED, "kill", NOTED),
-    "leaders are mixed up": (_responses_of_two_leaders_mixed_up, *TRANSLATED, "kill", SENT),
-    "it commits all the same": (_commits_whatever_was_responded, *TRANSLATED, "refused", SENT),
+    "ignored errors": (
+        _errors_of_responses_are_ignored,
+        "Kafka",
+        "-",
+        "refused",
+        "produce.prepared",
+    ),
+    "snapshots without their predecessor": (
+        _snapshots_forget,
+        "S3",
+        "snapshots",
+        "kill",
+        "publish.done",
+    ),
+    "ignored tombstones": (_tombstones_remove_nothing, "files", "snapshots", "kill", "commit.done"),
+    "progress outside the transaction": (
+        _progress_outside_of_transactions,
+        *TRANSLATED,
+        "kill",
+        NOTED,
+    ),
+    "responses of two leaders mixed up": (
+        _responses_of_two_leaders_mixed_up,
+        *TRANSLATED,
+        "kill",
+        SENT,
+    ),
+    "commit after an error": (_commits_after_an_error, *TRANSLATED, "refused", SENT),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
-def test_a_broken_product_is_found_out(case, monkeypatch):
+def test_a_removed_rule_causes_an_anomaly(case, monkeypatch):
     broken, destination, form, fault, point = case
     broken(monkeypatch)
     cell = Cell(point, fault, destination, form)
     for seed in range(12):
         if run_cell(cell, 100 * seed).result.anomalies:
             return
-    pytest.fail("nobody noticed")
+    pytest.fail("no run had an anomaly")
 
 
-@pytest.mark.parametrize("is_broken", [False, True], ids=["as it is", "without its rule"])
-def test_an_end_that_comes_late_does_not_end_the_next_transaction(monkeypatch, is_broken):
-    """Each EndTxn whose answer is lost is carried out once more, when records are sent again."""
+@pytest.mark.parametrize("is_broken", [False, True], ids=["unchanged", "without the rule"])
+def test_a_late_end_txn_does_not_end_the_next_transaction(monkeypatch, is_broken):
+    """Each EndTxn whose response is lost is performed again after the next records were sent."""
     ended, lost = [], []
     end, take, reached = Transactions.end, World.take, World.reached
 
@@ -195,7 +217,7 @@ def test_an_end_that_comes_late_does_not_end_the_next_transaction(monkeypatch, i
 
 @pytest.mark.timeout(2400)  # at night
 def test_cells_of_the_matrix_are_covered_without_an_anomaly():
-    """At night all of them; on a push every third one, with each point and fault among them."""
+    """On a push, every third cell, which includes each failpoint and fault; at night, all cells."""
     chosen = cells()[::STRIDE]
     found = [run_cell(cell, 0) for cell in chosen]
     assert [r for r in found if r.result.anomalies] == []

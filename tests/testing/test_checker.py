@@ -1,8 +1,8 @@
-"""The judge is judged: every planted fault is found under its code, and clean copies have none.
+"""The checker finds every planted fault under its code, and no anomaly in an exact replica.
 
-Method: draw a history with holes, plant one known fault at a drawn place, and expect exactly that
-anomaly. The faults are those a mirror can commit: drop, swap, repeat, invent, change, miscover. The
-table `PLANTED` at the end lists what a whole history can show, by name and code.
+Method: generate records with offset gaps, plant one fault at a random place, and expect exactly
+that anomaly. The faults are those of a mirror: records dropped, swapped, duplicated, invented or
+changed, and wrong object names. The table `PLANTED` at the end covers whole histories.
 """
 
 import itertools
@@ -21,7 +21,7 @@ HEADERS = [(), ((b"h", None),), ((b"h", b""), (b"h", b"1"))]
 
 @st.composite
 def histories(draw, *, min_size=0):
-    """Rows by ascending offset, with holes, also before the first."""
+    """Rows in ascending offset order, with offset gaps, also before the first."""
     steps = draw(st.lists(st.sampled_from([1, 2, 5]), min_size=min_size, max_size=6))
     return [
         Row(
@@ -65,7 +65,7 @@ def test_two_swapped_records_are_a_reorder(rows, data):
 
 
 @given(histories(min_size=2), st.data())
-def test_a_record_written_far_too_late_is_a_reorder(rows, data):
+def test_a_record_moved_to_the_end_is_a_reorder(rows, data):
     at = data.draw(st.integers(0, len(rows) - 2))
     assert codes(rows, [*rows[:at], *rows[at + 1 :], rows[at]]) == {"A12": 1}
 
@@ -113,7 +113,7 @@ def test_a_changed_field_is_a_mutation(change, rows, data):
 
 
 @given(histories(min_size=2), st.data())
-def test_values_that_changed_places_are_mutations(rows, data):
+def test_swapped_values_are_mutations(rows, data):
     at = data.draw(st.integers(0, len(rows) - 2))
     a, b = rows[at], rows[at + 1]
     swapped = [a._replace(value=b.value), b._replace(value=a.value)]
@@ -131,7 +131,7 @@ def test_an_invented_record_is_a_phantom(rows, data):
 
 
 @given(histories(min_size=1))
-def test_offsets_counted_anew_show_as_lost_and_invented(rows):
+def test_shifted_offsets_are_phantoms(rows):
     moved = [row._replace(offset=row.offset + 1) for row in rows]
     assert codes(rows, moved)["A14"] >= 1
 
@@ -141,7 +141,7 @@ def test_an_empty_source_makes_every_record_a_phantom(rows):
     assert codes([], rows) == {"A14": len(rows)}
 
 
-def test_several_faults_are_told_apart_with_their_first_example():
+def test_several_faults_are_counted_separately_with_their_first_example():
     rows = [Row(n, 0, 0, None, b"%d" % n) for n in range(10)]
     copy = [
         rows[0],
@@ -163,9 +163,9 @@ def test_several_faults_are_told_apart_with_their_first_example():
     assert "offset=99," in found["A14"].example
 
 
-def test_a_source_that_does_not_ascend_judges_nothing():
+def test_a_source_that_does_not_ascend_is_refused():
     rows = [Row(1, 0, 0, None, None), Row(1, 0, 0, None, None)]
-    with pytest.raises(ValueError, match="offset 1 of the source comes after 1"):
+    with pytest.raises(ValueError, match="the source has offset 1 after 1"):
         compare(rows, rows)
 
 
@@ -228,7 +228,7 @@ def test_a_second_object_over_the_same_offsets_is_found(tiling, data):
 
 
 @given(tilings())
-def test_a_strange_name_is_found(tiling):
+def test_a_name_that_is_no_object_name_is_found(tiling):
     start, end, ranges = tiling
     assert "README" in found_in([*named(ranges), "README"], start, end)[0].example
 
@@ -243,14 +243,14 @@ def test_a_chain_that_ends_or_begins_elsewhere_is_found(tiling):
 # --- whole histories
 
 
-LATER = {n: Row(n, 9_000 + n, 0, b"k", b"anew-%d" % n) for n in range(20)}
+LATER = {n: Row(n, 9_000 + n, 0, b"k", b"recreated-%d" % n) for n in range(20)}
 ABORTED = {8: Row(8, 1_008, 0, b"k", b"never"), 9: Row(9, 1_009, 0, b"k", b"never")}
 ROWS = tuple(
     Row(n, 1_000 + n, n % 2, KEYS[n % 3], b"%d" % n, ((b"a", b"1"), (b"b", None)))
     for n in range(20)
     if n not in {8, 9, 10, 15, 19}  # aborted, its marker, compacted away, a commit marker
 )
-WGAP = Truth(rows=ROWS, end=20, aborted=ABORTED, may_lack={16}, later=LATER)
+TRUTH = Truth(rows=ROWS, end=20, aborted=ABORTED, may_lack={16}, later=LATER)
 BORDERS = (0, 4, 11, 16, 20)
 
 
@@ -259,7 +259,7 @@ def cover(*borders):
 
 
 class Observed:
-    """A history without a fault: four objects, a crash between two runs, reports of both."""
+    """A history without a fault: four objects, two runs with a crash between them, and reports."""
 
     def __init__(self):
         self.copy = list(ROWS)
@@ -290,7 +290,7 @@ class Observed:
             history.stuck(self.stuck)
         if self.wrong_pair:
             history.mistranslated(self.wrong_pair)
-        return history.judge(WGAP, self.copy, names=self.names)
+        return history.judge(TRUTH, self.copy, names=self.names)
 
 
 def _drop_one(seen):
@@ -374,7 +374,7 @@ def _bring_an_old_object_back(seen):
     seen.looks[3:3] = [cover(0, 4)]
 
 
-def _verify_ahead(seen):
+def _report_ahead(seen):
     seen.reports.append(("two", 21, 700, 300, 20))
 
 
@@ -399,12 +399,12 @@ def _invent(seen):
     seen.copy.append(Row(25, 1, 0, b"k", b"v"))
 
 
-def _stop_for_good(seen):
-    seen.stuck = "nothing came for 60 s"
+def _make_no_progress(seen):
+    seen.stuck = "no progress for 60 s"
 
 
-def _tell_a_wrong_pair(seen):
-    seen.wrong_pair = "7 told as 9, where the record is that was at 8"
+def _sync_two_different_records(seen):
+    seen.wrong_pair = "7 maps to 9, which holds the record of offset 8"
 
 
 PLANTED = {
@@ -412,7 +412,7 @@ PLANTED = {
     "drop the last": (_drop_the_last, {"A2": 1}),
     "swap two": (_swap_two, {"A12": 1}),
     "replay a batch": (_replay_a_batch, {"A3": 4}),
-    "a name that says more than the object holds": (_wrong_to, {"A15": 1}),
+    "a name that covers more than the object has": (_wrong_to, {"A15": 1}),
     "commit before PUT": (_commit_before_put, {"A16": 1}),
     "byte flipped in a key": (_flip_in_key, {"A13": 1}),
     "byte flipped in a value": (_flip_in_value, {"A13": 1}),
@@ -428,21 +428,21 @@ PLANTED = {
     "two objects overlap": (_overlap_two_objects, {"A15": 1}),
     "foreign object": (_leave_a_foreign_object, {"A15": 1}),
     "an old object comes back": (_bring_an_old_object_back, {"A20": 1}),
-    "verified ahead of what is durable": (_verify_ahead, {"A16": 1}),
-    "verified steps back": (_step_back, {"A19": 1}),
-    "verified forgotten over a restart": (_forget_over_a_restart, {"A19": 1}),
+    "position ahead of what is durable": (_report_ahead, {"A16": 1}),
+    "position decreases": (_step_back, {"A19": 1}),
+    "position decreases over a restart": (_forget_over_a_restart, {"A19": 1}),
     "two generations of a topic joined": (_join_another_generation, {"A2": 1, "A21": 1}),
     "another content at another time": (_change_over_time, {"A4": 1}),
     "invented record": (_invent, {"A14": 1}),
-    "a pair of offsets of two records": (_tell_a_wrong_pair, {"A17": 1}),
-    "no progress after the faults": (_stop_for_good, {"A22": 1}),
+    "an offset sync of two different records": (_sync_two_different_records, {"A17": 1}),
+    "no progress after the faults": (_make_no_progress, {"A22": 1}),
 }
 
 
 def test_a_history_without_a_fault_has_no_anomaly():
     assert Observed().judge() == []
     lacking = Observed()
-    del lacking.copy[lacking.at(16)]  # compacted at the source since
+    del lacking.copy[lacking.at(16)]  # compacted at the source meanwhile
     assert lacking.judge() == []
 
 

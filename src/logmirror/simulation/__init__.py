@@ -1,1 +1,1 @@
-"""The product's own code in a world that is made up: drawn faults, virtual time, one seed."""
+"""Deterministic simulation of logmirror's code: virtual time, random faults, one seed per run."""

@@ -1,7 +1,7 @@
-"""A bucket under `S3Store`: what a server of the S3 API keeps, and a client that may lose answers.
+"""A simulated bucket under `S3Store`, and a client of it that can lose responses.
 
-The store's adapter, its requests, their repetitions and their errors are the product's; this stands
-where boto3's client stands. It is strongly consistent, as Amazon's S3 is.
+The client replaces boto3's. The store adapter, with its requests, retries and errors, is the
+product's. The bucket is strongly consistent, as Amazon S3 is.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Response = dict[str, Any]
 
 
 class Bucket:
-    """What the server keeps.
+    """The objects and uploads of one bucket.
 
     Args:
-        page: Names in one answer to a listing, at most.
+        page: Maximum number of names in the response to a listing.
     """
 
     def __init__(self, page: int) -> None:
@@ -54,15 +54,15 @@ class Bucket:
         self._page = page
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder below the prefix."""
+        """Return the names in a folder below the prefix."""
         start = f"{LOCATION.prefix}/{folder}/"
         found = (key.removeprefix(start) for key in self.objects if key.startswith(start))
         return sorted(name for name in found if "/" not in name)
 
-    # -- requests: each returns what the server answers ------------------------------------------
+    # -- requests: each returns its response ------------------------------------------------------
 
     def put_object(self, *, Key: str, Body: object, IfNoneMatch: str = "") -> Response:  # noqa: N803  # boto3's names
-        """Keep an object."""
+        """Store an object."""
         data = Body if isinstance(Body, bytes) else Body.read()  # type: ignore[attr-defined]  # a file
         etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         return self._keep(Key, data, etag, IfNoneMatch)
@@ -74,14 +74,14 @@ class Bucket:
         return {"ETag": etag}
 
     def create_multipart_upload(self, *, Key: str) -> Response:  # noqa: N803  # the same
-        """Begin an upload."""
+        """Begin a multipart upload."""
         self._upload_count += 1
         name = f"upload-{self._upload_count}"
         self._uploads[name] = (Key, {})
         return {"UploadId": name}
 
     def upload_part(self, *, Key: str, UploadId: str, PartNumber: int, Body: bytes) -> Response:  # noqa: N803  # the same
-        """Keep one part."""
+        """Store one part of an upload."""
         del Key
         if UploadId not in self._uploads:
             raise _error("NoSuchUpload", 404)
@@ -96,7 +96,7 @@ class Bucket:
         MultipartUpload: Mapping[str, Any],  # noqa: N803  # the same
         IfNoneMatch: str = "",  # noqa: N803  # the same
     ) -> Response:
-        """Make an object of its parts."""
+        """Combine the parts of an upload into an object."""
         del MultipartUpload
         if UploadId not in self._uploads:
             raise _error("NoSuchUpload", 404)
@@ -108,13 +108,13 @@ class Bucket:
         return response
 
     def abort_multipart_upload(self, *, Key: str, UploadId: str) -> Response:  # noqa: N803  # the same
-        """Forget an upload."""
+        """Delete an upload."""
         del Key
         self._uploads.pop(UploadId, None)
         return {}
 
     def list_multipart_uploads(self, *, Prefix: str) -> Response:  # noqa: N803  # the same
-        """Name the uploads that are not complete."""
+        """List the incomplete uploads."""
         found = [
             {"Key": key, "UploadId": name}
             for name, (key, _) in self._uploads.items()
@@ -131,7 +131,7 @@ class Bucket:
         StartAfter: str = "",  # noqa: N803  # the same
         ContinuationToken: str = "",  # noqa: N803  # the same
     ) -> Response:
-        """Name objects, in the order of their names."""
+        """List objects in the order of their names."""
         after = max(StartAfter, ContinuationToken)
         count = min(MaxKeys, self._page)
         contents: list[Response] = []
@@ -160,7 +160,7 @@ class Bucket:
         }
 
     def get_object(self, *, Key: str, Range: str = "") -> Response:  # noqa: N803  # the same
-        """Hand an object out, or a part of it."""
+        """Return an object or a range of it."""
         if Key not in self.objects:
             raise _error("NoSuchKey", 404)
         data = self.objects[Key]
@@ -170,13 +170,13 @@ class Bucket:
         return {"Body": io.BytesIO(data)}
 
     def head_object(self, *, Key: str) -> Response:  # noqa: N803  # the same
-        """Say how large an object is."""
+        """Return the size of an object."""
         if Key not in self.objects:
             raise _error("404", 404)
         return {"ContentLength": len(self.objects[Key])}
 
     def delete_object(self, *, Key: str) -> Response:  # noqa: N803  # the same
-        """Remove an object."""
+        """Delete an object."""
         self.objects.pop(Key, None)
         return {}
 
@@ -185,13 +185,13 @@ _WRITES: Final = frozenset({"put_object", "upload_part", "complete_multipart_upl
 
 
 class BucketClient:
-    """One process's client, whose requests may fail on their way there or back."""
+    """The client of one process, with injected faults for requests and responses."""
 
     def __init__(self, process: Process, bucket: Bucket) -> None:
         self._process, self._world, self._bucket = process, process.world, bucket
 
     def __getattr__(self, operation: str) -> Callable[..., Response]:
-        """A request of boto3's client."""
+        """Return an operation of boto3's client."""
 
         def send(*, Bucket: str, **arguments: Any) -> Response:  # noqa: ANN401, N803  # boto3's names
             del Bucket
@@ -210,11 +210,11 @@ class BucketClient:
                 raise _error(*world.chooser.choice(_REFUSALS))
             if world.take("lates"):
                 late_ms = world.chooser.choice(LATE_MS)
-                world.schedule.after(late_ms, lambda: _serve_nobody(serve, arguments))
+                world.schedule.after(late_ms, lambda: _serve_late(serve, arguments))
                 raise ReadTimeoutError(endpoint_url=_ENDPOINT)
         response: Response = serve(**arguments)
-        # The request is served; whoever dies now does not know.
-        self._process.touch("answer")
+        # The request is served. A process that dies here has not read the response.
+        self._process.touch("response")
         if operation in _WRITES and world.take("losses"):
             raise ReadTimeoutError(endpoint_url=_ENDPOINT)
         return response
@@ -232,8 +232,8 @@ class BucketCalls(Calls):
         return self._bucket_client
 
 
-def _serve_nobody(serve: Callable[..., Response], arguments: Mapping[str, Any]) -> None:
-    """Serve a request whose sender has given it up."""
+def _serve_late(serve: Callable[..., Response], arguments: Mapping[str, Any]) -> None:
+    """Serve a request after its sender has timed out."""
     try:
         serve(**arguments)
     except ClientError:

@@ -1,8 +1,7 @@
-"""Clusters as one process sees them: what `ClusterClient` offers, answered from a `Log` per topic.
+"""Simulated clusters: the interface of `ClusterClient` over one `Log` per topic.
 
-`SourceView` is the cluster that is copied. `TargetView` is the one that receives a copy: it also
-says where logs really end and what leaders remember of producers, and takes batches and markers,
-whose answers may be lost or late.
+`SourceView` is the source. `TargetView` is the destination: it also returns log end offsets and
+producer states, and accepts batches and markers, whose responses can be lost or late.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from logmirror.errors import (
 )
 from logmirror.simulation.pipelines import SourcePipeline, TargetPipeline
 from logmirror.simulation.router import SimulatedRouter
-from logmirror.simulation.world import written
+from logmirror.simulation.world import write_under_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
     from logmirror.simulation.world import Process
 
 _BATCHES: Final = 3
-"""In one answer to a fetch."""
+"""Maximum number of batches in one fetch response."""
 
 
 class _View(ABC):
-    """What both sides have in common.
+    """The requests that both sides support.
 
     Args:
-        process: Whose view it is.
-        topics: Of the cluster.
+        process: The process that sends them.
+        topics: The topics of the cluster.
     """
 
     def __init__(self, process: Process, topics: Topics) -> None:
@@ -56,7 +55,7 @@ class _View(ABC):
 
     @abstractmethod
     def _ask(self, words: str) -> None:
-        """Ask the cluster something; raises where it does not answer."""
+        """Send a request; raises UnavailableError if the cluster does not respond."""
 
     def _log(self, topic: str) -> Log:
         log = self._topics.logs.get(topic)
@@ -78,7 +77,7 @@ class _View(ABC):
         """See `Admin.create_topic`."""
         self._ask(f"create {name}")
         if not self._topics.create(name):
-            raise UsageError("it exists", error="TOPIC_ALREADY_EXISTS")
+            raise UsageError("the topic exists", error="TOPIC_ALREADY_EXISTS")
 
     def list_offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool = True
@@ -90,12 +89,12 @@ class _View(ABC):
             return {each: log.start for each, log in logs.items()}
         return {each: _end(log, read_committed=read_committed) for each, log in logs.items()}
 
-    def fetch_ahead(  # noqa: B027  # a hint, of which nothing follows here
+    def fetch_ahead(  # noqa: B027  # only a hint
         self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
     ) -> None:
-        """See `ClusterClient.fetch_ahead`; nothing is asked ahead."""
+        """See `ClusterClient.fetch_ahead`; does nothing."""
 
-    def fetch(  # noqa: PLR0913  # as the client's
+    def fetch(  # noqa: PLR0913  # the signature of the client
         self,
         partition: TopicPartition,
         offset: int,
@@ -113,7 +112,7 @@ class _View(ABC):
             self._ask("waited")
         log = self._log(name)
         if topic_id is not None and topic_id != self._topics.ids[name]:
-            raise PositionError("the topic was deleted and created again")
+            raise PositionError("the topic was deleted and recreated")
         if not log.start <= offset <= log.end:
             raise PositionError(
                 "the offset is outside the partition's log",
@@ -129,7 +128,7 @@ class _View(ABC):
         aborted = log.aborted_from(offset) if read_committed else ()
         return FetchResult(len(data), log.end, log.last_stable_offset, log.start, aborted, 0)
 
-    def close(self) -> None:  # noqa: B027  # nothing is open
+    def close(self) -> None:  # noqa: B027  # no connection is open
         """See `ClusterClient.close`."""
 
 
@@ -147,7 +146,7 @@ class SourceView(_View):
         self._process.touch(f"source: {words}")
         if self._world.source_is_down:
             self._world.schedule.sleep_ms(1000)
-            raise UnavailableError("the source did not answer in time")
+            raise UnavailableError("the source did not respond in time")
 
     def describe_topic_configs(self, name: str) -> dict[str, str | None]:
         """See `ClusterClient.describe_topic_configs`."""
@@ -161,12 +160,12 @@ class SourceView(_View):
 
 
 class TargetView(_View):
-    """The cluster that receives a copy, as one process sees it; also its administration.
+    """The destination cluster, as one process sees it; also its administration.
 
     Args:
-        process: Whose view it is.
-        topics: Of the cluster.
-        grants: Whether markers may be asked for.
+        process: The process that sends the requests.
+        topics: The topics of the cluster.
+        grants: Whether the process has ClusterAction.
     """
 
     def __init__(self, process: Process, topics: Topics, *, grants: bool) -> None:
@@ -179,7 +178,7 @@ class TargetView(_View):
         self._process.touch(f"target: {words}")
         if self._world.is_down:
             self._world.schedule.sleep_ms(1000)
-            raise UnavailableError("the destination did not answer in time")
+            raise UnavailableError("the destination did not respond in time")
 
     def describe_topic_configs(self, name: str) -> dict[str, str | None]:
         """See `ClusterClient.describe_topic_configs`."""
@@ -208,13 +207,13 @@ class TargetView(_View):
             memory = self._log(each.topic).producers.get(producer)
             found[each] = None
             if memory is not None:
-                told = (memory.last_sequence, memory.last_timestamp_ms, memory.coordinator_epoch)
-                found[each] = ProducerState(memory.epoch, *told)
+                rest = (memory.last_sequence, memory.last_timestamp_ms, memory.coordinator_epoch)
+                found[each] = ProducerState(memory.epoch, *rest)
         return found
 
     def pipeline(self, *, transactional_id: str | None = None) -> TargetPipeline:
         """See `ClusterClient.pipeline`."""
-        del transactional_id  # batches say whose they are
+        del transactional_id  # each batch has its producer ID
         return TargetPipeline(self._process, self._topics)
 
     def has_leases(self) -> bool:
@@ -263,11 +262,11 @@ class TargetView(_View):
                 epoch = marker.coordinator_epoch
                 name = (marker.producer_id, marker.producer_epoch)
                 if not log.append_marker(*name, epoch, now_ms):
-                    return FencedError("a later coordinator has written here")
+                    return FencedError("a later coordinator has written to this log")
             return None
 
         return {
-            partition: written(
+            partition: write_under_faults(
                 self._process,
                 functools.partial(write, self._log(partition.topic), each),
                 lambda response: response,

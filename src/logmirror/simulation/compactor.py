@@ -1,4 +1,4 @@
-"""A machine that merges the small objects of a copy, as `logmirror compact` does, beside others."""
+"""`logmirror compact` in a simulation, beside the mirrors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TARGET_BYTES: Final = (10_000, 30_000, 1 << 20)
 
 
 class Compactor:
-    """Merges again and again, until the world is healed.
+    """Runs `compact` at intervals until the faults are over.
 
     Args:
-        world: Where.
-        destination: Of the copy, an archive.
-        chooser: Draws when, and up to which size.
+        world: The simulation.
+        destination: The archive.
+        chooser: Draws the intervals and the target size.
     """
 
     def __init__(self, world: World, destination: SimulatedDestination, chooser: Chooser) -> None:
@@ -38,8 +38,8 @@ class Compactor:
         self._limits = Limits(target_bytes=chooser.choice(_TARGET_BYTES), min_objects=2)
         self._starts = 0
 
-    def live(self) -> None:
-        """Run until the world is healed."""
+    def run_until_healed(self) -> None:
+        """Run at intervals until the faults are over."""
         while not self._world.is_healed:
             self._world.schedule.sleep_ms(self._chooser.randint(*_EVERY_MS))
             self._run_once()
@@ -53,7 +53,7 @@ class Compactor:
         except KilledError:
             return
         except CorruptionError as error:
-            self._world.history.unreadable(f"compact says: {error}")
+            self._world.history.unreadable(f"compact: {error}")
         except LogmirrorError as error:
             self._world.schedule.note(f"compact ended with {error.kind}: {error.message}")
         finally:
@@ -62,7 +62,7 @@ class Compactor:
     def _merge(self, process: Process) -> None:
         spec, store = self._destination.spec, self._destination.store(process)
         if not isinstance(spec, ArchiveSpec):
-            raise TypeError("a cluster's log is not merged")
+            raise TypeError("the destination is not an archive")
         archive = Archive(
             store=store,
             folder=_FOLDER,

@@ -1,8 +1,8 @@
-"""The coordinator of a cluster: transactional ids, who has them, and markers in logs.
+"""A simulated transaction coordinator: transactional IDs, their producers, and markers in logs.
 
-It never forgets, and what it has answered is done. As on real brokers, the markers of a transaction
-are written after its end was answered, in each log at another moment. That a leader changes while
-they are on their way is left to real brokers.
+Its state is durable and never expires. As on real brokers, the markers of a transaction are written
+after the response to EndTxn, in each log at another moment. Leader changes before that are not
+simulated; tests with real brokers cover them.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 PRODUCER_FENCED: Final = 90
 
 _FIRST_PRODUCER: Final = 1000
-_NOBODY: Final = -1
+_NO_PRODUCER: Final = -1
 MARKER_MS: Final = (0, 0, 2, 30)
-"""How long after the end of a transaction a marker may be written."""
+"""Delays of a marker after the end of its transaction."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Id:
-    """A transactional id."""
+    """The state of a transactional ID."""
 
     producer_id: int
     epoch: int = -1
     timeout_ms: int = 0
     joined: set[str] = field(default_factory=set)
-    """Topics in the transaction that is open."""
+    """Topics in the open transaction."""
 
     count: int = 0
-    """Of transactions that were begun."""
+    """Number of transactions so far."""
 
     outcome: MarkerType | None = None
-    """How the last one ended."""
+    """Outcome of the last transaction."""
 
     awaited: int = 0
-    """Its markers that are not written yet."""
+    """Number of its markers that are not written yet."""
 
 
 class Transactions:
-    """What coordinators know.
+    """The state of the transaction coordinators.
 
     Args:
-        schedule: Time.
-        chooser: Draws how long markers take.
-        log: Of a topic.
+        schedule: The scheduler.
+        chooser: Draws the delays of markers.
+        log: Returns the log of a topic.
     """
 
     def __init__(self, schedule: Schedule, chooser: Chooser, log: Callable[[str], Log]) -> None:
@@ -67,7 +67,7 @@ class Transactions:
         self._unwritten: list[tuple[_Id, str]] = []
 
     def decided(self, topic: str) -> list[bytes]:
-        """Markers that will be in a topic's log, whatever happens, and are not there yet."""
+        """Return the markers of decided transactions that are not written to a topic's log yet."""
         now_ms = self._schedule.now_ms()
         return [
             encode_marker(
@@ -78,11 +78,11 @@ class Transactions:
         ]
 
     def describe(self, name: str) -> _Id | None:
-        """DescribeTransactions; None: nobody has ever had the id."""
+        """DescribeTransactions; None for an unknown transactional ID."""
         return self._ids.get(name)
 
     def is_joined(self, own: tuple[int, int], topic: str) -> bool:
-        """Whether a topic is in the open transaction of a producer."""
+        """Return whether a topic is in the open transaction of a producer (ID and epoch)."""
         ids = self._ids.values()
         return any(own == (k.producer_id, k.epoch) and topic in k.joined for k in ids)
 
@@ -90,11 +90,14 @@ class Transactions:
         """InitProducerId.
 
         Returns:
-            Error code, producer id, epoch.
+            Error code, producer ID, epoch.
         """
         known = self._ids.setdefault(name, _Id(producer_id=_FIRST_PRODUCER + len(self._ids)))
         repeated = (known.producer_id, known.epoch - 1)
-        if expected[0] != _NOBODY and expected not in (repeated, (known.producer_id, known.epoch)):
+        if expected[0] != _NO_PRODUCER and expected not in (
+            repeated,
+            (known.producer_id, known.epoch),
+        ):
             return PRODUCER_FENCED, -1, -1
         if known.joined:
             self._abort(known)
@@ -125,7 +128,7 @@ class Transactions:
         return NONE
 
     def end(self, name: str, own: tuple[int, int], marker: MarkerType) -> int:
-        """EndTxn, which may be repeated; returns an error code."""
+        """EndTxn, which can be retried; returns an error code."""
         known = self._ids[name]
         if own != (known.producer_id, known.epoch):
             return PRODUCER_FENCED
@@ -135,7 +138,7 @@ class Transactions:
         return NONE
 
     def _abort(self, known: _Id) -> None:
-        """Against the will of its producer, who is fenced by that."""
+        """Abort the open transaction and fence its producer."""
         known.epoch += 1
         self._decide(known, MarkerType.ABORT)
 
@@ -147,7 +150,7 @@ class Transactions:
             self._unwritten.append((known, topic))
             delay_ms = self._chooser.choice(MARKER_MS)
             if delay_ms:
-                self._schedule.after(delay_ms, lambda topic=topic: self._mark(known, topic))  # type: ignore[misc]  # bound at once
+                self._schedule.after(delay_ms, lambda topic=topic: self._mark(known, topic))  # type: ignore[misc]  # bound in the loop
             else:
                 self._mark(known, topic)
 

@@ -1,7 +1,8 @@
-"""A disk under `FilesystemStore`: real files, and an account of what a loss of power would leave.
+"""A simulated disk under `FilesystemStore`: real files, and a record of what a power loss leaves.
 
-Of each file its bytes as of the last flush count, of each folder its names as of the last flush; of
-what came after, any part may be there. Nothing is really flushed, which makes it quick.
+After a power loss, a file has its bytes as of its last fsync, and a folder its names as of its last
+fsync. Any subset of the later changes to a folder can survive. No real fsync is called, so runs are
+fast.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _TORN_BYTES = 100
 
 
 class _File:
-    """One file, under however many names."""
+    """One file, with any number of names."""
 
     def __init__(self) -> None:
         self.durable: bytes | None = None
 
 
 class _Folder:
-    """One folder: its names now, as of the last flush, and what changed in between."""
+    """One folder: its current names, those as of the last fsync, and the changes since."""
 
     def __init__(self) -> None:
         self.durable: dict[str, _File | _Folder] = {}
@@ -48,11 +49,11 @@ class Disk:
     """One machine's disk.
 
     Args:
-        base: An empty folder for all that is kept.
-        chooser: Draws what a loss of power leaves.
+        base: An empty folder for all files.
+        chooser: Draws what a power loss leaves.
 
     Attributes:
-        root: The store's root. A loss of power moves it.
+        root: The root of the store. A power loss moves it.
     """
 
     def __init__(self, base: Path, chooser: Chooser) -> None:
@@ -64,7 +65,7 @@ class Disk:
         self._files: dict[int, tuple[_File, Path]] = {}
 
     def lose_power(self) -> None:
-        """Make `root` what is left after a loss of power."""
+        """Move `root` to a new folder with what a power loss leaves."""
         before, self._losses = self.root, self._losses + 1
         self.root = self._base / str(self._losses)
         top = self._folders[before]
@@ -76,7 +77,7 @@ class Disk:
         target.mkdir()
         left = dict(folder.durable)
         for name, found in folder.changes:
-            if self._chooser.random() < 0.5:  # noqa: PLR2004  # each change by itself
+            if self._chooser.random() < 0.5:  # noqa: PLR2004  # each change independently
                 if found is None:
                     left.pop(name, None)
                 else:
@@ -94,7 +95,7 @@ class Disk:
             kept.durable[name] = kept.now[name] = found
 
     def durable_names(self, folder: str) -> list[str]:
-        """The names of files in a folder below the root that survive any loss of power."""
+        """Return the names of files in a folder below the root that survive every power loss."""
         found: _File | _Folder | None = self._folders[self.root]
         for part in folder.split("/"):
             found = found.durable.get(part) if isinstance(found, _Folder) else None
@@ -106,44 +107,44 @@ class Disk:
             if isinstance(file, _File) and file.durable is not None
         )
 
-    # -- the account of system calls -------------------------------------------------------------
+    # -- recorded system calls --------------------------------------------------------------------
 
     def folder(self, path: Path) -> _Folder:
-        """The account of a folder; one that was made past us counts as durable."""
+        """Return the record of a folder. If `DiskCalls` did not create it, it is durable."""
         if path not in self._folders:
-            self._folders[path] = made = _Folder()
+            self._folders[path] = created = _Folder()
             if path.parent != path and self._base in path.parents and path != self.root:
                 parent = self.folder(path.parent)
-                parent.now[path.name] = parent.durable[path.name] = made
+                parent.now[path.name] = parent.durable[path.name] = created
         return self._folders[path]
 
-    def made(self, path: Path) -> None:
-        """A folder was made."""
+    def created(self, path: Path) -> None:
+        """Record a mkdir."""
         self._folders[path] = _Folder()
         self.folder(path.parent).bind(path.name, self._folders[path])
 
     def opened(self, descriptor: int, path: Path) -> None:
-        """A new file is there, empty."""
+        """Record a new, empty file."""
         file = _File()
         self._files[descriptor] = (file, path)
         self.folder(path.parent).bind(path.name, file)
 
     def flushed(self, descriptor: int) -> None:
-        """A file's bytes are durable."""
+        """Record an fdatasync of a file."""
         file, path = self._files[descriptor]
         file.durable = path.read_bytes()
 
     def linked(self, source: Path, target: Path) -> None:
-        """A file has a second name."""
+        """Record a link."""
         found = self.folder(source.parent).now[source.name]
         self.folder(target.parent).bind(target.name, found)
 
     def unlinked(self, path: Path) -> None:
-        """A name is gone."""
+        """Record an unlink."""
         self.folder(path.parent).bind(path.name, None)
 
     def folder_flushed(self, path: Path) -> None:
-        """A folder's names are durable."""
+        """Record an fsync of a folder."""
         folder = self.folder(path)
         folder.durable, folder.changes = dict(folder.now), []
 
@@ -158,40 +159,40 @@ class DiskCalls(Syscalls):
         """See `Syscalls.make_directory`."""
         self._process.touch(f"mkdir {path.name}")
         super().make_directory(path)
-        self._disk.made(path)
+        self._disk.created(path)
 
     def open_new(self, path: Path) -> int:
         """See `Syscalls.open_new`."""
         self._process.touch(f"open {path.name}")
-        self._world.maybe_full()
+        self._world.raise_if_full()
         descriptor = super().open_new(path)
         self._process.descriptors.add(descriptor)
         self._disk.opened(descriptor, path)
         return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """See `Syscalls.write`; takes a part now and then, as a disk that fills up does."""
+        """See `Syscalls.write`. Sometimes writes only a part, as on a disk that is nearly full."""
         self._process.touch(f"write {len(data)}")
-        self._world.maybe_full()
-        if len(data) > 1 and self._world.chooser.random() < 0.1:  # noqa: PLR2004  # how often
+        self._world.raise_if_full()
+        if len(data) > 1 and self._world.chooser.random() < 0.1:  # noqa: PLR2004  # probability
             data = data[: len(data) // 2]
         return super().write(descriptor, data)
 
     def sync_data(self, descriptor: int) -> None:
         """See `Syscalls.sync_data`."""
         self._process.touch("fdatasync")
-        self._world.maybe_io_error()
+        self._world.raise_if_io_error()
         self._disk.flushed(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """See `Syscalls.close`; the system does it for the dead, too."""
+        """See `Syscalls.close`. Works for dead processes too: the system closes their files."""
         self._process.descriptors.discard(descriptor)
         os.close(descriptor)
 
     def link(self, source: Path, target: Path) -> None:
         """See `Syscalls.link`."""
         self._process.touch(f"link {target.name}")
-        self._world.maybe_full()
+        self._world.raise_if_full()
         super().link(source, target)
         self._disk.linked(source, target)
 
@@ -204,5 +205,5 @@ class DiskCalls(Syscalls):
     def sync_directory(self, path: Path) -> None:
         """See `Syscalls.sync_directory`."""
         self._process.touch(f"fsync {path.name}")
-        self._world.maybe_io_error()
+        self._world.raise_if_io_error()
         self._disk.folder_flushed(path)

@@ -1,8 +1,8 @@
-"""One partition's log, as a leader keeps it: batches, transactions, producers, what was removed.
+"""The simulated log of one partition: batches, transactions, producer states, deletions.
 
-It follows what Apache Kafka does at these seams: who is shown what, which sequence is refused,
-which repetition is answered with the first offset. Both sides of a simulation have one: the source,
-which a made-up application writes to, and the cluster that receives a copy.
+It behaves as Apache Kafka does: isolation levels, the idempotent-producer check, and the offset of
+the first append for a duplicate. The source has one, which a simulated application writes to, and
+so has the destination cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLD_EPOCH: Final = 47
 """INVALID_PRODUCER_EPOCH."""
 
 _REMEMBERED: Final = 5
-"""Batches of each producer that a leader answers as repetitions."""
+"""Number of last batches of each producer that are recognized as duplicates."""
 
 
 class Entry(NamedTuple):
@@ -31,14 +31,14 @@ class Entry(NamedTuple):
     last: int
     data: bytes
     records: tuple[Record, ...] = ()
-    """What it was made of, where the log itself made it; without its aborted state."""
+    """Its records, if the log encoded the batch; whether they were aborted is not included."""
 
     producer_id: int = -1
     is_control: bool = False
 
 
 class Appended(NamedTuple):
-    """What a leader answers to a batch."""
+    """The response to a batch: error code and base offset."""
 
     code: int
     base: int
@@ -46,17 +46,17 @@ class Appended(NamedTuple):
 
 @dataclass
 class Memory:
-    """What a leader remembers of a producer."""
+    """The producer state of one producer ID."""
 
     epoch: int = 0
     last_sequence: int = -1
     last_timestamp_ms: int = 0
     coordinator_epoch: int = -1
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """First and last sequence, base offset."""
+    """First sequence, last sequence and base offset of the last batches."""
 
     def begin(self, epoch: int) -> None:
-        """Forget the epoch before: sequences begin at 0."""
+        """Start an epoch: sequences start at 0."""
         self.epoch, self.last_sequence = epoch, -1
         self.recent.clear()
 
@@ -65,10 +65,10 @@ class Log:
     """A partition's log.
 
     Attributes:
-        end: The offset that the next record gets.
-        start: The first offset that is still there.
-        epoch: Of the leader.
-        aborted: Producer id, first offset and marker's offset of each aborted transaction.
+        end: The log end offset.
+        start: The log start offset.
+        epoch: The leader epoch.
+        aborted: Producer ID, first offset and marker offset of each aborted transaction.
     """
 
     def __init__(self) -> None:
@@ -84,12 +84,12 @@ class Log:
         return min([self.end, *self._open.values()])
 
     def write(self, records: list[Record], *, producer_id: int = -1, **fields: int) -> Entry:
-        """Append records of the log's own application; their offsets are those that they get.
+        """Append records of the simulated application.
 
         Args:
-            records: They begin at `end`.
-            producer_id: Of a transaction that goes on; -1: none.
-            fields: Of `encode_reference`.
+            records: Their offsets begin at `end`.
+            producer_id: Producer ID of an open transaction; -1: not transactional.
+            fields: Further arguments of `encode_reference`.
         """
         is_transactional = producer_id >= 0
         data = encode_reference(
@@ -130,10 +130,10 @@ class Log:
         self.end = entry.last + 1
         return entry
 
-    # -- what others write -----------------------------------------------------------------------
+    # -- writes by producers ---------------------------------------------------------------------
 
     def append(self, data: bytes) -> Appended:
-        """Append a batch that a producer sent, if its sequence is the one that must follow."""
+        """Append a producer's batch, subject to the idempotent-producer check."""
         header = parse_header(data, 0)
         if header.producer_id < 0:
             return Appended(0, self._add(self._placed(data), (), -1).base)
@@ -168,7 +168,7 @@ class Log:
         timestamp_ms: int,
         marker: MarkerType = MarkerType.ABORT,
     ) -> bool:
-        """Append a marker that somebody else asked for; False: an epoch is too low."""
+        """Append a marker for WriteTxnMarkers; False if an epoch is too low."""
         memory = self.producers.setdefault(producer_id, Memory(epoch))
         if epoch < memory.epoch or coordinator_epoch < memory.coordinator_epoch:
             return False
@@ -185,40 +185,40 @@ class Log:
         return True
 
     def _placed(self, data: bytes) -> bytes:
-        """A batch as a leader stores it: at its offset, with its epoch, which no CRC covers."""
+        """Return the batch with its base offset and leader epoch, which the CRC does not cover."""
         placed = bytearray(data)
         struct.pack_into(">q", placed, 0, self.end)
         struct.pack_into(">i", placed, 12, self.epoch)
         return bytes(placed)
 
-    # -- what is read and removed ----------------------------------------------------------------
+    # -- reads and deletions ---------------------------------------------------------------------
 
     def is_open(self, producer_id: int) -> bool:
-        """Whether a producer has written here what nobody has decided on."""
+        """Return whether a producer has an open transaction in this log."""
         return producer_id in self._open
 
     def read(self, offset: int, end: int, *, count: int) -> list[bytes]:
-        """The batches from the one that holds `offset` on, as far as they begin below `end`."""
+        """Return up to `count` batches: from the one with `offset`, and only those below `end`."""
         found = [e.data for e in self.entries if e.last >= offset and e.base < end]
         return found[:count]
 
     def aborted_from(self, offset: int) -> tuple[tuple[int, int], ...]:
-        """Aborted transactions that may overlap what is read from `offset` on."""
+        """Return the aborted transactions (producer ID, first offset) for a fetch at `offset`."""
         return tuple((who, first) for who, first, end in self.aborted if end >= offset)
 
     def delete_before(self, offset: int) -> None:
-        """As DeleteRecords does: the log start moves, and whole batches below it are gone."""
+        """Advance the log start offset, as DeleteRecords does; delete the batches below it."""
         self.start = max(self.start, min(offset, self.end))
         self.entries = [entry for entry in self.entries if entry.last >= self.start]
 
     def compact(self, dirty_from: int) -> set[int]:
-        """As the cleaner does: of each key below an offset the latest record stays.
+        """Keep the latest record of each key below an offset, as the log cleaner does.
 
-        Batches keep their bounds; one that has lost all its records is gone. What transactions
-        wrote stays as it is, which a cleaner may do.
+        Batches keep their bounds; empty ones are deleted. Transactional batches are left unchanged,
+        which a cleaner is free to do.
 
         Returns:
-            Offsets of the records that are gone.
+            Offsets of the removed records.
         """
         latest: dict[bytes, int] = {}
         for entry in self.entries:

@@ -1,4 +1,4 @@
-"""The product in a simulation: the loop, the executor and the stores, each in a made-up process."""
+"""The product in a simulation: driver loop, executor and stores in simulated processes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from logmirror.simulation.world import Process
 from logmirror.source.column_types import Gate
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.to_archive.commit import Committer
-from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.destination import ArchiveDestination
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
 from logmirror.to_kafka.gap_writer import GapWriter
 from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
-from logmirror.to_kafka.preserve_destination import KafkaCopies
-from logmirror.to_kafka.preserve_transfer import KafkaTransfer
+from logmirror.to_kafka.preserve_destination import PreserveDestination
+from logmirror.to_kafka.preserve_transfer import PreserveTransfer
+from logmirror.to_kafka.producer_sessions import ProducerSessions
 from logmirror.to_kafka.tail_check import TailCheck
-from logmirror.to_kafka.translate_destination import TranslateCopies
-from logmirror.to_kafka.translate_progress import Links, ProgressReader
+from logmirror.to_kafka.translate_destination import TranslateDestination
+from logmirror.to_kafka.translate_progress import ProgressReader
 from logmirror.to_kafka.translate_transfer import TranslateTransfer
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
@@ -63,13 +64,13 @@ _spare: Final[list[_Tools]] = []
 
 
 class SimulatedDestination:
-    """Where copies go, as the made-up processes reach it.
+    """The destination, as simulated processes reach it.
 
     Args:
-        spec: Of the flow.
-        open_store: Opens a store for a process that writes; None: it is a cluster.
-        begin_writing: What a run does at its start; what it returns ends with the run.
-        view: The cluster as a process sees it; None: it is a store.
+        spec: The destination of the flow.
+        open_store: Opens the store for a process; None for a cluster.
+        begin_writing: See `stores.opening.begin_writing`; None for a cluster.
+        view: Returns the cluster as a process sees it; None for a store.
     """
 
     def __init__(
@@ -84,15 +85,15 @@ class SimulatedDestination:
         self._open_store, self._begin_writing, self._view = open_store, begin_writing, view
 
     def store(self, process: Process) -> BlobStore:
-        """A store's adapter of its own for a process."""
+        """Open the store for a process."""
         if self._open_store is None:
-            raise TypeError("a cluster is no store")
+            raise TypeError("the destination is not a store")
         return self._open_store(process)
 
     def view(self, process: Process) -> ClusterClient:
-        """The cluster as a process sees it."""
+        """Return the cluster as a process sees it."""
         if self._view is None:
-            raise TypeError("a store is no cluster")
+            raise TypeError("the destination is not a cluster")
         return cast("ClusterClient", self._view(process))
 
     def begin_writing(self, store: BlobStore, stack: contextlib.ExitStack) -> None:
@@ -101,20 +102,20 @@ class SimulatedDestination:
             self._begin_writing(store, stack)
 
 
-class _Writing(Observer):
-    """Passes every position that is told on to the judge."""
+class _PositionObserver(Observer):
+    """Records each reported position in the history."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(["orders"], Recorder(), process.world.schedule)
         self._process = process
 
-    def saw(self, state: FlowState) -> None:
-        super().saw(state)
-        self._process.world.told(self._process, state.position)
+    def position_changed(self, state: FlowState) -> None:
+        super().position_changed(state)
+        self._process.world.report_position(self._process, state.position)
 
 
 class SimulatedRunner:
-    """A `Runner` whose slots are processes of their own, which may die by themselves."""
+    """A `Runner` with one executor process, which can die without its driver."""
 
     slots: Final = 1
 
@@ -133,7 +134,7 @@ class SimulatedRunner:
         except KilledError:
             if self._process.is_dead:
                 raise
-            raise UnavailableError("the worker of a slice is lost") from None
+            raise UnavailableError("the executor of a slice was lost") from None
         finally:
             self._world.leave()
             _spare.append(tools)
@@ -169,7 +170,7 @@ class SimulatedRunner:
                 source_client=source_client,
                 source=source,
                 client=client,
-                links=Links(client),
+                sessions=ProducerSessions(client),
                 progress=ProgressReader(client, clock=clock),
                 rebatcher=tools[3],
                 gate=Gate(tools[2]),
@@ -177,14 +178,14 @@ class SimulatedRunner:
                 window=FollowWindow(window_ms, clock),
                 clock=clock,
             ).run()
-        return KafkaTransfer(
+        return PreserveTransfer(
             works,
             source_client=source_client,
             source=source,
             client=client,
             pipeline=_pipeline(client),
             rebatcher=tools[3],
-            filler=GapWriter(client, clock),
+            gap_writer=GapWriter(client, clock),
             tail_check=TailCheck(client, _pipeline(client), tools[2], clock),
             gate=Gate(tools[2]),
             window=FollowWindow(window_ms, clock),
@@ -212,13 +213,13 @@ def _source(work: Work, executor: Process, tools: _Tools) -> KafkaSource:
 
 
 class Node:
-    """A machine that runs the mirror, and starts it again when it has ended.
+    """A host that runs the mirror, and restarts it when it has exited.
 
     Args:
-        world: Where.
-        name: Of the machine.
-        destination: Of the copy.
-        chooser: Draws how long a new start takes.
+        world: The simulation.
+        name: Name of the host.
+        destination: The destination of the mirror.
+        chooser: Draws the delay of a restart.
     """
 
     def __init__(
@@ -228,22 +229,22 @@ class Node:
         self._chooser = chooser
         self._starts = 0
         self.errors: list[LogmirrorError] = []
-        """With which runs have ended."""
+        """Errors that ended a run."""
 
-    def live(self) -> None:
-        """Run the mirror until the world is healed."""
+    def run_until_healed(self) -> None:
+        """Run and restart the mirror until the faults are over."""
         while not self._world.is_healed:
             self.run_once(until_now=False)
             self._world.schedule.sleep_ms(self._chooser.randint(*_RESTART_MS))
 
-    def live_as_second(self) -> None:
-        """The same, from the time on at which a second machine is wanted."""
+    def run_as_second(self) -> None:
+        """Do the same, from the time at which a fault requires a second mirror."""
         while not (self._world.second_wanted or self._world.is_healed):
             self._world.schedule.sleep_ms(_WAIT_MS)
-        self.live()
+        self.run_until_healed()
 
     def run_once(self, *, until_now: bool) -> bool:
-        """One run of the mirror, to its end; whether it ended as it should."""
+        """Run the mirror once; returns whether it exited without an error."""
         self._starts += 1
         process = Process(self._world, f"{self._name}.{self._starts}.w")
         self._world.enter(process)
@@ -266,7 +267,7 @@ class Node:
             self._world.leave()
 
     def _service(self, process: Process, stack: contextlib.ExitStack) -> Service:
-        clock, observer = self._world.schedule, _Writing(process)
+        clock, observer = self._world.schedule, _PositionObserver(process)
         source = cast("ClusterClient", SourceView(process))
         return Service(
             [
@@ -296,7 +297,7 @@ class Node:
             store = self._destination.store(process)
             self._destination.begin_writing(store, stack)
             committer = Committer(lambda _location: store, clock=clock, observer=observer)
-            copies = ArchiveCopies(lambda _location: store, committer, clock)
+            copies = ArchiveDestination(lambda _location: store, committer, clock)
         else:
             views = {
                 SOURCE: cast("ClusterClient", SourceView(process)),
@@ -304,9 +305,9 @@ class Node:
             }
             spec = self._destination.spec
             if spec.offsets == "translate":
-                copies = TranslateCopies(
+                copies = TranslateDestination(
                     lambda settings: views[settings], clock, process.name, observer
                 )
             else:
-                copies = KafkaCopies(lambda settings: views[settings], clock, observer)
+                copies = PreserveDestination(lambda settings: views[settings], clock, observer)
         return lambda _spec: copies

@@ -1,7 +1,8 @@
-"""Batches on their way to leaders, whose answers may be lost or late.
+"""Simulated produce pipelines, whose responses can be lost or late.
 
-As with real leaders, answers come in the order of sending for each partition, and in any order
-between partitions; after a failure, nothing more of a partition is sent until it was collected.
+As with real brokers, the responses of one partition are in the order of its requests; between
+partitions, the order is arbitrary. After a failure, nothing more is sent to a partition until the
+failure was collected.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
-from logmirror.cluster.produce import NO_RESPONSE, ProduceResponse
+from logmirror.cluster.produce_responses import NO_RESPONSE, ProduceResponse
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.simulation.world import written
+from logmirror.simulation.world import write_under_faults
 from logmirror.wire.messages import api_error
 
 if TYPE_CHECKING:
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
     from logmirror.simulation.world import Process
 
 _SOON: Final = 0.5
-"""How likely an answer has come by itself."""
+"""Probability that a response has arrived at a non-blocking `collect`."""
 
 _LOST: Final = 0.1
-"""How likely a write to the source has no answer; half of these are not done."""
+"""Probability that a write to the source gets no response; half of these are not performed."""
 
 
 class _Pipeline(ABC):
     """See `ProducePipeline`.
 
     Args:
-        process: Whose it is.
-        topics: Of the cluster.
+        process: The process that sends.
+        topics: The topics of the cluster.
     """
 
     def __init__(self, process: Process, topics: Topics) -> None:
@@ -45,7 +46,7 @@ class _Pipeline(ABC):
 
     @abstractmethod
     def _write(self, partition: TopicPartition, data: bytes) -> ProduceResponse:
-        """Let a batch be written, or what the faults make of it."""
+        """Write a batch, subject to the pending faults."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +55,7 @@ class _Pipeline(ABC):
         self.close()
 
     def close(self) -> None:
-        """See `ProducePipeline.close`; what was sent is written."""
+        """See `ProducePipeline.close`; batches that were sent stay written."""
         self._responses.clear()
         self._failed.clear()
 
@@ -86,7 +87,7 @@ class _Pipeline(ABC):
         chooser, waiting = self._world.chooser, list(self._responses)
         if not waiting or not (block or chooser.random() < _SOON):
             return []
-        self._process.touch("answers")
+        self._process.touch("responses")
         partition = waiting[chooser.randrange(len(waiting))] if len(waiting) > 1 else waiting[0]
         responses = self._responses[partition]
         found = responses.popleft()
@@ -102,12 +103,12 @@ class _Pipeline(ABC):
 
 
 class TargetPipeline(_Pipeline):
-    """To the cluster that receives a copy."""
+    """Produces to the destination cluster."""
 
     def _write(self, partition: TopicPartition, data: bytes) -> ProduceResponse:
         if self._world.is_down:
-            return _failure(partition, UnavailableError("the connection is gone"))
-        return written(
+            return _failure(partition, UnavailableError("the connection was closed"))
+        return write_under_faults(
             self._process,
             lambda: self._topics.append(partition.topic, data),
             lambda appended: self._responded(partition, appended),
@@ -116,18 +117,18 @@ class TargetPipeline(_Pipeline):
 
 
 class SourcePipeline(_Pipeline):
-    """To the source, where nothing depends on what is written."""
+    """Produces to the source, for offset syncs."""
 
     def _write(self, partition: TopicPartition, data: bytes) -> ProduceResponse:
         chooser = self._world.chooser
         if self._world.source_is_down or partition.topic not in self._topics.logs:
-            return _failure(partition, UnavailableError("the connection is gone"))
+            return _failure(partition, UnavailableError("the connection was closed"))
         is_lost = chooser.random() < _LOST
         if is_lost and chooser.random() < _SOON:
-            return _failure(partition, OutcomeUnknownError("no answer to a write"))
+            return _failure(partition, OutcomeUnknownError("no response to a write"))
         appended = self._topics.append(partition.topic, data)
         if is_lost:
-            return _failure(partition, OutcomeUnknownError("no answer to a write"))
+            return _failure(partition, OutcomeUnknownError("no response to a write"))
         return self._responded(partition, appended)
 
 

@@ -1,6 +1,7 @@
-"""Objects of an archive read plainly: no kernel, no chain, no claim of the product's.
+"""Readers of archive objects that share no code with the writers.
 
-Native batches by the reference decoder, Parquet by Arrow alone, NDJSON by the standard library.
+The reference decoder reads native batches, pyarrow reads Parquet, and the standard library NDJSON.
+Claims, chains and compiled kernels are not used.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _TYPES: Final = {"create_time": 0, "log_append_time": 1}
 
 
 def covering(names: Iterable[str]) -> list[str]:
-    """The objects that count, where merged ones stand beside their parts: who lies in none other.
+    """Return the names of the objects that are not part of a merged one.
 
     Args:
-        names: Without folder. What is no object's name counts.
+        names: Names without folder. Names that are not object names are included.
 
     Returns:
-        In ascending order.
+        The names in ascending order.
     """
     found: list[str] = []
     until = -1
@@ -45,7 +46,7 @@ def covering(names: Iterable[str]) -> list[str]:
 
 
 def chain_end(names: Iterable[str]) -> int:
-    """How far an unbroken chain from 0 reaches."""
+    """Return the end of the chain that starts at offset 0."""
     end = 0
     for name in covering(names):
         parts = split_name(name)
@@ -56,7 +57,7 @@ def chain_end(names: Iterable[str]) -> int:
 
 
 def newest_end(names: Iterable[str]) -> int:
-    """Where the newest snapshot ends; those before it may be gone."""
+    """Return the end of the newest snapshot; older ones can be deleted."""
     return max((parts[1] + 1 for name in names if (parts := split_name(name))), default=0)
 
 
@@ -66,17 +67,17 @@ def _outer_first(name: str) -> tuple[int, int]:
 
 
 def read_rows(extension: str, data: bytes) -> list[Row]:
-    """The records of one object of rows.
+    """Return the records of one Parquet or NDJSON object.
 
     Args:
         extension: `parquet` or `ndjson`.
-        data: The whole object.
+        data: The content of the object.
     """
     return _parquet(data) if extension == "parquet" else _ndjson(data)
 
 
 def _parquet(data: bytes) -> list[Row]:
-    # One thread: a pool's threads would take turns with those of a simulation.
+    # One thread: a pool would run outside the scheduler of a simulation.
     table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
     names = ("offset", "timestamp", "timestampType", "key", "value", "headers")
     columns = [table[name] for name in names]
@@ -113,10 +114,10 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def read_batches(parts: Iterable[bytes]) -> list[Row]:
-    """The records that a reader of committed records is shown, of batches back to back.
+    """Return the committed records of record batches.
 
     Args:
-        parts: Objects of one chain, or what a log holds, in order.
+        parts: The objects of one chain or the batches of one log, in order.
     """
     shown: list[list[Row]] = []
     waiting: dict[int, list[list[Row]]] = {}
@@ -136,24 +137,24 @@ def read_batches(parts: Iterable[bytes]) -> list[Row]:
             shown.append(rows)
             if header.is_transactional:
                 waiting.setdefault(header.producer_id, []).append(rows)
-    for open_batches in waiting.values():  # the copy ends before their end: nobody is shown them
+    for open_batches in waiting.values():  # not decided: not visible
         for rows in open_batches:
             rows.clear()
     return [row for rows in shown for row in rows]
 
 
 def latest_by_key(truth: Truth, end: int) -> Truth:
-    """What a snapshot of all offsets below `end` holds of a source: the latest record of each key.
+    """Return what a snapshot of the offsets below `end` must have: the latest record of each key.
 
-    Where the cleaner had removed that one, because a later one replaces it that the snapshot does
-    not reach, the one before may stand in its place. A tombstone removes its key.
+    If the cleaner has removed that record, because of a later one at or after `end`, the one before
+    it is allowed instead. A tombstone removes its key.
     """
     kept = [row for row in truth.rows if row.offset >= end]
     may_lack = set(truth.may_lack)
     seen: set[bytes | None] = set()
-    settled: set[bytes | None] = set()
+    confirmed: set[bytes | None] = set()
     for row in reversed(truth.rows):
-        if row.offset >= end or row.key in settled:
+        if row.offset >= end or row.key in confirmed:
             continue
         if row.value is not None:
             kept.append(row)
@@ -161,5 +162,5 @@ def latest_by_key(truth: Truth, end: int) -> Truth:
                 may_lack.add(row.offset)
         seen.add(row.key)
         if row.offset not in truth.may_lack:
-            settled.add(row.key)
+            confirmed.add(row.key)
     return dataclasses.replace(truth, rows=sorted(kept), may_lack=may_lack)

@@ -1,6 +1,6 @@
-"""How processes ask a coordinator: in requests of the protocol, whose answers may be lost or late.
+"""Requests of the Kafka protocol to the simulated coordinator, whose responses can be lost or late.
 
-So the product's own `TransactionalProducer` and `Fence` do the asking.
+The product's own `TransactionalProducer` and `Lease` send them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.cluster.properties import ConnectionSettings
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.simulation.world import written
+from logmirror.simulation.world import write_under_faults
 from logmirror.wire.messages import (
     DESCRIBE_TRANSACTIONS,
     NONE,
@@ -30,12 +30,12 @@ _INIT_PRODUCER_ID: Final = 22
 
 
 class SimulatedRouter:
-    """What the product's parts ask of a `Router` to reach a coordinator.
+    """The part of `Router` that leads to a coordinator.
 
     Args:
-        process: Who asks.
-        ask: Asks the cluster something; raises where it does not answer.
-        transactions: What coordinators know.
+        process: The process that sends.
+        ask: Checks that the cluster is reachable; raises UnavailableError otherwise.
+        transactions: The state of the coordinators.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SimulatedRouter:
 
 
 class _Connection:
-    """See `Connection`: requests to a coordinator, and what they answer."""
+    """See `Connection`: requests to a coordinator."""
 
     versions: Final = {DESCRIBE_TRANSACTIONS: (0, 0), _INIT_PRODUCER_ID: (0, 5)}
 
@@ -84,12 +84,14 @@ class _Connection:
         def failed(error: LogmirrorError) -> SimpleNamespace | LogmirrorError:
             if isinstance(error, OutcomeUnknownError):
                 return UnavailableError(error.message)
-            return api_error(NOT_COORDINATOR, action="could not ask")
+            return api_error(NOT_COORDINATOR, action="could not reach the coordinator")
 
         def responded(response: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
             return response
 
-        response = written(self._process, lambda: self._change(request), responded, failed)
+        response = write_under_faults(
+            self._process, lambda: self._change(request), responded, failed
+        )
         if isinstance(response, LogmirrorError):
             raise response
         return response
@@ -121,7 +123,7 @@ class _Connection:
             own = (request.producer_id, request.producer_epoch)
             marker = MarkerType.COMMIT if request.committed else MarkerType.ABORT
             return SimpleNamespace(error_code=known.end(request.transactional_id, own, marker))
-        assert request.name == "AddPartitionsToTxnRequest"  # noqa: S101  # nothing else is asked
+        assert request.name == "AddPartitionsToTxnRequest"  # noqa: S101  # no other request is sent
         own = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         topics = [topic.name for topic in request.v3_and_below_topics]
         code = known.add(request.v3_and_below_transactional_id, own, topics)

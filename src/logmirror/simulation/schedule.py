@@ -1,9 +1,9 @@
-"""Time and turn-taking of a simulation: many actors, one of which goes on at any moment.
+"""The scheduler of a simulation: virtual time, and actors that run one at a time.
 
-Each actor is a thread, so that code of the product runs as it is; but a thread goes on only while
-it has the baton, and gives it away only in `step` and `sleep_ms`. Who has it next is drawn from the
-seed, and time passes only where everybody waits. So a run depends on nothing but its seed: the same
-seed takes the same turns, which `trace` proves.
+Each actor is a thread, so the product's code runs unchanged. A thread runs only while it holds the
+baton, and passes it on only in `step` and `sleep_ms`. The seed decides which actor is next; time
+advances only when all actors wait. A run therefore depends on its seed alone, and two runs of a
+seed have the same `trace`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from logmirror.clock import Chooser
 
 BEGIN_MS: Final = 1_790_000_000_000
-"""Wall-clock time at which every simulation begins."""
+"""Wall-clock time at the start of every simulation."""
 
 _TURN: Final = 0.3
-"""How likely somebody else goes on after a step."""
+"""Probability that another actor is scheduled after a step."""
 
-_SHOWN: Final = 60
-"""Steps kept in words, for a person who looks into a seed."""
+_KEPT_STEPS: Final = 60
+"""Number of steps that are kept in words."""
 
 
 class KilledError(BaseException):
-    """The process is gone, as after `kill -9`. Not an Exception: nobody handles it."""
+    """The process was killed. Not an Exception, so that no handler catches it."""
 
 
 class EndedError(BaseException):
-    """The simulation is over, and whoever still goes on must leave."""
+    """The simulation is over; raised in each actor that still runs."""
 
 
 class Actor:
-    """One thread of control. Made by `Schedule.add`."""
+    """One thread of the simulation. Created by `Schedule.add`."""
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self.name, self.act = name, act
@@ -53,14 +53,14 @@ class Schedule(Clock):
     """The actors of one simulation, and their clock.
 
     Args:
-        chooser: Draws who goes on.
-        limit_ms: When actors that have not ended are made to.
-        steps_max: The same, in steps: for whoever turns without waiting.
+        chooser: Draws the next actor.
+        limit_ms: Virtual time after which actors that still run are ended.
+        steps_max: Number of steps after which they are ended.
 
     Attributes:
-        ran_out: A limit was reached.
-        current: Who goes on.
-        words: The last steps, in words.
+        ran_out: Whether a limit was reached.
+        current: The actor that runs.
+        last_steps: The last steps, in words.
     """
 
     def __init__(self, chooser: Chooser, *, limit_ms: int, steps_max: int) -> None:
@@ -75,8 +75,8 @@ class Schedule(Clock):
         self._errors: list[BaseException] = []
         self._is_ending = False
         self.ran_out = False
-        self.current = Actor("nobody", lambda: None)
-        self.words: deque[str] = deque(maxlen=_SHOWN)
+        self.current = Actor("none", lambda: None)
+        self.last_steps: deque[str] = deque(maxlen=_KEPT_STEPS)
 
     # -- what actors and the world call ----------------------------------------------------------
 
@@ -85,19 +85,19 @@ class Schedule(Clock):
         return BEGIN_MS + self._ms
 
     def monotonic_ms(self) -> int:
-        """See `Clock.monotonic_ms`; a simulation begins at 0."""
+        """See `Clock.monotonic_ms`; 0 at the start of a simulation."""
         return self._ms
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """See `Clock.sleep_ms`; also gives the baton away."""
+        """See `Clock.sleep_ms`; passes the baton on."""
         self.current.wake_ms = self._ms + max(int(duration_ms), 1)
         self._turn()
 
     def step(self, words: str) -> None:
-        """The actor is about to touch the world: somebody else may go first.
+        """Let another actor run first, perhaps. Called before each access to shared state.
 
         Args:
-            words: What it does; part of the trace.
+            words: The access, for the trace.
         """
         self.note(words)
         self._steps += 1
@@ -108,36 +108,36 @@ class Schedule(Clock):
             raise EndedError
 
     def note(self, words: str) -> None:
-        """Put something into the trace."""
+        """Add a line to the trace."""
         line = f"{self._ms} {self.current.name} {words}"
         self._trace.update(line.encode() + b"\n")
-        self.words.append(line)
+        self.last_steps.append(line)
 
     def after(self, duration_ms: int, act: Callable[[], None]) -> None:
-        """Do something at a later time; it must neither step nor sleep."""
+        """Schedule a callback, which must neither step nor sleep."""
         self._timer_count += 1
         self._timers.append((self._ms + duration_ms, self._timer_count, act))
         self._timers.sort(key=lambda timer: timer[:2])
 
     @property
     def trace(self) -> str:
-        """A digest of all steps so far."""
+        """Digest of all steps so far."""
         return self._trace.hexdigest()
 
     # -- running ---------------------------------------------------------------------------------
 
     def add(self, name: str, act: Callable[[], None]) -> Actor:
-        """Add an actor, which begins when it is its turn."""
+        """Add an actor; `run` starts it."""
         actor = Actor(name, act)
         actor.wake_ms = self._ms
         self._actors.append(actor)
         return actor
 
     def run(self) -> None:
-        """Let all actors go on until each has ended.
+        """Run all actors until each has ended.
 
         Raises:
-            BaseException: What an actor raised that it was not told to.
+            BaseException: The first exception that an actor raised.
         """
         threads = [
             threading.Thread(target=self._live, args=(actor,), daemon=True, name=actor.name)
@@ -156,7 +156,7 @@ class Schedule(Clock):
             raise self._errors[0]
 
     def extend(self, limit_ms: int) -> None:
-        """Let a run that is over be followed by another one, of at most this duration."""
+        """Prepare another `run`, of at most this duration."""
         self._limit_ms, self._steps = self._ms + limit_ms, 0
         self._is_ending = False
 
@@ -167,7 +167,7 @@ class Schedule(Clock):
                 actor.act()
         except EndedError:
             pass
-        except BaseException as error:  # noqa: BLE001  # told by `run`, in the thread that asked
+        except BaseException as error:  # noqa: BLE001  # `run` raises it in its thread
             self._errors.append(error)
         self._actors.remove(actor)
         if self._actors:
@@ -185,7 +185,7 @@ class Schedule(Clock):
             raise EndedError
 
     def _next(self) -> Actor:
-        """Choose who goes on; where nobody may, time passes."""
+        """Choose the next actor; advance the time while all actors wait."""
         if self._ms > self._limit_ms or self._steps > self._steps_max or self._errors:
             self._is_ending = self.ran_out = True
         if self._is_ending:

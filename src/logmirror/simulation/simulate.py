@@ -1,9 +1,9 @@
-"""One seed: a mirror, a source, faults; and what the checker says of what became of the copy.
+"""One simulated run: a source, mirrors, faults, and the checker's verdict on the replica.
 
     result = simulate(Plan(seed=7, destination="S3", form="parquet", directive=...))
 
-Everything is drawn from the seed and the plan, so a result can be had again: `Result.trace` is the
-digest of every step that was taken.
+The plan and its seed determine every step, so a run can be repeated. `Result.trace` is a digest of
+all steps.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from logmirror import failpoints
 from logmirror.clock import Chooser, driven
 from logmirror.simulation.compactor import Compactor
 from logmirror.simulation.coordinator import MARKER_MS
-from logmirror.simulation.copies import made
 from logmirror.simulation.node import Node
+from logmirror.simulation.replicas import opened_replica
 from logmirror.simulation.schedule import Schedule
 from logmirror.simulation.source import Application
 from logmirror.simulation.world import World
@@ -26,46 +26,46 @@ from logmirror.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logmirror.simulation.copies import Copy
     from logmirror.simulation.faults import Destination, Directive, Format
+    from logmirror.simulation.replicas import Replica
     from logmirror.testing.checker import Anomaly, Row
 
 _WRITES: Final = 18
 _WRITE_EVERY_MS: Final = (50, 700)
 _HEALED_MS: Final = 9_000
-"""Faults happen until then, if nothing takes longer."""
+"""Virtual time at which all faults end, unless a constant below applies."""
 
 _PAUSED_MS: Final = 26_000
-"""The same, where somebody is paused: until he has woken up."""
+"""The same with a paused process: it must have resumed before."""
 
-_SETTLED_MS: Final = 12_000
-"""Longer, where a process that the broker does not know waits before it writes."""
+_KAFKA_EXTRA_MS: Final = 12_000
+"""Added for Kafka: a mirror waits before it writes as a producer that the broker does not know."""
 
 _LIMIT_MS: Final = 400_000
 _DRAIN_MS: Final = 300_000
-"""How long a healthy process may take to copy what is there, by the clock of the simulation."""
+"""Virtual time that a run without faults may take to copy the rest."""
 
 _STEPS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is simulated; the same plan always takes the same steps."""
+    """The parameters of a run. The same plan always takes the same steps."""
 
     seed: int
     destination: Destination
     form: Format
-    """`-` for a cluster at the source's offsets."""
+    """Format of the objects; for Kafka `-` (same offsets) or `translate` (new offsets)."""
 
     directive: Directive | None = None
-    """The fault that is tied to a crash point."""
+    """The fault that happens at a failpoint."""
 
     drawn: tuple[str, ...] = ()
-    """Names of further faults, which happen at drawn moments."""
+    """Names of faults that happen at random moments."""
 
     @property
     def faults(self) -> set[str]:
-        """Names of all faults that may happen."""
+        """Names of all faults of the plan."""
         return {*self.drawn, self.directive.fault if self.directive else ""}
 
     def __str__(self) -> str:
@@ -77,40 +77,43 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of it."""
+    """The result of a run."""
 
     plan: Plan
     anomalies: tuple[Anomaly, ...]
     records: int
-    """Committed at the source."""
+    """Committed records at the source."""
 
     fired: int
-    """How often the directed fault happened."""
+    """Number of times that the directed fault happened."""
 
     happened: tuple[str, ...]
-    """All faults that happened, in order."""
+    """Names of all faults that happened, in order."""
 
     points: frozenset[str]
-    """Crash points that were reached."""
+    """Failpoints that were reached."""
 
     trace: str
-    words: tuple[str, ...]
-    """The last steps, for a person."""
+    """Digest of all steps."""
+
+    last_steps: tuple[str, ...]
+    """The last steps in words, to analyse a run."""
 
 
 def simulate(plan: Plan) -> Result:
-    """Run one plan to its end.
+    """Run one plan.
 
     Raises:
-        BaseException: Whatever the product raised that is no error of its own: a bug.
+        BaseException: The product raised something other than a `LogmirrorError`: a bug.
     """
     chooser = Chooser(f"{plan}")
     schedule = Schedule(chooser, limit_ms=_LIMIT_MS, steps_max=_STEPS)
     to_kafka = plan.destination == "Kafka"
     grants = _grants_markers(plan, chooser)
-    # What is cleaned away while a batch is late, or in another process's hand, makes a hole. Empty
-    # transactions do not begin the epoch that would refuse the batch behind it: see the page.
-    is_shared = "two-writers" in plan.faults or chooser.random() < 0.3  # noqa: PLR2004  # how many
+    # Without ClusterAction, an offset gap is filled by empty transactions, which do not start the
+    # producer epoch that would fence a late batch. If the cleaner removes records while such a
+    # batch is in flight, the batch is appended behind the gap: see "Known limits" in torture.md.
+    is_shared = "two-writers" in plan.faults or chooser.random() < 0.3  # noqa: PLR2004  # share of runs with two mirrors
     may_compact = (
         grants or plan.form == "translate" or not (is_shared or plan.faults & {"late", "pause"})
     )
@@ -118,7 +121,7 @@ def simulate(plan: Plan) -> Result:
     application = Application(
         schedule,
         chooser,
-        compacts=has_tables or (may_compact and chooser.random() < 0.3),  # noqa: PLR2004  # how many topics are
+        compacts=has_tables or (may_compact and chooser.random() < 0.3),  # noqa: PLR2004  # share of compacted topics
         stamps=not to_kafka,
         numbers=plan.form == "translate",
         keyed=has_tables,
@@ -130,12 +133,12 @@ def simulate(plan: Plan) -> Result:
         _quiet(),
         driven(schedule, chooser),
         failpoints.listening(world.reached),
-        made(plan.destination, plan.form, world, chooser, grants=grants) as copy,
+        opened_replica(plan.destination, plan.form, world, chooser, grants=grants) as replica,
     ):
         world.second_wanted = is_shared
-        nodes = _play(plan, world, chooser, copy)
+        nodes = _run_faults(plan, world, chooser, replica)
         _drain(world, nodes[0])
-        anomalies = _judge(world, copy)
+        anomalies = _judge(world, replica)
     return Result(
         plan=plan,
         anomalies=tuple(anomalies),
@@ -144,19 +147,19 @@ def simulate(plan: Plan) -> Result:
         happened=tuple(world.happened),
         points=frozenset(world.points),
         trace=schedule.trace,
-        words=tuple(schedule.words),
+        last_steps=tuple(schedule.last_steps),
     )
 
 
 def _grants_markers(plan: Plan, chooser: Chooser) -> bool:
-    """Whether the destination lets us write markers ourselves."""
+    """Whether the destination cluster grants ClusterAction, so that mirrors can write markers."""
     if plan.directive and plan.directive.point == "hole.joined":
         return False
-    return plan.destination != "Kafka" or chooser.random() < 0.7  # noqa: PLR2004  # how many do
+    return plan.destination != "Kafka" or chooser.random() < 0.7  # noqa: PLR2004  # share of clusters that do
 
 
 def _trim(application: Application) -> None:
-    """Let the source have lost its first records before anybody has copied them."""
+    """Delete the first records of the source before the first run."""
     for _ in range(3):
         application.act()
     application.delete_before(application.log.last_stable_offset)
@@ -164,7 +167,7 @@ def _trim(application: Application) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What made-up processes log is of no interest to anybody."""
+    """Discard the logs of simulated processes."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -173,32 +176,32 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _play(plan: Plan, world: World, chooser: Chooser, copy: Copy) -> list[Node]:
-    """Let everybody act until all faults are over."""
+def _run_faults(plan: Plan, world: World, chooser: Chooser, replica: Replica) -> list[Node]:
+    """Run application, mirrors, `compact` and observer until all faults are over."""
     schedule = world.schedule
     faults, to_kafka = plan.faults, plan.destination == "Kafka"
     healed_ms = _PAUSED_MS if "pause" in faults else _HEALED_MS
     if to_kafka:
-        healed_ms += _SETTLED_MS
-    nodes = [Node(world, name, copy.target, chooser) for name in ("a", "b")]
+        healed_ms += _KAFKA_EXTRA_MS
+    nodes = [Node(world, name, replica.target, chooser) for name in ("a", "b")]
     schedule.add("application", _writing(world, chooser))
-    schedule.add("a", nodes[0].live)
-    schedule.add("b", nodes[1].live_as_second)
+    schedule.add("a", nodes[0].run_until_healed)
+    schedule.add("b", nodes[1].run_as_second)
     if not to_kafka and plan.form != "snapshots" and _merges(plan, chooser):
-        schedule.add("c", Compactor(world, copy.target, chooser).live)
-    schedule.add("judge", _watching(world, copy, healed_ms))
+        schedule.add("c", Compactor(world, replica.target, chooser).run_until_healed)
+    schedule.add("judge", _observing(world, replica, healed_ms))
     for fault in plan.drawn:
         at_ms = chooser.randrange(300, _HEALED_MS - 1000)
-        schedule.after(at_ms, lambda fault=fault: world.happen(fault))  # type: ignore[misc]  # bound at once
+        schedule.after(at_ms, lambda fault=fault: world.inject(fault))  # type: ignore[misc]  # bound in the loop
     schedule.run()
     return nodes
 
 
 def _merges(plan: Plan, chooser: Chooser) -> bool:
-    """Whether small objects are merged meanwhile."""
+    """Whether `compact` runs beside the mirrors."""
     if plan.directive and plan.directive.point.startswith("compact."):
         return True
-    return chooser.random() < 0.2  # noqa: PLR2004  # how often
+    return chooser.random() < 0.2  # noqa: PLR2004  # share of runs
 
 
 def _writing(world: World, chooser: Chooser) -> Callable[[], None]:
@@ -206,63 +209,65 @@ def _writing(world: World, chooser: Chooser) -> Callable[[], None]:
         for _ in range(_WRITES):
             world.schedule.sleep_ms(chooser.randint(*_WRITE_EVERY_MS))
             world.application.act()
-            if chooser.random() < 0.1:  # noqa: PLR2004  # how often
+            if chooser.random() < 0.1:  # noqa: PLR2004  # probability
                 world.application.clean()
 
     return write
 
 
-def _watching(world: World, copy: Copy, healed_ms: int) -> Callable[[], None]:
-    """Look at the copy now and then, and let the faults be over at the end."""
+def _observing(world: World, replica: Replica, healed_ms: int) -> Callable[[], None]:
+    """Observe the replica at intervals, and end all faults at `healed_ms`."""
 
-    def watch() -> None:
+    def observe() -> None:
         while world.schedule.monotonic_ms() < healed_ms:
             world.schedule.sleep_ms(healed_ms // 4)
-            names = copy.names()
+            names = replica.names()
             if names is not None:
                 world.history.listed(names)
-            world.history.read(_rows(world, copy))
+            world.history.read(_rows(world, replica))
         world.heal()
 
-    return watch
+    return observe
 
 
 def _drain(world: World, node: Node) -> None:
-    """Without faults a new process must copy all that is there."""
+    """Run the mirror once without faults: it must copy everything."""
     schedule = world.schedule
     if schedule.ran_out:
-        world.history.stuck(f"{schedule.words[-1]}: some process did not stop when it was asked to")
+        world.history.stuck(f"{schedule.last_steps[-1]}: a process did not stop after SIGTERM")
         return
-    world.application.rest()
+    world.application.finish()
     schedule.extend(_DRAIN_MS)
     ended: list[bool] = []
     node.errors.clear()
 
     def drain() -> None:
         ended.append(node.run_once(until_now=True))
-        schedule.sleep_ms(max(MARKER_MS))  # until readers are shown what was committed
+        schedule.sleep_ms(
+            max(MARKER_MS)
+        )  # until the markers of all committed transactions are written
 
     schedule.add("drain", drain)
     schedule.run()
     if world.application.is_recreated:
-        return  # it must refuse to go on
+        return  # the mirror must refuse to continue
     if schedule.ran_out or ended != [True]:
-        why = node.errors[0] if node.errors else schedule.words[-1]
+        why = node.errors[0] if node.errors else schedule.last_steps[-1]
         world.history.stuck(f"after all faults: {why}")
 
 
-def _judge(world: World, copy: Copy) -> list[Anomaly]:
-    rows = _rows(world, copy)
-    for pair in copy.wrong_pairs():
+def _judge(world: World, replica: Replica) -> list[Anomaly]:
+    rows = _rows(world, replica)
+    for pair in replica.wrong_pairs():
         world.history.mistranslated(pair)
-    truth = copy.expected(world.application.truth(rows[0] if rows else None))
-    return world.history.judge(truth, rows, names=copy.names())
+    truth = replica.expected(world.application.truth(rows[0] if rows else None))
+    return world.history.judge(truth, rows, names=replica.names())
 
 
-def _rows(world: World, copy: Copy) -> list[Row]:
-    """What a reader is shown of the copy, if it can be read at all."""
+def _rows(world: World, replica: Replica) -> list[Row]:
+    """Return the records of the replica; none, and an anomaly, if it cannot be read."""
     try:
-        return copy.rows()
-    except Exception as error:  # noqa: BLE001  # what is broken may break a reader in any way
-        world.history.unreadable(f"the copy cannot be read: {error!r}")
+        return replica.rows()
+    except Exception as error:  # noqa: BLE001  # corrupt bytes can raise anything
+        world.history.unreadable(f"the replica cannot be read: {error!r}")
         return []

@@ -1,4 +1,4 @@
-"""The source's application: it writes what a mirror has to copy, and knows what that was."""
+"""The application at the source: it produces records, and keeps the expected result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "orders"
 NUMBER: Final = b"n"
-"""Header that says which record of all this is, where the copy has other offsets."""
+"""Header with the number of a record, to identify it in a replica with new offsets."""
 
 _KEYS: Final = (None, b"", b"a", b"b", b"c")
 _HEADERS: Final = (
@@ -26,22 +26,22 @@ _HEADERS: Final = (
     ((b"b", b"2"), (b"a", b"\xff")),
 )
 _TRANSACTION: Final = 4000
-"""Producer id of the application's transactions."""
+"""Producer ID of the application's transactions."""
 
 
 class Application:
-    """Writes to one partition, and keeps the truth about it.
+    """Writes to one partition, and keeps what a consumer must see.
 
     Args:
-        schedule: Time.
-        chooser: Draws what is written.
-        compacts: The topic's cleanup.policy is `compact`.
-        stamps: Whether the topic's timestamps may be those of the append.
-        numbers: Whether each record says in a header which it is.
-        keyed: Whether each has a key, as compaction wants it.
+        schedule: The scheduler.
+        chooser: Draws the records and operations.
+        compacts: Whether the topic's `cleanup.policy` is `compact`.
+        stamps: Whether some batches have LogAppendTime.
+        numbers: Whether each record has a header with its number.
+        keyed: Whether each record has a key, as compacted topics require.
     """
 
-    def __init__(  # noqa: PLR0913  # what applications do is drawn once, by the seed
+    def __init__(  # noqa: PLR0913  # the settings of one run
         self,
         schedule: Schedule,
         chooser: Chooser,
@@ -57,7 +57,7 @@ class Application:
         self.topics = Topics(schedule, chooser, 1)
         self.topics.create(TOPIC)
         self.offsets: dict[int, int] = {}
-        """By number: where each record was written."""
+        """Source offset of each record, by number."""
 
         self._rows: dict[int, Row] = {}
         self._aborted: dict[int, Row] = {}
@@ -68,27 +68,27 @@ class Application:
 
     @property
     def log(self) -> Log:
-        """Of the one partition, as the topic is now."""
+        """The log of the current topic."""
         return self.topics.logs[TOPIC]
 
     @property
     def topic_id(self) -> bytes:
-        """Of the topic as it is now."""
+        """The ID of the current topic."""
         return self.topics.ids[TOPIC]
 
     def act(self) -> None:
-        """Do one of the things that applications and brokers do to a log."""
+        """Write a batch, inside or outside a transaction, or end the transaction."""
         draw = self._chooser.random()
-        if self._in_transaction and draw < 0.5:  # noqa: PLR2004  # how often
+        if self._in_transaction and draw < 0.5:  # noqa: PLR2004  # probability
             self._end_transaction()
-        elif draw < 0.2:  # noqa: PLR2004  # how often
+        elif draw < 0.2:  # noqa: PLR2004  # probability
             self._in_transaction = True
             self._write(_TRANSACTION)
         else:
             self._write(-1)
 
-    def rest(self) -> None:
-        """Leave nothing open: what was written is to be copied."""
+    def finish(self) -> None:
+        """End the open transaction, and write a last batch."""
         if self._in_transaction:
             self._end_transaction()
         self._write(-1)
@@ -96,7 +96,7 @@ class Application:
     def _write(self, producer_id: int) -> None:
         chooser, log = self._chooser, self.log
         kind = TimestampType.CREATE_TIME
-        if self._stamps and producer_id < 0 and chooser.random() < 0.2:  # noqa: PLR2004  # how often
+        if self._stamps and producer_id < 0 and chooser.random() < 0.2:  # noqa: PLR2004  # probability
             kind = TimestampType.LOG_APPEND_TIME
         now_ms = self._schedule.now_ms()
         records = []
@@ -122,7 +122,7 @@ class Application:
 
     def _end_transaction(self) -> None:
         self._in_transaction = False
-        is_aborted = self._chooser.random() < 0.5  # noqa: PLR2004  # how often
+        is_aborted = self._chooser.random() < 0.5  # noqa: PLR2004  # probability
         marker = MarkerType.ABORT if is_aborted else MarkerType.COMMIT
         now_ms = self._schedule.now_ms()
         first = self.log.end_transaction(_TRANSACTION, marker, now_ms)
@@ -132,26 +132,26 @@ class Application:
                     for record in entry.records:
                         self._aborted[record.offset] = self._rows.pop(record.offset)
 
-    # -- what happens to the log -----------------------------------------------------------------
+    # -- changes to the log --------------------------------------------------------------------
 
     def clean(self) -> None:
-        """Compact what is no longer written to."""
+        """Run the log cleaner, if the topic is compacted."""
         if self.compacts:
             self._gone |= self.log.compact(self.log.last_stable_offset - 3)
 
     def delete_before(self, offset: int) -> None:
-        """Delete what every copy has; of a topic that was made anew there is no copy."""
+        """Delete records below an offset that was copied; not in a recreated topic."""
         if self._generations:
             return
         self.log.delete_before(min(offset, self.log.last_stable_offset))
         self._gone |= {at for at in self._rows if at < self.log.start}
 
     def change_leader(self) -> None:
-        """Another broker leads; the log stays."""
+        """Increase the leader epoch; the log stays."""
         self.log.epoch += 1
 
     def recreate(self) -> None:
-        """Delete the topic and make it anew; once, for the copy has one past only."""
+        """Delete and recreate the topic. Only the first call has an effect."""
         if self._generations:
             return
         self._generations.append((dict(self._rows), self.truth()))
@@ -161,14 +161,15 @@ class Application:
 
     @property
     def is_recreated(self) -> bool:
-        """Whether the copy belongs to a topic that is no more."""
+        """Whether the topic was recreated."""
         return bool(self._generations)
 
     def truth(self, first_copied: Row | None = None) -> Truth:
-        """What the copy must be; of a topic that was made anew, what it may be at most.
+        """Return what the replica must have; after a recreation, what it can have at most.
 
         Args:
-            first_copied: The first record of the copy: it says of which of the two topics it is.
+            first_copied: The first record of the replica. It decides which of the two topics the
+                replica is compared with.
         """
         old = self._generations[0] if self._generations else None
         if old and first_copied and first_copied == old[0].get(first_copied.offset):
@@ -176,7 +177,7 @@ class Application:
             return Truth(
                 rows=first.rows,
                 aborted=first.aborted,
-                may_lack=written.keys(),  # the copy ends where the old topic was left
+                may_lack=written.keys(),  # the mirror may have stopped anywhere in it
                 later=dict(self._rows),
             )
         end = self.log.last_stable_offset

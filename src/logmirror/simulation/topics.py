@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Topics:
-    """What a cluster holds.
+    """The topics of a cluster.
 
     Args:
-        schedule: Time.
-        chooser: Draws what is left to chance.
-        number: Of the cluster: no two topics of two clusters have one id.
+        schedule: The scheduler.
+        chooser: Draws the random choices.
+        number: Number of the cluster. It is part of the topic IDs, so that these are unique.
 
     Attributes:
-        logs: By name.
-        ids: The same.
-        verifies: Whether leaders ask the coordinator before they open a transaction (KIP-890); what
-            a batch of a transaction that is over does depends on it.
+        logs: The log of each topic, by name.
+        ids: The ID of each topic, by name.
+        verifies: Whether leaders verify a transaction with the coordinator before they append its
+            first batch (KIP-890). Without it, a late batch of an ended transaction opens one.
     """
 
     def __init__(self, schedule: Schedule, chooser: Chooser, number: int) -> None:
@@ -37,14 +37,14 @@ class Topics:
         self.transactions = Transactions(schedule, chooser, lambda topic: self.logs[topic])
 
     def create(self, name: str) -> bool:
-        """Make a topic; False: it exists."""
+        """Create a topic; False if it exists."""
         if name in self.logs:
             return False
         self.replace(name)
         return True
 
     def replace(self, name: str) -> None:
-        """Delete a topic, if there is one, and make it anew."""
+        """Delete the topic, if it exists, and create it again."""
         generation = self.ids.get(name, bytes(16))[-1] + 1
         self.logs[name] = Log()
         self.ids[name] = bytes([self._number, len(self.ids), *bytes(13), generation])

@@ -1,4 +1,4 @@
-"""The world of one simulation: processes that die, a source that goes on, faults that happen."""
+"""The state of one simulation: its processes, its source, and its faults."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 LATE_MS: Final = (30, 400, 2_000)
-"""How much later a write is done that got no answer: soon enough to meet what was written since."""
+"""Delays of a late write: short enough that later writes come before it."""
 
 EVERYTHING: Final = 1 << 30
 
 
 class Process:
-    """A process of the copier, or one that carries slices out for it.
+    """A driver, or an executor that runs slices for it.
 
     Args:
-        world: Where it lives.
-        name: Of its run; no two are alike.
-        parent: With which it dies.
+        world: The simulation.
+        name: A unique name.
+        parent: The driver of an executor; the executor dies with it.
     """
 
     def __init__(self, world: World, name: str, parent: Process | None = None) -> None:
@@ -48,29 +48,29 @@ class Process:
         self.pause_ms = 0
         self._is_killed = False
         self.stop: Callable[[], None] = lambda: None
-        """Asks it to end."""
+        """Requests a shutdown, as SIGTERM does."""
 
     @property
     def is_dead(self) -> bool:
-        """Whether it can do nothing any more."""
+        """Whether it was killed, or its driver was."""
         return self._is_killed or (self._parent is not None and self._parent.is_dead)
 
     @property
     def is_executor(self) -> bool:
-        """Whether another process has it carry slices out."""
+        """Whether it runs slices for a driver."""
         return self._parent is not None
 
     @property
     def driver(self) -> Process:
-        """The process that runs the loop."""
+        """The process that runs the loop: itself, or its parent."""
         return self._parent or self
 
     def kill(self) -> None:
-        """It does nothing from now on."""
+        """Kill the process."""
         self._is_killed = True
 
     def touch(self, words: str) -> None:
-        """It is about to touch the world; others may go first, and it may not live to do it."""
+        """Let others run before an access to shared state; raises `KilledError` if it is dead."""
         if self.is_dead:
             raise KilledError
         self.world.schedule.step(f"{self.name} {words}")
@@ -82,7 +82,7 @@ class Process:
             raise KilledError
 
     def close(self) -> None:
-        """It has ended: the system closes what it had open."""
+        """End the process, and close its file descriptors."""
         self.kill()
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
@@ -91,23 +91,23 @@ class Process:
 
 
 class World:
-    """Everything of one simulation that is not the product's.
+    """The shared state of one simulation, without the product's.
 
     Args:
-        schedule: Time and turns.
-        chooser: Draws what is left to chance.
+        schedule: The scheduler.
+        chooser: Draws the random choices.
         application: The source.
-        directive: The fault that happens at a crash point; None: only what is drawn.
+        directive: The fault that happens at a failpoint; None: only drawn faults.
 
     Attributes:
-        refusals: So many next writes are refused.
-        losses: So many next writes lose their answer.
-        lates: So many next writes lose their answer and are done later.
-        io_errors: So many next flushes fail.
-        fired: How often the directed fault has happened.
+        refusals: Number of next writes that are refused.
+        losses: Number of next writes whose response is lost.
+        lates: Number of next writes that get no response and are performed later.
+        io_errors: Number of next flushes that fail.
+        fired: Number of times that the directed fault has happened.
         happened: Names of all faults that have happened, in order.
-        power_lost: Makes the destination what a loss of power leaves.
-        durable_end: How far the copy reaches, counting only what no fault can take away.
+        power_lost: Applies a power loss to the destination.
+        durable_end: Returns the end of the replica, without what a fault could still undo.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class World:
     # -- processes -------------------------------------------------------------------------------
 
     def enter(self, process: Process) -> None:
-        """The current actor is this process from now on."""
+        """Let the current actor act as this process."""
         self._running.setdefault(self.schedule.current, []).append(process)
 
     def leave(self) -> None:
-        """It has ended; the current actor is what it was before."""
+        """End the process of the current actor, which acts as the one before it."""
         self._running[self.schedule.current].pop().close()
 
     def _processes(self) -> list[Process]:
@@ -147,7 +147,7 @@ class World:
     # -- faults ----------------------------------------------------------------------------------
 
     def reached(self, point: str) -> None:
-        """A process has reached a crash point."""
+        """Handle a failpoint that a process has reached."""
         running = self._running.get(self.schedule.current)
         if not running or self.is_healed:
             return
@@ -162,12 +162,12 @@ class World:
             self.fired += 1
             if directive.fault == "kill-twice":
                 self._directive = Directive(point, "kill", directive.nth + 1)
-            self.happen(directive.fault, process)
+            self.inject(directive.fault, process)
             if process.is_dead:
                 raise KilledError
 
-    def happen(self, fault: str, process: Process | None = None) -> None:
-        """Let a fault happen, to a process or to one that is drawn."""
+    def inject(self, fault: str, process: Process | None = None) -> None:
+        """Inject a fault into a process; None: into a random one."""
         if self.is_healed:
             return
         drivers = [each for each in self._processes() if not each.is_executor]
@@ -175,10 +175,10 @@ class World:
             process = drivers[self.chooser.randrange(len(drivers))]
         self.happened.append(fault)
         self.schedule.note(f"fault {fault}")
-        if process is not None and fault in _OF_PROCESSES:
-            _OF_PROCESSES[fault](self, process)
-        elif fault in _OF_THE_WORLD:
-            _OF_THE_WORLD[fault](self)
+        if process is not None and fault in _PROCESS_FAULTS:
+            _PROCESS_FAULTS[fault](self, process)
+        elif fault in _WORLD_FAULTS:
+            _WORLD_FAULTS[fault](self)
 
     def _pause(self, process: Process) -> None:
         process.driver.pause_ms = PAUSE_MS
@@ -226,7 +226,7 @@ class World:
         self.io_errors += 1
 
     def heal(self) -> None:
-        """All faults are over, for good."""
+        """End all faults."""
         self.is_healed = True
         self.refusals = self.losses = self.lates = self.io_errors = 0
         self._source_down_ms = self._down_ms = -1
@@ -235,33 +235,33 @@ class World:
 
     @property
     def source_is_down(self) -> bool:
-        """Whether the source answers nobody."""
+        """Whether the source does not respond."""
         return self.schedule.monotonic_ms() < self._source_down_ms
 
     @property
     def is_down(self) -> bool:
-        """Whether the destination answers nobody."""
+        """Whether the destination does not respond."""
         return self.schedule.monotonic_ms() < self._down_ms
 
     def take(self, kind: str) -> bool:
-        """Whether a fault of this kind (`refusals`, ...) waits for the next write; takes it."""
+        """Return whether the next write has a fault of this kind (`refusals`, ...); use it up."""
         waiting: int = getattr(self, kind)
         if waiting:
             setattr(self, kind, waiting - 1)
         return waiting > 0
 
-    def maybe_full(self) -> None:
-        """Raise ENOSPC if the next write is to be refused."""
+    def raise_if_full(self) -> None:
+        """Raise ENOSPC if the next write is refused."""
         if self.take("refusals"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def maybe_io_error(self) -> None:
-        """Raise EIO if the next flush is to fail."""
+    def raise_if_io_error(self) -> None:
+        """Raise EIO if the next flush fails."""
         if self.take("io_errors"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def told(self, process: Process, position: int) -> None:
-        """A process has reported how far the copy is."""
+    def report_position(self, process: Process, position: int) -> None:
+        """Record a position that a process has reported."""
         self.history.reported(
             process.driver.name,
             position,
@@ -275,15 +275,15 @@ def _kill(_world: World, process: Process) -> None:
     process.driver.kill()
 
 
-_OF_PROCESSES: Final[dict[str, Callable[[World, Process], None]]] = {
+_PROCESS_FAULTS: Final[dict[str, Callable[[World, Process], None]]] = {
     "kill": _kill,
     "kill-twice": _kill,
     "two-writers": _kill,
-    "pause": World._pause,  # noqa: SLF001  # the world's own table
+    "pause": World._pause,  # noqa: SLF001  # a table of the class
     "stop": World._stop,  # noqa: SLF001  # the same
     "executor-lost": World._lose_executor,  # noqa: SLF001  # the same
 }
-_OF_THE_WORLD: Final[dict[str, Callable[[World], None]]] = {
+_WORLD_FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "power": World._lose_power,  # noqa: SLF001  # the same
     "source-down": World._take_source_down,  # noqa: SLF001  # the same
     "source-changes": World._change_source,  # noqa: SLF001  # the same
@@ -296,25 +296,32 @@ _OF_THE_WORLD: Final[dict[str, Callable[[World], None]]] = {
 }
 
 
-def written(
+def write_under_faults(
     process: Process,
     write: Callable[[], _T],
     responded: Callable[[_T], _R],
     failed: Callable[[LogmirrorError], _R],
 ) -> _R:
-    """Let a write happen, or what the faults make of it."""
+    """Perform a write, subject to the pending faults.
+
+    Args:
+        process: The process that writes.
+        write: Performs the write.
+        responded: Makes the result of a response.
+        failed: Makes the result of an error.
+    """
     world = process.world
     if world.take("refusals"):
         return failed(api_error(NOT_LEADER_OR_FOLLOWER, action="could not write"))
     if world.take("lates"):
-        world.schedule.after(world.chooser.choice(LATE_MS), lambda: _forget(write))
-        return failed(OutcomeUnknownError("no answer to a write"))
+        world.schedule.after(world.chooser.choice(LATE_MS), lambda: _write_late(write))
+        return failed(OutcomeUnknownError("no response to a write"))
     response = write()
     if world.take("losses"):
-        return failed(OutcomeUnknownError("no answer to a write"))
+        return failed(OutcomeUnknownError("no response to a write"))
     return responded(response)
 
 
-def _forget(write: Callable[[], object]) -> None:
-    """Write for a sender who is no longer there."""
+def _write_late(write: Callable[[], object]) -> None:
+    """Perform a write whose sender has given up."""
     write()

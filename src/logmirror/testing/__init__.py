@@ -1,4 +1,4 @@
-"""For tests of your own: a store in memory, and the checker that compares source and copy."""
+"""For your own tests: a store in memory, and a checker that compares a replica with its source."""
 
 from logmirror.testing.checker import Anomaly, History, Row, Truth, check_tiles, compare
 from logmirror.testing.memory_store import MemoryStagedObject, MemoryStore

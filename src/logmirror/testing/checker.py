@@ -1,23 +1,23 @@
-"""The checker: what was observed of a source and of its copy, judged by the names of anomalies.
+"""The checker: compares a replica with its source, and reports anomalies.
 
-    A1   lost-write    a record is missing although a later one was copied
-    A2   unseen        a record is missing at the end: stale or lost
-    A3   duplicate     an offset appears again
-    A4   inconsistent  one offset, two contents over time
-    A5   aborted-read  a record of an aborted transaction is in the copy
-    A12  reorder       a record appears behind a later one
+    A1   lost-write    a record is missing, although a later one was copied
+    A2   unseen        a record is missing at the end: not copied yet, or lost
+    A3   duplicate     an offset is duplicated
+    A4   inconsistent  an offset had two different contents over time
+    A5   aborted-read  a record of an aborted transaction is in the replica
+    A12  reorder       a record is behind one with a higher offset
     A13  mutation      key, value, headers, timestamp or timestamp type differ
     A14  phantom       a record at an offset where the source has none
-    A15  chain         names do not tile the range: a gap, an overlap, or a strange name
-    A16  durability    a position was reported that what is durable does not prove
-    A17  translation   a pair of offsets was told that is not of one record
-    A19  regress       a reported position went back
-    A20  resurrection  an object that was gone is there again
-    A21  generations   records of a topic that was made anew joined to the copy of the old one
-    A22  stuck         no progress although all faults are over
+    A15  chain         object names overlap, leave a gap, or are not object names
+    A16  durability    a position was reported that is beyond what is durable
+    A17  translation   an offset sync maps two different records to each other
+    A19  regress       a reported position decreased
+    A20  resurrection  a deleted object reappeared
+    A21  generations   records of a recreated topic follow those of the deleted one
+    A22  stuck         no progress, although all faults are over
 
-`compare` and `check_tiles` judge one look at a copy; `History` what was seen of it over time. Each
-anomaly is reported once, with its count and its first example.
+`compare` and `check_tiles` check one state of a replica; `History` checks all that was observed
+over time. Each kind of anomaly is reported once, with its count and its first example.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One record as a reader saw it: its offset and all that must never change on the way."""
+    """One record: its offset, and everything that replication must preserve."""
 
     offset: int
     timestamp_ms: int
@@ -45,37 +45,37 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """One kind of difference between a source and a copy."""
+    """One kind of anomaly."""
 
     code: str
-    """`A1` and so on, as in the module's table."""
+    """`A1`, `A2`, ...: see the table of the module."""
 
     count: int
-    """How often it was found."""
+    """Number of occurrences."""
 
     example: str
-    """The first one found."""
+    """The first occurrence."""
 
 
 def compare(
     truth: Iterable[Row], copy: Iterable[Row], *, may_lack: Collection[int] = ()
 ) -> list[Anomaly]:
-    """Compare what the source holds with what the copy holds.
+    """Compare the records of a replica with those of its source.
 
-    Reads both as streams; memory grows with the anomalies and with the holes of the source, not
-    with the records.
+    Reads both as streams. Memory grows with the number of anomalies and of offset gaps, not with
+    the number of records.
 
     Args:
-        truth: The source's records, as an independent reader saw them, by ascending offset.
-        copy: The copy's records in the order in which the copy holds them.
-        may_lack: Offsets of records that the source has lost since, by compaction for instance: a
-            copy may have them, unchanged, or not.
+        truth: The records of the source, from an independent reader, in ascending offset order.
+        copy: The records of the replica, in its own order.
+        may_lack: Offsets of records that the source has removed since, for example by compaction.
+            The replica can have them, unchanged, or not.
 
     Returns:
-        The anomalies, by code; empty means that the copy is exact.
+        The anomalies in the order of their codes; empty if the replica is exact.
 
     Raises:
-        ValueError: The offsets of `truth` do not ascend: then there is nothing to compare with.
+        ValueError: The offsets of `truth` do not ascend.
     """
     comparison = _Comparison(iter(truth), may_lack, _Findings())
     for row in copy:
@@ -84,7 +84,7 @@ def compare(
 
 
 class _Comparison:
-    """A merge of two streams by offset that remembers what it has passed over."""
+    """A merge of two streams by offset. Keeps the records that are missing so far."""
 
     def __init__(
         self, truth: Iterator[Row], may_lack: Collection[int], findings: _Findings
@@ -106,12 +106,12 @@ class _Comparison:
             self._same(self._next, row)
             self._advance()
         elif row.offset in self._missing:
-            self._findings.add("A12", f"{row} behind a later offset")
+            self._findings.add("A12", f"{row} is behind a higher offset")
             self._same(self._missing.pop(row.offset), row)
         elif self._source_had(row.offset):
-            self._findings.add("A3", f"{row} again")
+            self._findings.add("A3", f"{row} is a duplicate")
         else:
-            self._findings.add("A14", f"{row} where the source has none")
+            self._findings.add("A14", f"{row}, but the source has no record there")
 
     def finish(self) -> _Findings:
         for row in self._missing.values():
@@ -119,7 +119,7 @@ class _Comparison:
                 self._findings.add("A1", f"{row} is missing")
         while self._next is not None:
             if self._next.offset not in self._may_lack:
-                self._findings.add("A2", f"{self._next} is not there yet, or lost")
+                self._findings.add("A2", f"{self._next} is missing at the end")
             self._advance()
         return self._findings
 
@@ -133,14 +133,14 @@ class _Comparison:
             return
         offset = self._next.offset
         if offset <= self._previous:
-            raise ValueError(f"offset {offset} of the source comes after {self._previous}")
+            raise ValueError(f"the source has offset {offset} after {self._previous}")
         if offset > self._previous + 1:
             self._gap_firsts.append(self._previous + 1)
             self._gap_lasts.append(offset - 1)
         self._previous = offset
 
     def _source_had(self, offset: int) -> bool:
-        """Whether an offset that was passed carried a record."""
+        """Return whether the source has a record at an offset that was passed."""
         index = bisect_right(self._gap_firsts, offset) - 1
         in_gap = index >= 0 and offset <= self._gap_lasts[index]
         return 0 <= offset <= self._previous and not in_gap
@@ -165,15 +165,15 @@ class _Findings:
 
 
 def check_tiles(names: Iterable[str], start: int, end: int) -> list[Anomaly]:
-    """Compare the names of one partition's objects with the range that they must tile.
+    """Check that the objects of a partition cover a range of offsets exactly once, by their names.
 
     Args:
-        names: Without folder, in any order.
-        start: The first offset that must be covered.
-        end: One past the last.
+        names: Names without folder, in any order.
+        start: First offset of the range.
+        end: One past the last offset of the range.
 
     Returns:
-        At most one anomaly, A15; empty means that every offset is covered exactly once.
+        At most one anomaly, A15; empty if every offset is covered exactly once.
     """
     findings = _Findings()
     _tile(findings, names, start, end)
@@ -181,21 +181,21 @@ def check_tiles(names: Iterable[str], start: int, end: int) -> list[Anomaly]:
 
 
 def _tile(findings: _Findings, names: Iterable[str], start: int, end: int | None) -> int:
-    """Check the names of one look; returns one past the last offset that they cover."""
+    """Check the names of one listing; returns one past the last offset that they cover."""
     expected, extensions = start, set()
     for name in sorted(names):
         parts = split_name(name)
         if parts is None:
-            findings.add("A15", f"strange name {name!r}")
+            findings.add("A15", f"not an object name: {name!r}")
             continue
         first, last, extension = parts
         extensions.add(extension)
         if first != expected:
             kind = "overlap" if first < expected else "gap"
-            findings.add("A15", f"{kind}: {name} where {expected} must follow")
+            findings.add("A15", f"{kind}: {name}, expected first offset {expected}")
         expected = max(expected, last + 1)
     if end is not None and expected != end:
-        findings.add("A15", f"the objects end before {expected}, not before {end}")
+        findings.add("A15", f"the objects end at {expected}, expected {end}")
     if len(extensions) > 1:
         findings.add("A15", f"several formats: {sorted(extensions)}")
     return expected
@@ -203,35 +203,38 @@ def _tile(findings: _Findings, names: Iterable[str], start: int, end: int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What the source of one partition was, as somebody knows who shares nothing with the copier.
+    """The expected records of one partition, from a source that shares no code with the mirror.
 
-    A test that makes its source knows it; elsewhere it is what another client reads.
+    A test that produced the records knows them; otherwise another client reads them.
     """
 
     rows: Sequence[Row]
-    """Every record that a reader of committed records was ever shown, by ascending offset."""
+    """All committed records that ever were in the partition, in ascending offset order."""
 
     start: int = 0
-    """The first offset that the copy must account for."""
+    """The first offset that the replica must cover."""
 
     end: int | None = None
-    """One past the last offset that may be copied; None: whatever comes after the last row."""
+    """One past the last offset that can be copied; None: not checked."""
 
     aborted: Mapping[int, Row] = field(default_factory=dict)
-    """By offset: what was written in transactions that were aborted."""
+    """Records of aborted transactions, by offset."""
 
     may_lack: Collection[int] = ()
-    """Offsets of rows that the source has lost since: compacted, or deleted from its beginning."""
+    """Offsets of rows that the source has removed since, by compaction or deletion."""
 
     later: Mapping[int, Row] = field(default_factory=dict)
-    """By offset: what a topic holds that was made anew under the same name."""
+    """Records of the recreated topic, by offset."""
 
 
 class History:
-    """What was seen of one partition's copy, from its beginning to its end.
+    """All observations of the replica of one partition.
 
-    Call `listed`, `read`, `reported`, `mistranslated` and `stuck` as things happen, in the order of
-    time; then `judge` once. Memory grows with the records that were read.
+    Call `listed`, `read`, `reported`, `mistranslated` and `stuck` in the order of time, then
+    `judge` once. Memory grows with the number of records.
+
+    Args:
+        start: The first offset that the replica must cover.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -242,84 +245,83 @@ class History:
         self._gone: set[str] = set()
         self._reports: dict[str, int] = {}
         self._highest: list[tuple[int, int]] = []
-        """Time and position, both ascending: the highest report at any time."""
+        """Time and position of each report that was higher than all before, both ascending."""
 
     def listed(self, names: Iterable[str], *, tiles: bool = True) -> None:
-        """One look at the objects of the copy, durable ones only.
+        """Record a listing of the durable objects.
 
         Args:
-            names: Without folder.
-            tiles: Whether they must fit together at this moment; while objects are merged, they
-                stand beside their parts.
+            names: Names without folder.
+            tiles: Whether to check that they cover their range exactly once. A merged object
+                exists beside its parts for a time.
         """
         found = set(names)
         if tiles:
             _tile(self._findings, found, self._start, None)
         for name in sorted(found & self._gone):
-            self._findings.add("A20", f"{name} was gone and is there again")
+            self._findings.add("A20", f"{name} was deleted and reappeared")
         self._gone = (self._gone | self._names) - found
         self._names = found
 
     def read(self, rows: Iterable[Row]) -> None:
-        """What some offsets of the copy held at some moment."""
+        """Record records that were read from the replica."""
         for row in rows:
             before = self._seen.setdefault(row.offset, row)
             if tuple(before) != tuple(row):
-                self._findings.add("A4", f"{before} was read, then {row}")
+                self._findings.add("A4", f"{before}, later {row}")
 
     def reported(
         self, run: str, position: int, *, at_ms: int, began_ms: int, durable: int | None = None
     ) -> None:
-        """A run of the copier told how far the copy is.
+        """Record a position that a mirror reported.
 
         Args:
-            run: Its name.
-            position: What it told.
-            at_ms: When.
-            began_ms: When the run began: it must know what was told before.
-            durable: How far the copy reached then, counting only what no fault can take away;
-                None: nobody looked.
+            run: Name of the run of the mirror.
+            position: The reported position.
+            at_ms: Time of the report, in milliseconds.
+            began_ms: Start time of the run. Its positions must not be lower than those reported
+                before it started.
+            durable: End of the durable replica at that time; None: not observed.
         """
         if durable is not None and position > durable:
-            self._findings.add("A16", f"{run} reported {position} where {durable} was durable")
+            self._findings.add("A16", f"{run} reported {position}, but only {durable} was durable")
         own = self._reports.get(run, position)
         if position < own:
             self._findings.add("A19", f"{run} reported {own}, then {position}")
-        index = bisect_right(self._highest, began_ms, key=lambda told: told[0])
+        index = bisect_right(self._highest, began_ms, key=lambda report: report[0])
         if index and position < self._highest[index - 1][1]:
-            told_ms, told = self._highest[index - 1]
+            before_ms, before = self._highest[index - 1]
             self._findings.add(
-                "A19", f"{told} was reported at {told_ms} ms, then {run} began with {position}"
+                "A19", f"{before} was reported at {before_ms} ms, then {run} reported {position}"
             )
         self._reports[run] = max(own, position)
         if not self._highest or position > self._highest[-1][1]:
             self._highest.append((at_ms, position))
 
     def unreadable(self, why: str) -> None:
-        """The copy holds something that is no record: its bytes were changed."""
+        """Record that the replica cannot be read: its bytes were changed."""
         self._findings.add("A13", why)
 
     def mistranslated(self, why: str) -> None:
-        """A pair of offsets was told by which groups would go on at another record."""
+        """Record an offset sync by which consumer groups would resume at another record."""
         self._findings.add("A17", why)
 
     def stuck(self, why: str) -> None:
-        """All faults are over, and still the copy does not go on."""
+        """Record that the mirror makes no progress, although all faults are over."""
         self._findings.add("A22", why)
 
     def judge(
         self, truth: Truth, copy: Iterable[Row], *, names: Iterable[str] | None = None
     ) -> list[Anomaly]:
-        """Compare the end of the history with its source.
+        """Compare the final state of the replica with the source.
 
         Args:
-            truth: The source.
-            copy: The copy's records in the order in which it holds them.
-            names: Of the copy's objects, without folder; None: it is no archive.
+            truth: The expected records.
+            copy: The records of the replica, in its own order.
+            names: Names of the objects, without folder; None for a cluster.
 
         Returns:
-            The anomalies of the whole history, by code; empty means that nothing was lost, and
-            nothing made up.
+            The anomalies of the whole history, in the order of their codes; empty if there is none.
         """
         if names is not None:
             found = list(names)
@@ -330,9 +332,9 @@ class History:
         for row in copy:
             self.read([row])
             if row == truth.aborted.get(row.offset):
-                self._findings.add("A5", f"{row} was never committed")
+                self._findings.add("A5", f"{row} was aborted")
             elif row == truth.later.get(row.offset) != own.get(row.offset):
-                self._findings.add("A21", f"{row} is of the topic that was made later")
+                self._findings.add("A21", f"{row} belongs to the recreated topic")
             else:
                 comparison.step(row)
         return comparison.finish().listed()

@@ -1,4 +1,4 @@
-"""A store in memory that passes the contract of every store."""
+"""A store in memory that passes the contract tests of all stores."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """A BlobStore in a dict. Passes the store contract, so it may stand in for any other.
+    """A `BlobStore` in a dict. It passes the contract tests, so it can replace any other store.
 
     Args:
-        before: Called before every operation with its name (`create`, `publish`, ...) and the
-            object's name or token; may raise to make the operation fail, or wait to let another
-            writer go first.
+        before: Called before every operation with its name (`create`, `publish`, ...) and the name
+            or token of the object. It can raise to make the operation fail, or block to let
+            another writer run first.
     """
 
     def __init__(self, *, before: Callable[[str, str], None] | None = None) -> None:
@@ -50,7 +50,7 @@ class MemoryStore:
         """See `BlobStore.publish`."""
         self.before("publish", name)
         if token not in self.staged:
-            raise UnavailableError("the staged object is gone", token=token)
+            raise UnavailableError("the staged object does not exist", token=token)
         self._add(name, self.staged[token])
         del self.staged[token]
 
@@ -105,7 +105,7 @@ class MemoryStore:
 
 
 class MemoryStagedObject:
-    """An object under construction in a MemoryStore."""
+    """An object that is being written to a `MemoryStore`."""
 
     def __init__(self, store: MemoryStore, token: str) -> None:
         self._store = store

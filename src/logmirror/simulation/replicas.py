@@ -1,4 +1,4 @@
-"""Copies that a simulation makes, and how its judge reads them: by no code of the writers'."""
+"""The replicas of a simulation, and how they are read: without code of the writers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from logmirror.stores.locations import StoreLocation
     from logmirror.testing.checker import Row, Truth
 
-_MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder of its own is made there
-"""Where Linux keeps files in memory: what is flushed is accounted for, and nothing is to last."""
+_MEMORY: Final = "/dev/shm"  # noqa: S108  # a new folder is created there
+"""A file system in memory, where Linux has one. `Disk` tracks what was flushed."""
 
 _FOLDER: Final = "copy/0"
 _EXTENSIONS: Final = {
@@ -56,32 +56,32 @@ _EXTENSIONS: Final = {
 _TOPIC: Final = "copy"
 _PROGRESS: Final = "__logmirror-progress"
 _SYNCS: Final = "mm2-offset-syncs.copy.internal"
-"""Topics of the product and of MirrorMaker 2, written out: the judge reads their formats itself."""
+"""Names of internal topics of logmirror and MirrorMaker 2, whose records are parsed here."""
 
 
-class Copy(ABC):
-    """The copy of a simulation: how it is reached, and what it holds."""
+class Replica(ABC):
+    """The replica of a simulation: how processes reach it, and its content."""
 
     target: SimulatedDestination
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """What a reader is shown of it."""
+        """Return its records, as a consumer of committed records sees them."""
 
     @abstractmethod
     def names(self) -> list[str] | None:
-        """The names of its objects; None: it has none."""
+        """Return the names of its objects; None for a cluster."""
 
     def wrong_pairs(self) -> Iterator[str]:
-        """Pairs of offsets that were told and are not of one record."""
+        """Yield offset syncs whose two offsets belong to different records."""
         return iter(())
 
     def expected(self, truth: Truth) -> Truth:
-        """What a reader must be shown, of what the source was."""
+        """Return the records that the replica must have."""
         return truth
 
 
-class _Objects(Copy):
+class _Objects(Replica):
     """A chain of objects."""
 
     def __init__(self, world: World, spec: ArchiveSpec, form: Format) -> None:
@@ -91,18 +91,18 @@ class _Objects(Copy):
 
     @abstractmethod
     def durable_names(self) -> list[str]:
-        """Of all objects that no fault can take away."""
+        """Return the names of all durable objects."""
 
     @abstractmethod
     def contents(self) -> dict[str, bytes]:
-        """All objects of the chain that are durable."""
+        """Return the content of all durable objects."""
 
     def names(self) -> list[str] | None:
         is_pruned = self._form == "snapshots" and self.spec.keep_snapshots
         return None if is_pruned else covering(self.contents())
 
     def durable_end(self) -> int:
-        """How far the copy reaches."""
+        """Return the end of the durable chain."""
         names = self.durable_names()
         return newest_end(names) if self._form == "snapshots" else chain_end(names)
 
@@ -111,7 +111,7 @@ class _Objects(Copy):
         names = covering(contents)
         if self._form == "native":
             return read_batches(contents[name] for name in names)
-        if self._form == "snapshots":  # the newest one is the whole table, in the order of keys
+        if self._form == "snapshots":  # the newest one holds all keys, in key order
             names = names[-1:]
             return sorted(row for name in names for row in self._rows("parquet", contents[name]))
         extension = _EXTENSIONS[self._form]
@@ -183,8 +183,8 @@ class _Bucket(_Objects):
         return {name: self._bucket.objects[f"{prefix}/{name}"] for name in self.durable_names()}
 
 
-class _Cluster(Copy):
-    """A partition at the source's offsets."""
+class _Cluster(Replica):
+    """A partition with the source's offsets."""
 
     def __init__(self, world: World, chooser: Chooser, *, grants: bool) -> None:
         topics = Topics(world.schedule, chooser, 2)
@@ -194,7 +194,7 @@ class _Cluster(Copy):
         spec = KafkaSpec(
             cluster=TARGET, topic=_TOPIC, name="copy", mirror="orders", topic_sync="off"
         )
-        if chooser.random() < 0.7:  # noqa: PLR2004  # how often the broker knows the copier already
+        if chooser.random() < 0.7:  # noqa: PLR2004  # share of brokers that know the producer
             known = Memory(last_timestamp_ms=world.schedule.now_ms())
             log.producers[producer_id(_TOPIC, 0, world.application.topic_id)] = known
         self.target = SimulatedDestination(
@@ -208,8 +208,8 @@ class _Cluster(Copy):
         return _shown(self._log)
 
 
-class _Translated(Copy):
-    """A partition at offsets of its own: each record says by a number which one it is."""
+class _Translated(Replica):
+    """A partition with new offsets. A header of each record identifies its source record."""
 
     def __init__(self, world: World, chooser: Chooser) -> None:
         self._application = world.application
@@ -229,9 +229,9 @@ class _Translated(Copy):
         )
 
     def _durable_end(self) -> int:
-        """What the last record of progress says of which a commit is decided.
+        """Return the position in the last progress record whose transaction is decided.
 
-        Where there is none, that is where the source begins.
+        Without a progress record, return the log start offset of the source.
         """
         log = self._topics.logs.get(_PROGRESS)
         end = self._application.log.start
@@ -245,7 +245,7 @@ class _Translated(Copy):
         return None
 
     def rows(self) -> list[Row]:
-        """At the offsets of the source; -1: it has never had such a record."""
+        """Return the records with their source offsets; -1 if the source never had the record."""
         return [row._replace(offset=self._origin(row)) for row in self._shown()]
 
     def _shown(self) -> list[Row]:
@@ -262,11 +262,11 @@ class _Translated(Copy):
             upstream, downstream = struct.unpack(">qq", row.value or b"")
             found = origins.get(downstream)
             if found != upstream:
-                yield f"{upstream} told as {downstream}, where the record is that was at {found}"
+                yield f"{upstream} maps to {downstream}, which holds the record of offset {found}"
 
 
 def _shown(log: Log, decided: Iterable[bytes] = ()) -> list[Row]:
-    """What a reader of committed records is shown, or will be once these markers are there."""
+    """Return the committed records of a log, with `decided` as markers at its end."""
     return read_batches([*(entry.data for entry in log.entries), *decided])
 
 
@@ -288,17 +288,17 @@ def _archive(form: Format, chooser: Chooser, location: StoreLocation) -> Archive
 
 
 @contextlib.contextmanager
-def made(
+def opened_replica(
     destination: Destination, form: Format, world: World, chooser: Chooser, *, grants: bool
-) -> Iterator[Copy]:
-    """Make an empty copy, for as long as the block lasts.
+) -> Iterator[Replica]:
+    """Create an empty replica, and delete it at the end of the block.
 
     Args:
-        destination: Its kind.
-        form: Of objects; of a cluster `translate` for offsets of its own.
-        world: Where.
-        chooser: Draws its settings.
-        grants: Whether a cluster lets us write markers ourselves.
+        destination: Type of the destination.
+        form: Format of the objects; for Kafka `-` (same offsets) or `translate` (new offsets).
+        world: The simulation.
+        chooser: Draws the settings of the replica.
+        grants: Whether the cluster grants ClusterAction.
     """
     if form == "translate":
         yield _Translated(world, chooser)
