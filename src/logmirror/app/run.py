@@ -180,7 +180,7 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
     return Service(
         specs,
         client=clients,
-        hasty_client=brief,
+        brief_client=brief,
         destination=destinations(clients, open_store, writer_id, observer),
         runner=runner,
         writer_id=writer_id,
