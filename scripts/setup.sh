@@ -1,11 +1,11 @@
 #!/bin/sh
-# Make this clone ready, from whatever the machine has: Python 3.11 or later, make, a package manager.
+# Prepare this clone. Needs Python 3.11 or later, make, and a package manager.
 #
 #     scripts/setup.sh          .venv with the locked packages, and Java
-#     scripts/setup.sh tests    the same, and what only the tests need: Maven, kcat, Prometheus, shells
+#     scripts/setup.sh tests    the same, and the tools of the tests: Maven, kcat, Prometheus, shells
 #
-# What is missing is installed with the package manager, as root or by sudo without a password;
-# otherwise the script stops and says what to install. Steps that are done are skipped. Each step
+# Missing programs are installed with the package manager, as root or with sudo without a password.
+# Without either, the script stops and prints what to install. Completed steps are skipped. Each step
 # prints its duration.
 set -eu
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ step() {
     fi
 }
 
-# ---- The machine's package manager --------------------------------------------------------------
+# ---- Package manager -----------------------------------------------------------------------------
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"
@@ -31,7 +31,7 @@ as_root() {
     fi
 }
 
-# install_first NAME...: install the first of these packages that the manager has.
+# install_first NAME...: install the first of these packages that is available.
 install_first() {
     for name in "$@"; do
         case $manager in
@@ -51,7 +51,7 @@ install_or_update() {
         install_first "$@"
 }
 
-# provide WHAT APT DNF BREW: each of the last three is a list of package names, first choice first.
+# provide WHAT APT DNF BREW: install WHAT. Each other argument lists package names, best first.
 provide() {
     what=$1
     case $manager in
@@ -60,7 +60,7 @@ provide() {
         brew) names=$4 ;;
         *) names= ;;
     esac
-    fix="install it and run the same command again"
+    fix="install it and run this command again"
     if [ -n "$names" ]; then
         # shellcheck disable=SC2086  # a list of names
         step "installing ${names%% *} with $manager: $what" install_or_update $names && return 0
@@ -77,7 +77,7 @@ done
 setup_log=$(mktemp)
 trap 'rm -f "$setup_log"' EXIT
 
-# ---- Python and the locked packages -------------------------------------------------------------
+# ---- Python and the locked packages --------------------------------------------------------------
 
 is_python() {
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null
@@ -93,7 +93,7 @@ find_python() {
 
 make_environment() {
     python=$(find_python) ||
-        stop "no Python 3.11 to 3.14 found; install one, or name it: make install PYTHON=/path/python3"
+        stop "no Python 3.11 to 3.14 found; install one, or: make install PYTHON=/path/python3"
     packages=$(cksum <requirements.lock; "$python" --version)
     if [ "$(cat .venv/packages 2>/dev/null)" != "$packages" ]; then
         if ! "$python" -c 'import ensurepip' 2>/dev/null; then
@@ -103,8 +103,8 @@ make_environment() {
         fi
         rm -rf .venv
         step "creating .venv with $("$python" --version)" "$python" -m venv .venv
-        # uv installs in a third of pip's time. It is locked as well. So is what builds the two
-        # packages that come as sources only.
+        # uv needs a third of pip's time. It is locked too, and so are the build tools of the two
+        # packages that have no wheels.
         locked uv >.venv/uv.lock
         locked setuptools wheel packaging >.venv/builders.lock
         step "installing uv" pip_install --require-hashes -r .venv/uv.lock
@@ -138,16 +138,16 @@ uv_install() {
         >>"$setup_log" 2>&1
 }
 
-# Modules are compiled when they are first imported; most never are. Where this is forbidden, as in
-# many images, every start of a process would compile them again.
+# Modules are compiled at their first import; most are never imported. Images often forbid this, and
+# every start of a process would compile them again.
 unset PYTHONDONTWRITEBYTECODE
 pip_install() {
     .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@"
 }
 
-# ---- Java, for Spark and for Apache Kafka -------------------------------------------------------
+# ---- Java, for Spark and Apache Kafka ------------------------------------------------------------
 
-# is_java HOME: whether a runtime of version 17 or later is there.
+# is_java HOME: whether HOME has a runtime of version 17 or later.
 is_java() {
     [ -x "$1/bin/java" ] || return 1
     major=$("$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1)
@@ -180,23 +180,23 @@ need_java() {
     printf '%s' "$java_home" >.venv/java-home
 }
 
-# ---- Prometheus, which judges metrics, rules and dashboard ---------------------------------------
+# ---- Prometheus, for tests of metrics, rules and dashboard ----------------------------------------
 
-# Debian's package would start a service, on the port that logmirror answers on; so it is unpacked
-# beside the other downloads of the tests instead, which takes no root either.
+# Debian's package would start a service on logmirror's metrics port. So it is unpacked next to the
+# other downloads of the tests, which also needs no root.
 need_prometheus() {
     tools=${LOGMIRROR_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/logmirror-tests}/prometheus
     [ -x "$tools/usr/bin/promtool" ] && return
     command -v promtool >/dev/null 2>&1 && command -v prometheus >/dev/null 2>&1 && return
     if [ "$manager" != apt-get ]; then
-        provide "Prometheus, which judges the metrics," "" \
+        provide "Prometheus (for tests)" "" \
             "golang-github-prometheus prometheus2 prometheus" prometheus
         return
     fi
     mkdir -p "$tools"
-    step "downloading Prometheus, which judges the metrics" fetch_or_update || {
+    step "downloading Prometheus" fetch_or_update || {
         tail -n 12 "$setup_log" >&2
-        stop "Prometheus could not be fetched; install prometheus and promtool and run this again"
+        stop "Prometheus could not be downloaded; install prometheus and promtool and run this again"
     }
 }
 
@@ -211,10 +211,10 @@ fetch_prometheus() {
     ) >>"$setup_log" 2>&1 </dev/null
 }
 
-# ---- All of it ----------------------------------------------------------------------------------
+# ---- Main ----------------------------------------------------------------------------------------
 
-# Go builds the servers of the tests beside the other steps: minutes of one core, the first time. If
-# it fails here, the test that needs it says why.
+# Build the Go servers of the tests in the background: the first build takes minutes of one core. If
+# it fails, the test that needs it reports the reason.
 if [ "${1:-}" = tests ] && command -v go >/dev/null 2>&1 && python=$(find_python); then
     PYTHONPATH=tests "$python" -B -m kit.servers.go >/dev/null 2>&1 </dev/null &
     builds=$!
@@ -223,15 +223,15 @@ make_environment
 need_java
 if [ "${1:-}" = tests ]; then
     command -v mvn >/dev/null 2>&1 ||
-        provide "Maven, which fetches Apache Kafka for the tests," maven maven maven
+        provide "Maven (for tests)" maven maven maven
     command -v kcat >/dev/null 2>&1 ||
-        provide "kcat, one of the clients that judge," "kcat kafkacat" kcat kcat
+        provide "kcat (for tests)" "kcat kafkacat" kcat kcat
     for shell in zsh fish; do
         command -v $shell >/dev/null 2>&1 ||
-            provide "$shell, whose completion is tested," $shell $shell $shell
+            provide "$shell (for tests)" $shell $shell $shell
     done
     [ "$(uname)" != Linux ] || command -v systemd-analyze >/dev/null 2>&1 ||
-        provide "systemd-analyze, which checks a unit," systemd systemd ""
+        provide "systemd-analyze (for tests)" systemd systemd ""
     need_prometheus
     [ -z "${builds:-}" ] || step "building the servers of the tests with Go" wait "$builds" || true
 fi

@@ -130,7 +130,7 @@ class SimulatedRunner:
         tools = _spare.pop() if _spare else _new_tools()
         self._world.enter(executor)
         try:
-            return [r for unit in units(works) for r in self._carry_out(unit, executor, tools)]
+            return [r for unit in units(works) for r in self._run_unit(unit, executor, tools)]
         except KilledError:
             if self._process.is_dead:
                 raise
@@ -143,9 +143,9 @@ class SimulatedRunner:
         """See `Runner.end_follow_windows`."""
         self._is_stopping = True
 
-    def _carry_out(self, unit: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
+    def _run_unit(self, unit: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
         if isinstance(unit[0].destination, KafkaSpec):
-            return self._copy(unit, executor, tools)
+            return self._transfer_to_kafka(unit, executor, tools)
         clock, decoder = self._world.schedule, tools[2]
         store = self._destination.store(executor)
         if unit[0].archive.compaction:
@@ -158,7 +158,9 @@ class SimulatedRunner:
         transfers = [Transfer(work, store, decoder, clock=clock) for work in unit]
         return carry_out(transfers, _source(unit[0], executor, tools), decoder)
 
-    def _copy(self, works: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:
+    def _transfer_to_kafka(
+        self, works: list[Work], executor: Process, tools: _Tools
+    ) -> list[SliceResult]:
         clock, client = self._world.schedule, self._destination.view(executor)
         window_ms = 0 if self._is_stopping else max(work.window_ms for work in works)
         source_client = cast("ClusterClient", SourceView(executor))
@@ -281,23 +283,23 @@ class Node:
                 )
             ],
             client=lambda _settings: source,
-            destination=self._copies(process, observer, stack),
+            destination=self._destinations(process, observer, stack),
             runner=SimulatedRunner(process, self._destination),
             writer_id=process.name,
             clock=clock,
             observer=observer,
         )
 
-    def _copies(
+    def _destinations(
         self, process: Process, observer: Observer, stack: contextlib.ExitStack
     ) -> Callable[[DestinationSpec], Destination]:
         clock = self._world.schedule
-        copies: Destination
+        destination: Destination
         if isinstance(self._destination.spec, ArchiveSpec):
             store = self._destination.store(process)
             self._destination.begin_writing(store, stack)
             committer = Committer(lambda _location: store, clock=clock, observer=observer)
-            copies = ArchiveDestination(lambda _location: store, committer, clock)
+            destination = ArchiveDestination(lambda _location: store, committer, clock)
         else:
             views = {
                 SOURCE: cast("ClusterClient", SourceView(process)),
@@ -305,9 +307,9 @@ class Node:
             }
             spec = self._destination.spec
             if spec.offsets == "translate":
-                copies = TranslateDestination(
+                destination = TranslateDestination(
                     lambda settings: views[settings], clock, process.name, observer
                 )
             else:
-                copies = PreserveDestination(lambda settings: views[settings], clock, observer)
-        return lambda _spec: copies
+                destination = PreserveDestination(lambda settings: views[settings], clock, observer)
+        return lambda _spec: destination
