@@ -301,7 +301,9 @@ def test_properties_of_both_clusters_are_validated():
     }
     assert validated == [{"one": "1"}, {"two": "2", "group.id": "y"}]
     assert found == {
-        "mirrors[0].source.properties.group.id": "the file has a key for this",
+        "mirrors[0].source.properties.group.id": (
+            "has no effect: logmirror uses no consumer group"
+        ),
         "mirrors[0].source.properties.one": "is odd",
         "mirrors[0].destinations[0].properties.two": "is odd",
         "mirrors[0].destinations[0].properties.group.id": "is odd",

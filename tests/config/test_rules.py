@@ -87,7 +87,7 @@ def source(**changes):
         (
             {"source": source(properties={"group.id": "x"})},
             ".source.properties.group.id",
-            "the file has a key for this",
+            "has no effect: logmirror uses no consumer group",
         ),
         ({"destinations": ABSENT}, ".destinations", "is required"),
         ({"destinations": []}, ".destinations", "must list at least one"),

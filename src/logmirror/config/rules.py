@@ -261,7 +261,7 @@ _NOT_IN_NDJSON: Final = ("bytes", "json", "json-parseable")
 
 
 def _check_types(source: Source, path: str, mirror: dict[str, Any], layout: dict[str, Any]) -> None:
-    """NDJSON holds text; `encoding` is not a column type."""
+    """Refuse types other than utf8 with NDJSON, which holds text; `encoding` is not a type."""
     if layout.get("format") != "ndjson":
         return
     for key in ("keys", "values"):
@@ -270,16 +270,17 @@ def _check_types(source: Source, path: str, mirror: dict[str, Any], layout: dict
             source.add_problem(f"{path}.{key}.type", message, suggestion)
 
 
-_SOURCE_KEYS: Final = {
-    "bootstrap.servers": "write bootstrap-servers below source",
-    "metadata.broker.list": "write bootstrap-servers below source",
-    "group.id": "remove it: logmirror uses no consumer group",
+_HAS_KEY: Final = "the file has a key for this"
+_REFUSED_IN_SOURCE: Final = {
+    "bootstrap.servers": (_HAS_KEY, "write bootstrap-servers below source"),
+    "metadata.broker.list": (_HAS_KEY, "write bootstrap-servers below source"),
+    "group.id": ("has no effect: logmirror uses no consumer group", "remove it"),
 }
-_DESTINATION_KEYS: Final = {
-    "bootstrap.servers": "write bootstrap-servers in the destination",
-    "metadata.broker.list": "write bootstrap-servers in the destination",
+_REFUSED_IN_DESTINATION: Final = {
+    "bootstrap.servers": (_HAS_KEY, "write bootstrap-servers in the destination"),
+    "metadata.broker.list": (_HAS_KEY, "write bootstrap-servers in the destination"),
 }
-"""Properties for which the file has a key."""
+"""Connection properties that the file does not accept, with message and suggestion."""
 
 
 def _check_properties(source: Source, root: dict[str, Any], validate: PropertyCheck | None) -> None:
@@ -294,9 +295,7 @@ def _check_properties(source: Source, root: dict[str, Any], validate: PropertyCh
     properties = spark.get("properties") if isinstance(spark, dict) else None
     for key in properties if isinstance(properties, dict) else ():
         if key == "spark.master":
-            source.add_problem(
-                f"spark.properties.{key}", "the file has a key for this", "write master"
-            )
+            source.add_problem(f"spark.properties.{key}", _HAS_KEY, "write master")
         elif not key.startswith("spark."):
             source.add_problem(f"spark.properties.{key}", "must begin with spark.")
 
@@ -308,15 +307,14 @@ def _check_connection(
     properties = cluster.get("properties")
     if not isinstance(properties, SourceMap):
         return
-    keys = _SOURCE_KEYS if path.endswith(".source") else _DESTINATION_KEYS
-    for key, suggestion in keys.items():
+    refused = _REFUSED_IN_SOURCE if path.endswith(".source") else _REFUSED_IN_DESTINATION
+    for key, (message, suggestion) in refused.items():
         if key in properties:
-            message = "the file has a key for this"
             source.add_problem(f"{path}.properties.{key}", message, suggestion)
     others = {
         key: text
         for key, text in properties.texts.items()
-        if key not in keys and properties[key] is not None
+        if key not in refused and properties[key] is not None
     }
     for key, message, suggestion in validate(others) if validate else ():
         source.add_problem(f"{path}.properties.{key}", message, suggestion)
