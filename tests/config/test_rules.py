@@ -176,7 +176,7 @@ def test_a_malformed_time_of_day_is_refused(time):
         ({"max-bytes": 1}, "it belongs below mirrors.flush"),
         ({"bootstrap_servers": "a:1"}, ""),
         ({"bootstrap-servers": "a:1"}, "it belongs below mirrors.source"),
-        ({"spark": {}}, "it belongs to the top level"),
+        ({"spark": {}}, "it belongs at the top level"),
         ({"format": "parqet"}, "did you mean parquet?"),
         ({"format": "json"}, "did you mean ndjson?"),
         ({"enabled": "off"}, "write false"),

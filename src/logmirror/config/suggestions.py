@@ -68,7 +68,7 @@ _UNITS_BYTES: Final = {
     "gib": 1024**3,
 }
 _WITH_UNIT = re.compile(r"([0-9]{1,12})\s*([A-Za-z]{1,3})")
-_TRUTHS: Final = {
+_BOOLEANS: Final = {
     **dict.fromkeys(("yes", "y", "on"), "write true"),
     **dict.fromkeys(("no", "n", "off"), "write false"),
 }
@@ -109,7 +109,7 @@ def suggest_key(loc: tuple[str | int, ...]) -> str:
     for other, model in _MODELS.items():
         if key in _keys(model):
             place = ".".join(part for part in other.split(".") if part not in DESTINATION_TYPES)
-            return f"it belongs below {place}" if place else "it belongs to the top level"
+            return f"it belongs below {place}" if place else "it belongs at the top level"
     return ""
 
 
@@ -139,7 +139,7 @@ def suggest_value(loc: tuple[str | int, ...], found: object) -> str:
     if key == "partitions" and type(found) is int:
         return f"write partition: {found} or partitions: [{found}]"
     if key in _SWITCHES and isinstance(found, str):
-        return _TRUTHS.get(found.lower(), "")
+        return _BOOLEANS.get(found.lower(), "")
     if key in _NUMBERS and isinstance(found, str):
         return _suggest_number(key, found)
     if key in _TEXTS and isinstance(found, bool | int | float) and "properties" not in loc:
