@@ -1,4 +1,4 @@
-"""The one door for time, randomness and identifiers, so that tests can drive them."""
+"""Time, randomness and identifiers. The only source of these, so that tests can control them."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 Chooser = random.Random
-"""Draws what is drawn, the same for the same seed; guards no secret."""
+"""A seeded random number generator. Not for secrets."""
 
 
 class Clock:
-    """The machine's clocks. Subclass it in a test to make time stand still or jump."""
+    """The machine's clocks. Tests subclass it to stop time or make it jump."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch; may step backwards when the machine's clock is set."""
+        """Return milliseconds since 1970. May step backwards when the machine's clock is set."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never step backwards; the zero is arbitrary. Use it for deadlines.
+        """Return milliseconds that never step backwards, from an arbitrary zero. For deadlines.
 
-        They go on while the machine sleeps, where the system has such a clock: what was known
-        before the sleep is old afterwards.
+        Time during suspend counts, if the operating system has such a clock: what was known before
+        the suspend is old afterwards.
         """
         return time.clock_gettime_ns(_MONOTONIC) // 1_000_000
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Wait; returns at once for a duration that is not positive."""
+        """Sleep. Returns at once if the duration is not positive."""
         if duration_ms > 0:
             time.sleep(duration_ms / 1000)
 
 
 class _SystemClock(Clock):
-    """The machine's clocks, or the clock that drives this process instead."""
+    """The machine's clocks, or the clock that replaces them in a simulation."""
 
     driver: Clock | None = None
     chooser: Chooser | None = None
@@ -63,16 +63,16 @@ class _SystemClock(Clock):
 _system: Final = _SystemClock()
 
 SYSTEM_CLOCK: Final[Clock] = _system
-"""The clock of production code that was given none."""
+"""The clock of production code that is not passed another one."""
 
 
 @contextlib.contextmanager
 def driven(clock: Clock, chooser: Chooser) -> Iterator[None]:
-    """Let a simulation be time and chance of this process until the block ends.
+    """Replace time and randomness of this process by those of a simulation until the block ends.
 
     Args:
-        clock: Stands in for `SYSTEM_CLOCK`.
-        chooser: What pauses and identifiers are drawn from.
+        clock: Replaces `SYSTEM_CLOCK`.
+        chooser: Source of jitter and identifiers.
     """
     _system.driver, _system.chooser = clock, chooser
     try:
@@ -82,21 +82,21 @@ def driven(clock: Clock, chooser: Chooser) -> Iterator[None]:
 
 
 def jittered_ms(base_ms: float) -> float:
-    """A duration in base_ms/2 .. base_ms, so that many waiters do not return at one moment."""
+    """Return a random duration in base_ms/2 .. base_ms, so that clients do not retry in step."""
     return base_ms * (_system.chooser or random).uniform(0.5, 1.0)
 
 
 def new_writer_id() -> str:
-    """A name for one writing process, unique among all: host, process id, 64 random bits.
+    """Return a globally unique ID for one writing process: host, process ID, 64 random bits.
 
-    Only letters, digits, dots and dashes, so it may stand in a file name.
+    Contains letters, digits, dots and dashes only, so it is valid in a file name.
     """
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40] or "host"
     return f"{host}.{os.getpid()}.{secrets.token_hex(8)}"
 
 
 def new_nonce() -> str:
-    """64 random bits as 16 hexadecimal digits."""
+    """Return 64 random bits as 16 hexadecimal digits."""
     if _system.chooser:
         return f"{_system.chooser.getrandbits(64):016x}"
     return secrets.token_hex(8)

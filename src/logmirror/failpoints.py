@@ -1,10 +1,11 @@
-"""Named places where a test can end the process as `kill -9` would.
+"""Failpoints: named places in the code where a test ends the process as `kill -9` would.
 
     LOGMIRROR_CRASH_AT=claim.created#2      die when this process reaches the point the second time
 
-The points stand between the steps whose order makes a copy exactly-once, so a test that walks all
-of `POINTS` has died once in every gap between them. Without the variable a point costs one dict
-look-up. A process that dies here dies by SIGKILL: no `finally`, no flush, no exit handler runs.
+The points are between the steps whose order makes replication exactly-once. A test that uses each
+of `POINTS` ends the process once between any two of these steps. Without the variable, a point
+costs one dictionary lookup. The process ends by SIGKILL: no `finally` block, no flush and no exit
+handler runs.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ VARIABLE: Final = "LOGMIRROR_CRASH_AT"
 
 POINTS: Final = (
     "plan.positions",  # driver: positions read, nothing dispatched
-    "plan.dispatch",  # driver: slices fixed, about to run
+    "plan.dispatch",  # driver: slices planned, not yet run
     "fetch.answered",  # executor: batches received, nothing staged
-    "stage.opened",  # executor: temporary object exists, empty
+    "stage.opened",  # executor: staged object exists, empty
     "stage.written",  # executor: some bytes in it, not durable
     "stage.finished",  # executor: staged object durable, not claimed
     "claim.created",  # executor: claim durable, object not published
-    "publish.linked",  # executor: object visible, nobody told
+    "publish.linked",  # executor: object visible, no receipt yet
     "publish.done",  # executor: staged name removed, receipt not sent
-    "head.filled",  # executor: filler stands for offsets that the source no longer has
-    "head.deleted",  # executor: and is deleted again
-    "hole.begin",  # executor: nothing on its way, no marker asked for
-    "hole.joined",  # executor: the partition is in a transaction to which nothing is written
-    "hole.marked",  # executor: a marker was asked for, perhaps not written yet
-    "hole.filled",  # executor: the destination's log ends where the hole does
+    "head.filled",  # executor: padding written for offsets that the source no longer has
+    "head.deleted",  # executor: padding deleted
+    "hole.begin",  # executor: nothing in flight, no marker requested
+    "hole.joined",  # executor: partition added to a transaction without records
+    "hole.marked",  # executor: marker requested, perhaps not written yet
+    "hole.filled",  # executor: destination's log ends at the end of the offset gap
     "produce.prepared",  # executor: batches ready, nothing sent
-    "produce.sent",  # executor: on their way, no answer
-    "produce.answered",  # executor: acknowledged, nobody told
-    "translate.owned",  # driver: the flow is said to be ours, nothing is copied
-    "translate.taken",  # executor: older copiers are fenced, progress is read
-    "translate.joined",  # executor: a transaction has begun, nothing is sent
-    "translate.sent",  # executor: its records are on their way
-    "translate.noted",  # executor: progress is written beside them, nothing is decided
-    "translate.committed",  # executor: the transaction is committed, nobody told
-    "compact.staged",  # compact: merged object durable, nothing says so
-    "compact.recorded",  # compact: its record is there, it is not
-    "compact.published",  # compact: it stands beside its parts
-    "compact.proven",  # compact: it was read back, nothing is deleted
-    "compact.deleted",  # compact: one more of its parts is deleted
-    "commit.received",  # driver: receipts here, not checked
+    "produce.sent",  # executor: batches in flight, no response
+    "produce.answered",  # executor: batches acknowledged, no receipt yet
+    "translate.owned",  # driver: ownership of the flow recorded, nothing copied
+    "translate.taken",  # executor: earlier writers fenced, progress read
+    "translate.joined",  # executor: transaction begun, nothing sent
+    "translate.sent",  # executor: its records in flight
+    "translate.noted",  # executor: progress record written, transaction open
+    "translate.committed",  # executor: transaction committed, no receipt yet
+    "compact.staged",  # compact: merged object durable, not recorded
+    "compact.recorded",  # compact: its record durable, object not published
+    "compact.published",  # compact: object visible beside its parts
+    "compact.proven",  # compact: object read back, nothing deleted
+    "compact.deleted",  # compact: one more of its parts deleted
+    "commit.received",  # driver: receipts received, not checked
     "commit.done",  # driver: verified position advanced
 )
 
@@ -58,7 +59,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def reach(point: str) -> None:
-    """Die here if the environment says so."""
+    """End the process here if the environment variable names this point."""
     for listener in _listeners:
         listener(point)
     wanted = os.environ.get(VARIABLE)
@@ -74,10 +75,10 @@ def reach(point: str) -> None:
 
 @contextlib.contextmanager
 def listening(listener: Callable[[str], None]) -> Iterator[None]:
-    """Tell a simulation of every point that is reached, until the block ends.
+    """Call a listener at every failpoint that is reached, until the block ends.
 
     Args:
-        listener: Takes the point's name. What it raises ends whoever has reached it.
+        listener: Receives the point's name. An exception that it raises propagates from the point.
     """
     _listeners.append(listener)
     try:

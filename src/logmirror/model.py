@@ -1,4 +1,4 @@
-"""Frozen value types that every layer speaks."""
+"""Frozen value types that all layers share."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class TopicPartition:
 class OffsetRange:
     """A run of source offsets, both ends included.
 
-    A range covers offsets, it does not count records: compaction and transaction markers leave
-    offsets that carry no record, so a batch of 3 records may cover 10 offsets.
+    Offsets are not records: compaction and transaction markers leave offset gaps, so a batch of 3
+    records may cover 10 offsets.
     """
 
     first: int
-    """Offset of the first position covered, 0..OFFSET_MAX."""
+    """The first offset covered, 0..OFFSET_MAX."""
 
     last: int
-    """Offset of the last position covered, never below `first`."""
+    """The last offset covered, first..OFFSET_MAX."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last <= OFFSET_MAX:
@@ -42,17 +42,17 @@ class OffsetRange:
 
     @property
     def next_offset(self) -> int:
-        """The first offset after this range: where the next range must begin."""
+        """The first offset after this range, at which the next range must begin."""
         return self.last + 1
 
     @property
     def offset_count(self) -> int:
-        """How many offsets the range covers."""
+        """The number of offsets covered, at least 1."""
         return self.last - self.first + 1
 
 
 class GapCause(enum.StrEnum):
-    """Why an offset carries no record in a copy (I3)."""
+    """Why an offset has no record (I3)."""
 
     CONTROL = "control"
     """A transaction marker."""
@@ -61,16 +61,16 @@ class GapCause(enum.StrEnum):
     """A record of an aborted transaction."""
 
     COMPACTED = "compacted"
-    """Not in the log that the source served: compacted or deleted there."""
+    """A record that the source's log no longer has: compacted or deleted there."""
 
     UNRECORDED = "not-recorded"
-    """Any of these: mirror-v3 wrote the object, which keeps no causes. Our own objects never have
-    it, but for those that `compact` made of mirror-v3's."""
+    """Any of these. mirror-v3 records no causes. logmirror's own objects never have this cause,
+    except for those that `compact` merged from mirror-v3's."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Gap:
-    """A run of offsets without records, and why."""
+    """A run of offsets without records, `first` and `last` included, and its cause."""
 
     first: int
     last: int
@@ -78,35 +78,36 @@ class Gap:
 
 
 class Trigger(enum.StrEnum):
-    """Why an object ends where it ends (R9)."""
+    """What ended an object (R9)."""
 
     MAX_OFFSETS = "max-offsets"
     MAX_BYTES = "max-bytes"
     MAX_TIME = "max-time"
     DAILY = "daily"
     EXPLICIT = "explicit"
+    """A shutdown, or `--until-now`."""
 
 
 class TimestampType(enum.IntEnum):
-    """Kafka's message.timestamp.type, as its attribute bit and as Spark's `timestampType`."""
+    """Kafka's `message.timestamp.type`, with the values of the attribute bit and of Spark."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 ColumnType = Literal["bytes", "utf8", "json", "json-parseable"]
-"""What all keys or all values of a topic are. `bytes`: anything. `utf8`: UTF-8 text. `json`: text
-that is marked as JSON, and not looked into. `json-parseable`: text that is one JSON value."""
+"""The type of all keys or all values of a topic. `bytes`: any bytes. `utf8`: UTF-8 text. `json`:
+text declared as JSON, not parsed. `json-parseable`: text that is one JSON value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnTypes:
-    """What the keys and the values of a topic are; a null is of every type."""
+    """The types of the keys and values of a topic. A null matches every type."""
 
     key: ColumnType = "bytes"
     value: ColumnType = "bytes"
 
     @property
     def are_checked(self) -> bool:
-        """Whether a record may be refused."""
+        """Whether records must be checked: whether any type but `bytes` is required."""
         return not self.key == self.value == "bytes"

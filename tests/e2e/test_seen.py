@@ -226,7 +226,7 @@ def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_pa
         run.signal(signal.SIGTERM)
         assert run.wait() == 0
     events = [json.loads(line) for line in run.text.splitlines()]
-    assert [event["event"] for event in events[:2]] == ["answers monitoring", "mirror starts"]
+    assert [event["event"] for event in events[:2]] == ["metrics endpoint enabled", "mirror starts"]
     assert {event["mirror"] for event in events[1:]} == {"parquet"}
     beat = next(event for event in events if event["event"] == "heartbeat")
     assert (beat["level"], beat["flows"], beat["position"] + beat["lag"]) == ("DEBUG", 1, 10)
@@ -275,7 +275,7 @@ def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tm
         variables |= {"MIRROR_V3_CACHE_PORT": "8080", "MIRROR_V3_READINESS_LAG": "5"}
         with InlineRun(small_config, "--until-now", folder=tmp_path, environment=variables) as run:
             assert run.wait() == 0, run.text
-    assert "WARNING monitoring is not answered" in run.text
+    assert "WARNING metrics endpoint disabled" in run.text
     (line,) = [line for line in run.text.splitlines() if "MIRROR_V3" in line]
     assert "variables=MIRROR_V3_CACHE_PORT,MIRROR_V3_READINESS_LAG" in line
     assert durable_position(tmp_path / "parquet" / "0") == 10

@@ -158,7 +158,8 @@ def test_the_highest_memory_of_any_slot_so_far_is_told():
         tail=None,
     )
     for peaks, expected in (((0, 0), None), ((5, 9), 9), ((0, 7), 9)):
-        world.observer.slices_done([SliceResult(slice=part, receipts=(), peak_bytes=n) for n in peaks])
+        results = [SliceResult(slice=part, receipts=(), peak_bytes=n) for n in peaks]
+        world.observer.slices_done(results)
         assert world.samples.get(("slot_memory_peak_bytes", ())) == expected
 
 

@@ -89,7 +89,7 @@ def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
 
     health.mirror_stopped("bills", why)
     assert health.not_ready() == []
-    health.mirror_stopped("orders", why, FLOW)  # its other destinations are no longer copied to, too
+    health.mirror_stopped("orders", why, FLOW)  # with all its destinations
     assert health.not_ready() == ["mirror=orders state=stopped kind=unavailable: no response"]
 
 

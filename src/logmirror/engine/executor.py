@@ -1,9 +1,9 @@
-"""The composition root of an executor, and the process from which Spark forks its Python workers.
+"""The composition root of an executor, and the daemon from which Spark forks its Python workers.
 
 Spark starts this module by name (`spark.python.daemon.module`) and forks a worker for each slot.
-What slices need is loaded and compiled here, once, so a worker starts in milliseconds and shares
-the memory, where it would otherwise take a CPU-second or more, again after every crash of one. The
-driver names `execute` and never imports it.
+Modules are loaded and kernels compiled here once, so a worker starts in milliseconds and shares
+this memory. Otherwise each worker would need at least one CPU second, and again after each crash.
+The driver passes the name of `execute` and never imports it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 _TURN_MS: Final = 50
-"""Of a lease, where one slot copies between several pairs of clusters, each in its turn."""
+"""Part of the follow window for each pair of clusters, if one slot serves several in turn."""
 
 
 @functools.cache
@@ -117,17 +117,21 @@ def _sync_writer(
 def execute(
     works: Sequence[Work], stop_channel: tuple[str, int] | None = None
 ) -> Iterator[SliceResult]:
-    """Carry the works of one slot out in this process. Never raises a LogmirrorError.
+    """Run the works of one slot in this process; yield one result for each.
 
-    Connections, buffers and decoders stay for the next time. `stop_channel` is where the driver
-    ends leases.
+    Errors are part of the results: no LogmirrorError is raised. Connections, buffers and decoders
+    are kept for the next call.
+
+    Args:
+        works: Works for archives and clusters.
+        stop_channel: Host and port of the driver's `StopChannel`. None: there is none.
     """
     for result in _execute(works, stop_channel):
         yield replace(result, peak_bytes=_peak_bytes())
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has ever had resident, as the system tells it."""
+    """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -162,7 +166,7 @@ def _source(work: Work) -> KafkaSource:
 
 
 def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
-    """Carry out works that read the same, side by side."""
+    """Run works that share one read of the source."""
     process = os.getpid()
     decoder = _decoder(memory.chunk_bytes, process)
     if works[0].archive.compaction:
@@ -181,7 +185,7 @@ def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
 
 def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult:
     store = _store(work.archive.location, work.writer_id, memory.held_bytes, os.getpid())
-    # Spark's folder for this purpose, which ends with the session.
+    # Spark's local directory, which is deleted with the session.
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return SnapshotTransfer(
         work,
@@ -189,7 +193,7 @@ def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult
         store,
         decoder,
         folder=Path(folders[0]) if folders[0] else None,
-        run_bytes=min(RUN_BYTES, memory.objects_bytes // 4),  # it is copied twice to be sorted
+        run_bytes=min(RUN_BYTES, memory.objects_bytes // 4),  # sorting copies it twice
         row_group_bytes=memory.row_group_bytes,
     ).run()
 
@@ -228,7 +232,7 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
 
 
 def warm_up() -> None:
-    """Load and compile in this process what the first slice would otherwise wait for."""
+    """Load modules and compile kernels in this process before the first slice."""
     _, scanner, decoder = _tools(os.getpid())
     batch = encode_reference([Record(0, 0, TimestampType.CREATE_TIME, b"k", b"v", ())])
     batches = scanner.scan(batch, len(batch))
@@ -237,10 +241,10 @@ def warm_up() -> None:
 
 
 def main() -> None:
-    """Load, then serve Spark until it hangs up."""
+    """Load, then serve Spark until it disconnects."""
     warm_up()
     gc.collect()
-    gc.freeze()  # what is loaded stays shared: a worker's collector must not touch its pages
+    gc.freeze()  # keeps memory shared: a worker's garbage collector must not write to it
     manager()
 
 

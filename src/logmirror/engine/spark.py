@@ -1,9 +1,9 @@
-"""Spark: the session, and the tick that runs slices on it. Alone imports pyspark.
+"""Spark: the session, and the job that runs the slices of a tick.
 
-A tick is one RDD job: one task per slot, each task a list of slices, and the results collected.
-Bytes go from socket to file inside one Python worker and never cross to the JVM; Spark schedules,
-retries, distributes and isolates. What is cancelled is not stopped, and a lost executor's task may
-run on beside its retry: exactly-once comes from claims at the destination, never from here.
+A tick is one RDD job: one task per slot, a list of slices per task, and the results are collected.
+Data goes from socket to file inside one Python worker and never enters the JVM. Spark schedules,
+retries, distributes and isolates. A cancelled task may continue, and the task of a lost executor
+may run in parallel with its retry: exactly-once is ensured at the destination, not here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 with warnings.catch_warnings():
-    # PySpark warns of a pandas that it does not know; the mirror uses none.
+    # PySpark warns about unknown versions of pandas, which the mirror does not use.
     warnings.simplefilter("ignore", FutureWarning)
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -40,45 +40,46 @@ if TYPE_CHECKING:
 _PRIVATE: Final = (
     "(?i)secret|passw|passphrase|token|credential|(access|account|api|private)[._-]?key"
 )
-"""Names of properties whose values are nobody's business; Spark's own pattern knows fewer."""
+"""Pattern of property names whose values are secret. Spark's default pattern covers fewer."""
 
 SETTINGS: Final[Mapping[str, str]] = {
-    # TCP sockets between JVM and worker lack TCP_NODELAY, which costs some 40 ms a task.
+    # TCP sockets between JVM and worker lack TCP_NODELAY, which costs about 40 ms per task.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "200ms",
     "spark.python.daemon.module": "logmirror.engine.executor",
-    # A second copy of a running task could only meet the first one's claims.
+    # A speculative task would only conflict with the claims of the first one.
     "spark.speculation": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # What Spark's pages and event logs show as stars.
+    # Redacted in Spark's UI and event logs.
     "spark.redaction.regex": _PRIVATE,
-    # The driver only plans; its heap need not grow with the data.
+    # The driver only plans; its heap does not depend on the amount of data.
     "spark.driver.memory": "512m",
 }
-"""Ours; `spark.properties` of the configuration overrides each."""
+"""Defaults. `spark.properties` of the configuration overrides each."""
 
 _AT_LAUNCH: Final = (
     *("spark.app.name", "spark.archives", "spark.driver.", "spark.files", "spark.jars"),
     *("spark.kerberos.", "spark.kubernetes.", "spark.local.dir", "spark.master", "spark.submit."),
     *("spark.yarn.",),
 )
-"""How properties begin that Spark's launcher must know, and that everybody on the machine can read
-in its command line. The others are told to the JVM when it runs."""
+"""Prefixes of the properties that Spark's launcher needs. They are in the JVM's command line, which
+all users of the machine can read. The others are sent to the JVM after its start."""
+
 _DAEMON: Final = "spark.python.daemon.module"
 _DEFAULT_MASTER: Final = "local[*]"
-"""Of a configuration that names none; it gives way to one that `spark-submit` was told."""
+"""Master if the configuration has none. The one of `spark-submit` takes precedence over it."""
 
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""In the environment of programs that `spark-submit` starts."""
+"""Environment variable of programs that `spark-submit` starts."""
 
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 _LOCAL_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Halves start-up and tick. Slows data that crosses the JVM, of which the mirror has none."""
+"""Halves the time of start-up and of a tick. Slows down data in the JVM; the mirror has none."""
 
 _LOG4J: Final = """\
 rootLogger.level = error
@@ -100,7 +101,7 @@ _JAVA_HOMES: Final = (
 )
 _FOLDER: Final = "logmirror-spark-"
 _SOCKET_FOLDER_MAX: Final = 60
-"""A socket's whole name has 103 bytes at most on macOS; Spark's takes 43 behind its folder's."""
+"""Limit in bytes. A socket's path has at most 103 on macOS, of which Spark's file name takes 43."""
 
 _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
@@ -111,14 +112,18 @@ class SparkRunner:
 
     Args:
         master: A Spark master URL. `local[N]` becomes `local[N,4]`, so that a lost worker's slices
-            are tried again.
+            are retried.
         properties: Spark properties that override `SETTINGS`.
-        execute: What an executor does with pieces of work, as `module:function`; the driver
-            never imports it. Takes the works of one slot and the address of the desk that ends
-            leases; yields a SliceResult for each work.
-        warm_up: What a new executor may do before the first piece, in the same form.
-        slots_max: Use no more slots than this; None: all there are.
-        log: Where the JVM's own output goes; None for a file that ends with the session.
+        execute: The executor's function that runs works, as `module:function`; the driver never
+            imports it. Takes the works of one slot and the address of the stop channel; yields a
+            SliceResult for each work.
+        warm_up: A function that a new executor runs before the first works, in the same form.
+        slots_max: Limit for the number of slots, at least 1. None: all slots of the cluster.
+        log: File for the JVM's own output. None: a file that is deleted with the session.
+
+    Raises:
+        UnavailableError: Spark did not start.
+        UsageError: There is no Java, or the master is invalid.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each once
@@ -150,14 +155,14 @@ class SparkRunner:
     def __exit__(self, *_: object) -> None:
         self._stop_channel.close()
         self._context.stop()
-        gateway = self._context._gateway  # noqa: SLF001  # the JVM outlives stop() otherwise
+        gateway = self._context._gateway  # noqa: SLF001  # otherwise the JVM survives stop()
         if gateway is not None:
             gateway.shutdown()
         self._folder.cleanup()
 
     @property
     def slots(self) -> int:
-        """How many tasks run side by side; on a cluster, it grows as executors arrive."""
+        """How many tasks run in parallel. On a cluster it grows while executors start."""
         try:
             slots = max(self._context.defaultParallelism, 1)
         except Exception as error:
@@ -187,31 +192,31 @@ class SparkRunner:
         if self._is_lost():
             return EngineLostError(
                 "Spark has stopped and cannot be used any more",
-                hint="start again: what was published stays, and the copy goes on from there. If "
-                "it happens again, look at memory limits and at `--spark-log`",
+                hint="start again: replication resumes from the position of each flow. If it "
+                "happens again, check memory limits and the file of `--spark-log`",
                 reason=reason,
             )
         return UnavailableError(
             "the Spark job failed",
-            hint="what was published stays; the flows go on from their positions",
+            hint="published data is kept; the flows resume from their positions",
             reason=reason,
         )
 
     def _is_lost(self) -> bool:
-        gateway = self._context._gateway  # noqa: SLF001  # it alone knows the JVM's process
-        process = None if gateway is None else gateway.proc  # None: it is that of spark-submit
+        gateway = self._context._gateway  # noqa: SLF001  # only the gateway has the JVM's process
+        process = None if gateway is None else gateway.proc  # None: spark-submit started the JVM
         if gateway is None or (process is not None and process.poll() is not None):
             return True
         try:
-            return bool(self._context._jsc.sc().isStopped())  # noqa: SLF001  # no public way
-        except Exception:  # noqa: BLE001  # whatever it says, it does not answer
+            return bool(self._context._jsc.sc().isStopped())  # noqa: SLF001  # there is no public API
+        except Exception:  # noqa: BLE001  # any error means that the JVM does not respond
             return True
 
 
 def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
-    """Spread work over at most `slots` bins of about equal weight, heaviest first.
+    """Distribute works over at most `slots` bins of about equal weight, heaviest first.
 
-    What reads the same stays together.
+    Works that read the same bytes stay together.
     """
     weighed = [(max(sum(w.estimated_bytes for w in unit), 1), unit) for unit in units(works)]
     bins: list[list[Work]] = [[] for _ in range(min(slots, len(weighed)))]
@@ -230,7 +235,7 @@ class _Task:
         self._execute, self._stop_channel = execute, stop_channel
 
     def __call__(self, bins: Iterable[list[Work]]) -> Iterator[SliceResult]:
-        # A worker whose input is left over is thrown away with all it has cached.
+        # Spark discards a worker that has not consumed its input, with all its caches.
         works = [work for items in bins for work in items]
         execute = _named(self._execute)
         yield from execute(works, self._stop_channel)
@@ -238,7 +243,7 @@ class _Task:
 
 
 class _WarmUp:
-    """The first task of every slot: as long as the loading takes, so that each gets a worker."""
+    """The first task of each slot. It takes as long as loading, so each slot starts a worker."""
 
     def __init__(self, warm_up: str) -> None:
         self._warm_up = warm_up
@@ -248,12 +253,12 @@ class _WarmUp:
 
 
 def _stop_channel(context: SparkContext) -> StopChannel:
-    """Where executors reach the driver, as they reach its JVM."""
+    """Listen on the address under which executors reach the driver's JVM."""
     conf = context.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
     try:
         return StopChannel(conf.get("spark.driver.bindAddress") or host, host)
-    except OSError:  # an address that Java understands and we do not: leases are short then
+    except OSError:  # an address that only Java can bind: windows are short then
         return StopChannel()
 
 
@@ -264,9 +269,10 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _freeze_after_task() -> None:
-    """Take what is loaded out of the collector's sight: Spark collects fully after every task.
+    """Exempt loaded objects from garbage collection: Spark runs a full one after each task.
 
-    At the end of early tasks, because a freeze before the lazy imports is worth nothing.
+    Called after some of the first tasks, because a freeze before lazy imports has no effect on
+    them.
     """
     global _tasks_done  # noqa: PLW0603  # one worker process, one counter
     _tasks_done += 1
@@ -276,7 +282,7 @@ def _freeze_after_task() -> None:
 
 
 def _sweep_folders() -> None:
-    """Remove the temporary folders of sessions that were killed."""
+    """Remove the temporary directories of sessions that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if (
@@ -288,10 +294,10 @@ def _sweep_folders() -> None:
 
 
 def _find_java() -> None:
-    """Make sure that Spark's launcher finds a Java: in JAVA_HOME, on the PATH, or where they lie.
+    """Set JAVA_HOME unless Spark's launcher finds Java in JAVA_HOME or on the PATH.
 
     Raises:
-        UsageError: There is none.
+        UsageError: Java is not in the usual directories either.
     """
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return
@@ -316,7 +322,7 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # as above: it looks for pandas late
+            warnings.simplefilter("ignore", FutureWarning)  # as above: pandas is checked late
             conf, gateway = begin(master, properties, folder, log)
             return SparkContext(conf=conf, gateway=gateway)
     except LogmirrorError:
@@ -339,16 +345,18 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
 def _join(
     master: str, properties: Mapping[str, str], folder: Path, _log: Path
 ) -> tuple[SparkConf, Any]:
-    """For a program that `spark-submit` has started: its JVM, and what it was told.
+    """Use the JVM and the configuration of `spark-submit`, which has started this program.
 
-    Its master gives way to one that we were told, its properties to those of our configuration.
+    The master and the properties of logmirror's configuration take precedence over them.
     """
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415  # loads py4j only when used
 
     gateway = launch_gateway()  # type: ignore[no-untyped-call]  # py4j has no types
     conf = SparkConf(_jvm=gateway.jvm)
-    told = conf.get("spark.master")
-    master, is_local = _with_retries(told if told and master == _DEFAULT_MASTER else master)
+    submitted = conf.get("spark.master")
+    master, is_local = _with_retries(
+        submitted if submitted and master == _DEFAULT_MASTER else master
+    )
     settings = {**SETTINGS, **(_LOCAL if is_local else {}), "spark.local.dir": str(folder)}
     for name, value in settings.items():
         conf.setIfMissing(name, value)
@@ -361,11 +369,11 @@ def _join(
 def _launch(
     master: str, properties: Mapping[str, str], folder: Path, log: Path
 ) -> tuple[SparkConf, Any]:
-    """A JVM of our own."""
+    """Start a JVM."""
     _find_java()
     settings = {**SETTINGS}
     master, is_local = _with_retries(master)
-    # What a JVM puts down goes with the folder, also after `kill -9`: sockets, native libraries.
+    # Sockets and native libraries of the JVM are deleted with this directory, also after `kill -9`.
     temporary = f"-Djava.io.tmpdir={folder}"
     jvm_options = [f"-Dlog4j2.configurationFile=file:{_log4j_file(folder)}", temporary]
     if is_local:
@@ -373,7 +381,7 @@ def _launch(
         settings |= _LOCAL
         settings["spark.executor.extraJavaOptions"] = temporary
         if len(str(folder)) > _SOCKET_FOLDER_MAX:
-            settings["spark.python.unix.domain.socket.dir"] = "/tmp"  # noqa: S108  # the shortest
+            settings["spark.python.unix.domain.socket.dir"] = "/tmp"  # noqa: S108  # the shortest path
         jvm_options.append(_LOCAL_JVM)
     settings["spark.local.dir"] = str(folder)
     settings |= properties
@@ -386,7 +394,7 @@ def _launch(
 
 
 def _launch_conf(conf: SparkConf) -> SparkConf:
-    """What of a configuration stands in the command line of the JVM."""
+    """Return the part of a configuration that goes into the JVM's command line."""
     launch = SparkConf(loadDefaults=False)
     for name, value in conf.getAll():
         if name.startswith(_AT_LAUNCH) and not re.search(_PRIVATE, name):
@@ -412,15 +420,16 @@ def _gateway(conf: SparkConf, log: Path) -> Any:  # noqa: ANN401  # py4j has no 
 
 @contextlib.contextmanager
 def _children_that_ignore(number: signal.Signals) -> Iterator[None]:
-    """Let the JVM outlive a signal that is sent to all processes of a service, as systemd does.
+    """Start children that ignore a signal, which systemd sends to all processes of a service.
 
-    We need it for the last flush. It ends with us in any case: when its standard input closes.
+    The last flush needs the JVM. The JVM ends with this process in any case: when its standard
+    input closes.
     """
     is_inside = True
 
     def after_fork() -> None:
         if is_inside:
-            signal.signal(number, signal.SIG_IGN)  # which a program keeps that is executed next
+            signal.signal(number, signal.SIG_IGN)  # exec() keeps SIG_IGN
 
     os.register_at_fork(after_in_child=after_fork)
     try:
@@ -430,7 +439,10 @@ def _children_that_ignore(number: signal.Signals) -> Iterator[None]:
 
 
 def _with_retries(master: str) -> tuple[str, bool]:
-    """`local[N]` as `local[N,4]`: Spark ignores spark.task.maxFailures there."""
+    """Return `local[N]` as `local[N,4]`, where Spark ignores `spark.task.maxFailures`.
+
+    The second value is whether the master is local.
+    """
     if not master.startswith("local"):
         return master, False
     if master.startswith("local-cluster"):
@@ -440,8 +452,8 @@ def _with_retries(master: str) -> tuple[str, bool]:
         return master, True
     if inside != "*" and not inside.isdecimal():
         raise UsageError(
-            "not a Spark master",
-            hint="use local[2], local[*], spark://host:port or another URL that Spark knows",
+            "not a valid Spark master",
+            hint="use local[2], local[*], spark://host:port or another master URL of Spark",
             master=master,
         )
     return f"local[{inside},4]", True
@@ -456,6 +468,6 @@ def _log4j_file(folder: Path) -> Path:
 def _reason(error: Exception) -> str:
     try:
         lines = [line for line in str(error).splitlines() if line.strip()]
-    except Exception:  # noqa: BLE001  # py4j asks the JVM for the text, which may be gone
+    except Exception:  # noqa: BLE001  # py4j requests the text from the JVM, which may have ended
         lines = []
     return lines[-1].strip() if lines else type(error).__name__

@@ -18,7 +18,7 @@ def backoff_ms(failures: int) -> int:
     """Return how long to wait after this many consecutive failures, in milliseconds.
 
     Args:
-        failures: At least 1. Each one doubles the time, up to the limit of `BACKOFF_MS`.
+        failures: At least 1. The time grows by a factor of 2, up to the limit of `BACKOFF_MS`.
     """
     first_ms, longest_ms = BACKOFF_MS
     return int(jittered_ms(min(first_ms * 2 ** (failures - 1), longest_ms)))

@@ -1,7 +1,7 @@
-"""The port that monitoring asks: `/metrics`, `/livez`, `/readyz`, `/status.json`.
+"""The metrics endpoint: `/metrics`, `/livez`, `/readyz`, `/status.json`.
 
-Answers come from values that the loop has put down before; a question never makes it wait. A
-connection is one question, and is cut after `DEADLINE_MS` whatever it does.
+Responses are made from values that the loop has stored, so a request never blocks the loop. Each
+connection serves one request and is closed after `DEADLINE_MS` at the latest.
 """
 
 from __future__ import annotations
@@ -32,69 +32,69 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.monitoring.metrics import Metric, Recorder
 
-_LOG = logging.getLogger("logmirror.http_port")
+_LOG = logging.getLogger("logmirror.monitoring")
 
-HOST: Final = "0.0.0.0"  # noqa: S104  # Prometheus and a kubelet ask from other machines
+HOST: Final = "0.0.0.0"  # noqa: S104  # Prometheus and the kubelet are on other machines
 DEADLINE_MS: Final = 10_000
-"""Of a connection, from its opening to its end."""
+"""Longest lifetime of a connection."""
 
 CONNECTIONS_MAX: Final = 16
-"""At once; more are hung up on."""
+"""Limit for open connections. Further ones are closed at once."""
 
-_LOOK_AGAIN_S: Final = 0.25
+_POLL_S: Final = 0.25
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Views(Protocol):
-    """What can be asked, at any time and from any thread."""
+    """The source of probes and status. All methods are safe from any thread."""
 
     def not_live(self) -> list[str]:
-        """Why the process should be started anew; empty: it should not."""
+        """Return why the process should be restarted. Empty: it is live."""
         ...
 
     def not_ready(self) -> list[str]:
-        """Why not everything works; empty: it does."""
+        """Return why the process is not ready. Empty: it is ready."""
         ...
 
     def status(self) -> dict[str, object]:
-        """All of it as JSON knows it."""
+        """Return the content of `/status.json`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Which metrics `/metrics` has."""
+    """Which metrics `/metrics` exports."""
 
     partitions: bool = True
-    """Those of single partitions, too; without them, one series for each mirror and destination."""
+    """Whether metrics of single partitions are exported, in addition to the aggregates."""
 
     mirror_v3_names: bool = False
-    """Those under the names of mirror-v3, too."""
+    """Whether metrics under the names of mirror-v3 are exported."""
 
 
 @contextlib.contextmanager
 def serve(
     port: int, recorder: Recorder, views: Views, shown: Shown | None = None
 ) -> Iterator[int | None]:
-    """Answer on a port until the block ends.
+    """Serve the metrics endpoint until the block ends.
 
     Args:
-        port: 0: nowhere.
-        recorder: Has the metrics.
-        views: Have the rest.
-        shown: Which metrics there are; None: as it is unless somebody says otherwise.
+        port: TCP port, 1..65535. 0: the endpoint is disabled.
+        recorder: The source of the metrics.
+        views: The source of probes and status.
+        shown: Which metrics are exported. None: the defaults of `Shown`.
 
     Yields:
-        The port; None if nobody answers, also because another process has it.
+        The port; None if the endpoint is disabled or another process uses the port.
     """
     server = _open(port, _pages(recorder, views, shown or Shown())) if port else None
     if server is None:
         yield None
         return
-    _LOG.info("answers monitoring", extra={"facts": {"port": port}})
+    _LOG.info("metrics endpoint enabled", extra={"facts": {"port": port}})
     thread = threading.Thread(
-        target=server.serve_forever, args=(_LOOK_AGAIN_S,), name="http-port", daemon=True
+        target=server.serve_forever, args=(_POLL_S,), name="metrics-endpoint", daemon=True
     )
     thread.start()
     try:
@@ -110,11 +110,11 @@ def _open(port: int, pages: dict[str, Callable[[], _Response]]) -> _Server | Non
         return _Server(port, pages)
     except OSError as error:
         facts = {"port": port, "error": error.strerror or str(error)}
-        _LOG.warning("monitoring is not answered: the port is not free", extra={"facts": facts})
+        _LOG.warning("metrics endpoint disabled: the port is in use", extra={"facts": facts})
         return None
 
 
-# -- what is answered ------------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------------------
 
 _Response = tuple[int, str, bytes]
 """Status, content type, body."""
@@ -136,7 +136,7 @@ def _probe(reasons: list[str]) -> _Response:
 
 
 class _Collected(Collector):
-    """Our values in Prometheus's shape, made when they are asked for."""
+    """Converts the recorder's values to Prometheus's types at each scrape."""
 
     def __init__(self, recorder: Recorder, views: Views | None, shown: Shown, clock: Clock) -> None:
         self._recorder, self._views, self._clock = recorder, views, clock
@@ -162,13 +162,13 @@ def exposition(
     shown: Shown | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> CollectorRegistry:
-    """All metrics of this process, for `generate_latest`.
+    """Return the registry of all metrics of this process, for `generate_latest`.
 
     Args:
-        recorder: Has the values.
-        views: Know whether we are ready; None: nobody does.
-        shown: Which ones there are.
-        clock: For ages.
+        recorder: The source of the metrics.
+        views: The source of `logmirror_ready`. None: it is not exported.
+        shown: Which metrics are exported. None: the defaults of `Shown`.
+        clock: The current time, for ages.
     """
     registry = CollectorRegistry()
     registry.register(_Collected(recorder, views, shown or Shown(), clock))
@@ -198,7 +198,7 @@ def _family(metric: Metric, recorder: Recorder, now_s: float) -> Family:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, a limit to their number, a deadline for each."""
+    """One thread per connection, with a limit for their number and a deadline for each."""
 
     request_queue_size = CONNECTIONS_MAX
     daemon_threads = True
@@ -210,12 +210,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without a look-up of our own name, which may take long."""
+        """Bind without the reverse DNS lookup of the base class, which may take long."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401  # as inherited
-        """Whether there is room for one more connection."""
+        """Return whether the connection is within the limit."""
         del client_address
         if len(self._ends_ms) >= CONNECTIONS_MAX:
             return False
@@ -223,7 +223,7 @@ class _Server(ThreadingHTTPServer):
         return True
 
     def service_actions(self) -> None:
-        """Cut connections that are too old; called a few times a second."""
+        """Close connections past their deadline. Called a few times per second."""
         now_ms = SYSTEM_CLOCK.monotonic_ms()
         for connection, end_ms in list(self._ends_ms.items()):
             if now_ms >= end_ms:
@@ -236,17 +236,17 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say that a question went wrong; most often somebody hung up."""
+        """Log a failed request; most often the client has disconnected."""
         del request
         _LOG.debug(
-            "a question was not answered",
+            "a request failed",
             exc_info=True,
             extra={"facts": {"client": str(client_address)}},
         )
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One question."""
+    """One request."""
 
     server: _Server
     timeout = DEADLINE_MS / 1000
@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Send the page of the path, or 404."""
         page = self.server.pages.get(self.path.partition("?")[0])
         status, kind, body = page() if page else (404, _TEXT, self._contents())
         self.send_response(status)
@@ -267,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  # as inherited
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # as inherited
-        """Keep quiet: a probe asks every few seconds."""
+        """Log nothing: probes send a request every few seconds."""
 
     def _contents(self) -> bytes:
         return "".join(f"{path}\n" for path in self.server.pages).encode()

@@ -1,7 +1,7 @@
-"""Executor: the gate of column types for batches that are copied as they are.
+"""Executor: the check of column types for batches that are copied without decoding.
 
-Who writes rows has them looked at as they are decoded (`shared_read`). Who copies batches decodes
-them for this alone, and only where keys or values have a type that is checked.
+Archives check rows when they decode them (`to_archive.shared_read`). Destinations that copy batches
+decode them for this check only, and only if a type other than `bytes` is configured.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Looks into fetched batches for values that are not of their column's type.
+    """Checks fetched batches for values that do not match their column's type.
 
     Args:
-        decoder: Shared with others; nothing of what it yields is kept.
+        decoder: May be shared; nothing that it yields is kept.
     """
 
     def __init__(self, decoder: RecordDecoder) -> None:
         self._decoder = decoder
 
     def refused(self, work: Work, fetched: Fetched, first: int, end: int) -> Refused | None:
-        """The first value that must not be copied, of the visible records first..end-1.
+        """Return the first value of the wrong type in the visible records first..end-1, or None.
 
         Raises:
             CorruptionError: A batch cannot be decoded.
@@ -46,6 +46,14 @@ class Gate:
     def limit(
         self, work: Work, fetched: Fetched, first: int, end: int
     ) -> tuple[int, UsageError | None]:
-        """How far the records first..end-1 may be copied, and why no further."""
+        """Return how far the records first..end-1 may be copied.
+
+        Returns:
+            One past the last offset that may be copied, and the error of the next record; `end`
+            and None if all may be.
+
+        Raises:
+            CorruptionError: A batch cannot be decoded.
+        """
         refused = self.refused(work, fetched, first, end)
         return (end, None) if refused is None else (refused.offset, refused.error())

@@ -1,7 +1,7 @@
-"""Do two partitions hold the same records at the same offsets? Column by column, without guessing.
+"""Compare the records of two partitions, column by column.
 
-The timestamp type is not compared: a broker decides it by its topic's configuration, and a producer
-cannot set it.
+The timestamp type is not compared: the broker sets it from the topic's configuration, and a
+producer cannot choose it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WAIT_MS: Final = 500
 _TRANSACTIONAL: Final = 16
-"""The bit of a batch's attributes."""
+"""Attribute bit of transactional batches."""
 
 _COMPARED: Final = ("offset", "key", "value", "headers")
 _SHOWN_BYTES: Final = 16
@@ -36,16 +36,17 @@ def chunks(
     *,
     only_transactions: bool = False,
 ) -> Iterator[tuple[pa.Table, int]]:
-    """Yield the visible records of first..end-1 with the offset up to which they reach.
+    """Yield the visible records first..end-1, each chunk with one past the last offset it covers.
 
-    A chunk is what one fetch brings, copied out of its buffers. Ends early where the log does.
+    A chunk holds the records of one fetch, copied out of its buffers. Ends early at the last stable
+    offset.
 
     Args:
-        log: What is read.
-        decoder: May be shared with others that read in turn.
-        first: First offset wanted.
-        end: First offset not wanted any more.
-        only_transactions: Pass over what was not written in a transaction.
+        log: The partition.
+        decoder: May be shared with other readers of the same thread.
+        first: The first offset to read.
+        end: One past the last offset to read.
+        only_transactions: Skip records that were not written in a transaction.
     """
     offset = first
     while offset < end:
@@ -66,7 +67,7 @@ def chunks(
 
 
 def rows(log: KafkaSource, decoder: RecordDecoder, first: int, end: int) -> pa.Table:
-    """The visible records of first..end-1, all at once."""
+    """Return the visible records first..end-1 as one table."""
     found = [table for table, _ in chunks(log, decoder, first, end)]
     return pa.concat_tables([_EMPTY, *found]).combine_chunks()
 
@@ -74,16 +75,17 @@ def rows(log: KafkaSource, decoder: RecordDecoder, first: int, end: int) -> pa.T
 def difference(
     found: pa.Table, expected: pa.Table, *, timestamps: bool, compacted: bool
 ) -> dict[str, object] | None:
-    """The first record in which a copy differs from its source; None if it does not.
+    """Return the first record in which a replica differs from its source, or None.
 
     Args:
-        found: The copy's records.
-        expected: The source's, over the same offsets.
-        timestamps: Whether they must be the same.
-        compacted: The source may have dropped records since; what it still has must be there.
+        found: The replica's records.
+        expected: The source's records of the same offsets.
+        timestamps: Whether timestamps must be equal.
+        compacted: Whether the source may have removed records since. Records that it still has
+            must exist in the replica.
 
     Returns:
-        Facts for an error: `offset`, and what each side has there.
+        Facts for an error: `offset`, and the record of each side (`expected`, `found`).
     """
     if compacted:
         found = found.filter(pc.is_in(found["offset"], value_set=expected["offset"]))
@@ -103,10 +105,11 @@ def difference(
 def sequence_difference(
     found: Iterator[pa.Table], expected: Iterator[pa.Table], *, timestamps: bool
 ) -> tuple[int, dict[str, object] | None]:
-    """Compare two sequences of records whose offsets do not matter.
+    """Compare two sequences of records without their offsets.
 
     Returns:
-        How many records are the same, and facts on the first that differ; None: none do.
+        The number of equal records before the first difference, and facts about that difference
+        (`record`, `expected`, `found`); None if there is none.
     """
     columns = [name for name in (*_COMPARED, "timestamp") if name != "offset"]
     ours = theirs = _EMPTY
@@ -133,9 +136,9 @@ def sequence_difference(
 
 
 def first_difference(ours: pa.Table, theirs: pa.Table) -> int:
-    """The first row that differs; the number of rows that both have, if none does.
+    """Return the first row that differs, or the length of the shorter table if none does.
 
-    By halves, so that nothing is looked at row by row.
+    Uses bisection on slices, without a Python step per row.
     """
     low, high = 0, min(ours.num_rows, theirs.num_rows)
     while low < high:
@@ -148,7 +151,7 @@ def first_difference(ours: pa.Table, theirs: pa.Table) -> int:
 
 
 def shown(table: pa.Table, at: int) -> object:
-    """One record as a fact: sizes and beginnings, not whole values."""
+    """Return one record as a fact of an error: sizes and first bytes, not whole values."""
     if at >= table.num_rows:
         return f"no record after the first {table.num_rows}"
     (record,) = table.slice(at, 1).to_pylist()

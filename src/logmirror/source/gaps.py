@@ -1,9 +1,9 @@
-"""Account for the offsets that carry no record (I3), without a Python step per record.
+"""Offset gaps: offsets without a record (I3) and their causes, without a Python step per record.
 
-An offset is missing because a transaction marker took it, because its record was aborted, or
-because the source's log no longer has it. The first two are seen in the batches. The third is
-accepted only where the topic's cleanup.policy compacts; elsewhere it is a gap, and gaps stop the
-flow: `SourceGapAboveExpected` in the words of statement R2.
+An offset has no record because it is a transaction marker, because its record was aborted, or
+because the source's log no longer has it. The batches show the first two causes. The third is
+accepted only if the topic's `cleanup.policy` contains `compact`; otherwise the gap has no cause and
+stops the flow with `SourceGapAboveExpected` (R2).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from logmirror.wire.scan import Batches
 
 MAX_RUNS: Final = 1000
-"""Runs kept by an object's ledger. A heavily compacted object would hold one per record; beyond
-this the counts by cause still tell how many offsets are missing."""
+"""Limit for the runs that an object's metadata lists. A heavily compacted object would have one run
+per record. The counts by cause include the offsets of all runs."""
 
 _DATA: Final = 0
 _CAUSES: Final = (GapCause.CONTROL, GapCause.ABORTED)  # kinds 1 and 2 of `Batches.kinds`
 
 
 class GapLedger:
-    """The holes of one object while it is written. Runs must be added in ascending order."""
+    """The offset gaps of one object while it is written. Runs must be added in ascending order."""
 
     def __init__(self) -> None:
         self._runs: list[Gap] = []
         self._counts = dict.fromkeys(GapCause, 0)
 
     def add(self, first: int, last: int, cause: GapCause) -> None:
-        """Add the run first..last, both included; nothing if it is empty."""
+        """Add the run first..last, both included. Does nothing if it is empty."""
         if last < first:
             return
         self._counts[cause] += last - first + 1
@@ -46,11 +46,11 @@ class GapLedger:
             self._runs.append(Gap(first=first, last=last, cause=cause))
 
     def count(self, cause: GapCause, offsets: int) -> None:
-        """Add offsets whose places are not known (inside batches that are not decoded)."""
+        """Count offsets whose exact values are unknown (inside batches that are not decoded)."""
         self._counts[cause] += offsets
 
     def summary(self) -> GapSummary:
-        """What the receipt and the object's metadata say."""
+        """Return the summary for the receipt and the object's metadata."""
         return GapSummary(
             runs=tuple(self._runs),
             control=self._counts[GapCause.CONTROL],
@@ -62,20 +62,20 @@ class GapLedger:
 def batch_gaps(
     batches: Batches, start: int, stop: int, position: int, *, compacted: bool
 ) -> list[Gap]:
-    """The holes that batches start..stop show from outside, when `position` is expected next.
+    """Return the offset gaps that the headers of batches start..stop-1 show.
 
     Args:
         batches: A scanned fetch response.
-        start: The first batch that counts.
-        stop: One past the last.
-        position: The offset that must come next; the first batch may begin before it.
-        compacted: Whether a gap is explained by the topic's cleanup.policy.
+        start: Index of the first batch.
+        stop: One past the index of the last batch.
+        position: The next expected offset. The first batch may begin before it.
+        compacted: Whether the topic's `cleanup.policy` contains `compact`.
 
     Returns:
-        Runs in ascending order: control and aborted batches, and gaps between batches.
+        Runs in ascending order: control batches, aborted batches, and gaps between batches.
 
     Raises:
-        PositionError: A gap that nothing explains. Facts: `expected`, `got`.
+        PositionError: A gap without a cause. Facts: `expected`, `got`.
     """
     bases = batches.base_offsets[start:stop]
     lasts = batches.last_offsets[start:stop]
@@ -98,10 +98,10 @@ def batch_gaps(
 
 
 def check_dense(batches: Batches, start: int, stop: int) -> None:
-    """Raise unless each data batch of start..stop has a record at each of its offsets.
+    """Check that each data batch of start..stop-1 has a record at each of its offsets.
 
     Raises:
-        PositionError: One has not. Facts: `expected`, `got`, `records`.
+        PositionError: A batch has fewer records. Facts: `expected`, `got`, `records`.
     """
     spans = batches.last_offsets[start:stop] - batches.base_offsets[start:stop] + 1
     counts = batches.record_counts[start:stop]
@@ -113,12 +113,12 @@ def check_dense(batches: Batches, start: int, stop: int) -> None:
 
 
 def unexplained_gap(expected: int, got: int) -> PositionError:
-    """The error for offsets that the source skipped without a reason we know."""
+    """Return the error for an offset gap without a cause."""
     return PositionError(
-        "the source skipped offsets without a cause",
-        hint="the topic's cleanup.policy has no `compact`, so nothing explains the gap. Records "
-        "may have been lost at the source (unclean leader election, log directory repaired by "
-        "hand). Nothing was written past the gap.",
+        "offset gap without a cause at the source",
+        hint="the topic's cleanup.policy does not contain `compact`, which would explain the gap. "
+        "Records may have been lost at the source (unclean leader election, manual repair of a log "
+        "directory). Nothing was written past the gap.",
         reason="SourceGapAboveExpected",
         expected=expected,
         got=got,

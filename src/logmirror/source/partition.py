@@ -1,7 +1,7 @@
-"""Executor: one partition's batches, fetched into one reused buffer and scanned.
+"""Executor: read one partition of the source: fetch into a reused buffer, scan, check.
 
-A batch is handed on only after its CRC-32C, its structure and its place in the log were checked;
-from there on its bytes are trusted.
+A batch is passed on only after its CRC-32C, its structure and its offset were checked. Later stages
+trust its bytes.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ if TYPE_CHECKING:
     from logmirror.wire.scan import Batches
 
 FETCH_BYTES: Final = 4 << 20
-"""Asked for at once. Larger answers fall out of the cache between socket, check and file."""
+"""Maximum size of a fetch. Larger responses exceed the CPU cache between socket, check and file."""
 
 STALL_MS: Final = 30_000
-"""How long a source may deliver nothing below an offset that it has called stable."""
+"""Longest time without records below the last stable offset that the source reported earlier."""
 
 
 class Polled(NamedTuple):
-    """One look at the source: what came, if anything did, and how far it may be copied now."""
+    """The result of one fetch."""
 
     fetched: Fetched | None
+    """The batches; None: no new ones."""
+
     last_stable_offset: int
-    """The last stable offset at that moment."""
+    """The last stable offset at the time of the fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One scanned response. The buffer is used again by the next fetch."""
+    """One scanned fetch response. The next fetch overwrites the buffer."""
 
     buffer: memoryview
     batches: Batches
     start: int
-    """The first batch that reaches the offset asked for; earlier ones were only delivered."""
+    """Index of the first batch that contains the requested offset or a later one."""
 
 
 class FetchBuffer:
-    """A buffer that grows when one batch does not fit, and is kept for the next partition."""
+    """A fetch buffer that grows if one batch does not fit. Reused for the next partition."""
 
     def __init__(self, size_bytes: int = FETCH_BYTES) -> None:
         self.view = memoryview(bytearray(size_bytes))
 
     def grow(self, size_bytes: int) -> None:
-        """Hold at least this many bytes; what was held is gone."""
+        """Grow to at least this many bytes. The content is discarded."""
         if size_bytes > len(self.view):
             self.view = memoryview(bytearray(size_bytes))
 
@@ -81,18 +83,18 @@ class KafkaSource:
         self._polled_to = -1  # where the last batch of the last `poll` ended
 
     def read(self, offset: int, end: int) -> Iterator[Fetched]:
-        """Yield responses until one reaches `end`; each is valid until the next is asked for.
+        """Yield fetch responses up to `end`. Each is valid until the next one is requested.
 
         Args:
-            offset: The first offset wanted. The first batch may begin before it.
-            end: One past the last offset wanted; the last batch may reach beyond it.
+            offset: The first offset to read. The first batch may begin before it.
+            end: One past the last offset to read. The last batch may end after it.
 
         Raises:
-            PositionError: The source no longer has `offset`, is another incarnation of the topic,
-                ends below `end`, or serves an offset below the expected one (R1).
+            PositionError: The source no longer has `offset`, ends below `end`, serves an offset
+                below the expected one (R1), or its topic was recreated.
             CorruptionError: A batch does not match its checksum or its own header.
             UsageError: A batch is of message format 0 or 1.
-            UnavailableError: The source did not answer in time.
+            UnavailableError: The source did not respond in time.
         """
         give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
         begun = offset
@@ -110,18 +112,22 @@ class KafkaSource:
             give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
             offset = int(batches.last_offsets[batches.count - 1]) + 1
             if offset < end:
-                self._ask_ahead(offset)
+                self._fetch_ahead(offset)
             yield Fetched(self._buffer.view, batches, start)
 
     def log_start(self) -> int:
-        """The first offset that the source still has."""
+        """Read the log start offset."""
         return self._client.list_offsets([self._partition], EARLIEST)[self._partition]
 
     def poll(self, offset: int, *, max_wait_ms: int, limit: int = 0) -> Polled:
-        """Fetch once from `offset`; waits for `max_wait_ms` at most where nothing is there.
+        """Fetch once from `offset`.
 
-        What was fetched is valid until the next call. Where more is there below `limit`, it is
-        asked for already. See `read` for errors.
+        The fetched batches are valid until the next call. See `read` for errors.
+
+        Args:
+            offset: The first offset to read.
+            max_wait_ms: How long the broker waits for new records, in milliseconds.
+            limit: If the log has more records below this offset, the next fetch is sent already.
         """
         response = self._fetch(offset, max_wait_ms)
         failpoints.reach("fetch.answered")
@@ -134,14 +140,14 @@ class KafkaSource:
             return Polled(None, last_stable_offset)
         next_offset = self._polled_to = int(batches.last_offsets[batches.count - 1]) + 1
         if next_offset < min(limit, last_stable_offset):
-            self._ask_ahead(next_offset)
+            self._fetch_ahead(next_offset)
         return Polled(Fetched(self._buffer.view, batches, start), last_stable_offset)
 
     def _first_wanted(self, batches: Batches, offset: int, *, inside: bool) -> int:
-        """The first batch that reaches `offset`; earlier ones were only delivered.
+        """Return the index of the first batch that contains `offset` or a later one.
 
-        `inside`: it may begin before `offset`. Where a batch has just ended, none may: batches keep
-        their bounds for life, the cleaner's work included.
+        `inside`: the batch may begin before `offset`. After the end of a previous batch it may not:
+        batches never change their bounds, not even by log cleaning.
         """
         start = int(np.searchsorted(batches.last_offsets, offset))
         if start < batches.count and (inside or int(batches.base_offsets[start]) >= offset):
@@ -150,8 +156,8 @@ class KafkaSource:
             return 0
         raise PositionError(
             "the source served an offset below the expected one",
-            hint="the source's log was cut and written again (unclean leader election, or a "
-            "restored disk). What is copied is kept; compare it with the source.",
+            hint="the source's log was truncated and written again (unclean leader election, or a "
+            "restored disk). The copy is kept; compare it with the source.",
             reason="SourceWentBackwards",
             topic=self._partition.topic,
             partition=self._partition.partition,
@@ -159,7 +165,7 @@ class KafkaSource:
             got=int(batches.base_offsets[min(start, batches.count - 1)]),
         )
 
-    def _ask_ahead(self, offset: int) -> None:
+    def _fetch_ahead(self, offset: int) -> None:
         size = len(self._buffer.view)
         self._client.fetch_ahead(self._partition, offset, size, topic_id=self._topic_id)
 
@@ -186,9 +192,9 @@ class KafkaSource:
 
     def _log_ends_early(self, end: int, found: int) -> PositionError:
         return PositionError(
-            "the source ends below an offset that it had called stable",
-            hint="the source's log was cut (unclean leader election, or a restored disk). What is "
-            "copied is kept; compare it with the source before anything else.",
+            "the source ends below a last stable offset that it reported before",
+            hint="the source's log was truncated (unclean leader election, or a restored disk). "
+            "The copy is kept; compare it with the source before anything else.",
             topic=self._partition.topic,
             partition=self._partition.partition,
             reason="SourceWentBackwards",
