@@ -1,19 +1,19 @@
 #!/bin/sh
-# Install logmirror from this clone, with exactly the packages it is tested with, into a folder of
-# its own. Nothing that builds is left there; it may be owned by root and read-only afterwards.
+# Install logmirror from this clone, with exactly the packages that it is tested with, into a virtual
+# environment. Build tools are not kept there. It may be owned by root and read-only afterwards.
 #
 #     deploy/install.sh /opt/logmirror
 #     /opt/logmirror/bin/logmirror --version
 #
-# Needs Python 3.11 to 3.14 with its venv module; PYTHON names another one than `python3`.
+# Needs Python 3.11 to 3.14 with its venv module. PYTHON selects another one than `python3`.
 set -eu
-target=${1:?usage: deploy/install.sh FOLDER}
+target=${1:?usage: deploy/install.sh DIRECTORY}
 python=${PYTHON:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# What builds comes from the lock of the developers, and goes away with the working folder.
+# The build tools come from the lock for developers, and are deleted with the work directory.
 awk '/^[a-z]/ {
     wanted = /^(hatchling|packaging|pathspec|pluggy|setuptools|tomlkit|trove-classifiers|wheel)==/
 } wanted' "$here/requirements.lock" >"$work/builders.lock"
