@@ -102,7 +102,7 @@ def test_each_named_error_has_a_section():
     assert len(classes) >= 12
     shown = reasons | classes.keys() - inner
     assert {name for name in shown if name.lower() not in anchors(PAGE)} == set()
-    # These are translated before anybody sees them.
+    # These are translated before they are reported.
     assert {name for name in inner if f"`{name}`" not in section("internal")} == set()
 
 
@@ -138,9 +138,9 @@ def test_each_message_of_the_page_is_one_that_the_source_has():
 def test_the_terminal_names_the_section_of_a_kind(kind, capsys):
     print_error(KINDS[kind]("something is wrong", hint="look"))
 
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"error ({kind}): something is wrong"
-    assert told[-1] == f"  see docs/errors.md#{kind}"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error ({kind}): something is wrong"
+    assert lines[-1] == f"  see docs/errors.md#{kind}"
 
 
 def test_the_terminal_names_the_section_of_a_name():

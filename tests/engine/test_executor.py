@@ -12,7 +12,7 @@ print("pandas" in sys.modules)
 """
 
 
-def test_a_start_does_not_load_pandas_which_nothing_there_needs():
+def test_the_executor_does_not_import_pandas():
     assert importlib.util.find_spec("pandas"), "nothing is tested without it"
     started = subprocess.run(
         [sys.executable, "-c", START], capture_output=True, text=True, check=True, timeout=120

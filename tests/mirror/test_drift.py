@@ -1,4 +1,4 @@
-"""Goal: what somebody else does to an archive is seen while a mirror runs, not at its next start.
+"""Goal: objects added or removed by others are detected while a mirror runs, not at its next start.
 
 Method: the real loop over a scripted source and a store in memory whose listings are counted; at a
 moment of its own, a test adds objects to the store or takes some away.
@@ -44,7 +44,7 @@ def run_until(ms, client, store, at, spec=SPEC):
 
 
 @pytest.mark.mirror_v3("RUN-07")
-def test_objects_of_another_writer_are_continued_though_nothing_new_comes():
+def test_objects_of_another_writer_are_continued_without_new_records():
     store, log, found = MemoryStore(), Log(batches(0, 20)), []
 
     def other():
@@ -67,7 +67,7 @@ def test_objects_of_another_writer_are_continued_though_nothing_new_comes():
 
 @pytest.mark.parametrize("left", ["nothing", "older objects"])
 @pytest.mark.mirror_v3("RUN-07")
-def test_objects_that_vanish_stop_the_flow_with_both_names(left):
+def test_missing_objects_stop_the_flow_with_both_names(left):
     store, log = MemoryStore(), Log(batches(0, 20))
 
     def vanish():
@@ -85,7 +85,7 @@ def test_objects_that_vanish_stop_the_flow_with_both_names(left):
     assert facts["found"] == ("nothing" if left == "nothing" else name(0, 19)[4:])
 
 
-def test_a_drift_is_seen_while_objects_are_written_all_the_time():
+def test_drift_is_detected_while_objects_are_written_continuously():
     store, log = MemoryStore(), Log(batches(0, 50))
 
     def grow():
@@ -100,7 +100,7 @@ def test_a_drift_is_seen_while_objects_are_written_all_the_time():
     assert log.end < 4000, "it was seen within its interval"
 
 
-def test_a_listing_that_shows_halves_once_is_no_drift():
+def test_one_inconsistent_listing_is_no_drift():
     store, log = MemoryStore(), Log(batches(0, 20))
     asked = []
 
@@ -117,7 +117,7 @@ def test_a_listing_that_shows_halves_once_is_no_drift():
     assert objects(store) == [name(0, 19)]
 
 
-def test_an_idle_flow_asks_for_one_listing_in_each_interval():
+def test_an_idle_flow_causes_one_listing_per_interval():
     store, asked = MemoryStore(), []
     begin = {3000: lambda: setattr(store, "before", lambda op, n: asked.append((op, n)))}
 
@@ -127,7 +127,7 @@ def test_an_idle_flow_asks_for_one_listing_in_each_interval():
     assert 5 <= len(asked) <= 7
 
 
-def test_a_store_that_does_not_respond_a_look_makes_the_flow_wait_and_go_on():
+def test_a_failed_drift_check_makes_the_flow_back_off_and_resume():
     store, log = MemoryStore(), Log(batches(0, 20))
 
     def fail(operation, _name):
@@ -144,7 +144,7 @@ def test_a_store_that_does_not_respond_a_look_makes_the_flow_wait_and_go_on():
     assert objects(store) == [name(0, 19), name(20, 29)]
 
 
-def test_looks_are_spread_and_take_a_small_part_of_the_time(monkeypatch):
+def test_drift_checks_are_spread_and_use_a_small_part_of_the_time(monkeypatch):
     """With a thousand flows, each look of which takes 30 ms."""
     monkeypatch.setattr(drift, "BUDGET_MS", 100)
     clock = SteppingClock()

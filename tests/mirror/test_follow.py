@@ -30,15 +30,17 @@ def window_of(stop_channel):
 
 
 def wait_until_over(*held):
-    wait_until(lambda: not any(window.left_ms for window in held), what=lambda: "an end of leases")
+    wait_until(
+        lambda: not any(window.left_ms for window in held), what=lambda: "the end of windows"
+    )
 
 
-def settle(stop_channel, count):
-    """Wait until the desk has seen so many slots."""
-    wait_until(lambda: len(stop_channel._slots) == count, what=lambda: f"{count} slots")  # noqa: SLF001  # only its thread knows
+def wait_for_slots(stop_channel, count):
+    """Wait until the channel has this many connections."""
+    wait_until(lambda: len(stop_channel._slots) == count, what=lambda: f"{count} slots")  # noqa: SLF001  # no public access
 
 
-def test_a_lease_is_over_when_its_time_is():
+def test_a_window_ends_after_its_duration():
     clock = SteppingClock()
     window = FollowWindow(500, clock)
 
@@ -48,16 +50,16 @@ def test_a_lease_is_over_when_its_time_is():
     assert window.left_ms == 0
 
 
-def test_nothing_ends_a_lease_that_goes_on(stop_channel):
+def test_a_window_is_not_ended_without_a_cause(stop_channel):
     with window_of(stop_channel) as window:
-        settle(stop_channel, 1)
+        wait_for_slots(stop_channel, 1)
         time.sleep(0.1)
         assert LONG - 10_000 < window.left_ms <= LONG
 
 
-def test_the_desk_ends_all_leases_those_opened_later_too(stop_channel):
+def test_the_stop_channel_ends_all_windows_including_later_ones(stop_channel):
     with window_of(stop_channel) as one, window_of(stop_channel) as other:
-        settle(stop_channel, 2)
+        wait_for_slots(stop_channel, 2)
         stop_channel.end()
         wait_until_over(one, other)
         with window_of(stop_channel) as late:
@@ -67,73 +69,73 @@ def test_the_desk_ends_all_leases_those_opened_later_too(stop_channel):
         wait_until_over(later)
 
 
-def test_a_new_tick_has_leases_again_and_ends_older_ones(stop_channel):
+def test_a_new_tick_has_new_windows_and_ends_older_ones(stop_channel):
     with window_of(stop_channel) as old:
-        settle(stop_channel, 1)
+        wait_for_slots(stop_channel, 1)
         stop_channel.begin()
         wait_until_over(old)
         with window_of(stop_channel) as new:
-            settle(stop_channel, 1)
+            wait_for_slots(stop_channel, 1)
             time.sleep(0.05)
             assert new.left_ms
 
 
-def test_the_end_of_one_slot_ends_the_leases_of_all(stop_channel):
+def test_the_end_of_one_slot_ends_the_windows_of_all(stop_channel):
     with window_of(stop_channel) as one:
         with window_of(stop_channel):
-            settle(stop_channel, 2)
+            wait_for_slots(stop_channel, 2)
         wait_until_over(one)
 
 
-def test_a_part_of_a_lease_leaves_the_whole_alone(stop_channel):
+def test_the_end_of_a_part_does_not_end_the_whole_window(stop_channel):
     with window_of(stop_channel) as whole:
-        settle(stop_channel, 1)
+        wait_for_slots(stop_channel, 1)
         part = whole.part(0)
         assert part.left_ms == 0
         time.sleep(0.05)
         assert whole.left_ms
 
 
-def test_a_driver_that_is_gone_ends_leases():
+def test_the_end_of_the_driver_ends_windows():
     with StopChannel() as stop_channel:
         stop_channel.begin()
         window = window_of(stop_channel)
-        settle(stop_channel, 1)
+        wait_for_slots(stop_channel, 1)
     with window:
         wait_until_over(window)
 
 
-def test_without_a_way_to_the_driver_a_lease_is_short(monkeypatch):
+def test_without_a_connection_to_the_driver_a_window_is_short(monkeypatch):
     monkeypatch.setattr(follow, "_unreachable", set())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()  # nobody listens there after this
+        address = server.getsockname()  # closed after this
 
     assert open_follow_window(address, LONG, SYSTEM_CLOCK).left_ms <= SHORT_MS
-    assert follow._unreachable == {address}  # noqa: SLF001  # it is not asked again
+    assert follow._unreachable == {address}  # noqa: SLF001  # it is not tried again
     assert open_follow_window(None, LONG, SYSTEM_CLOCK).left_ms <= SHORT_MS
 
 
-def test_who_has_nothing_to_wait_for_asks_nobody(stop_channel):
+def test_a_window_of_zero_length_makes_no_connection(stop_channel):
     with window_of(stop_channel) as other:
-        settle(stop_channel, 1)
+        wait_for_slots(stop_channel, 1)
         with open_follow_window(stop_channel.address, 0, SYSTEM_CLOCK) as none:
             assert none.left_ms == 0
         time.sleep(0.05)
         assert other.left_ms
 
 
-def test_a_signal_handler_may_end_leases(stop_channel):
+def test_a_signal_handler_may_end_windows(stop_channel):
     before = signal.signal(signal.SIGUSR1, lambda *_: stop_channel.end())
     try:
         with window_of(stop_channel) as window:
-            settle(stop_channel, 1)
+            wait_for_slots(stop_channel, 1)
             signal.raise_signal(signal.SIGUSR1)
             wait_until_over(window)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_closed_desk_leaves_no_thread_and_no_listener():
+def test_a_closed_stop_channel_leaves_no_thread_and_no_listener():
     with StopChannel() as stop_channel:
         pass
 

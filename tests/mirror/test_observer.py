@@ -95,7 +95,7 @@ def events(caplog, name):
     ],
 )
 @pytest.mark.mirror_v3("FS-20")
-def test_r9_each_flush_says_why_in_the_log_the_receipt_and_a_metric(
+def test_r9_log_receipt_and_metric_have_the_trigger_of_each_flush(
     caplog, trigger, limits, until_ms
 ):
     world = World(Log(batches(0, 10)), **limits)
@@ -113,7 +113,7 @@ def test_r9_each_flush_says_why_in_the_log_the_receipt_and_a_metric(
 
 
 @pytest.mark.mirror_v3("OBS-01", "FS-19")
-def test_the_flush_line_says_what_where_and_how_long(caplog):
+def test_the_flush_event_has_path_offsets_and_duration(caplog):
     world = World(Log(batches(0, 25)), max_offsets=10)
     world.run()
     first, *_ = flushed = events(caplog, "flushed")
@@ -127,7 +127,7 @@ def test_the_flush_line_says_what_where_and_how_long(caplog):
 
 
 @pytest.mark.mirror_v3("OBS-03")
-def test_a_flush_is_reported_when_it_succeeded_and_not_when_it_failed(caplog):
+def test_a_flush_is_reported_only_if_it_succeeded(caplog):
     failed = []
 
     def full(operation, _name):
@@ -145,7 +145,7 @@ def test_a_flush_is_reported_when_it_succeeded_and_not_when_it_failed(caplog):
 
 
 @pytest.mark.parametrize("compaction", [None, "log"])
-def test_the_start_line_says_which_destinations_keep_the_latest_of_each_key(caplog, compaction):
+def test_the_start_event_lists_the_compaction_of_each_destination(caplog, compaction):
     world = World(Log(batches(0, 5)), compaction=compaction, configs={"cleanup.policy": "compact"})
     world.run()
     (start,) = events(caplog, "mirror starts")
@@ -153,7 +153,7 @@ def test_the_start_line_says_which_destinations_keep_the_latest_of_each_key(capl
     assert (start["mirror"], start["topic"], start["destinations"]) == ("m", "t", ["d"])
 
 
-def test_the_interval_is_since_the_flush_before_or_the_opening(caplog):
+def test_the_interval_counts_from_the_previous_flush_or_the_opening(caplog):
     log = Log(batches(0, 10))
     world = World(log, max_offsets=10)
 
@@ -175,7 +175,7 @@ def test_the_interval_is_since_the_flush_before_or_the_opening(caplog):
 
 
 @pytest.mark.mirror_v3("OBS-04", "ACK-05")
-def test_figures_are_those_of_the_copy():
+def test_metrics_match_the_replica():
     world = World(Log(batches(0, 25)), Log(batches(0, 5)), max_offsets=10)
     world.run(until_ms=1000)
     found = world.samples
@@ -194,7 +194,7 @@ def test_figures_are_those_of_the_copy():
 
 
 @pytest.mark.mirror_v3("OBS-02")
-def test_a_figure_never_runs_ahead_of_what_a_fresh_look_at_the_store_shows(monkeypatch):
+def test_no_metric_runs_ahead_of_the_store(monkeypatch):
     """I5: before each operation of the store, executors and driver publishing in turn."""
     monkeypatch.setattr("logmirror.mirror.plan.SLICE_BYTES", 400)
     seen = []
@@ -204,22 +204,22 @@ def test_a_figure_never_runs_ahead_of_what_a_fresh_look_at_the_store_shows(monke
         ends = [
             int(n.split("-")[-1].split(".")[0]) + 1 for n in world.store.objects if n[:4] == "d/0/"
         ]
-        told = dict(world.recorder.numbers(OFFSET_VERIFIED)).get(FLOW, 0)
+        exported = dict(world.recorder.numbers(OFFSET_VERIFIED)).get(FLOW, 0)
         records = dict(world.recorder.numbers(RECORDS)).get(FLOW, 0)
-        seen.append((max(told, records), max(ends, default=0)))
+        seen.append((max(exported, records), max(ends, default=0)))
 
     world = World(Log(batches(0, 400)), max_offsets=10, format="native")
     world.store = MemoryStore(before=look)
     world.run()
     assert len(seen) > 20
-    assert all(told <= durable for told, durable in seen)
-    assert len({told for told, _ in seen}) > 5
+    assert all(exported <= durable for exported, durable in seen)
+    assert len({exported for exported, _ in seen}) > 5
     assert world.samples["destination_offset_verified", FLOW] == 400
     assert world.samples["destination_records_total", FLOW] == 400
 
 
 @pytest.mark.parametrize(("nth", "conflicts"), [(1, 1), (2, 2)])
-def test_a_position_that_another_writer_had_first_is_a_conflict(monkeypatch, nth, conflicts):
+def test_a_position_claimed_first_by_another_writer_is_a_conflict(monkeypatch, nth, conflicts):
     """An executor finds a claim taken; in the second case the driver another one, behind it."""
     monkeypatch.setattr("logmirror.mirror.plan.SLICE_BYTES", 400)
     one, other = (
@@ -264,18 +264,18 @@ def test_r10_gaps_are_counted_by_cause_and_never_logged_one_by_one(caplog):
 def test_r11_every_event_of_a_mirror_names_it_its_topic_and_where_it_applies_its_partition(
     caplog, monkeypatch
 ):
-    """Also those of failures: sources that are not reached, flows that wait, that stop."""
+    """Including events of failures: unreachable sources, flows that wait, mirrors that stop."""
     world = World(Log(batches(0, 500)), max_offsets=10, heartbeat_ms=1000)
     ends, topics = world.client.list_offsets, world.client.describe_topics
 
     def fail(*_, **__):
         if 2000 < world.clock.ms < 4000:
-            raise UnavailableError("no answer", server="x")
+            raise UnavailableError("no response", server="x")
         return ends(*_, **__)
 
     def fail_topics(names):
         if 4000 < world.clock.ms < 6000:
-            raise UnavailableError("no answer", server="x")
+            raise UnavailableError("no response", server="x")
         return topics(names)
 
     monkeypatch.setattr(world.client, "list_offsets", fail)
@@ -298,7 +298,7 @@ def test_r11_every_event_of_a_mirror_names_it_its_topic_and_where_it_applies_its
             assert {name: facts[name] for name in FACTS} == FACTS, said
 
 
-def test_r11_no_event_of_the_data_path_can_leave_its_mirror_out():
+def test_r11_each_event_of_the_data_path_has_its_mirror():
     """Each call that logs passes facts; which ones, the test before sees."""
     calls = []
     rooms = ("mirror", "source", "to_archive", "to_kafka")
@@ -388,14 +388,14 @@ def test_r12_a_heartbeat_never_delays_a_flush(caplog, monkeypatch):
 # -- health ----------------------------------------------------------------------------------------
 
 
-def test_a_mirror_waits_from_its_first_failure_until_it_goes_on(monkeypatch):
+def test_a_mirror_waits_from_its_first_failure_until_it_resumes(monkeypatch):
     world = World(Log(batches(0, 10)), max_offsets=10)
     health, states = world.observer.board, []
     ends = world.client.list_offsets
 
     def fail(*_, **__):
         if 1000 < world.clock.ms < 5000:
-            raise UnavailableError("no answer")
+            raise UnavailableError("no response")
         return ends(*_, **__)
 
     monkeypatch.setattr(world.client, "list_offsets", fail)
@@ -415,14 +415,14 @@ def test_a_mirror_waits_from_its_first_failure_until_it_goes_on(monkeypatch):
     (flow,) = health.status()["flows"]
     assert (flow["position"], flow["source_end"], flow["lag"]) == (10, 10, 0)
     assert flow["waiting_since_ms"] is None
-    assert flow["last_error"] == {"kind": "unavailable", "message": "no answer"}
+    assert flow["last_error"] == {"kind": "unavailable", "message": "no response"}
     assert json.loads(json.dumps(health.status())) == health.status()
     found = world.samples
     assert found["errors_total", (*FLOW, "unavailable")] == found["flow_restarts_total", FLOW] > 1
 
 
 def test_a_flow_whose_destination_fails_waits_until_something_is_committed_there():
-    """A look at the source alone proves nothing."""
+    """Polling the source alone proves nothing."""
     failing = []
 
     def full(operation, _name):
@@ -449,18 +449,18 @@ def test_a_flow_whose_destination_fails_waits_until_something_is_committed_there
     assert states[max(states)] == "running"
 
 
-def test_a_stopped_mirror_tells_why():
+def test_a_stopped_mirror_reports_its_error():
     broken = bytearray(batches(0, 5)[0])
     broken[-1] ^= 1
     world = World(Log([bytes(broken)]))
     with pytest.raises(CorruptionError) as caught:
         world.run()
     (mirror,) = world.observer.board.mirrors()
-    told = (mirror.state, mirror.kind, mirror.message)
-    assert told == ("stopped", "corruption", caught.value.message)
+    exported = (mirror.state, mirror.kind, mirror.message)
+    assert exported == ("stopped", "corruption", caught.value.message)
 
 
-def test_the_process_is_live_while_the_loop_turns_or_slices_run():
+def test_the_process_is_live_while_the_loop_makes_progress_or_slices_run():
     world = World(Log())
     health, clock = world.observer.board, world.clock
     clock.ms += 2 * LIVE_MS

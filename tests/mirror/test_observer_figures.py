@@ -1,8 +1,8 @@
-"""Figures of flows that wait, stop or are copied in other ways than the plainest, and of the loop.
+"""Metrics of the loop, and of flows that wait, stop or have special destinations.
 
 Method: as in `test_observer`: the real loop over a scripted source, a store in memory, a clock that
-moves only when the loop sleeps; metrics are read as a scrape reads them. What only other kinds of
-destinations tell is put in as receipts.
+moves only when the loop sleeps; metrics are read as a scrape reads them. Results of
+other kinds of destinations are passed in as receipts.
 """
 
 import pytest
@@ -74,7 +74,7 @@ class World:
 STATES = ("running", "waiting", "stopped")
 
 
-def test_a_flow_that_waits_says_how_often_it_has_failed_and_for_how_long():
+def test_a_waiting_flow_reports_its_failures_and_their_duration():
     def full(operation, _name):
         if operation == "publish" and world.clock.ms < 10_000:
             raise UnavailableError("no space left")
@@ -116,24 +116,24 @@ def test_flows_of_a_mirror_that_has_stopped_are_counted_as_stopped_and_none_of_t
     assert found["flow_inflight_retry", FLOW] == 0
 
 
-def test_what_fails_after_its_mirror_has_stopped_is_counted_as_stopped_still():
+def test_a_flow_that_fails_after_its_mirror_stopped_still_counts_as_stopped():
     world = World(Log(batches(0, 5)))
     flow = FlowId(mirror="m", destination="d", topic="t", partition=0)
     state = FlowState(flow=flow, destination=world.spec, topic_id=None, compacted=False, position=0)
     world.observer.flow_opened(state)
     state.failures = 1
-    world.observer.flow_waits(state, UnavailableError("no answer"), 1000)
+    world.observer.flow_waits(state, UnavailableError("no response"), 1000)
     assert world.samples["flow_inflight_retry", FLOW] == 1
     world.observer.mirror_stopped("m", "t", CorruptionError("broken"), None)
     assert world.samples["flow_inflight_retry", FLOW] == 0
-    world.observer.flow_waits(state, UnavailableError("no answer"), 1000)
+    world.observer.flow_waits(state, UnavailableError("no response"), 1000)
     world.observer.committed(state)
     found = world.samples
     assert world.flows(found) == {"running": 0, "waiting": 0, "stopped": 1}
     assert found["flow_inflight_retry", FLOW] == 0
 
 
-def test_the_configured_wait_and_the_memory_are_told():
+def test_max_time_and_memory_budget_are_exported():
     world = World(Log(batches(0, 10)))
     with pytest.raises(_LeftError):
         world.run(1000, memory_bytes=64 << 20)
@@ -147,7 +147,7 @@ def test_the_configured_wait_and_the_memory_are_told():
     assert unlimited.samples["memory_budget_bytes", ()] == 2 * SLOT_BYTES
 
 
-def test_the_highest_memory_of_any_slot_so_far_is_told():
+def test_the_peak_memory_of_all_slots_is_exported():
     world = World(Log())
     part = Slice(
         flow=FlowId(mirror="m", destination="d", topic="t", partition=0),
@@ -163,7 +163,7 @@ def test_the_highest_memory_of_any_slot_so_far_is_told():
         assert world.samples.get(("slot_memory_peak_bytes", ())) == expected
 
 
-def test_a_snapshot_tells_how_many_keys_it_has():
+def test_the_keys_of_a_snapshot_are_exported():
     world = World(Log(batches(0, 10)), configs={"cleanup.policy": "compact"}, compaction="log")
     with pytest.raises(_LeftError):
         world.run(1000)
@@ -205,7 +205,7 @@ def test_what_another_cluster_acknowledges_is_counted_in_commits_batches_bytes_a
     assert found["destination_max_time_seconds", OF] == 0
 
 
-def test_the_first_line_of_a_mirror_says_what_goes_where(caplog):
+def test_the_first_event_of_a_mirror_lists_its_destinations(caplog):
     caplog.set_level("INFO", logger="logmirror")
     world = World(Log(batches(0, 10)), Log(batches(0, 5)), max_offsets=5)
     with pytest.raises(_LeftError):

@@ -65,7 +65,7 @@ def test_expected_bytes_are_due_at_once():
     assert tick(flow_state(end=900, bytes_per_offset=1100.0)) == []
 
 
-def test_a_flow_of_unknown_weight_is_asked_once():
+def test_a_flow_of_unknown_size_is_probed_once():
     [slice_] = tick(flow_state(bytes_per_offset=None))
     assert slice_.tail is None
 
@@ -79,7 +79,7 @@ def result_of(state, slice_, *, receipts=(), rest_bytes=0, next_offset=None):
     )
 
 
-def test_a_slice_that_filled_no_object_is_not_asked_again():
+def test_a_slice_that_filled_no_object_is_not_probed_again():
     state = flow_state(bytes_per_offset=None)
     [slice_] = tick(state)
     state.advance(result_of(state, slice_, rest_bytes=5000), 0, 0)
@@ -95,7 +95,7 @@ def test_the_age_counts_from_the_first_record_that_waits_not_from_the_start():
     assert tick(state, now_ms=560_000)[0].tail is Trigger.MAX_TIME
 
 
-def test_after_an_object_the_age_starts_anew():
+def test_after_an_object_the_age_starts_again():
     state = flow_state(end=100)
     [slice_] = tick(state, now_ms=60_000)
     receipt = Receipt(
@@ -125,7 +125,7 @@ def test_a_target_bounds_the_slice():
     assert slice_.end == 70
 
 
-def test_a_flow_that_waits_after_a_failure_is_left_out():
+def test_a_flow_that_backs_off_has_no_slice():
     assert tick(flow_state(retry_at_ms=10), now_ms=9, explicit=True) == []
     assert tick(flow_state(position_stale=True), now_ms=9, explicit=True) == []
 
@@ -207,7 +207,7 @@ def test_slices_of_a_flow_are_contiguous_from_its_position_and_end_within_the_lo
         assert width * weight <= SLICE_BYTES + weight
 
 
-def test_flows_that_stand_at_the_same_place_count_as_one_and_get_the_same_parts():
+def test_flows_at_the_same_place_count_as_one_and_get_the_same_parts():
     """So that what is read for one of them is read for all."""
     far = 8 * SLICE_BYTES
     native, rows = (

@@ -1,4 +1,4 @@
-"""How old the oldest record is that was not copied: figures, and what asking for them costs.
+"""Record lag: its values, and the cost of reading them.
 
 Method: flows are put before the real asker over scripted logs with timestamps of our choice and a
 clock that moves only when the test says so; every question to the source is noted. One test runs
@@ -36,7 +36,7 @@ OLD_MS = 1_400_000_000_000
 
 
 class NotedClient(ScriptedClient):
-    """Tells ages apart from copying: they never wait at the source."""
+    """Distinguishes reads for the lag from copying: they never wait at the source."""
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
@@ -100,7 +100,7 @@ def old_from(first, stop):
     )
 
 
-def test_a_flow_that_has_everything_costs_no_question_and_its_age_is_0():
+def test_a_flow_without_lag_causes_no_read_and_its_lag_is_0():
     world = World(Log(batches(0, 10)))
     world.move(10)
     for _ in range(100):
@@ -110,7 +110,7 @@ def test_a_flow_that_has_everything_costs_no_question_and_its_age_is_0():
     assert world.seconds("flow_stalled_seconds") == [0]
 
 
-def test_a_flow_that_catches_up_within_a_second_is_not_asked_about():
+def test_a_flow_that_catches_up_within_a_second_causes_no_read():
     world = World(Log(batches(0, 10)))
     world.look()
     world.look(FIRST_MS - 1)
@@ -128,7 +128,7 @@ def test_the_age_is_that_of_the_first_record_that_is_not_copied():
     assert world.seconds() == [(START_MS + FIRST_MS - OLD_MS) / 1000]
 
 
-def test_it_grows_while_nobody_says_anything():
+def test_the_lag_grows_without_updates():
     world = World(Log(batches(0, 5)))
     world.look()
     world.look(FIRST_MS)
@@ -136,7 +136,7 @@ def test_it_grows_while_nobody_says_anything():
     assert world.seconds() == [(FIRST_MS + 60_000) / 1000]
 
 
-def test_a_place_is_asked_about_once_however_long_it_waits():
+def test_a_position_is_read_once_however_long_it_waits():
     world = World(Log(batches(0, 10)))
     world.look()
     for _ in range(1000):
@@ -144,7 +144,7 @@ def test_a_place_is_asked_about_once_however_long_it_waits():
     assert world.client.asked == [(0, 0)]
 
 
-def test_a_flow_that_moves_is_asked_about_at_most_every_ten_seconds():
+def test_a_moving_flow_is_read_at_most_every_ten_seconds():
     world = World(Log(batches(0, 1000)))
     world.look()
     for position in range(0, 600, 5):
@@ -153,7 +153,7 @@ def test_a_flow_that_moves_is_asked_about_at_most_every_ten_seconds():
     assert 3 <= len(world.client.asked) <= 30_000 // EVERY_MS + 1
 
 
-def test_destinations_that_stand_at_one_place_share_the_question():
+def test_destinations_at_the_same_position_share_the_read():
     world = World(old_from(20, 25), destinations=("d", "e", "f"))
     world.move(20)
     world.look()
@@ -174,18 +174,18 @@ def test_a_thousand_partitions_that_lag_take_a_small_part_of_each_pass_and_all_g
     assert sorted(number for number, _ in world.client.asked) == list(range(1000))
 
 
-def test_until_its_turn_comes_a_record_is_as_old_as_the_lag():
+def test_until_its_first_read_a_record_is_as_old_as_the_lag():
     world = World(old_from(0, 5))
     world.look()
     world.look(FIRST_MS - 100)
     assert world.seconds() == [(FIRST_MS - 100) / 1000]
 
 
-def test_a_source_that_does_not_respond_is_left_alone_for_a_minute_and_nothing_fails():
+def test_a_source_that_does_not_respond_is_not_read_for_a_minute_and_nothing_fails():
     world = World(*[Log(batches(0, 5))] * 3)
 
     def refuse():
-        raise UnavailableError("no answer")
+        raise UnavailableError("no response")
 
     world.client.on_question = refuse
     world.look()
@@ -198,7 +198,7 @@ def test_a_source_that_does_not_respond_is_left_alone_for_a_minute_and_nothing_f
     assert all(state.failures == 0 for state in world.states.values())
 
 
-def test_a_flow_that_waits_to_try_again_is_not_asked_about():
+def test_a_flow_that_backs_off_is_not_read():
     world = World(Log(batches(0, 5)))
     (state,) = world.states.values()
     state.retry_at_ms = 60_000
@@ -210,9 +210,7 @@ def test_a_flow_that_waits_to_try_again_is_not_asked_about():
 
 
 @pytest.mark.parametrize(("size", "questions"), [(100_000, 2), (9 << 20, 1)])
-def test_a_batch_that_is_larger_than_the_view_is_asked_for_once_more_unless_it_is_huge(
-    size, questions
-):
+def test_a_batch_larger_than_the_buffer_is_fetched_again_unless_it_is_huge(size, questions):
     log = Log([encode_reference([record(0, value=b"x" * size, timestamp_ms=OLD_MS)])])
     world = World(log)
     world.look()
@@ -222,7 +220,7 @@ def test_a_batch_that_is_larger_than_the_view_is_asked_for_once_more_unless_it_i
     assert world.seconds() == [(START_MS + FIRST_MS - oldest_ms) / 1000]
 
 
-def test_a_place_inside_a_batch_is_as_old_as_the_batch():
+def test_a_position_inside_a_batch_is_as_old_as_the_batch():
     log = Log([encode_reference([record(i, timestamp_ms=OLD_MS + i) for i in range(10)])])
     world = World(log)
     world.move(7)
@@ -268,7 +266,7 @@ def test_a_flow_stalls_from_when_something_waits_and_nothing_is_committed():
     assert world.seconds("flow_stalled_seconds") == [0]
 
 
-def test_the_age_of_a_flow_whose_mirror_has_stopped_grows_on():
+def test_the_lag_of_a_stopped_mirror_continues_to_grow():
     world = World(Log(batches(0, 10)))
     world.look()
     world.states.clear()
@@ -276,7 +274,7 @@ def test_the_age_of_a_flow_whose_mirror_has_stopped_grows_on():
     assert world.seconds() == [50]
 
 
-def test_the_loop_tells_ages_and_the_status_has_them():
+def test_the_loop_reports_lags_and_the_status_has_them():
     clock, recorder = SteppingClock(START_MS), Recorder()
     logs = [old_from(20, 25), Log(batches(0, 20))]
     client, hasty = NotedClient(logs), NotedClient(logs)

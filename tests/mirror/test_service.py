@@ -134,7 +134,7 @@ def test_parallel_backfill_of_one_partition_publishes_in_order(monkeypatch):
         assert store.staged == {}
 
 
-def test_a_topic_made_anew_is_not_continued():
+def test_a_recreated_topic_is_not_continued():
     """A21: records of two topics never share a chain."""
     store = MemoryStore()
     until_now(ScriptedClient([Log(batches(0, 20))]), store)
@@ -146,7 +146,7 @@ def test_a_topic_made_anew_is_not_continued():
     assert store.objects == before
 
 
-def test_retention_that_passed_the_position_is_told_with_both_offsets():
+def test_trimming_beyond_the_position_is_reported_with_both_offsets():
     store = MemoryStore()
     until_now(ScriptedClient([Log(batches(0, 20))]), store)
     trimmed = Log(batches(30, 50), log_start=30)
@@ -171,7 +171,7 @@ def test_r8_a_log_that_starts_late_needs_chain_start():
 
 
 @pytest.mark.mirror_v3("RUN-15")
-def test_a_source_that_was_cut_below_the_position_stops():
+def test_a_source_truncated_below_the_position_stops():
     store = MemoryStore()
     until_now(ScriptedClient([Log(batches(0, 20))]), store)
     with pytest.raises(PositionError, match="ends below") as caught:
@@ -179,7 +179,7 @@ def test_a_source_that_was_cut_below_the_position_stops():
     assert caught.value.facts["reason"] == "SourceWentBackwards"
 
 
-def test_a_topic_made_anew_that_is_still_short_is_told_from_a_log_that_was_cut():
+def test_a_short_recreated_topic_is_distinguished_from_a_truncated_log():
     store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 20))]), SteppingClock()
 
     def on_sleep():
@@ -195,7 +195,7 @@ def test_a_topic_made_anew_that_is_still_short_is_told_from_a_log_that_was_cut()
     assert ranges(store) == [(0, 19)]
 
 
-def test_a_peer_that_copies_while_the_start_looks_around_is_not_ahead_of_its_source():
+def test_another_writer_during_the_start_is_not_ahead_of_its_source():
     log, store = Log(batches(0, 20)), MemoryStore()
     client, rival = ScriptedClient([log]), ScriptedClient([log])
     response = client.list_offsets
@@ -222,14 +222,14 @@ def test_a_foreign_file_stops_before_anything_is_written():
     assert names(store) == ["d/0/notes.txt"]
 
 
-def test_a_source_that_does_not_respond_for_a_while_is_waited_for():
+def test_a_source_that_does_not_respond_is_retried():
     store, client, clock = MemoryStore(), ScriptedClient([Log(batches(0, 20))]), SteppingClock()
     response, failures = client.list_offsets, []
 
     def list_offsets(partitions, at, **options):
         if 500 < clock.ms < 8000:
             failures.append(clock.ms)
-            raise UnavailableError("no broker answers")
+            raise UnavailableError("no broker responds")
         return response(partitions, at, **options)
 
     client.list_offsets = list_offsets

@@ -1,4 +1,4 @@
-"""One mirror that must not go on, and what becomes of the others.
+"""A mirror that stops, and what happens to the others.
 
 Method: the real loop, planner, executor and committer over scripted sources and stores in memory,
 one of each for every mirror; time moves only when the loop sleeps. Each test says what is wrong
@@ -114,7 +114,7 @@ def ended(run, **arguments):
 
 
 def spoil(mirrors, name, at):
-    """Let a mirror's source go wrong in a way that waiting does not mend."""
+    """Break a mirror in a way that is not retriable."""
     client = mirrors.clients[name]
     if at == "no topic":
 
@@ -142,7 +142,7 @@ KINDS = {
 @pytest.mark.parametrize("at", KINDS)
 @pytest.mark.parametrize("name", ["a", "b"])
 @pytest.mark.parametrize("until_now", [True, False])
-def test_isolate_lets_the_others_go_on_and_ends_with_the_first_error(at, name, until_now, caplog):
+def test_isolate_continues_the_others_and_ends_with_the_first_error(at, name, until_now, caplog):
     caplog.set_level(logging.ERROR)
     mirrors, other = Mirrors("a", "b", on_fatal="isolate"), {"a": "b", "b": "a"}[name]
     spoil(mirrors, name, at)
@@ -158,9 +158,9 @@ def test_isolate_lets_the_others_go_on_and_ends_with_the_first_error(at, name, u
     assert mirrors.states() == {name: "stopped", other: "running"}
     stopped = mirrors.health()[name]
     assert (stopped.kind, stopped.message) == (error.kind, error.message)
-    (told,) = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert told.getMessage() == f"mirror stopped: {error.message}"
-    assert (told.facts["mirror"], told.facts["kind"]) == (name, error.kind)
+    (event,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert event.getMessage() == f"mirror stopped: {error.message}"
+    assert (event.facts["mirror"], event.facts["kind"]) == (name, error.kind)
 
 
 @pytest.mark.parametrize("at", KINDS)
@@ -170,7 +170,7 @@ def test_exit_ends_at_the_next_commit_boundary(at):
     spoil(mirrors, "a", at)
     error = mirrors.run_for(60_000)
     assert type(error) is KINDS[at]
-    assert mirrors.clock.ms < 2000, "it goes on for nobody"
+    assert mirrors.clock.ms < 2000, "it continues no mirror"
     # What ran beside it in its tick is committed; at the opening nothing runs yet.
     assert mirrors.offsets("b") == (20 if at == "flipped bit" else 0)
     assert mirrors.states()["a"] == "stopped"
@@ -259,7 +259,7 @@ class OneCluster:
 
 
 @pytest.mark.parametrize("gone_at_ms", [0, 3000])
-def test_one_request_for_many_topics_blames_only_the_mirror_of_the_one_that_is_gone(gone_at_ms):
+def test_one_missing_topic_in_a_request_stops_only_its_mirror(gone_at_ms):
     mirrors = Mirrors("a", "b", "c", on_fatal="isolate", one_cluster=True)
 
     def each_time():
@@ -282,12 +282,12 @@ def down_until(mirrors, ms):
 
     def before(_operation, _name):
         if mirrors.clock.ms < ms:
-            raise UnavailableError("no store answers")
+            raise UnavailableError("no store responds")
 
     return before
 
 
-def test_a_destination_that_is_down_at_the_start_is_waited_for_while_others_go_on():
+def test_a_destination_unavailable_at_the_start_is_retried_while_others_continue():
     mirrors = Mirrors("a", "b", destinations=("d", "e"))
     mirrors.stores["/a/e"].before = down_until(mirrors, 8000)
     seen = []
@@ -302,14 +302,14 @@ def test_a_destination_that_is_down_at_the_start_is_waited_for_while_others_go_o
     assert {offset for ms, _, offset in seen if ms > 3000} == {20}
 
 
-def test_a_source_that_is_down_at_the_start_is_waited_for_while_others_go_on():
+def test_a_source_unavailable_at_the_start_is_retried_while_others_continue():
     mirrors = Mirrors("a", "b")
     client = mirrors.clients["a"]
     response = client.describe_topics
 
     def describe_topics(names):
         if mirrors.clock.ms < 8000:
-            raise UnavailableError("no broker answers")
+            raise UnavailableError("no broker responds")
         return response(names)
 
     client.describe_topics = describe_topics
@@ -318,7 +318,7 @@ def test_a_source_that_is_down_at_the_start_is_waited_for_while_others_go_on():
 
 
 @pytest.mark.parametrize("on_fatal", ["exit", "isolate"])
-def test_a_start_at_which_nothing_can_be_reached_ends_for_now(on_fatal):
+def test_a_start_with_nothing_reachable_ends_as_unavailable(on_fatal):
     mirrors = Mirrors("a", "b", on_fatal=on_fatal)
     for store in mirrors.stores.values():
         store.before = down_until(mirrors, 10**9)
@@ -326,7 +326,7 @@ def test_a_start_at_which_nothing_can_be_reached_ends_for_now(on_fatal):
     assert mirrors.clock.ms == 0
 
 
-def test_until_now_waits_for_nobody_at_the_start_and_tells_in_the_end():
+def test_until_now_does_not_retry_at_the_start_and_ends_with_the_error():
     mirrors = Mirrors("a", "b", on_fatal="isolate")
     mirrors.stores["/a/d"].before = down_until(mirrors, 10**9)
     assert isinstance(ended(mirrors.service.run, until_now=True), UnavailableError)
@@ -351,7 +351,7 @@ def test_until_now_gives_up_on_a_store_that_stays_away_and_finishes_the_others()
 
 
 @pytest.mark.mirror_v3("SUP-03", "SUP-04")
-def test_what_fails_for_now_is_waiting_and_then_running_again():
+def test_a_retriable_failure_is_waiting_and_then_running_again():
     mirrors, seen = Mirrors("a", "b"), []
 
     def before(operation, _name):
@@ -372,14 +372,14 @@ def test_what_fails_for_now_is_waiting_and_then_running_again():
     assert mirrors.offsets("a") == 20
 
 
-def test_a_source_that_responses_again_is_running_before_anything_is_due():
+def test_a_source_that_responds_again_is_running_before_a_slice_is_due():
     mirrors, seen = Mirrors("a"), []
     client = mirrors.clients["a"]
     response = client.list_offsets
 
     def list_offsets(partitions, at, **options):
         if 3000 < mirrors.clock.ms < 6000:
-            raise UnavailableError("no broker answers")
+            raise UnavailableError("no broker responds")
         return response(partitions, at, **options)
 
     client.list_offsets = list_offsets

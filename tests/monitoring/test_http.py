@@ -1,4 +1,4 @@
-"""The port that monitoring asks: answers, deadlines, limits, a port that is taken.
+"""The metrics endpoint: responses, deadlines, limits, a port in use.
 
 Method: real connections to the real server on loopback, over the real health of scripted flows.
 """
@@ -63,7 +63,7 @@ def test_it_is_ready_when_each_mirror_is_opened_and_none_waits_or_has_stopped(po
 
 
 @pytest.mark.mirror_v3("CFG-06")
-def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
+def test_silent_destinations_are_omitted_from_readiness_only():
     # `affects-readiness: false`; all of what bills has says so
     health = StatusBoard(
         ["orders", "bills"], SYSTEM_CLOCK, {("orders", "d"), ("bills", "d"), ("bills", "")}
@@ -93,7 +93,7 @@ def test_what_has_no_say_in_readiness_is_left_out_of_it_and_of_nothing_else():
     assert health.not_ready() == ["mirror=orders state=stopped kind=unavailable: no response"]
 
 
-def test_a_path_that_is_not_there_names_those_that_are(port):
+def test_an_unknown_path_lists_the_known_ones(port):
     status, _, text = ask(port, "/")
     assert status == 404
     assert text.split() == ["/metrics", "/livez", "/readyz", "/status.json"]
@@ -105,12 +105,12 @@ def test_a_query_is_ignored_and_head_has_no_body(port):
     assert ask(port, "/livez", method="POST")[0] == 501
 
 
-def test_port_0_responses_nowhere(recorder, health):
+def test_port_0_disables_the_endpoint(recorder, health):
     with serve(0, recorder, health) as port:
         assert port is None
 
 
-def test_a_port_that_is_taken_is_a_warning(recorder, health, caplog):
+def test_a_port_in_use_is_a_warning(recorder, health, caplog):
     with socket.create_server(("0.0.0.0", 0)) as other:
         taken = other.getsockname()[1]
         with serve(taken, recorder, health) as port:
@@ -136,7 +136,7 @@ def is_cut(connection):
         return True
 
 
-def test_who_never_finishes_a_question_is_cut(port, monkeypatch):
+def test_an_unfinished_request_is_closed_at_its_deadline(port, monkeypatch):
     monkeypatch.setattr(http, "DEADLINE_MS", 300)
     with socket.create_connection((HOST, port)) as slow:
         slow.settimeout(0.02)  # a byte at a time, so that no single wait is long
@@ -144,7 +144,7 @@ def test_who_never_finishes_a_question_is_cut(port, monkeypatch):
     assert ask(port, "/livez")[0] == 200
 
 
-def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
+def test_connections_over_the_limit_are_closed_until_there_is_room(port):
     held = [socket.create_connection((HOST, port)) for _ in range(http.CONNECTIONS_MAX)]
     try:
         with socket.create_connection((HOST, port), timeout=5) as one_more:
@@ -162,14 +162,14 @@ def test_too_many_at_once_are_hung_up_on_and_there_is_room_again(port):
     wait_until(has_response, what=lambda: "room for a question", timeout_s=30)
 
 
-def test_a_metric_says_whether_it_is_ready(port, health):
+def test_a_metric_reports_readiness(port, health):
     assert "logmirror_ready 0.0" in ask(port, "/metrics").text
     health.mirror_opened("orders")
     health.mirror_opened("bills")
     assert "logmirror_ready 1.0" in ask(port, "/metrics").text
 
 
-def test_series_of_partitions_can_be_left_out_and_the_peer_s_names_be_added(recorder, health):
+def test_partition_series_can_be_omitted_and_mirror_v3_names_added(recorder, health):
     recorder.set(metrics.LAG, ("orders", "d", "t", "3"), 5)
     for shown, present in (
         (Shown(partitions=False), {"logmirror_mirror_lag_offsets"}),

@@ -48,7 +48,7 @@ def test_no_fact_replaces_time_level_or_event():
     assert (found["event"], found["level"], found["a"]) == ("flushed", "INFO", 2)
 
 
-def test_both_tell_of_an_exception():
+def test_both_formats_include_exceptions():
     try:
         raise ValueError("odd")  # noqa: TRY301  # it is what is shown
     except ValueError:

@@ -59,7 +59,7 @@ def test_names_are_unique_and_all_of_them_are_in_the_catalogue():
     assert {metric for metric in named if metric.of is None} == set(CATALOGUE)
 
 
-def test_what_is_recorded_is_what_a_scrape_reads():
+def test_a_scrape_returns_the_recorded_values():
     recorder = Recorder()
     recorder.set(metrics.LAG, ONE, 7)
     recorder.set(metrics.LAG, ONE, 5)
@@ -206,7 +206,7 @@ def test_without_series_of_partitions_a_thousand_of_them_cost_no_more_than_one()
     assert counts[0] == counts[1] < 40
 
 
-def test_the_peer_s_names_have_its_labels_and_the_worst_or_the_sum_of_destinations():
+def test_mirror_v3_names_have_its_labels_and_combine_destinations():
     recorder = Recorder()
     for destination, position, records, at, failures in (
         ("d", 5, 10, 900, 0),

@@ -4,7 +4,7 @@ Of the checklist: RUN-16, ENC-07, ENC-12, CFG-15, FS-16, FS-17.
 
 Method: scripted sources (kit.fakes.scripted) with one bad value among good ones, stores in memory
 and a scripted cluster. What was published or appended must be all that stands before the value
-(native: before its batch) and nothing else, however often it is tried, whoever else is there.
+(native: before its batch) and nothing else, however often it is tried, and with other writers.
 """
 
 import io
@@ -95,22 +95,22 @@ def end_before(bad, kind):
 @pytest.mark.mirror_v3("ENC-07")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", CHECKED)
-def test_run_16_what_stands_before_a_bad_value_is_written_and_nothing_else(kind, form):
+def test_run_16_only_records_before_a_bad_value_are_written(kind, form):
     # The error names column and offset.
     log, types = log_with(kind, BAD), CHECKED[kind]
     store, result = copy(log, slice_of(0, 40), format=form, types=types)
     end = end_before(BAD, form)
     assert published(store) == ranges(result) == [(0, end - 1)]
     assert (type(result.error), result.next_offset) == (UsageError, end)
-    told = {"column": "value", "type": kind, "offset": BAD, "topic": "t", "partition": 0}
-    assert result.error.facts.items() >= told.items()
+    facts = {"column": "value", "type": kind, "offset": BAD, "topic": "t", "partition": 0}
+    assert result.error.facts.items() >= facts.items()
 
     # As often as it is tried.
     again, result = copy(log, slice_of(end, 40), store=store, format=form, types=types)
     assert published(again) == [(0, end - 1)]
     assert (ranges(result), result.error.facts["offset"]) == ([], BAD)
 
-    # With a type that takes it, the copy goes on where it ended.
+    # With a type that takes it, the copy resumes where it ended.
     store, result = copy(log, slice_of(end, 40), store=store, format=form)
     assert (published(store), result.error) == ([(0, end - 1), (end, 39)], None)
 
@@ -137,14 +137,14 @@ def test_a_bad_key_is_found_as_well(form):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_compressed_batches_are_looked_into(form):
+def test_compressed_batches_are_checked(form):
     log = log_with("json-parseable", BAD, codec=Codec.ZSTD)
     _, result = copy(log, slice_of(0, 40), format=form, types=CHECKED["json-parseable"])
     assert ranges(result) == [(0, end_before(BAD, form) - 1)]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_a_reader_is_not_shown_is_not_looked_at(form):
+def test_invisible_records_are_not_checked(form):
     aborted = [record(5, value=b"\xff"), record(6, value=b"\xff")]
     fields = {"producer_id": 7, "producer_epoch": 0}
     log = Log(
@@ -372,14 +372,14 @@ def test_fs_16_fs_17_a_key_that_is_null_or_no_text_is_refused(key, message):
     assert (ranges(result), published(store)) == ([], [])
 
 
-def test_a_snapshot_does_not_take_over_what_its_type_refuses():
+def test_a_snapshot_does_not_merge_records_of_the_wrong_type():
     log, store = table_of((b"a", b"\xff"), (b"b", b"2")), MemoryStore()
     snapshot(log, slice_of(0, 2, rebuild=True), store)
     log.batches.append(encode_reference([record(2, key=b"c", value=b"3")]))
     result = snapshot(log, slice_of(2, 3), store, value="utf8")
     assert (result.error.facts["column"], result.error.facts["offset"]) == ("value", 0)
     assert published(store) == [(0, 1)]
-    # Overwritten since, it is in nobody's way.
+    # Overwritten since, it does not matter any more.
     log.batches.append(encode_reference([record(3, key=b"a", value=b"4")]))
     assert ranges(snapshot(log, slice_of(2, 4), store, value="utf8")) == [(2, 3)]
 
@@ -393,7 +393,7 @@ def test_a_snapshot_stops_at_a_bad_record_also_when_it_was_overwritten():
 # -- clusters --------------------------------------------------------------------------------------
 
 
-def test_run_16_a_cluster_gets_what_stands_before_a_bad_value():
+def test_run_16_a_cluster_receives_only_records_before_a_bad_value():
     log = Log(batches(0, 40))
     log.batches[3] = encode_reference(
         [record(n, value=b"\xff" if n == BAD else None) for n in range(15, 20)]
@@ -403,8 +403,8 @@ def test_run_16_a_cluster_gets_what_stands_before_a_bad_value():
         (result,) = world.run(first, types=CHECKED["utf8"])
         assert world.destination.values() == [(n, value(n)) for n in range(appended)]
         assert (type(result.error), result.next_offset) == (UsageError, BAD)
-        told = {"column": "value", "type": "utf8", "offset": BAD, "topic": "t", "partition": 0}
-        assert result.error.facts.items() >= told.items()
+        facts = {"column": "value", "type": "utf8", "offset": BAD, "topic": "t", "partition": 0}
+        assert result.error.facts.items() >= facts.items()
         assert result.error.facts["target_topic"] == "copy"
     (result,) = world.run(BAD)
     assert (result.error, result.next_offset) == (None, 40)
@@ -425,7 +425,7 @@ def test_gaps_before_a_bad_value_are_kept_and_none_behind_it():
     assert (result.error.facts["offset"], result.next_offset) == (12, 12)
 
 
-def test_one_flow_that_is_refused_leaves_the_others_alone():
+def test_a_flow_with_a_bad_value_does_not_affect_others():
     bad = Log(batches(0, 20))
     bad.batches[1] = encode_reference([record(n, value=b"\xff") for n in range(5, 10)])
     world = World(bad, Log(batches(0, 20)))
@@ -434,7 +434,7 @@ def test_one_flow_that_is_refused_leaves_the_others_alone():
     assert (whole.next_offset, whole.error) == (20, None)
 
 
-def test_batches_that_cannot_be_read_are_no_copy_where_they_must_be_looked_into():
+def test_undecodable_batches_are_not_copied_if_types_are_checked():
     log = Log(batches(0, 10))
     broken = encode_reference([record(10)], attribute_bits=4)  # says zstd, and is not
     log.batches.append(broken)
