@@ -101,14 +101,14 @@ def _progress_outside_of_transactions(monkeypatch):
             transmit(self, copy, where, batch, sequence)
             return
         stamp(batch, producer_id=-1, producer_epoch=-1, sequence=-1, transactional=False)
-        copy.link.pipeline.send([(where, batch)])
+        copy.session.pipeline.send([(where, batch)])
 
     monkeypatch.setattr(TranslateTransfer, "_transmit", without_transaction)
 
 
 def _responses_of_two_leaders_mixed_up(monkeypatch):
     def collect(self, copy, *, block):
-        for response in copy.link.pipeline.collect(block=block):
+        for response in copy.session.pipeline.collect(block=block):
             if response.error is not None:
                 self._fail(copy, response.error)
             elif copy.in_flight:
