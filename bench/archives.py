@@ -1,12 +1,12 @@
-"""What archives cost apart from their bytes: requests for each object, restarts, `status`.
+"""Measure archives: requests per object, restarts, and the `status` command.
 
     python bench/archives.py [--objects N] [--names N] [--partitions N]
 
-Requests are counted by a proxy before the S3 server, by kind, while one partition is copied in
-append mode; what a start asks is told apart. A restart is timed from the composition of the driver
-to the end of a run that finds everything copied, so with every position verified and without
-Spark, with N names (and as many claims) of one partition in a folder and in a bucket. `status` is
-the command, with one object in each of N partitions. Prints one JSON object.
+A proxy in front of the S3 server counts requests by kind while one partition is copied with all
+records; requests of a start are reported separately. A restart is timed from the composition of the
+driver to the end of a run with nothing to copy, so with every position verified and without Spark.
+It has N objects and N claims of one partition, in a directory and in a bucket. `status` runs as a
+command, with one object in each of N partitions. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from logmirror.model import OffsetRange, Trigger  # noqa: E402  # after the path
 NAME = "bench"
 ROUNDS = 3
 RECORDS_EACH = 20
-"""Of one object, where requests are counted."""
+"""Records per object in the count of requests."""
 
 
 def requests(broker: BrokerCommand, folder: Path, objects: int) -> dict:
-    """How many requests of each kind a start and each object take."""
+    """Count the requests of each kind at a start and per object."""
     topic = broker.create_topic("bench-requests")
     with (
         S3Server(folder / "requests") as server,
@@ -47,16 +47,16 @@ def requests(broker: BrokerCommand, folder: Path, objects: int) -> dict:
         bucket = server.new_bucket()
         destination = server.destination(bucket, name=NAME, endpoint=proxy.endpoint)
         limits = {"form": "native", "max_offsets": RECORDS_EACH, "destinations": [destination]}
-        told = mirror(topic, broker.bootstrap, "", **limits)
-        copy(told)
+        config = mirror(topic, broker.bootstrap, "", **limits)
+        copy(config)
         proxy.asked.clear()
-        copy(told)
+        copy(config)
         start = dict(proxy.asked)
         proxy.asked.clear()
         small_batches = {"batch.num.messages": RECORDS_EACH, "linger.ms": 5}
         messages = odd_messages(objects * RECORDS_EACH, seed=1)
         produce(broker.bootstrap, topic, messages, config=small_batches)
-        copy(told)
+        copy(config)
         made = len(list((server.files(bucket) / NAME / "0").iterdir()))
         kinds = sorted({*start, *proxy.asked})
         return {
@@ -67,7 +67,7 @@ def requests(broker: BrokerCommand, folder: Path, objects: int) -> dict:
 
 
 def restart(broker: BrokerCommand, folder: Path, names: int) -> dict:
-    """Seconds until every position is verified, where there are so many objects."""
+    """Return the seconds until every position of an archive with `names` objects is verified."""
     topic = broker.create_topic("bench-restart")
     produce(broker.bootstrap, topic, odd_messages(names, seed=1))
     files = folder / "files"
@@ -84,7 +84,7 @@ def restart(broker: BrokerCommand, folder: Path, names: int) -> dict:
 
 
 def fill(root: Path, topic: str, names: int) -> None:
-    """Make names alone, which is what a position is read from, and their claims."""
+    """Create empty objects, because positions are read from names, and their claims."""
     for offset in range(names):
         covered = OffsetRange(first=offset, last=offset)
         claim = Claim(
@@ -107,19 +107,19 @@ def fill(root: Path, topic: str, names: int) -> None:
             path.write_bytes(content)
 
 
-def restart_s(told: dict[str, object]) -> list[float]:
-    """Each of several restarts; the first at a bucket also tries whether its store creates."""
-    copy(told)
+def restart_s(config: dict[str, object]) -> list[float]:
+    """Return the seconds of each restart; the first run probes conditional writes."""
+    copy(config)
     seconds = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        copy(told)
+        copy(config)
         seconds.append(time.perf_counter() - began)
     return seconds
 
 
 def status(broker: BrokerCommand, folder: Path, partitions: int) -> dict:
-    """Seconds that `logmirror status` takes over so many partitions with an object each."""
+    """Return the seconds of `logmirror status` over partitions with one object each."""
     topic = broker.create_topic("bench-status", partitions)
     name = format_name(OffsetRange(first=0, last=9), "parquet")
     found = {"partitions": partitions}
@@ -134,8 +134,8 @@ def status(broker: BrokerCommand, folder: Path, partitions: int) -> dict:
                 path = root / NAME / str(partition) / name
                 path.parent.mkdir(parents=True)
                 path.touch()
-            told = mirror(topic, broker.bootstrap, "", destinations=[{**destination, "name": NAME}])
-            config = write_config(folder / f"{where}.json", told)
+            one = mirror(topic, broker.bootstrap, "", destinations=[{**destination, "name": NAME}])
+            config = write_config(folder / f"{where}.json", one)
             seconds = []
             for _ in range(ROUNDS):
                 began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Two brokers on this machine, topics between them, and where their logs end."""
+"""Two brokers on this machine, the topics of a run, and their log end offsets."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 VERSION = "4.3.1"
 BATCH_BYTES = 16_384
-"""What Java's producer makes of its records unless it is told otherwise."""
+"""The default `batch.size` of the Java producer."""
 
 _CONFIG = {
     "log.segment.bytes": 1 << 28,
-    "log.segment.delete.delay.ms": 1000,  # the page cache is for what is measured
+    "log.segment.delete.delay.ms": 1000,  # deleted segments must not fill the page cache
 }
 _QUIET = {"log_level": 0}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is copied: equal records, uncompressed."""
+    """The topic of a run: equal records, uncompressed."""
 
     record_bytes: int
     partitions: int
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def total_bytes(self) -> int:
-        """Of values alone."""
+        """Bytes of all values."""
         return self.records * self.record_bytes
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Shape:
 
 
 class Cluster(ApacheKafka):
-    """A broker with a server's compiler and heap."""
+    """A broker with the JVM options of a server."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class Cluster(ApacheKafka):
         )
 
     def ends(self, topic: str, partitions: int) -> list[int]:
-        """The high watermark of each partition."""
+        """Return the high watermark of each partition."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, **_QUIET})
         return next(_ends(admin, topic, partitions))
 
     def watch_ends(
         self, topic: str, partitions: int, *, every_s: float = 0.05, timeout_s: float
     ) -> Iterator[tuple[float, int]]:
-        """Yield (seconds since the epoch, records in the topic) again and again."""
+        """Yield (seconds since the epoch, records in the topic) repeatedly."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, **_QUIET})
         until = time.monotonic() + timeout_s
         for ends in _ends(admin, topic, partitions):
@@ -97,13 +97,13 @@ def _ends(admin: AdminClient, topic: str, partitions: int) -> Iterator[list[int]
 
 
 def fill(kafka: Cluster, shape: Shape) -> None:
-    """Make the topic and write its records, with timestamps of now."""
+    """Create the topic and produce its records, with the current time as timestamps."""
     kafka.create_topic(shape.topic, shape.partitions)
     produce(kafka, shape, lambda index: index % shape.partitions)
 
 
 def produce(kafka: Cluster, shape: Shape, partition: Callable[[int], int]) -> None:
-    """Write the records of a shape."""
+    """Produce the records of a shape."""
     settings = {"batch.size": BATCH_BYTES, "linger.ms": 20, "queue.buffering.max.kbytes": 1 << 18}
     producer = Producer({"bootstrap.servers": kafka.bootstrap, **settings, **_QUIET})
     letters = bytes(range(97, 123)) * (shape.record_bytes // 26 + 2)

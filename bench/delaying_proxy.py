@@ -1,11 +1,11 @@
-"""Let TCP connections through and deliver each byte late: a long way, without its other limits.
+"""A TCP proxy that delays each byte: latency without a limit on bandwidth.
 
-    delaying_proxy.py DELAY_MS LISTEN TARGET      (both host:port; once each way)
+    delaying_proxy.py DELAY_MS LISTEN TARGET      (both host:port; the delay applies each way)
 
-What is on its way is held here, as much as comes: bandwidth is not limited, and neither is the
-window of TCP, which on a real way of that length wants larger socket buffers at the broker
-(`socket.receive.buffer.bytes`). So this shows what waiting for answers costs, nothing else.
-Prints a line when it listens; ends when its standard input does.
+Bytes in flight are held in memory without a limit, so neither bandwidth nor TCP's window is
+limited. A real connection of that latency needs larger socket buffers at the broker
+(`socket.receive.buffer.bytes`). The proxy shows the cost of waiting for responses and nothing else.
+Prints a line when it listens; ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK_BYTES = 256 << 10
 
 
 def pump(source: socket.socket, target: socket.socket, delay_s: float) -> None:
-    """Carry one direction to its end."""
+    """Forward one direction until it ends."""
     held: queue.SimpleQueue[tuple[float, memoryview]] = queue.SimpleQueue()
     spare: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
 
@@ -37,7 +37,7 @@ def pump(source: socket.socket, target: socket.socket, delay_s: float) -> None:
                 target.sendall(data)
                 spare.put(memoryview(data.obj))
         with contextlib.suppress(OSError):
-            source.shutdown(socket.SHUT_RD)  # nobody takes what comes
+            source.shutdown(socket.SHUT_RD)  # the target accepts no more
 
     threading.Thread(target=deliver, daemon=True).start()
     count = 1

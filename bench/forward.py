@@ -1,12 +1,12 @@
-"""Measure the copy into another cluster against its peers, on one machine, taking turns.
+"""Compare replication to another cluster with its peers, on one machine.
 
     python bench/forward.py [--only copy,trip,delay,memory] [--rounds N] [--records N] ...
 
-Source and destination are Apache Kafka 4.3.1, one broker each, page cache warm. Records carry
-timestamps of the time they were made at; source batches are as Java's producer makes them by
-default. Each round runs every contestant once, so that a machine whose speed drifts is the same for
-all; ratios are taken within a round and the median is told. Prints one JSON object; what each run
-found goes to stderr at once. All of it takes half an hour. In two minutes, without MirrorMaker:
+Source and destination are Apache Kafka 4.3.1, one broker each, page cache warm. Records carry their
+creation time; source batches have the default size of the Java producer. Each round runs every
+contestant once, so that a change in the machine's speed affects all of them. Ratios are taken
+within a round, and the median is reported. Prints one JSON object; the result of each run is
+printed to stderr at once. A full run takes half an hour. In two minutes, without MirrorMaker:
 
     python bench/forward.py --rounds 1 --records 100000 --small-records 100000 --partitions 1 \\
         --seconds 5 --many-partitions 1,20 --contestants "logmirror;plain loop"
@@ -40,7 +40,7 @@ PEERS = (LOOP, TUNED, DEFAULTS)
 
 
 def plain_loop(source: Cluster, target: Cluster, shape: Shape, folder: Path) -> Figures:
-    """Let `plain_loop.py` copy a topic; see `rounds.Contestant`."""
+    """Run `plain_loop.py`; see `rounds.Contestant`."""
     target.create_topic(shape.topic, shape.partitions)
     of_source, of_target = measured.Tree(), measured.Tree()
     out = folder / "loop.json"
@@ -73,7 +73,7 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def copy_part(base: Path, options: argparse.Namespace) -> list[dict[str, object]]:
-    """Throughput and CPU, shape by shape."""
+    """Measure throughput and CPU of each shape."""
     names = options.contestants.split(";")
     contestants = {name: CONTESTANTS[name] for name in names}
     source, target = Cluster(base / "source"), Cluster(base / "target")
@@ -85,7 +85,7 @@ def copy_part(base: Path, options: argparse.Namespace) -> list[dict[str, object]
             for partitions in map(int, options.partitions.split(",")):
                 shape = Shape(size, partitions, records)
                 fill(source, shape)
-                # The brokers compile what they do: that is nobody's figure.
+                # A warm-up for the brokers' JIT compiler; it counts for no contestant.
                 one_run(plain_loop, source, target, shape, base)
                 found = compete(
                     *(contestants, source, target, shape, base),
@@ -101,7 +101,7 @@ def copy_part(base: Path, options: argparse.Namespace) -> list[dict[str, object]
 
 
 def _copy_result(shape: Shape, found: dict[str, list[Figures]]) -> dict[str, object]:
-    """Figures, and how many times faster we were and how many times more CPU a peer took."""
+    """Return medians, and the ratios of logmirror's rate and of each peer's CPU."""
     ratios = {}
     for peer in PEERS:
         if {peer, OURS} <= found.keys():
@@ -119,18 +119,18 @@ def _copy_result(shape: Shape, found: dict[str, list[Figures]]) -> dict[str, obj
 
 
 def trip_part(base: Path, options: argparse.Namespace) -> dict[str, object]:
-    """What a long way costs."""
+    """Measure the cost of latency."""
     return forward_trip.measure(base, Shape(1024, 4, options.records), rounds=options.rounds)
 
 
 def delay_part(base: Path, options: argparse.Namespace) -> list[dict[str, float]]:
-    """How late records arrive."""
+    """Measure the end-to-end latency."""
     partitions = map(int, options.partitions.split(","))
     return forward_delay.measure(base, partitions, seconds=options.seconds)
 
 
 def memory_part(base: Path, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Memory and time of a pass over many partitions."""
+    """Measure memory and time of a pass over many partitions."""
     return forward_memory.measure(base, map(int, options.many_partitions.split(",")))
 
 

@@ -1,7 +1,7 @@
-"""How late a record arrives in the other cluster while the service runs and little happens.
+"""End-to-end latency of the running service under little load.
 
-A producer puts its clock into each record; a consumer at either side looks at the same clock when
-it has the record. What the source's own consumer sees is the part of Kafka and of the clients.
+A producer writes its clock into each record; consumers at both clusters compare it with the same
+clock when they receive the record. The latency at the source is that of Kafka and of the clients.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 RECORDS_S = 100
 RECORD_BYTES = 100
-WARM_UP_S = 20  # leases grow in that time
+WARM_UP_S = 20  # follow windows grow to their full length in that time
 _STAMP = struct.Struct("<q")
 _START_TIMEOUT_S = 120
 
 
 class _Reader(threading.Thread):
-    """Takes the delay of every record of a topic."""
+    """Measures the latency of every record of a topic."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         super().__init__(daemon=True)
         self.found: list[tuple[int, float]] = []
-        """(when it was made, in ns; its delay in ms)."""
+        """(creation time in ns, latency in ms)"""
 
         self._consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "delay", "log_level": 0}
@@ -65,7 +65,7 @@ class _Reader(threading.Thread):
 
 
 def measure(base: Path, partitions: Iterable[int], *, seconds: int) -> list[dict[str, float]]:
-    """Delays with each number of partitions."""
+    """Return the latencies for each number of partitions."""
     source, target = Cluster(base / "source"), Cluster(base / "target")
     try:
         source.start()
@@ -126,7 +126,7 @@ def _wait_until_it_copies(service: Process) -> None:
 
 
 def _produce(source: Cluster, topic: str, partitions: int, seconds: int) -> int:
-    """Make a record every 10 ms, whatever happens to those before; returns how many."""
+    """Produce a record every 10 ms without waiting for earlier ones; returns the count."""
     producer = Producer({"bootstrap.servers": source.bootstrap, "linger.ms": 0, "log_level": 0})
     began, count = time.monotonic(), seconds * RECORDS_S
     for index in range(count):

@@ -1,7 +1,7 @@
 """Memory and time of a mirror of one, many and very many partitions: two passes of `--until-now`.
 
-The first pass makes the topic and copies a few records of each partition; the second finds a copy,
-proves for each partition that it continues the source, and copies a few more.
+The first pass creates the topic and copies a few records of each partition. The second pass checks
+that each replica continues its source, and copies a few more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PASSES = ("first", "second")
 
 
 def measure(base: Path, partitions: Iterable[int]) -> list[dict[str, float]]:
-    """The figures of both passes for each number of partitions."""
+    """Return the figures of both passes for each number of partitions."""
     source, target = Cluster(base / "source"), Cluster(base / "target")
     try:
         source.start()

@@ -1,4 +1,4 @@
-"""The sections of docs/bench.md about copies in other clusters, from what `forward.py` found."""
+"""The sections of docs/bench.md about replication to other clusters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GOALS = {  # title, peer, which ratio, goal
-    "records/s, ours to MirrorMaker 2, tuned": (TUNED, "rate", 5.0),
-    "CPU in the flow, MirrorMaker 2, tuned, to ours": (TUNED, "cpu", 20.0),
-    "CPU with start, MirrorMaker 2, tuned, to ours": (TUNED, "life_cpu", None),
-    "records/s, ours to MirrorMaker 2, defaults": (DEFAULTS, "rate", None),
-    "CPU in the flow, MirrorMaker 2, defaults, to ours": (DEFAULTS, "cpu", None),
-    "records/s, ours to the plain loop": (LOOP, "rate", None),
-    "CPU in the flow, the plain loop to ours": (LOOP, "cpu", None),
+    "records/s, logmirror to MirrorMaker 2, tuned": (TUNED, "rate", 5.0),
+    "CPU in the flow, MirrorMaker 2, tuned, to logmirror": (TUNED, "cpu", 20.0),
+    "CPU with start, MirrorMaker 2, tuned, to logmirror": (TUNED, "life_cpu", None),
+    "records/s, logmirror to MirrorMaker 2, defaults": (DEFAULTS, "rate", None),
+    "CPU in the flow, MirrorMaker 2, defaults, to logmirror": (DEFAULTS, "cpu", None),
+    "records/s, logmirror to the plain loop": (LOOP, "rate", None),
+    "CPU in the flow, the plain loop to logmirror": (LOOP, "cpu", None),
 }
 DELAY_GOAL_MS = 100
 TRIP_GOAL = 0.8
@@ -37,43 +37,43 @@ def verdict(*, reached: bool) -> str:
 
 
 def sections(found: Mapping[str, Any]) -> str:
-    """All of them, for the parts that were run."""
+    """Return the sections of the parts that were run."""
     parts = {"copy": copies, "trip": trip, "delay": delays, "memory": memory}
     written = [write(found[name]) for name, write in parts.items() if name in found]
     load = (
-        f"Load of the machine before the first of these copies {found['load_before']:.1f}, after "
-        f"the last {found['load_after']:.1f}."
+        f"Load of the machine before the first of these runs: {found['load_before']:.1f}; after "
+        f"the last: {found['load_after']:.1f}."
     )
     return "\n\n".join([*written, load])
 
 
 def copies(results: Sequence[Mapping[str, Any]]) -> str:
-    return f"""## A copy in another cluster
+    return f"""## Replication to another cluster
 
-From one Apache Kafka {VERSION} into another, one broker each, everything on the same machine, \
+From one Apache Kafka {VERSION} to another, one broker each, everything on the same machine, \
 page cache warm, no compression, acks=all. The source's batches are of {BATCH_BYTES // 1024} KiB, \
-which is what Java's producer makes unless it is told otherwise; records are minutes old. Every \
-round runs each contestant once, in another order each time, after a copy that warms both brokers \
-up and does not count. Each copy is counted at its end.
+the default of the Java producer; records are minutes old. Each round runs every contestant once, \
+in a different order, after a warm-up run that does not count. The records of each replica are \
+counted at its end.
 
 {_ratio_table(results)}
 
 {_figure_table(results)}
 
-- *Flow*: ours, from the first look at the source to the last answer (Spark's start, and the \
-topic, come before); the plain loop, from its first poll to the end of its last flush; \
-MirrorMaker, from the first record that is seen at the destination until none is missing, so that \
-none of its start counts. *With start* is the CPU from the start of the process until then.
-- CPU is that of the contestant's own processes, ours with Spark's JVM, driver and workers; that \
-of the two brokers in the same time stands beside it. So is memory; what Spark's Python processes \
-share counts for each of them.
-- `{LOOP}` is `bench/plain_loop.py`: confluent-kafka, an idempotent producer. It neither keeps \
-offsets nor survives a crash without duplicates.
-- `MirrorMaker 2` runs in dedicated mode on the JVM that its own script asks for \
-(`{" ".join(JVM[:4])} ...`), with identity names, and without heartbeats, checkpoints and ACLs. \
-With its defaults, where it was run, it is told no more than what clusters of one broker need, and \
-runs in the first round alone. *Tuned* has a task for each \
-partition and: {_settings()}."""
+- The *flow* of logmirror lasts from the first request to the source to the last response; \
+Spark's start and the creation of the topic come before it. That of the plain loop lasts from its \
+first poll to the end of its last flush. That of MirrorMaker lasts from the first record at the \
+destination until all are there, so its start does not count. *With start* is the CPU from the \
+start of the process until then.
+- CPU is that of the contestant's own processes: for logmirror, Spark's JVM, driver and workers. \
+That of the two brokers in the same time has columns of its own. Memory is counted likewise; pages \
+that Spark's Python processes share count once for each process.
+- `{LOOP}` is `bench/plain_loop.py`: confluent-kafka with an idempotent producer. It neither \
+preserves offsets nor survives a crash without duplicates.
+- `MirrorMaker 2` runs in dedicated mode on the JVM options of its own script \
+(`{" ".join(JVM[:4])} ...`), with `IdentityReplicationPolicy`, without heartbeats, checkpoints and \
+ACLs. With its defaults it has only the settings that clusters of one broker need, and runs in the \
+first round only. *Tuned* has a task for each partition and: {_settings()}."""
 
 
 def _settings() -> str:
@@ -145,14 +145,14 @@ def trip(result: Mapping[str, Any]) -> str:
                 verdict(reached=ratio["median"] >= TRIP_GOAL) if is_goal else "",
             ]
         )
-    return f"""### A long way to one of the clusters
+    return f"""### Latency to one of the clusters
 
-The same copy ({result["shape"]}, {result["records"]:,} records) between clusters that are reached \
-directly, one of them through a proxy, and one of them through the same proxy when each byte takes \
-25 ms each way. The proxy is of Python, takes its own share of the machine, and limits neither \
-bandwidth nor what is on its way: 50 ms against 0 ms is what waiting for answers costs; against \
-the direct way it is that and the proxy. A real way of that length wants larger socket buffers at \
-the broker, too (`socket.receive.buffer.bytes=-1`), or TCP is the limit.
+The same run ({result["shape"]}, {result["records"]:,} records) with direct connections to both \
+clusters, with a proxy in front of one, and with the same proxy delaying each byte by 25 ms each \
+way. The proxy is a Python process on the same machine. It limits neither bandwidth nor bytes in \
+flight. The ratio of 50 ms to 0 ms is the cost of latency; the ratio to direct connections \
+includes the proxy. A real connection of that latency also needs larger socket buffers at the \
+broker (`socket.receive.buffer.bytes=-1`), otherwise TCP is the limit.
 
 {table(["ratio of MB/s", "median", "each round", "goal", ""], ratios)}
 
@@ -176,12 +176,12 @@ def delays(results: Sequence[Mapping[str, Any]]) -> str:
     ]
     header = ["partitions", "p50, ms", "p99, ms", "highest, ms"]
     header += ["p50 at the source, ms", "p99 at the source, ms", "CPU of the service"]
-    return f"""### How late a record arrives
+    return f"""### End-to-end latency
 
-The running service on Spark, {RECORDS_S} records of {RECORD_BYTES} B a second for \
-{results[0]["seconds"]} s, nothing else to do. From just before the producer is given the record \
-until a consumer of the destination has it, by one clock; what a consumer of the source sees is \
-told beside it.
+The running service on Spark with {RECORDS_S} records of {RECORD_BYTES} B per second for \
+{results[0]["seconds"]} s and no other load. The latency lasts from just before the call of the \
+producer until a consumer of the destination has the record, by one clock. The latency of a \
+consumer of the source is listed beside it.
 
 {table([*header, "goal for p99, ms", ""], rows)}"""
 
@@ -200,12 +200,11 @@ def memory(results: Sequence[Mapping[str, Any]]) -> str:
         ]
         for r in results
     ]
-    return f"""### Memory, and many partitions
+    return f"""### Memory and many partitions
 
-Peak RSS in MiB of each kind of process (of the largest one) in one mirror of so many partitions, \
-{RECORDS_EACH} records in each. Workers share most of their memory with the daemon that they are \
-forked from. A pass is from the first look at the source to the last answer; the first makes a \
-copy that does not exist, the second finds one, proves for each partition that it continues the \
-source, and goes on.
+Peak RSS in MiB of the largest process of each kind, in one mirror of that many partitions with \
+{RECORDS_EACH} records each. Workers share most of their memory with the daemon that forks them. A \
+pass lasts from the first request to the source to the last response. The first pass fills new \
+partitions; the second pass checks that each replica continues its source, and resumes.
 
 {table(header, rows)}"""

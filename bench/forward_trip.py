@@ -1,4 +1,4 @@
-"""What a long way to the destination costs the copy: once direct, once each through a proxy."""
+"""Cost of latency to one cluster: direct connections, a proxy, and the proxy with a delay."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ENDS = ("destination", "source")
 
 
 def proxied(trip_ms: int, end: str) -> str:
-    """The name of a way."""
+    """Return the name of a connection."""
     return f"{trip_ms} ms to the {end}"
 
 
 def measure(base: Path, shape: Shape, *, rounds: int) -> dict[str, object]:
-    """Our rate over each of the ways, and ratios round by round."""
+    """Measure logmirror's rate over each connection, and the ratios of each round."""
     with _clusters(base, shape) as (source, target, ways):
 
         def by(way: str) -> Contestant:
@@ -58,7 +58,7 @@ def measure(base: Path, shape: Shape, *, rounds: int) -> dict[str, object]:
 def _clusters(
     base: Path, shape: Shape
 ) -> Iterator[tuple[Cluster, Cluster, dict[str, dict[str, str]]]]:
-    """A filled source, a destination, and the ways: the addresses by which they are reached."""
+    """Yield a filled source, a destination, and the addresses of each connection."""
     ports = dict(zip(((t, e) for e in ENDS for t in (0, TRIP_MS)), free_ports(4), strict=True))
     with contextlib.ExitStack() as stack:
         clusters = {

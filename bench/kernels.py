@@ -2,10 +2,10 @@
 
     python bench/kernels.py [--json] [--seconds S]
 
-One response of 2 MB at a time, in batches of 500 kB, as a fetch brings it: fresh in the cache. A
-record has a key of 16 bytes and a JSON-like value. MB/s counts bytes of record batches as they
-travel, for NDJSON and encode too, so that all lines compare; for compressed ones, the bytes that
-they unfold to. "CRC" includes the checksums; "decode" ends in columns, "to Arrow" in an Arrow
+Each call gets one response of 2 MB in batches of 500 kB, as a fetch returns it, fresh in the cache.
+A record has a key of 16 bytes and a JSON-like value. MB/s counts bytes of record batches on the
+wire, also for NDJSON and encode, so that all lines compare; for compressed batches it counts the
+decompressed bytes. "CRC" includes the checksums; "decode" ends in columns, "to Arrow" in an Arrow
 record batch.
 """
 
@@ -47,7 +47,7 @@ def json_value(rng, index, size):
 
 
 def record_rows(count, value_bytes, headers):
-    """Arrow rows as the mirror sees them."""
+    """Return Arrow rows as the mirror decodes them."""
     rng = np.random.default_rng(7)
     pool = [json_value(rng, index, value_bytes) for index in range(1000)]
     pairs = [{"key": "trace-id", "value": b"0123456789abcdef"}, {"key": "ct", "value": b"json"}]
@@ -65,7 +65,7 @@ def record_rows(count, value_bytes, headers):
 
 
 def best_seconds(call, budget_s):
-    """The quickest of at least three calls, as many as the budget allows."""
+    """Return the shortest of at least three calls, as many as the budget allows."""
     best, began, calls = float("inf"), time.perf_counter(), 0
     while calls < 3 or time.perf_counter() - began < budget_s:
         start = time.perf_counter()
@@ -75,7 +75,7 @@ def best_seconds(call, budget_s):
 
 
 class Measured:
-    """Collects one line after the other."""
+    """Collects the lines of the report."""
 
     def __init__(self, budget_s):
         self.budget_s = budget_s
@@ -139,7 +139,7 @@ def measure_shape(measured, value_bytes, headers):
 
 
 def measure_codecs(measured, value_bytes=1024, count=2000):
-    """Compressed batches of 1000 records."""
+    """Measure compressed batches of 1000 records."""
     rows = record_rows(count, value_bytes, 0).to_pylist()
     records = [Record(r["offset"], 0, 0, r["key"], r["value"], ()) for r in rows]
     plain = len(encode_reference(records[:1000])) * count // 1000

@@ -1,4 +1,4 @@
-"""Jars of peers, by Maven, kept in the cache of the tests."""
+"""Jars of the peers, from Maven, kept in the cache of the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALONE = (
 def maven_jars(
     name: str, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool = False
 ) -> Path:
-    """The folder with these artifacts and what they need.
+    """Return the folder with these artifacts and their dependencies.
 
     Args:
         name: Of the folder.

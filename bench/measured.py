@@ -1,9 +1,9 @@
-"""Say what programs cost: wall time, CPU of whole process trees, peak memory of each process.
+"""Measure programs: wall time, CPU of whole process trees, peak memory of each process.
 
-CPU is sampled, because Spark's JVM and workers are no children that the command waits for: every
-process of a tree is looked at every 50 ms, and the last look counts. What a process does in its
-last 50 ms is missed, so figures are a lower bound, by some percent for a command of one second.
-New processes are looked for every 400 ms, which is what looking costs most for.
+CPU is sampled, because Spark's JVM and workers are not children that the command waits for. Each
+process of a tree is sampled every 50 ms, and the last sample counts. The last 50 ms of a process
+are missed, so figures are a lower bound, by some percent for a command of one second. New processes
+are searched for every 400 ms, because that search is the most expensive part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Self
 
 import psutil
 
-os.environ["LOGMIRROR_METRICS_PORT"] = "0"  # of what is measured: nobody asks it for metrics
+os.environ["LOGMIRROR_METRICS_PORT"] = "0"  # no scraper runs beside a benchmark
 
 _SAMPLE_S = 0.05
 _SAMPLES_BETWEEN_SCANS = 8
@@ -28,26 +28,26 @@ _SAMPLES_BETWEEN_SCANS = 8
 
 @dataclass
 class Tree:
-    """What one process and everything below it cost."""
+    """The cost of one process and its descendants."""
 
     cpu_s: float = 0.0
     rss_bytes: dict[str, int] = field(default_factory=dict)
-    """Highest resident memory of any one process, by program name."""
+    """Highest resident memory of a single process, by program name."""
 
     rss_by_role: dict[str, int] = field(default_factory=dict)
-    """The same by what the process is there for; see `_role`."""
+    """Highest resident memory of a single process, by role; see `_role`."""
 
     peak_bytes: int = 0
-    """Highest resident memory of all its processes together; what they share counts for each."""
+    """Highest resident memory of all processes together; shared pages count once for each."""
 
     timeline: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds since the epoch, CPU seconds until then), one for each look."""
+    """(seconds since the epoch, CPU seconds until then) for each sample."""
 
     by_role: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """The same for each role."""
+    """The timeline of each role."""
 
     def cpu_at(self, epoch_s: float) -> float:
-        """CPU seconds until a moment, in proportion between two looks."""
+        """Return the CPU seconds until a time, interpolated between two samples."""
         at = bisect.bisect_left(self.timeline, (epoch_s, 0.0))
         if at == 0:
             return 0.0
@@ -57,34 +57,34 @@ class Tree:
         return before + (after - before) * (epoch_s - before_s) / (after_s - before_s)
 
     def cpu_between(self, first_s: float, last_s: float) -> float:
-        """CPU seconds between two moments."""
+        """Return the CPU seconds between two times."""
         return self.cpu_at(last_s) - self.cpu_at(first_s)
 
     def roles_between(self, first_s: float, last_s: float) -> dict[str, float]:
-        """The same for each role."""
+        """Return the CPU seconds between two times, by role."""
         return {
             role: Tree(timeline=line, cpu_s=line[-1][1]).cpu_between(first_s, last_s)
             for role, line in self.by_role.items()
         }
 
     def cpu_since(self, epoch_s: float) -> float:
-        """CPU seconds from a moment to the end."""
+        """Return the CPU seconds from a time to the end."""
         return self.cpu_s - self.cpu_at(epoch_s)
 
 
 @dataclass
 class Cost(Tree):
-    """What one command cost."""
+    """The cost of one command."""
 
     wall_s: float = 0.0
     stderr: str = ""
 
 
 class Watch:
-    """Looks at process trees until it is left.
+    """Samples process trees while its `with` block runs.
 
     Args:
-        roots: The process at the top of each, by any name, and where its figures go.
+        roots: PID of the top process of each tree, and where its figures go.
     """
 
     def __init__(self, roots: dict[int, Tree]) -> None:
@@ -128,7 +128,7 @@ class _Sampled:
                 with process.oneshot():
                     times, memory = process.cpu_times(), process.memory_info().rss
             except psutil.Error:
-                del self._known[process]  # what it had used until the last look still counts
+                del self._known[process]  # its CPU until the last sample still counts
                 continue
             self._cpu_s[process] = max(self._cpu_s.get(process, 0.0), times.user + times.system)
             self._role_of[process] = role
@@ -149,14 +149,14 @@ class _Sampled:
         try:
             root = psutil.Process(self._pid)
             for process in [root, *root.children(recursive=True)]:
-                # Anew each time: a shell that starts Java becomes Java.
+                # Looked up each time: a shell that starts Java becomes Java.
                 self._known[process] = (process.name(), _role(process, root))
         except psutil.Error:
-            pass  # it has ended, or one of its children has this moment
+            pass  # the process or one of its children has just ended
 
 
 def _role(process: psutil.Process, root: psutil.Process) -> str:
-    """`driver`, `JVM`, `daemon` (Spark forks workers from it), `worker`."""
+    """Return `driver`, `JVM`, `daemon` (Spark forks workers from it) or `worker`."""
     if process == root:
         return "driver"
     if process.name() == "java":
@@ -168,7 +168,7 @@ def _role(process: psutil.Process, root: psutil.Process) -> str:
 def run(
     command: list[str], *, stdout: Path | None = None, beside: dict[int, Tree] | None = None
 ) -> Cost:
-    """Run to the end; raises CalledProcessError if it fails.
+    """Run a command to its end; raises CalledProcessError if it fails.
 
     Args:
         command: What to run.

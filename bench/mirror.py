@@ -1,10 +1,10 @@
-"""Measure the mirror against its peers: one topic, one machine, one run, taking turns.
+"""Compare archives with other consumers: one topic, one machine, one run.
 
     python bench/mirror.py [--records N] [--rounds N] [--only native,parquet,...]
 
-Source is Apache Kafka 4.3.1 from Maven's jars: 1 KiB records, 4 partitions, uncompressed. Each
-round runs every contestant once, so that a machine whose speed drifts is the same for all; ratios
-are taken within a round and the median is told. Prints one JSON object.
+The source is Apache Kafka 4.3.1 from Maven's jars: 1 KiB records, 4 partitions, uncompressed. Each
+round runs every contestant once, so that a change in the machine's speed affects all of them.
+Ratios are taken within a round, and the median is reported. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kit.servers.s3 import S3Server  # noqa: E402  # after the path is set
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024
 MASTER = "local[2]"
 CONNECTOR_SPARK = "4.0.0"
-"""The newest release whose package and connector, with all that it needs, could be had."""
+"""The newest release available with its package, its connector and their dependencies."""
 
 CONNECTOR_JARS = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR_SPARK),
@@ -44,7 +44,7 @@ CONNECTOR_JARS = (
     ("org.apache.kafka", "kafka-clients", "3.9.0"),
     ("org.apache.commons", "commons-pool2", "2.12.0"),
 )
-"""Each by itself: the connector's own description names a repository that not everybody reaches."""
+"""Listed one by one: the connector's POM names a repository that may be unreachable."""
 
 FLUSH = {"max-time-ms": 60000, "max-bytes": 67108864, "max-offsets": 10000000}
 _STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|flushed)", re.MULTILINE)
@@ -73,14 +73,14 @@ def to_files(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
 
 
 def to_s3(kafka: ApacheKafka, folder: Path, *, kind: str) -> dict:
-    """The server, which stores objects as files and takes its share of the machine, is not ours."""
+    """Run one format to S3; the CPU of the S3 server is not counted."""
     (folder / "s3").mkdir()
     with S3Server(folder / "s3") as server:
         return logmirror(kafka, folder, [into_bucket(server, kind)])
 
 
 def to_three(kafka: ApacheKafka, folder: Path) -> dict:
-    """Two formats in files and one of them in a bucket as well, by one process."""
+    """Run three destinations in one process: two formats in files, one of them in a bucket."""
     (folder / "s3").mkdir()
     with S3Server(folder / "s3") as server:
         copies = [into_files(folder, "native"), into_files(folder, "parquet")]
@@ -88,13 +88,13 @@ def to_three(kafka: ApacheKafka, folder: Path) -> dict:
 
 
 class Copy(NamedTuple):
-    """A format, a destination of a configuration, and the folder that shows its objects."""
+    """A format, its destination in the configuration, and the directory with its objects."""
 
     kind: str
     destination: dict
     root: Path
     more: dict | None = None
-    """Further keys of the mirror."""
+    """More keys of the mirror."""
 
 
 def into_files(folder: Path, kind: str) -> Copy:
@@ -108,7 +108,7 @@ def into_bucket(server: S3Server, kind: str) -> Copy:
 
 
 def logmirror(kafka: ApacheKafka, folder: Path, copies: list[Copy]) -> dict:
-    """The flow is from the line that the last mirror starts to the last flush, without Spark."""
+    """Return the figures; the flow lasts from the last `mirror starts` line to the last flush."""
     config = folder / "bench.yaml"
     mirrors = [
         {
@@ -167,7 +167,7 @@ def spark_connector(kafka: ApacheKafka, folder: Path) -> dict:
 
 
 def connector_python() -> Path:
-    """The Python of an environment that holds the connector's Spark."""
+    """Return the Python of an environment with the connector's Spark release."""
     home = cache_folder() / f"pyspark-{CONNECTOR_SPARK}"
     python = home / "bin" / "python"
     if not (home / "done").exists():
@@ -179,7 +179,7 @@ def connector_python() -> Path:
 
 
 def connector_jars() -> Path:
-    """The connector and what it needs, by Maven."""
+    """Return the jars of the connector and its dependencies, from Maven."""
     return maven_jars(f"spark-sql-kafka-{CONNECTOR_SPARK}", CONNECTOR_JARS, alone=True)
 
 
@@ -242,7 +242,7 @@ def main() -> None:
 
 
 def summary(found: dict[str, list[dict]], records: int) -> dict:
-    """Medians of every figure, and ratios round by round."""
+    """Return the medians of all figures, and the ratios of each round."""
     medians = {
         name: {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
         for name, rounds in found.items()

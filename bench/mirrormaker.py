@@ -1,8 +1,8 @@
-"""The peer: MirrorMaker 2 in dedicated mode, from Maven's jars, as its own script would start it.
+"""The peer: MirrorMaker 2 in dedicated mode, from Maven's jars, as its own script starts it.
 
-Two settings of it: its defaults, with what a cluster of one broker needs; and tuned for throughput.
-It ends when it is told to, so the destination is watched: its flow begins with the first record
-that is seen there, by when all of its start is over, and ends when nothing is missing.
+It runs with its defaults plus the settings that a cluster of one broker needs, or tuned for
+throughput. MirrorMaker does not end by itself, so the destination is polled: the flow begins with
+the first record there, when its start is over, and ends when all records are there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JVM = (
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
     *("-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
 )
-"""What `connect-mirror-maker.sh` gives it."""
+"""The JVM options of `connect-mirror-maker.sh`."""
 
 TUNED = {
     "{source}.consumer.max.poll.records": 5000,
@@ -77,7 +77,7 @@ def mirrormaker(
 ) -> dict[str, float]:
     """Copy a topic; see `rounds.Contestant` for the figures."""
     target.create_topic(shape.topic, shape.partitions)
-    # It keeps its positions in the target under its source's name: a new one begins anew.
+    # Positions are stored at the target by the alias of the source: a new alias starts at 0.
     names = {"source": f"source{time.time_ns()}", "target": "target", "topic": shape.topic}
     settings: dict[str, object] = {
         **_BASE,

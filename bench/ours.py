@@ -1,4 +1,4 @@
-"""`logmirror run` from one cluster into another, as its users start it."""
+"""`logmirror run` from one cluster to another, as users start it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|copied)", re.MULTILINE)
 
 
 def write_config(folder: Path, source: str, target: str, topic: str) -> Path:
-    """The configuration of one mirror of all partitions; JSON, which YAML contains."""
+    """Write the configuration of one mirror of all partitions; JSON, which YAML contains."""
     mirror = {
         "name": "bench",
         "source": {"bootstrap-servers": source},
@@ -48,7 +48,7 @@ def logmirror(  # noqa: PLR0913  # who calls it as a contestant names the first 
     source: str = "",
     destination: str = "",
 ) -> dict[str, float]:
-    """Copy a topic, by other addresses of the clusters where given; see `rounds.Contestant`.
+    """Copy a topic, with other addresses of the clusters if given; see `rounds.Contestant`.
 
     The flow is from the line that a mirror starts to the last one that something was copied. The
     topic at the destination is made before that, and Spark started.
@@ -83,6 +83,6 @@ def logmirror(  # noqa: PLR0913  # who calls it as a contestant names the first 
 
 
 def flow(log: str) -> tuple[float, float]:
-    """When a run's flow began and ended, in seconds since the epoch."""
+    """Return the start and the end of a run's flow, in seconds since the epoch."""
     stamps = [datetime.fromisoformat(stamp).timestamp() for stamp, _ in _STAMP.findall(log)]
     return stamps[0], stamps[-1]

@@ -1,9 +1,9 @@
-"""The peer: the loop that a person would write. Consume, produce, until the ends of the start.
+"""The peer: a plain loop. Consume and produce until the log end offsets at the start.
 
     plain_loop.py SOURCE TARGET TOPIC
 
-Prints when its flow began and ended, in seconds since the epoch, and its records, as JSON. It keeps
-neither offsets nor order across a crash; the topic exists at the target.
+Prints the start and the end of its flow, in seconds since the epoch, and its record count, as JSON.
+It preserves neither offsets nor order across a crash. The topic exists at the target.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Run every measurement and write docs/bench.md: what was measured, where, and against what goal.
+"""Run every benchmark and write docs/bench.md: results, machine and goals.
 
     python bench/report.py [--records N] [--forward-records N] [--rounds N]
 
-The page holds only what this run measured. Shortfalls stand in it like everything else.
+The page contains only what this run measured, including goals that were not reached.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def archive_section(found: dict) -> str:
         [title, f"{status[key]:.1f}"] for title, key in (("files", "files_s"), ("S3", "s3_s"))
     ]
     return (
-        f"One partition, append mode, {requests['objects']} objects, counted before the S3 "
-        "server:\n\n"
-        + table(["request", "at a start", "for each object"], counts)
+        f"One partition, all records, {requests['objects']} objects; requests counted in "
+        "front of the S3 server:\n\n"
+        + table(["request", "at a start", "per object"], counts)
         + f"\n\nA restart with {restart['objects']:,} objects and as many claims, until every "
-        "position is verified; Spark's start comes on top:\n\n"
+        "position is verified, without Spark's start:\n\n"
         + table(["archive", "s", "goal", ""], restarts)
-        + f"\n\n`logmirror status` over {status['partitions']:,} partitions, the start of the "
-        "command included:\n\n" + table(["archive", "s"], places)
+        + f"\n\n`logmirror status` over {status['partitions']:,} partitions, including the "
+        "command's start:\n\n" + table(["archive", "s"], places)
     )
 
 
@@ -126,7 +126,7 @@ def kernel_table(lines: list[dict]) -> str:
     ]
     return (
         table(["goal", "unit", "measured", "goal", ""], goals)
-        + "\n\nOne core, data in the cache, best of many calls:\n\n"
+        + "\n\nOne core, data in the cache, the best of many calls:\n\n"
         + table(["record", "work", "MB/s", "M records/s"], rows)
     )
 
@@ -156,26 +156,27 @@ def page(found: dict[str, dict], load_before: float) -> str:
     now = datetime.now(UTC).date().isoformat()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     notes = (HERE / "notes.md").read_text()
-    return f"""# Measured
+    return f"""# Benchmarks
 
 `make bench` wrote this page on {now}: {processor()}, {mirror["cores"]} cores, \
 Python {platform.python_version()}, {versions}, load before {load_before:.1f}. \
-Read ratios, not absolute figures: machines differ, and the same machine differs from hour to hour.
+Compare ratios, not absolute figures: machines differ, and the same machine differs from hour to \
+hour.
 
-## The mirror and its peers
+## Archives and other consumers
 
-One topic on Apache Kafka 4.3.1 on the same machine: {mirror["records"]:,} records of \
-{mirror["record_bytes"]} B, uncompressed, {mirror["partitions"]} partitions. Every round runs \
-each contestant once; ratios are taken within a round, figures are medians over the rounds.
+The source is one topic on Apache Kafka 4.3.1 on the same machine: {mirror["records"]:,} records \
+of {mirror["record_bytes"]} B, uncompressed, {mirror["partitions"]} partitions. Each round runs \
+every contestant once. Ratios are taken within a round; figures are medians over the rounds.
 
 {ratio_table(mirror["ratios"])}
 
 {flow_table(mirror["medians"])}
 
-*Flow* is the time from the first look at the source to the last durable object; Spark's start \
-comes before it and is told apart. CPU is that of all processes of the contestant, Spark's JVM \
-included, the broker's not; the connector's start could not be told from its flow. The connector
-runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
+The *flow* lasts from the first request to the source to the last durable object. Spark's start \
+comes before it and is reported separately. CPU is that of all processes of the contestant, with \
+Spark's JVM and without the broker. The connector's start cannot be separated from its flow. The \
+connector runs on Spark {CONNECTOR_SPARK}, the newest release available with all its packages.
 
 ## Archives: requests and restarts
 
@@ -183,7 +184,7 @@ runs on Spark {CONNECTOR_SPARK}, the newest that could be had whole.
 
 ## Snapshots of a compacted topic
 
-`compaction: log`, one partition, values of {snapshots["value_bytes"]} B; Spark's start apart.
+`compaction: log`, one partition, values of {snapshots["value_bytes"]} B, without Spark's start.
 
 {snapshot_table(snapshots)}
 

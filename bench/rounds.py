@@ -1,4 +1,4 @@
-"""Contestants copy the same topic, taking turns, and nobody's copy stays."""
+"""Contestants copy the same topic in turns; each replica is deleted after its run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Figures = dict[str, float]
 
 
 class Contestant(Protocol):
-    """Copies a topic whose copy does not exist, and says what it cost.
+    """Copies a topic to a cluster without it, and returns the cost.
 
     Returns:
         `flow_s`, and CPU seconds: `flow_cpu_s` in the flow, `cpu_s` from its start to its end, or
@@ -32,7 +32,7 @@ class Contestant(Protocol):
 def one_run(
     contestant: Contestant, source: Cluster, target: Cluster, shape: Shape, base: Path
 ) -> Figures:
-    """One contestant's figures; its copy is counted, and removed."""
+    """Return one contestant's figures; counts and deletes its replica."""
     folder = base / "run"
     folder.mkdir()
     figures = contestant(source, target, shape, folder)
@@ -61,16 +61,16 @@ def compete(  # noqa: PLR0913  # two clusters, what is copied between them, by w
     rounds: int,
     once: Collection[str] = (),
 ) -> dict[str, list[Figures]]:
-    """Let the contestants copy one topic, round by round, in another order each time.
+    """Run all contestants on one topic, round by round, in a different order each time.
 
     Args:
-        contestants: By name.
-        source: Holds the topic.
-        target: Receives the copies.
-        shape: Of the topic.
-        base: For files of the contestants.
-        rounds: How many.
-        once: Who runs in the first round alone.
+        contestants: The contestants, by name.
+        source: The cluster with the topic.
+        target: The cluster of the replicas.
+        shape: The topic of the run.
+        base: A directory for files of the contestants.
+        rounds: Number of rounds.
+        once: Contestants that run in the first round only.
 
     Returns:
         The figures of each, round by round.
@@ -89,7 +89,7 @@ def compete(  # noqa: PLR0913  # two clusters, what is copied between them, by w
 
 
 def medians(found: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:
-    """The median of every figure of each contestant."""
+    """Return the median of every figure of each contestant."""
     return {
         name: {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
         for name, rounds in found.items()
@@ -99,7 +99,7 @@ def medians(found: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:
 def ratio(
     found: Mapping[str, Sequence[Figures]], over: str, under: str, key: str
 ) -> dict[str, object]:
-    """One contestant's figure divided by another's, round by round, and the median."""
-    pairs = zip(found[over], found[under], strict=False)  # one of them may sit rounds out
+    """Return one contestant's figure divided by another's, per round, and the median."""
+    pairs = zip(found[over], found[under], strict=False)  # one may run only in round 1
     values = [a[key] / b[key] for a, b in pairs]
     return {"median": statistics.median(values), "rounds": values}

@@ -1,9 +1,9 @@
-"""Measure `compaction: log`: the first snapshot of a large table, and one more after some updates.
+"""Measure `compaction: log`: the first snapshot of a large table, and one after some updates.
 
     python bench/snapshots.py [--keys N] [--updates N]
 
-Source is Apache Kafka 4.3.1: one partition, one record of 100 B for each of N keys in random order,
-then updates of some. Prints one JSON object.
+The source is Apache Kafka 4.3.1: one partition, one record of 100 B for each of N keys in random
+order, then updates of some. Prints one JSON object.
 """
 
 from __future__ import annotations

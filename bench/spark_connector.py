@@ -2,7 +2,7 @@
 
     spark_connector.py MASTER JARS BOOTSTRAP TOPIC FOLDER
 
-The flow is timed alone: the session, and the first look at the topic, come before the clock starts.
+Only the flow is timed: the session and the first request for the topic come before it.
 """
 
 import json
