@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -158,6 +159,8 @@ class SparkRunner:
         gateway = self._context._gateway  # noqa: SLF001  # otherwise the JVM survives stop()
         if gateway is not None:
             gateway.shutdown()
+        # SparkContext would hand the next one in this process a JVM that is gone.
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001  # it offers no other way
         self._folder.cleanup()
 
     @property
@@ -337,9 +340,11 @@ def _start(master: str, properties: Mapping[str, str], folder: Path, log: Path) 
             log=_last_lines(log),
         ) from error
     finally:
-        # SparkContext replaces the SIGINT handler by one that kills the running tick.
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        # SparkContext replaces the SIGINT handler by one that kills the running tick. Only the main
+        # thread may set handlers, here as there.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _join(
