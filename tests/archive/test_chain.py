@@ -52,7 +52,7 @@ def test_a_missing_link_is_a_gap_unless_it_is_an_end(drawn, data):
     lost = data.draw(st.integers(0, len(objects) - 2))
     kept = objects[:lost] + objects[lost + 1 :]
     if lost == 0:
-        with pytest.raises(CorruptionError, match="does not begin where") as caught:
+        with pytest.raises(CorruptionError, match="does not begin at") as caught:
             chain(names(kept), extension=EXT, start=start)
         assert chain(names(kept), extension=EXT, start=None).objects[0].first == kept[0].first
     else:
@@ -78,7 +78,7 @@ def test_a_second_writer_shows_as_overlap(drawn, later, data):
 @given(ranges(min_links=1))
 def test_a_chain_that_begins_elsewhere_is_refused(drawn):
     start, objects = drawn
-    with pytest.raises(CorruptionError, match="does not begin where") as caught:
+    with pytest.raises(CorruptionError, match="does not begin at") as caught:
         chain(names(objects), extension=EXT, start=start + 1)
     assert (caught.value.facts["expected"], caught.value.facts["found"]) == (start + 1, start)
 

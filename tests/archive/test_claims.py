@@ -79,7 +79,7 @@ def test_a_published_object_has_a_claim_that_promised_it():
     store = MemoryStore()
     published = publish(store, 100, 199, b"data")
     name = format_name(OffsetRange(first=100, last=199), "batches")
-    assert (published.name, published.peer) == (f"{FOLDER}/{name}", False)
+    assert (published.name, published.existed) == (f"{FOLDER}/{name}", False)
     assert objects(store) == [name]
     assert read_claim(store, "orders", 3, 100) == claim_of(100, 199, b"data")
     assert store.staged == {}
@@ -88,7 +88,7 @@ def test_a_published_object_has_a_claim_that_promised_it():
 def test_publishing_again_is_harmless():
     store = MemoryStore()
     publish(store, 0, 9, b"data")
-    assert publish(store, 0, 9, b"data", writer="h.2.b").peer
+    assert publish(store, 0, 9, b"data", writer="h.2.b").existed
     assert len(objects(store)) == 1
     assert store.staged == {}
     assert read_claim(store, "orders", 3, 0).writer == "h.1.a"
@@ -117,7 +117,7 @@ def test_a_claim_whose_object_is_missing_is_kept_by_the_next_writer():
     assert caught.value.facts["claimed_last"] == 9
     assert caught.value.facts["last"] == 7
     assert objects(store) == []
-    assert publish(store, 0, 9, b"data").peer
+    assert publish(store, 0, 9, b"data").existed
     assert len(objects(store)) == 1
 
 
@@ -248,7 +248,10 @@ def test_the_schedules_let_either_writer_win():
 def test_two_writers_with_one_cut_both_succeed_with_one_object(schedule):
     store, outcomes = race(schedule, [(9, b"same"), (9, b"same")])
     assert outcomes[0].name == outcomes[1].name
-    assert [o.peer for o in outcomes].count(True) in (1, 2)  # 2: one claimed, the other published
+    assert [o.existed for o in outcomes].count(True) in (
+        1,
+        2,
+    )  # 2: one claimed, the other published
     ours = [n for n in objects(store) if n.startswith(f"{0:020d}")]
     assert len(ours) == 1
     assert store.staged == {}

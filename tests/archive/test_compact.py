@@ -22,12 +22,13 @@ from kit.runs.objects import (
 from logmirror.archive.claims import Claim, claim_name, publish_object
 from logmirror.archive.compact import Limits, compact, plan
 from logmirror.archive.compactions import (
-    links_from,
+    objects_from,
     read_cover,
 )
 from logmirror.archive.merge import Archive
 from logmirror.archive.naming import format_name, parse_name
-from logmirror.archive.reader import check_object, iterate
+from logmirror.archive.object_check import check_object
+from logmirror.archive.reader import iterate
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.model import GapCause, OffsetRange
@@ -77,8 +78,8 @@ def content(store, extension):
 
 def read_content(store, extension):
     digest = ContentDigest()
-    for link in read_cover(store, FOLDER, extension=extension, start=0).links:
-        for batch in iterate(store, FOLDER, link.name, topic=TOPIC):
+    for obj in read_cover(store, FOLDER, extension=extension, start=0).objects:
+        for batch in iterate(store, FOLDER, obj.name, topic=TOPIC):
             digest.update_arrow(batch)
     return digest.hexdigest()
 
@@ -106,11 +107,11 @@ def test_small_objects_become_few_large_ones_with_the_same_rows(extension):
     assert content(store, extension) == before
     found = read_cover(store, FOLDER, extension=extension, start=0)
     assert not found.replaced
-    assert len(found.links) == outcome.objects_after == len(objects(store)) < 6
+    assert len(found.objects) == outcome.objects_after == len(objects(store)) < 6
     assert found.next_offset == OBJECTS * PER_OBJECT
     assert outcome.objects_before == OBJECTS
-    for link in found.links:
-        check_object(store, FOLDER, link.name, deep=True)
+    for obj in found.objects:
+        check_object(store, FOLDER, obj.name, deep=True)
     assert not store.staged
 
 
@@ -280,7 +281,7 @@ def test_a_merged_object_that_reads_back_otherwise_keeps_its_parts(extension):
 def test_a_foreign_object_inside_another_one_is_named():
     store, _ = new_chain("batches")
     run(store, "batches")
-    largest = read_cover(store, FOLDER, extension="batches", start=0).links[0]
+    largest = read_cover(store, FOLDER, extension="batches", start=0).objects[0]
     foreign = OffsetRange(first=largest.first + 1, last=largest.first + 2)
     name = format_name(foreign, "batches")
     store.objects[f"{FOLDER}/{name}"] = b"?"
@@ -313,7 +314,7 @@ def test_other_content_under_the_name_of_a_part_is_not_deleted(extension):
     records = records_for(covered, seed=77)
     store.objects[victim] = make_object(extension, records, covered=covered)[1]
 
-    with pytest.raises(CorruptionError, match=r"other content than what was merged|digest"):
+    with pytest.raises(CorruptionError, match=r"other content than the part|digest"):
         run(store, extension)
 
     assert victim in store.objects
@@ -358,7 +359,7 @@ def test_parts_that_differ_from_what_was_merged_before_are_not_merged():
     other = make_object("parquet", records_for(first, seed=77), covered=first)[1]
     store.objects = copy | records | {min(made): other}
 
-    with pytest.raises(CorruptionError, match="not those that were merged here before"):
+    with pytest.raises(CorruptionError, match="merged before with other content"):
         run(store, "parquet")
 
     assert set(made) <= set(store.objects)
@@ -368,7 +369,7 @@ def test_parts_that_differ_from_what_was_merged_before_are_not_merged():
 def test_objects_whose_gaps_nothing_explains_are_not_merged():
     store, _ = new_chain("ndjson")
     del store.objects[claim_name("orders", 3, PER_OBJECT)]
-    with pytest.raises(UsageError, match="do not say why"):
+    with pytest.raises(UsageError, match="unexplained offset gaps"):
         run(store, "ndjson")
     assert len(objects(store)) == OBJECTS
 
@@ -376,7 +377,7 @@ def test_objects_whose_gaps_nothing_explains_are_not_merged():
 def test_objects_of_two_topics_of_one_name_are_not_merged():
     store, made = new_chain("batches", topic_ids=("aa" * 16, "bb" * 16))
 
-    with pytest.raises(CorruptionError, match="different topics of one name"):
+    with pytest.raises(CorruptionError, match="different topics with the same name"):
         run(store, "batches")
 
     assert set(made) <= set(store.objects)
@@ -407,7 +408,7 @@ def test_gaps_are_added_up_and_keep_their_causes():
         store.objects[f"{FOLDER}/{name}"] = data
     run(store, "parquet")
 
-    merged = read_cover(store, FOLDER, extension="parquet", start=0).links[0]
+    merged = read_cover(store, FOLDER, extension="parquet", start=0).objects[0]
     report = check_object(store, FOLDER, merged.name, deep=True)
 
     assert report.metadata.covered == merged.covered
@@ -418,14 +419,14 @@ def test_gaps_are_added_up_and_keep_their_causes():
 
 def test_a_reader_whose_object_is_gone_finds_what_replaces_it():
     store, _ = new_chain("batches")
-    old = read_cover(store, FOLDER, extension="batches", start=0).links
+    old = read_cover(store, FOLDER, extension="batches", start=0).objects
     run(store, "batches")
-    rest = links_from(store, FOLDER, old[1], "batches")
+    rest = objects_from(store, FOLDER, old[1], "batches")
     assert rest[0].first <= old[1].first <= rest[0].last
     assert rest[-1] == old[-1]
     del store.objects[f"{FOLDER}/{rest[0].name}"]
     with pytest.raises(CorruptionError, match="nothing replaces it"):
-        links_from(store, FOLDER, old[1], "batches")
+        objects_from(store, FOLDER, old[1], "batches")
 
 
 def test_a_plan_changes_nothing():

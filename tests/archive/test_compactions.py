@@ -8,8 +8,8 @@ from logmirror.archive.compactions import (
     Compaction,
     Part,
     compaction_name,
+    confirmed,
     read_compaction,
-    settled,
 )
 from logmirror.errors import CorruptionError, UsageError
 from logmirror.model import Gap, GapCause, OffsetRange
@@ -55,7 +55,7 @@ def test_a_record_that_is_none_is_refused_by_name(change):
     name = compaction_name("orders/3", RECORD.covered)
     store = MemoryStore()
     store.objects[name] = json.dumps(json.loads(RECORD.to_bytes()) | change).encode()
-    with pytest.raises(CorruptionError, match="unreadable record") as caught:
+    with pytest.raises(CorruptionError, match="unreadable compaction record") as caught:
         read_compaction(store, "orders/3", RECORD.covered)
     assert caught.value.facts["name"] == name
 
@@ -74,9 +74,9 @@ def test_a_listing_is_refused_only_when_the_next_one_is_the_same():
             raise CorruptionError("gap", name=names[0])
         return "fine"
 
-    assert settled(iter([bad, worse, good]).__next__, judge) == "fine"
+    assert confirmed(iter([bad, worse, good]).__next__, judge) == "fine"
     with pytest.raises(CorruptionError) as caught:
-        settled(iter([bad, worse, worse, good]).__next__, judge)
+        confirmed(iter([bad, worse, worse, good]).__next__, judge)
     assert caught.value.facts["name"] == "worse"
     with pytest.raises(CorruptionError):
-        settled(iter([bad, worse] * 9).__next__, judge)
+        confirmed(iter([bad, worse] * 9).__next__, judge)

@@ -19,7 +19,7 @@ from logmirror.archive.claims import Claim
 from logmirror.archive.envelope import COMPRESSIONS, ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from logmirror.archive.naming import parse_name
 from logmirror.archive.ndjson import read_ndjson
-from logmirror.archive.reader import check_object
+from logmirror.archive.object_check import check_object
 from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 

@@ -98,7 +98,9 @@ def test_a_gap_that_is_told_where_a_record_stands_is_corruption():
     listed = by_cause([gap(2, 4, ABORTED)])
     walk = GapWalk(OffsetRange(first=0, last=5))
     walk.step(np.array([0, 1, 3, 5]), listed)
-    with pytest.raises(CorruptionError, match="records where its account tells of holes"):
+    with pytest.raises(
+        CorruptionError, match="records at offsets that its footer or claim lists as gaps"
+    ):
         check_listed(listed, walk.finish(listed), name="n")
 
 

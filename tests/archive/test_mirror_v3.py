@@ -31,7 +31,8 @@ from logmirror.archive import parquet
 from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.mirror_v3 import converter
 from logmirror.archive.naming import parse_name
-from logmirror.archive.reader import check_object, iterate
+from logmirror.archive.object_check import check_object
+from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError
 from logmirror.model import Gap, GapCause, Trigger
 from logmirror.testing import MemoryStore
@@ -138,7 +139,7 @@ def test_a_file_is_read_in_pieces_of_bounded_size(monkeypatch):
 
 def test_a_file_without_rows_is_none_of_its_own():
     name = name_of(MirrorV3Object(0, 4, []), "parquet")
-    assert "end where its name says" in refused(name, encode([], TOPIC, 3, "parquet")).message
+    assert "end at the last offset of its name" in refused(name, encode([], TOPIC, 3, "parquet")).message
 
 
 def test_other_columns_are_nobodys():
@@ -249,7 +250,10 @@ def test_timestamps_whose_type_nobody_knows_or_denies_are_found():
     name, data = object_of(rows)
     table = pq.read_table(io.BytesIO(data))
     types = table.column("timestamp_type").to_pylist()
-    for value, problem in (("sometime", "nobody knows"), ("not_available", "there is none")):
+    for value, problem in (
+        ("sometime", "unknown timestamp type"),
+        ("not_available", "type not_available"),
+    ):
         at = next(n for n, row in enumerate(rows) if n > 3 and row.timestamp_ms != -1)
         changed = pa.array([*types[:at], value, *types[at + 1 :]])
         found = refused(
@@ -266,10 +270,10 @@ def test_nulls_and_offsets_beyond_kafkas_are_found():
         kind = table.schema.field(column).type
         nulls = pa.array([None, *table.column(column).to_pylist()[1:]], kind)
         found = refused(name, as_parquet(with_column(table, column, kind, values=nulls)))
-        assert (found.message, found.facts["column"]) == ("null where a value must be", column)
+        assert (found.message, found.facts["column"]) == ("null in a column without nulls", column)
     huge = pa.array([100, 101, 2**63], pa.uint64())
     found = refused(name, as_parquet(with_column(table, "offset", pa.uint64(), values=huge)))
-    assert "larger than Kafka has" in found.message
+    assert "exceeds 2^63" in found.message
 
 
 LIES = {
@@ -369,7 +373,7 @@ def test_a_claim_for_such_an_object_means_that_it_was_changed():
         trigger=Trigger.MAX_TIME,
     )
     store.create(claim_name("orders", 3, 100), claim.to_bytes())
-    with pytest.raises(CorruptionError, match="lacks its account of itself"):
+    with pytest.raises(CorruptionError, match="no logmirror metadata"):
         check_object(store, FOLDER, name, deep=True)
 
 

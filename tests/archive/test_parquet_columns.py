@@ -21,9 +21,10 @@ from kit.runs.objects import FOLDER, TOPIC, Target, as_read, decode, make_object
 from logmirror.archive.compactions import read_cover
 from logmirror.archive.envelope import COMPRESSIONS, ParquetEncoder
 from logmirror.archive.merge import Archive, merge
+from logmirror.archive.object_check import check_object
 from logmirror.archive.parquet import column_types, open_parquet, read_parquet
 from logmirror.archive.parquet_columns import common_types, layout_of, schema_for
-from logmirror.archive.reader import check_object, iterate, object_types
+from logmirror.archive.reader import iterate, object_types
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError
 from logmirror.model import ColumnTypes, OffsetRange, TimestampType
@@ -235,8 +236,8 @@ def test_a_merged_object_has_the_narrowest_types_that_hold_all_parts(parts, expe
         compression="zstd-1",
         utf8=False,
     )
-    links = read_cover(store, FOLDER, extension="parquet", start=0).links
-    assert merge(archive, links, writer_id="c", clock=SYSTEM_CLOCK).parts == len(parts)
+    objects = read_cover(store, FOLDER, extension="parquet", start=0).objects
+    assert merge(archive, objects, writer_id="c", clock=SYSTEM_CLOCK).parts == len(parts)
     (name,) = (n.rpartition("/")[2] for n in store.objects if n.startswith(f"{FOLDER}/"))
     assert object_types(store, FOLDER, name) == ColumnTypes(key="utf8", value=expected)
     assert rows_of(store, name) == expected_rows

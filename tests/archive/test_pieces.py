@@ -26,7 +26,13 @@ from logmirror.archive.merge import Archive
 from logmirror.archive.metadata import FILE_CHECK_KEY
 from logmirror.archive.naming import format_name
 from logmirror.archive.piece_rows import PieceRows
-from logmirror.archive.pieces import cut, find_destination, find_partitions, find_topic, look
+from logmirror.archive.pieces import (
+    cut,
+    find_destination,
+    find_partitions,
+    find_topic,
+    list_partition,
+)
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.model import OffsetRange
@@ -46,7 +52,9 @@ def truth():
 
 
 def pieces_of(store, *, piece_bytes=1, **limits):
-    return list(cut(look(store, "orders", 3), topic=TOPIC, piece_bytes=piece_bytes, **limits))
+    return list(
+        cut(list_partition(store, "orders", 3), topic=TOPIC, piece_bytes=piece_bytes, **limits)
+    )
 
 
 def read(store, piece, *, verify=True):
@@ -223,16 +231,16 @@ def test_a_gap_a_foreign_name_and_a_lost_object_are_errors(extension):
     pieces = pieces_of(store)
     del store.objects[names[4]]
     with pytest.raises(CorruptionError, match="gap"):
-        look(store, "orders", 3)
+        list_partition(store, "orders", 3)
     with pytest.raises(CorruptionError):
         list(read(store, pieces[4]))
     store.objects[names[4]] = made[names[4]]
     for foreign in ("notes.txt", format_name(OffsetRange(first=END, last=END), "csv")):
         store.objects[f"{FOLDER}/{foreign}"] = b""
         with pytest.raises(CorruptionError):
-            look(store, "orders", 3)
+            list_partition(store, "orders", 3)
         del store.objects[f"{FOLDER}/{foreign}"]
-    assert look(store, "orders", 3).next_offset == END
+    assert list_partition(store, "orders", 3).next_offset == END
 
 
 def test_an_object_inside_another_that_was_not_made_of_it_is_an_error():
@@ -241,12 +249,12 @@ def test_an_object_inside_another_that_was_not_made_of_it_is_an_error():
     name, data, _ = make_object("ndjson", records_for(covered, seed=1), covered=covered)
     store.create(f"{FOLDER}/{name}", data)
     with pytest.raises(CorruptionError, match="not made"):
-        look(store, "orders", 3)
+        list_partition(store, "orders", 3)
 
 
 def test_a_folder_that_disappears_while_it_is_planned_is_an_empty_one():
     assert pieces_of(MemoryStore()) == []
-    assert look(MemoryStore(), "orders", 3).next_offset == 0
+    assert list_partition(MemoryStore(), "orders", 3).next_offset == 0
 
 
 def test_the_destination_and_its_partitions_are_found():

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from kit.runs.objects import FOLDER, TOPIC, as_read, batches_of, make_object, odd_records, unsealed
-from logmirror.archive import reader
+from logmirror.archive import native
 from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.digest import object_digest
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name, parse_name
-from logmirror.archive.reader import check_object, iterate
+from logmirror.archive.object_check import check_object
+from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
@@ -79,7 +80,7 @@ def test_a_sound_object_is_reported_with_its_digest(extension):
 @pytest.mark.parametrize("extension", FORMATS)
 @pytest.mark.parametrize("read_bytes", [100, 1_000, 4 << 20])
 def test_an_object_is_iterated_in_order_with_every_field(extension, read_bytes, monkeypatch):
-    monkeypatch.setattr(reader, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(native, "_READ_BYTES", read_bytes)
     name, data, _ = make_object(extension, RECORDS)
     rows = []
     for batch in iterate(store_of(name, data), FOLDER, name, topic=TOPIC):
@@ -215,12 +216,12 @@ def test_batches_out_of_order_or_twice_are_found_across_reads(monkeypatch):
     name = make_object("batches", RECORDS)[0]
     for data in [half + whole, whole[len(half) :] + half]:
         for read_bytes in [1, 100, 1 << 20]:
-            monkeypatch.setattr(reader, "_READ_BYTES", max(read_bytes, 61))
+            monkeypatch.setattr(native, "_READ_BYTES", max(read_bytes, 61))
             refused(name, data)
 
 
 def test_a_batch_larger_than_the_buffer_is_read(monkeypatch):
-    monkeypatch.setattr(reader, "_READ_BYTES", 64)
+    monkeypatch.setattr(native, "_READ_BYTES", 64)
     name, data, digest = make_object("batches", RECORDS)
     assert check(name, data).digest == digest
 

@@ -12,8 +12,8 @@ import pytest
 
 from logmirror.archive.checked_rows import ObjectRows
 from logmirror.archive.naming import format_name
-from logmirror.archive.piece_rows import PieceRows, StableEnd, outcomes
-from logmirror.archive.pieces import cut, look
+from logmirror.archive.piece_rows import LastStableOffset, PieceRows, outcomes
+from logmirror.archive.pieces import cut, list_partition
 from logmirror.model import OFFSET_MAX, OffsetRange, TimestampType
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import MarkerType, Record, encode_marker, encode_reference
@@ -82,7 +82,7 @@ def length_of(data):
 
 
 def shown(store, *, piece_bytes, committed=True, first=0, end=None):
-    held = look(store, "orders", 0)
+    held = list_partition(store, "orders", 0)
     offsets = []
     for piece in cut(held, topic="t", piece_bytes=piece_bytes, first=first, end=end):
         rows = PieceRows(store, piece, utf8=False, verify=True, committed=committed)
@@ -116,7 +116,7 @@ def test_a_marker_behind_the_end_that_was_planned_is_not_believed():
     store = MemoryStore()
     parts = [batch(0, 2, 7), encode_marker(MarkerType.COMMIT, offset=2, producer_id=7)]
     store.create(f"{FOLDER}/{format_name(OffsetRange(first=0, last=1), 'batches')}", parts[0])
-    (piece,) = cut(look(store, "orders", 0), topic="t", piece_bytes=1)
+    (piece,) = cut(list_partition(store, "orders", 0), topic="t", piece_bytes=1)
     store.create(f"{FOLDER}/{format_name(OffsetRange(first=2, last=2), 'batches')}", parts[1])
 
     planned = PieceRows(store, piece, utf8=False, verify=True, committed=True)
@@ -130,14 +130,14 @@ def test_a_stream_may_read_up_to_the_first_open_transaction(seed):
     chooser = random.Random(seed)
     batches, _, still_open = log(seed)
     store = archive_of(batches, chooser, per_object=5)
-    links = look(store, "orders", 0).links
-    stable = StableEnd(store, FOLDER, 0)
+    objects = list_partition(store, "orders", 0).objects
+    stable = LastStableOffset(store, FOLDER, 0)
 
-    ends = [stable.advance(links[: count + 1]) for count in range(len(links))]
+    ends = [stable.advance(objects[: count + 1]) for count in range(len(objects))]
 
     assert ends == sorted(ends)
     for count, end in enumerate(ends):
         rows = ObjectRows(store, FOLDER, topic="t", utf8=False, verify=False)
-        found = outcomes(rows, links[: count + 1], end=OFFSET_MAX, chain_end=OFFSET_MAX)
-        assert end == min([links[count].last + 1, *found.open.values()])
-    assert ends[-1] == min([links[-1].last + 1, *still_open.values()])
+        found = outcomes(rows, objects[: count + 1], end=OFFSET_MAX, chain_end=OFFSET_MAX)
+        assert end == min([objects[count].last + 1, *found.open.values()])
+    assert ends[-1] == min([objects[-1].last + 1, *still_open.values()])

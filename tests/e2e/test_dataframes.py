@@ -232,7 +232,7 @@ def test_what_is_wrong_with_an_archive_ends_the_query(spark, archive, form, tmp_
 def test_a_wrong_option_is_told_with_what_to_do(spark, archive):
     with pytest.raises(PySparkException, match="hint: did you mean `root`"):
         spark.read.format("logmirror").option("roott", "/archive").load().count()
-    with pytest.raises(PySparkException, match=r"which destination.*native, ndjson, parquet"):
+    with pytest.raises(PySparkException, match=r"exactly one destination.*native, ndjson, parquet"):
         spark.read.format("logmirror").load(str(archive.root)).count()
 
 

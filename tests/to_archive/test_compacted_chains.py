@@ -65,9 +65,9 @@ def merge_all(store):
 
 
 def prove(store, *, before=lambda: None):
-    report, links = verify_names(store, FLOW, "parquet", chain_start=None)
+    report, objects = verify_names(store, FLOW, "parquet", chain_start=None)
     before()
-    list(verify_content(report, links, store, SPEC))
+    list(verify_content(report, objects, store, SPEC))
     return report
 
 

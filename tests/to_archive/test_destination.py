@@ -14,7 +14,7 @@ from logmirror.mirror.ports import FlowId
 from logmirror.model import OffsetRange, Trigger
 from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.testing import MemoryStore
-from logmirror.to_archive.destination import ArchiveCopies
+from logmirror.to_archive.destination import ArchiveDestination
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 NOW_MS = 10 * KEEP_MS
@@ -54,7 +54,7 @@ def test_old_claims_go_only_where_nothing_depends_on_them(location, form, left):
     for first, created_ms in ((0, 0), (10, 0), (20, NOW_MS)):
         store.create(claim_name("d", 0, first), claim_from(first, created_ms).to_bytes())
     store.before = lambda operation, _name: asked.append(operation)
-    copies = ArchiveCopies(lambda _: store, committer=None, clock=Fixed())
+    copies = ArchiveDestination(lambda _: store, committer=None, clock=Fixed())
     spec = archive_spec(location=location, format=form)
 
     copies.opened(SimpleNamespace(destination=spec, flow=FLOW, position=30))

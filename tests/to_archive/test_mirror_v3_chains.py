@@ -90,8 +90,8 @@ def continue_from(log, store, spec, **options):
 def proof(store, spec, log=None, *, compacted=False):
     """The report of `verify --deep`, or of `--against-source` where there is a log."""
     is_log = spec.compaction is not None
-    report, links = verify_names(store, FLOW, spec.extension, chain_start=None, snapshots=is_log)
-    found = verify_content(report, links, store, spec, ask_source=log is not None)
+    report, objects = verify_names(store, FLOW, spec.extension, chain_start=None, snapshots=is_log)
+    found = verify_content(report, objects, store, spec, ask_source=log is not None)
     for checked in found:
         if log is None:
             continue
@@ -106,7 +106,7 @@ def proof(store, spec, log=None, *, compacted=False):
             view=SourceView(topic_id=TOPIC_ID, log_start=log.log_start, last_stable_offset=log.end),
             compacted=compacted,
         )
-        if is_log and checked.link == links[-1]:
+        if is_log and checked.obj == objects[-1]:
             compare_snapshot(report, checked, side)
         elif not is_log:
             compare_with_source(report, checked, side)
@@ -232,7 +232,7 @@ def broken(rows, form):
         "a gap": ([n for n in names if n != names[1]], "gap in the chain"),
         "an overlap": ([*names, f"{first + 1:020d}-{last + 1:020d}.{form}"], "overlap"),
         "one twice": ([*names, f"{first:020d}-{last - 1:020d}.{form}"], "overlap"),
-        "no beginning": (names[1:], "does not begin where"),
+        "no beginning": (names[1:], "does not begin at"),
     }
 
 
@@ -249,8 +249,8 @@ def test_a_chain_that_is_broken_is_refused_by_name(form, case):
     with pytest.raises(CorruptionError, match=problem) as caught:
         read_chain(store, FLOW, spec)
     assert caught.value.facts["name"] in names
-    report, links = verify_names(store, FLOW, form, chain_start=None)
-    assert (len(report.problems), links) == (1, ())
+    report, objects = verify_names(store, FLOW, form, chain_start=None)
+    assert (len(report.problems), objects) == (1, ())
 
 
 def test_a_declared_beginning_is_accepted():

@@ -23,7 +23,7 @@ from kit.fakes.scripted import (
     service,
 )
 from logmirror.archive.claims import latest_claim, read_claim
-from logmirror.archive.reader import check_object
+from logmirror.archive.object_check import check_object
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
 from logmirror.mirror.plan import MARGIN_MS
 from logmirror.mirror.ports import FlowId, Slice

@@ -25,7 +25,7 @@ from kit.fakes.scripted import (
 )
 from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.naming import format_name
-from logmirror.archive.reader import check_object
+from logmirror.archive.object_check import check_object
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.mirror.ports import FlowId, Slice
 from logmirror.model import OffsetRange, Trigger

@@ -52,8 +52,8 @@ def archive_of(log, form, *, compacted=False, max_offsets=1_000_000):
 
 
 def deep(store, spec, *, ask_source=False, compacted=False):
-    report, links = verify_names(store, FLOW, spec.extension, chain_start="earliest")
-    found = verify_content(report, links, store, spec, ask_source=ask_source, compacted=compacted)
+    report, objects = verify_names(store, FLOW, spec.extension, chain_start="earliest")
+    found = verify_content(report, objects, store, spec, ask_source=ask_source, compacted=compacted)
     return report, found
 
 

@@ -51,8 +51,8 @@ def proof(written, shown, *, compacted=True, log_start=0, end=None):
         rebuild=True,
     )
     assert run_slice(ScriptedClient([log]), store, slice_, SPEC).error is None
-    report, links = verify_names(store, FLOW, "parquet", chain_start=None, snapshots=True)
-    (checked,) = verify_content(report, links, store, SPEC, ask_source=True)
+    report, objects = verify_names(store, FLOW, "parquet", chain_start=None, snapshots=True)
+    (checked,) = verify_content(report, objects, store, SPEC, ask_source=True)
     source = log_of(shown, log_start=log_start, last_stable_offset=end or log.end + 10)
     client = ScriptedClient([source])
     side = SourceSide(

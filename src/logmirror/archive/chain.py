@@ -1,14 +1,14 @@
-"""Chain verification: the listing of a partition is the destination's memory.
+"""The chain of a partition's objects, from a listing of their names.
 
-No offset file is kept. At every start the partition is listed, the names must form one unbroken
-chain, and copying continues at its end. So this function decides whether a restart is
-exactly-once, and anything it cannot explain is a `CorruptionError`, never a guess:
+There is no offset file. At every start the partition is listed, the names must form one unbroken
+chain, and the mirror continues at its end. This function decides whether a restart is exactly-once,
+so every name that it cannot explain is a `CorruptionError`:
 
-- Invariant A: names are ours, all with one extension.
-- Invariant B: each link begins where the one before it ended (no gap, no overlap).
+- Invariant A: all names are object names with the same extension.
+- Invariant B: each object begins where the previous one ends (no gap, no overlap).
 
-A name that is one of ours followed by `.tmp.` and anything is what mirror-v3 leaves behind when it
-dies while writing. It was never an object, so it is passed over.
+mirror-v3 leaves an object name followed by `.tmp.` and a suffix when it dies while writing. Such a
+file never was an object and is ignored.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 _HINT: Final = "delete nothing; run `logmirror verify` and compare with the source"
 
 
-class Link(NamedTuple):
-    """One object's place in its chain."""
+class ArchiveObject(NamedTuple):
+    """One object of a chain, by its name."""
 
     name: str
-    """Without folder."""
+    """Without the folder."""
 
     first: int
     """First offset covered."""
 
     last: int
-    """Last offset covered, included."""
+    """Last offset covered, inclusive."""
 
     @property
     def covered(self) -> OffsetRange:
-        """The offsets the object accounts for."""
+        """The offsets that the object covers."""
         return OffsetRange(first=self.first, last=self.last)
 
 
@@ -48,33 +48,35 @@ class Link(NamedTuple):
 class Chain:
     """The verified objects of one partition."""
 
-    links: tuple[Link, ...]
-    """In ascending order, each beginning where the one before it ended."""
+    objects: tuple[ArchiveObject, ...]
+    """In ascending order; each begins where the previous one ends."""
 
     next_offset: int | None
-    """The first source offset that is not archived; None: empty, and no start was declared."""
+    """The first source offset that is not archived. None: the chain is empty and has no declared
+    start."""
 
 
 def chain(
     names: Iterable[str], *, extension: str, start: int | None, snapshots: bool = False
 ) -> Chain:
-    """Verify a listing and tell where writing must continue.
+    """Verify a listing and return the chain with its position.
 
     Args:
-        names: Object names of one partition, without folder, in any order.
-        extension: The one extension this destination is configured to write.
-        start: Where the chain must begin, which is also the position of an empty one. None: the
-            first object declares it.
-        snapshots: The objects are snapshots, each complete: gaps are where old ones were pruned.
+        names: Object names of one partition, without the folder, in any order.
+        extension: The extension that this destination is configured to write.
+        start: The first offset of the chain, also the position of an empty chain. None: the first
+            object defines it.
+        snapshots: The objects are snapshots, each complete. Gaps are allowed: older snapshots may
+            have been pruned.
 
     Returns:
-        The links in ascending order and the position.
+        The objects in ascending order and the position.
 
     Raises:
-        CorruptionError: A name is not ours, has another extension, or the chain has a gap or an
-            overlap. The facts carry `name`, and `expected` and `found` where they apply.
+        CorruptionError: A name is not an object name or has another extension, or the chain has a
+            gap or an overlap. Facts: `name`, and `expected` and `found` if they apply.
     """
-    links: list[Link] = []
+    objects: list[ArchiveObject] = []
     expected = start
     for name in sorted(names):
         parts = split_name(name)
@@ -95,10 +97,10 @@ def chain(
             )
         is_pruned = snapshots and expected is not None and first > expected
         if expected is not None and first != expected and not is_pruned:
-            raise _break(name, expected=expected, found=first, is_head=not links)
+            raise _break(name, expected=expected, found=first, is_head=not objects)
         expected = last + 1
-        links.append(Link(name, first, last))
-    return Chain(links=tuple(links), next_offset=expected)
+        objects.append(ArchiveObject(name, first, last))
+    return Chain(objects=tuple(objects), next_offset=expected)
 
 
 def _is_leftover(name: str) -> bool:
@@ -108,10 +110,10 @@ def _is_leftover(name: str) -> bool:
 
 def _break(name: str, *, expected: int, found: int, is_head: bool) -> CorruptionError:
     if is_head:
-        problem = "the chain does not begin where it was declared to"
+        problem = "the chain does not begin at its declared start"
         hint = "set chain-start to the first offset in the folder, or use an empty folder"
         return CorruptionError(problem, hint=hint, name=name, expected=expected, found=found)
-    # Sorted by first offset, so a link that starts early overlaps its predecessor and one that
-    # starts late leaves a gap. The caller acts alike on both; the operator does not.
+    # Sorted by first offset, so an object that starts early overlaps its predecessor and one that
+    # starts late leaves a gap. The caller handles both alike; the operator does not.
     problem = "overlap in the chain" if found < expected else "gap in the chain"
     return CorruptionError(problem, hint=_HINT, name=name, expected=expected, found=found)

@@ -1,15 +1,14 @@
-"""Claims: who wrote which range next, decided once for every position.
+"""Claims: create-only files that decide, once for every position, which range comes next.
 
     .logmirror/claims/<destination>/<partition>/<first, 20 digits>
 
-1. A claim is created before its object is published, and creating never replaces, so for every
-   position there is at most one range that can follow (I2): by whatever attempt, process or
-   machine, also one that wakes up after a pause.
-2. A claim whose object is missing is a promise that the next writer keeps: it writes exactly that
-   range. A claim never outranks an object: the listing of objects alone is the position.
-3. Claims are kept longer than a process can sleep, and the newest one of a partition always.
-   Native and NDJSON objects cannot say of themselves what digest they must have and why offsets
-   are missing, so their claims are kept as long as they are.
+1. A claim is created before its object is published, and creating never replaces. So at most one
+   range can follow a position (I2), for every attempt, process and machine, including zombies.
+2. A claim without its object is completed by the next writer, which writes exactly that range.
+   Objects take precedence over claims: the listing of objects alone is the position.
+3. Claims are kept longer than a process can be paused, and the newest one of a partition always.
+   Native and NDJSON objects contain neither their digest nor the causes of missing offsets, so
+   their claims are kept as long as the objects.
 
 The content is one JSON object in UTF-8, described in `docs/formats/claim.md`.
 """
@@ -17,77 +16,87 @@ The content is one JSON object in UTF-8, described in `docs/formats/claim.md`.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from logmirror import failpoints
+from logmirror.archive import json_codec
+from logmirror.archive.json_codec import integer, text
 from logmirror.archive.naming import format_name
-from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
+from logmirror.errors import PositionError, PositionMovedError, UnavailableError
 from logmirror.model import OFFSET_MAX, Gap, GapCause, OffsetRange, Trigger
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from logmirror.archive.json_codec import Fields
     from logmirror.stores.base import BlobStore
 
 VERSION: Final = 1
-"""Of the claim's content. A reader refuses a higher one."""
+"""Version of the claim's content. A reader rejects a higher one."""
 
 KEEP_MS: Final = 7 * 24 * 3600 * 1000
-"""How long claims are kept: longer than any process that could still publish can sleep."""
+"""How long claims are kept: longer than a process can be paused and still publish."""
 
 _NAME_DIGITS: Final = 20
 _CHECK: Final = b',"check":"'
 _HINT_STUCK: Final = (
     "if no other logmirror writes to this destination, compare the claim with the source, "
-    "then remove the claim file and start again"
+    "then remove the claim file and restart"
+)
+_FILE: Final = json_codec.FileKind(
+    version=VERSION,
+    unreadable="unreadable claim",
+    hint=_HINT_STUCK,
+    too_new="a newer version of logmirror wrote this claim",
+    too_new_hint="upgrade logmirror here: an older version cannot share a destination with a "
+    "newer one",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What the writer of a claim promises to publish."""
+    """The content of a claim: the range, and what the writer was about to publish."""
 
     covered: OffsetRange
     """The object's range; its first offset is also the claim's name."""
 
     digest: str
-    """Of the content, not of the file: `xxh3:` and 32 hexadecimal digits."""
+    """Content digest, not the digest of the file: `xxh3:` and 32 hexadecimal digits."""
 
     writer: str
-    """The writer id of the run that made the claim."""
+    """The writer ID of the run that made the claim."""
 
     topic: str
     topic_id: str
-    """32 hexadecimal digits; empty where the source has no topic ids."""
+    """32 hexadecimal digits; empty if the source has no topic IDs."""
 
     partition: int
     created_ms: int
-    """By the writer's clock."""
+    """By the writer's clock, ms since 1970."""
 
     record_count: int
     trigger: Trigger
     leader_epoch: int | None = None
-    """Of the range's last batch at the source, where it is known."""
+    """Leader epoch of the range's last batch at the source, if known."""
 
     gaps: tuple[Gap, ...] = ()
-    """Offsets without records; the first of them, where there are very many."""
+    """Offsets without records; the first ones if there are very many."""
 
     rewritable: bool = False
-    """The source compacts its log: who reads the range later may find fewer records in it. The
-    range binds, the digest does not."""
+    """The source compacts its log, so a later reader of the range may find fewer records. The
+    claim then fixes the range and not the digest."""
 
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
-    """How many offsets carry no record, by cause; complete, also where `gaps` is not."""
+    """How many offsets have no record, by cause; complete even if `gaps` is not."""
 
     def all_gaps(self) -> Mapping[GapCause, int]:
-        """Return `gap_counts`, or what follows from a claim that has none.
+        """Return `gap_counts`; for a claim without it, the counts that follow from `gaps`.
 
-        It lists all holes but what was compacted away inside batches.
+        Such a claim lists all offset gaps except offsets that were compacted away inside batches.
         """
         if self.gap_counts:
             return self.gap_counts
@@ -116,81 +125,64 @@ class Claim:
         }
         if self.leader_epoch is not None:
             content["leader_epoch"] = self.leader_epoch
-        if self.gaps:
-            content["holes"] = [[h.first, h.last, h.cause.value] for h in self.gaps]
-        if counts := {cause.value: count for cause, count in self.gap_counts.items() if count}:
-            content["hole_counts"] = counts
+        content |= json_codec.gap_fields(self.gaps, self.gap_counts)
         if self.rewritable:
             content["rewritable"] = True
-        text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-        return text[:-1] + _CHECK + _checksum(text[:-1]) + b'"}\n'
+        body = json_codec.encode(content)[:-1]
+        return body + _CHECK + _checksum(body) + b'"}\n'
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str) -> Claim:
         """Read a claim file.
 
         Args:
-            data: Its content.
-            name: Its name in the store, which the content must agree with.
+            data: The file's content.
+            name: The file's name in the store, which the content must match.
 
         Raises:
-            CorruptionError: It is not a claim, or not the one that belongs under this name.
-            UsageError: A newer version of the program wrote it.
+            CorruptionError: The content is not a claim, or is a claim for another name.
+            UsageError: A newer version of logmirror wrote the claim.
         """
-        content = _load(data, name)
+        content = _FILE.load(data, name)
         body, _, _ = data.rpartition(_CHECK)
         if "check" in content and str(content["check"]).encode() != _checksum(body):
-            raise _unreadable(name, "it does not match its own checksum")
-        version = content.get("version")
-        if type(version) is int and version > VERSION:
-            raise UsageError(
-                "a newer version of logmirror wrote this claim",
-                hint="upgrade logmirror here; two versions may share a destination only upwards",
-                name=name,
-                expected=VERSION,
-                found=version,
-            )
+            raise _FILE.error(name, "checksum mismatch")
+        _FILE.check_version(content, name)
         try:
             claim = cls._from_content(content)
         except (KeyError, TypeError, ValueError) as error:
-            raise _unreadable(name, repr(error)) from error
+            raise _FILE.error(name, repr(error)) from error
         if not name.endswith(f"/{claim.partition}/{claim.covered.first:0{_NAME_DIGITS}d}"):
-            raise _unreadable(name, "it belongs under another name")
+            raise _FILE.error(name, "the content belongs to another name")
         return claim
 
     @classmethod
-    def _from_content(cls, content: Mapping[str, Any]) -> Claim:
+    def _from_content(cls, content: Fields) -> Claim:
         if content["version"] != VERSION:
             raise ValueError(content["version"])
         epoch = content.get("leader_epoch")
         return cls(
-            covered=OffsetRange(first=_int(content["from"]), last=_int(content["to"])),
-            digest=_text(content["digest"]),
-            writer=_text(content["writer"]),
-            topic=_text(content["topic"]),
-            topic_id=_text(content["topic_id"]),
-            partition=_int(content["partition"]),
-            created_ms=_int(content["created_ms"]),
-            record_count=_int(content["record_count"]),
+            covered=json_codec.read_range(content),
+            digest=text(content["digest"]),
+            writer=text(content["writer"]),
+            topic=text(content["topic"]),
+            topic_id=text(content["topic_id"]),
+            partition=integer(content["partition"]),
+            created_ms=integer(content["created_ms"]),
+            record_count=integer(content["record_count"]),
             trigger=Trigger(content["trigger"]),
-            leader_epoch=None if epoch is None else _int(epoch),
-            gaps=tuple(
-                Gap(first=_int(first), last=_int(last), cause=GapCause(cause))
-                for first, last, cause in content.get("holes", ())
-            ),
+            leader_epoch=None if epoch is None else integer(epoch),
+            gaps=json_codec.read_gaps(content),
             rewritable=content.get("rewritable", False) is True,
-            gap_counts={
-                GapCause(cause): _int(count)
-                for cause, count in content.get("hole_counts", {}).items()
-            },
+            gap_counts=json_codec.read_counts(content),
         )
 
 
-class ClaimTakenError(PositionError):
-    """Another writer claimed another range for this position: cut that range instead.
+class ClaimTakenError(PositionMovedError):
+    """Another writer claimed a different range at this position: write that range instead.
 
-    Facts: `name` of the claim, `last` that was wanted, `claimed_last`, `claimed_by`, and `claim`,
-    the winning claim's content as text.
+    Facts: `name` of the claim, the requested `last`, `claimed_last`, `claimed_by`, and `claim`, the
+    winning claim's content as text.
     """
 
     @property
@@ -207,11 +199,11 @@ class Published:
     name: str
     """With its folder."""
 
-    peer: bool
-    """The claim or the object was there before us, with the same content."""
+    existed: bool
+    """The claim or the object already existed, with the same content."""
 
     claimed_by: str = ""
-    """The writer id in a claim that was there before us."""
+    """The writer ID in the claim that already existed; empty if none did."""
 
 
 def claims_folder(destination: str, partition: int) -> str:
@@ -227,24 +219,24 @@ def claim_name(destination: str, partition: int, first: int) -> str:
 def publish_object(
     store: BlobStore, *, token: str, folder: str, extension: str, claim: Claim
 ) -> Published:
-    """Claim the range, then make the staged object visible; each step create-only.
+    """Claim the range, then publish the staged object; both steps are create-only.
 
-    Whatever the outcome, calling it again with the same range and content is harmless. The staged
-    object is gone after a success; after an error it is the caller's to discard.
+    The call may be repeated with the same range and content after every outcome. After a success
+    the staged object is gone; after an error the caller discards it.
 
     Args:
         store: The destination's store.
-        token: Of a staged object that `finish` has made durable.
-        folder: Of the chain: `<destination>/<partition>`.
-        extension: Of the chain's format.
-        claim: What the object holds.
+        token: Token of a staged object that `finish` has made durable.
+        folder: The chain's folder: `<destination>/<partition>`.
+        extension: Extension of the chain's format.
+        claim: Range and content of the object.
 
     Raises:
         ClaimTakenError: The position is claimed with another end; stage that range instead.
         PositionError: The range is claimed or published with other content. Facts: `name`,
             `expected` and `found` digests.
-        CorruptionError: What lies under the claim's or the object's name cannot be read.
-        UnavailableError: The store cannot be reached, or the staged object was swept away.
+        CorruptionError: The existing claim or object cannot be read.
+        UnavailableError: The store cannot be reached, or the staged object was swept.
         OutcomeUnknownError: The object may be published; list, then decide.
     """
     winner = _claim(store, f".logmirror/claims/{folder}", claim)
@@ -254,30 +246,30 @@ def publish_object(
     try:
         store.publish(token, name)
     except AlreadyExistsError:
-        # Only here, because it loads the readers of every format.
+        # Imported here because it loads the readers of every format.
         from logmirror.archive.digest import object_digest  # noqa: PLC0415  # see above
 
         try:
             found = object_digest(store, name, expected=claim.digest)
         except KeyError:
             raise UnavailableError(
-                "the object was replaced by a merged one just now; plan again", name=name
+                "the object was just replaced by a merged one; plan again", name=name
             ) from None
         if found != claim.digest and not claim.rewritable:
             raise PositionError(
                 "the name is taken by an object with other content",
-                hint="run `logmirror verify --deep --against-source`; delete nothing before",
+                hint="run `logmirror verify --deep --against-source` before you delete anything",
                 name=name,
                 expected=claim.digest,
                 found=found,
             ) from None
         store.discard(token)
-        return Published(name=name, peer=True, claimed_by=claimed_by)
-    return Published(name=name, peer=winner is not None, claimed_by=claimed_by)
+        return Published(name=name, existed=True, claimed_by=claimed_by)
+    return Published(name=name, existed=winner is not None, claimed_by=claimed_by)
 
 
 def _claim(store: BlobStore, folder: str, claim: Claim) -> Claim | None:
-    """Create the claim or find it made; returns the one that was there already."""
+    """Create the claim; returns the existing claim of the same range, or None."""
     name = f"{folder}/{claim.covered.first:0{_NAME_DIGITS}d}"
     try:
         store.create(name, claim.to_bytes())
@@ -285,15 +277,13 @@ def _claim(store: BlobStore, folder: str, claim: Claim) -> Claim | None:
         try:
             data = store.read(name)
         except KeyError:
-            raise UnavailableError(
-                "the claim was removed just now; plan again", name=name
-            ) from None
+            raise UnavailableError("the claim was just removed; plan again", name=name) from None
     else:
         return None
     winner = Claim.from_bytes(data, name=name)
     if winner.covered != claim.covered:
         raise ClaimTakenError(
-            "another writer claimed another range for this position",
+            "another writer claimed a different range at this position",
             hint="write exactly the claimed range",
             name=name,
             last=claim.covered.last,
@@ -302,7 +292,7 @@ def _claim(store: BlobStore, folder: str, claim: Claim) -> Claim | None:
             claim=data.decode(),
         )
     if winner.digest != claim.digest and winner.rewritable:
-        # Said before the object appears, so that it has a witness of its own.
+        # Recorded before the object appears, so the digest of every object is recorded.
         with contextlib.suppress(AlreadyExistsError):
             store.create(f"{_rewrites(folder)}/{_rewrite_name(claim)}", claim.to_bytes())
     elif winner.digest != claim.digest:
@@ -321,7 +311,7 @@ def read_claim(store: BlobStore, destination: str, partition: int, first: int) -
     """Return the claim for the object that begins at `first`, or None.
 
     Raises:
-        CorruptionError: What lies there is no claim.
+        CorruptionError: The file is not a claim.
     """
     name = claim_name(destination, partition, first)
     try:
@@ -332,7 +322,10 @@ def read_claim(store: BlobStore, destination: str, partition: int, first: int) -
 
 
 def read_rewrites(store: BlobStore, destination: str, partition: int, first: int) -> list[Claim]:
-    """Return what writers said who finished the rewritable claim at `first` with other content."""
+    """Return the second claims of writers that finished the rewritable claim at `first`.
+
+    Each holds the digest of content that differs from the claimed one.
+    """
     name = claim_name(destination, partition, first)
     folder = _rewrites(claims_folder(destination, partition))
     digits = name.rpartition("/")[2]
@@ -344,12 +337,15 @@ def read_rewrites(store: BlobStore, destination: str, partition: int, first: int
     return found
 
 
-def promised_digests(store: BlobStore, destination: str, claim: Claim) -> frozenset[str]:
-    """What an object of a claimed range may hold: what was claimed, or what its finishers said."""
+def accepted_digests(store: BlobStore, destination: str, claim: Claim) -> frozenset[str]:
+    """Return the digests that an object of a claimed range may have.
+
+    These are the claimed digest and, if the claim is rewritable, those of `read_rewrites`.
+    """
     if not claim.rewritable:
         return frozenset({claim.digest})
-    said = read_rewrites(store, destination, claim.partition, claim.covered.first)
-    return frozenset({claim.digest, *(rewrite.digest for rewrite in said)})
+    rewrites = read_rewrites(store, destination, claim.partition, claim.covered.first)
+    return frozenset({claim.digest, *(rewrite.digest for rewrite in rewrites)})
 
 
 def _rewrites(folder: str) -> str:
@@ -364,7 +360,7 @@ def latest_claim(store: BlobStore, destination: str, partition: int) -> Claim | 
     """Return the claim with the highest first offset, or None if there is none.
 
     Raises:
-        CorruptionError: What lies in the folder is no claim.
+        CorruptionError: A file in the folder is not a claim.
     """
     folder = claims_folder(destination, partition)
     firsts = _offsets(folder, store.tail(folder).names)
@@ -372,16 +368,16 @@ def latest_claim(store: BlobStore, destination: str, partition: int) -> Claim | 
 
 
 def first_claimed(store: BlobStore, destination: str, partition: int) -> int:
-    """Return where the first claim begins; beyond every offset if there is none.
+    """Return the first offset of the first claim; a number above every offset if there is none.
 
-    What lies below it and has no claim was there before us: claims of NDJSON are never removed.
+    logmirror did not write NDJSON objects below it: claims of NDJSON objects are never removed.
     """
     folder = claims_folder(destination, partition)
     name = next(iter(store.names(folder)), None)
     return OFFSET_MAX + 1 if name is None else _offsets(folder, [name])[0]
 
 
-def sweep_claims(  # noqa: PLR0913  # three say where, three say what may go
+def sweep_claims(  # noqa: PLR0913  # three for the place, three for the selection
     store: BlobStore,
     destination: str,
     partition: int,
@@ -390,18 +386,18 @@ def sweep_claims(  # noqa: PLR0913  # three say where, three say what may go
     now_ms: int,
     older_than_ms: int = KEEP_MS,
 ) -> int:
-    """Delete claims that have served and that nobody can meet any more; returns how many.
+    """Delete claims that are no longer needed; returns how many.
 
-    A claim has served when its range ends before `position`, the verified one. The newest claim
-    stays whatever its age: it ties the chain to its topic. Claims are looked at in order and the
-    first young one ends the search, so a call costs little more than what it deletes.
+    A claim is deleted if its range ends before the verified `position` and it is older than
+    `older_than_ms`. The newest claim is always kept: it ties the chain to its topic. Claims are
+    read in order up to the first one that is kept, so the cost is proportional to the deletions.
     """
     count = 0
     folder = claims_folder(destination, partition)
     for first in _offsets(folder, store.names(folder))[:-1]:
         claim = read_claim(store, destination, partition, first)
         if claim is None:
-            continue  # another sweeper was faster
+            continue  # another process deleted it
         if claim.covered.last >= position or now_ms - claim.created_ms <= older_than_ms:
             break
         store.delete(claim_name(destination, partition, first))
@@ -413,36 +409,10 @@ def _offsets(folder: str, names: Iterable[str]) -> list[int]:
     firsts = []
     for name in names:
         if len(name) != _NAME_DIGITS or not (name.isascii() and name.isdigit()):
-            raise _unreadable(f"{folder}/{name}", "not the name of a claim")
+            raise _FILE.error(f"{folder}/{name}", "not the name of a claim")
         firsts.append(int(name))
     return firsts
 
 
-def _checksum(text: bytes) -> bytes:
-    return f"xxh3:{xxhash.xxh3_128(text).hexdigest()}".encode()
-
-
-def _load(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(name, str(error)) from error
-    if not isinstance(content, dict):
-        raise _unreadable(name, "not a JSON object")
-    return content
-
-
-def _unreadable(name: str, reason: str) -> CorruptionError:
-    return CorruptionError("unreadable claim", hint=_HINT_STUCK, name=name, reason=reason)
-
-
-def _int(value: object) -> int:
-    if type(value) is not int:  # bool is an int too
-        raise TypeError(value)
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
+def _checksum(body: bytes) -> bytes:
+    return f"xxh3:{xxhash.xxh3_128(body).hexdigest()}".encode()

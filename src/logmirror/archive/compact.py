@@ -1,76 +1,76 @@
-"""Compact one partition's chain: look, finish what others began, merge, look again."""
+"""Compact one partition's chain: list, finish interrupted merges, merge, repeat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from logmirror.archive.compactions import explain, resolve, settled
+from logmirror.archive.compactions import confirmed, explain, resolve
 from logmirror.archive.cover import cells
 from logmirror.archive.merge import GoneError, Merged, finish, merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logmirror.archive.chain import Link
+    from logmirror.archive.chain import ArchiveObject
     from logmirror.archive.cover import Cover
     from logmirror.archive.merge import Archive
     from logmirror.clock import Clock
 
 _ROUNDS: Final = 100
-"""Of two compacts at one partition each may find its work done by the other, but not for ever."""
+"""Limit on repetitions: of two concurrent compactions, each may find its work done by the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is merged."""
+    """Which objects are merged."""
 
     target_bytes: int
-    """Of a merged object, at most."""
+    """Size limit of a merged object: the sum of the objects that it replaces."""
 
     min_objects: int
-    """Fewer are left alone."""
+    """Fewer objects in a cell are not merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What there is to do in a partition."""
+    """The pending work of a partition."""
 
     cover: Cover
-    groups: list[tuple[Link, ...]]
-    """Objects that are merged with each other."""
+    groups: list[tuple[ArchiveObject, ...]]
+    """Groups of objects; each group becomes one object."""
 
     sizes_bytes: dict[str, int]
-    """By name."""
+    """Size of each object, by name."""
 
 
 def plan(archive: Archive, limits: Limits, *, start: int | None) -> Plan:
-    """Look at a partition and say what there is to do; changes nothing.
+    """List a partition and return its pending work; changes nothing.
 
     Args:
-        archive: Where it is.
-        limits: What is merged.
-        start: Where the chain must begin; None: wherever it does.
+        archive: The partition.
+        limits: Which objects are merged.
+        start: The first offset of the chain; None: any.
 
     Raises:
         CorruptionError: The names have no valid cover.
     """
     sizes: dict[str, int] = {}
 
-    def look() -> list[str]:
+    def read_names() -> list[str]:
         sizes.clear()
         sizes.update(archive.store.sizes(archive.folder))
         return list(sizes)
 
-    found = settled(
-        look,
+    found = confirmed(
+        read_names,
         lambda names: resolve(
             archive.store, archive.folder, names, extension=archive.extension, start=start
         ),
     )
     groups = cells(
-        found.links,
-        [sizes[link.name] for link in found.links],
+        found.objects,
+        [sizes[obj.name] for obj in found.objects],
         target_bytes=limits.target_bytes,
         min_objects=limits.min_objects,
     )
@@ -79,7 +79,7 @@ def plan(archive: Archive, limits: Limits, *, start: int | None) -> Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What was done in a partition."""
+    """The result for a partition."""
 
     objects_before: int = 0
     objects_after: int = 0
@@ -89,13 +89,13 @@ class Outcome:
     """Objects that became part of larger ones."""
 
     into: int = 0
-    """How many those are."""
+    """Merged objects created."""
 
     finished: int = 0
-    """Objects deleted that an earlier compact had left, or a slow writer brought back."""
+    """Objects deleted that an interrupted compaction left or that a zombie writer republished."""
 
 
-def compact(  # noqa: PLR0913  # where, what, and who we are
+def compact(  # noqa: PLR0913  # the place, the limits, and the writer's identity
     archive: Archive,
     limits: Limits,
     *,
@@ -107,14 +107,14 @@ def compact(  # noqa: PLR0913  # where, what, and who we are
     """Merge the small objects of a partition, and delete what merged objects replace.
 
     Raises:
-        CorruptionError: An object or the chain is not what it should be. What was merged before
-            is whole; nothing unproven is deleted.
+        CorruptionError: An object or the chain is damaged. Objects merged before are complete;
+            nothing is deleted that was not verified.
     """
     outcome = Outcome()
     for number in range(_ROUNDS):
         now = plan(archive, limits, start=start)
-        outcome.objects_after = len(now.cover.links)
-        outcome.bytes_after = sum(now.sizes_bytes[link.name] for link in now.cover.links)
+        outcome.objects_after = len(now.cover.objects)
+        outcome.bytes_after = sum(now.sizes_bytes[obj.name] for obj in now.cover.objects)
         if number == 0:
             outcome.objects_before = outcome.objects_after
             outcome.bytes_before = outcome.bytes_after
@@ -134,8 +134,8 @@ def compact(  # noqa: PLR0913  # where, what, and who we are
 
 def _finish_all(archive: Archive, found: Cover, outcome: Outcome) -> None:
     digests = explain(archive.store, archive.folder, found)
-    for around, inside in found.replaced.items():
+    for outer, inner in found.replaced.items():
         try:
-            outcome.finished += finish(archive, around, {link: digests[link] for link in inside})
+            outcome.finished += finish(archive, outer, {obj: digests[obj] for obj in inner})
         except GoneError:
             return

@@ -1,78 +1,90 @@
-"""Records of merged objects: what each was made of, written before it appears and kept for good.
+"""Compaction records: which objects each merged object was made from.
 
     .logmirror/compactions/<destination>/<partition>/<from>-<to>
 
-They tell an object that was replaced from one that does not belong. The content is one JSON object
-in UTF-8, described in `docs/formats/archive.md`; the reasons are in decision 0007.
+A record is created before its merged object appears and is never deleted. It distinguishes an
+object that was replaced from one that overlaps the chain. The content is one JSON object in UTF-8,
+described in `docs/formats/archive.md`; decision 0007 gives the reasons.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from logmirror.archive import json_codec
 from logmirror.archive.claims import Claim, read_claim
 from logmirror.archive.cover import Cover, cover
-from logmirror.errors import CorruptionError, UsageError
+from logmirror.archive.json_codec import integer, text
+from logmirror.errors import CorruptionError
 from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from logmirror.archive.chain import Link
+    from logmirror.archive.chain import ArchiveObject
+    from logmirror.archive.json_codec import Fields
     from logmirror.stores.base import BlobStore
 
 VERSION: Final = 1
-"""Of the record's content. A reader refuses a higher one."""
+"""Version of the record's content. A reader rejects a higher one."""
+
+_FILE: Final = json_codec.FileKind(
+    version=VERSION,
+    unreadable="unreadable compaction record",
+    hint="delete nothing; run `logmirror verify --deep --against-source`",
+    too_new="a newer version of logmirror merged these objects",
+    too_new_hint="upgrade logmirror here",
+)
 
 _Listing = TypeVar("_Listing")
 _Found = TypeVar("_Found")
 
-_LOOKS: Final = 5
-"""A listing that is wrong may have missed what changed meanwhile. Each further one that is wrong
-and different needs a whole compaction within its time."""
+_LISTINGS_MAX: Final = 5
+"""Listings of one folder before an invalid one is reported. An invalid listing may have missed
+concurrent changes; each further one that is invalid and different takes a whole compaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """An object that went into a merged one."""
+    """An object that a merged one was made from."""
 
     covered: OffsetRange
     digest: str
-    """Of its content."""
+    """Content digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """What a merged object was made of."""
+    """The record of one merged object."""
 
     covered: OffsetRange
     digest: str
-    """Of the merged content."""
+    """Content digest of the merged object."""
 
     record_count: int
     parts: tuple[Part, ...]
-    """In order; each begins where the one before it ended."""
+    """In order; each begins where the previous one ends."""
 
     writer: str
     topic: str
     topic_id: str
-    """32 hexadecimal digits; empty where no part knows it."""
+    """32 hexadecimal digits; empty if no part contains it."""
 
     partition: int
     created_ms: int
-    """By the writer's clock."""
+    """By the writer's clock, ms since 1970."""
 
     gaps: tuple[Gap, ...] = ()
-    """Offsets without records, ascending, as far as the parts told; of very many the first."""
+    """Offsets without records, ascending, as far as the parts list them; the first ones if there
+    are very many."""
 
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
-    """How many offsets carry no record, by cause; empty where a part did not tell."""
+    """How many offsets have no record, by cause; empty if a part has no counts."""
 
     def as_claim(self) -> Claim:
-        """Return what the claim of such an object would say."""
+        """Return the claim that an object with this content would have."""
         return Claim(
             covered=self.covered,
             digest=self.digest,
@@ -102,74 +114,57 @@ class Compaction:
             "partition": self.partition,
             "created_ms": self.created_ms,
         }
-        if self.gaps:
-            content["holes"] = [[h.first, h.last, h.cause.value] for h in self.gaps]
-        if counts := {cause.value: count for cause, count in self.gap_counts.items() if count}:
-            content["hole_counts"] = counts
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        content |= json_codec.gap_fields(self.gaps, self.gap_counts)
+        return json_codec.encode(content) + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str) -> Compaction:
         """Read a record.
 
         Args:
-            data: Its content.
-            name: Its name in the store, which the content must agree with.
+            data: The file's content.
+            name: The file's name in the store, which the content must match.
 
         Raises:
-            CorruptionError: It is not a record, or not the one that belongs under this name.
-            UsageError: A newer version of the program wrote it.
+            CorruptionError: The content is not a compaction record, or is one for another name.
+            UsageError: A newer version of logmirror wrote the record.
         """
+        content = _FILE.load(data, name)
+        _FILE.check_version(content, name)
         try:
-            content = json.loads(data)
-            version = content["version"]
-            if type(version) is int and version > VERSION:
-                raise UsageError(
-                    "a newer version of logmirror merged these objects",
-                    hint="upgrade logmirror here",
-                    name=name,
-                    expected=VERSION,
-                    found=version,
-                )
             found = cls._from_content(content)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise _unreadable(name, repr(error)[:200]) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise _FILE.error(name, repr(error)[:200]) from error
         covered = found.covered
         if not name.endswith(f"/{found.partition}/{covered.first:020d}-{covered.last:020d}"):
-            raise _unreadable(name, "it belongs under another name")
+            raise _FILE.error(name, "the content belongs to another name")
         return found
 
     @classmethod
-    def _from_content(cls, content: Mapping[str, Any]) -> Compaction:
+    def _from_content(cls, content: Fields) -> Compaction:
         if content["version"] != VERSION:
             raise ValueError(content["version"])
         parts = tuple(
-            Part(covered=OffsetRange(first=_int(first), last=_int(last)), digest=_text(digest))
+            Part(covered=OffsetRange(first=integer(first), last=integer(last)), digest=text(digest))
             for first, last, digest in content["parts"]
         )
-        covered = OffsetRange(first=_int(content["from"]), last=_int(content["to"]))
+        covered = json_codec.read_range(content)
         firsts = [part.covered.first for part in parts] + [covered.next_offset]
         nexts = [covered.first] + [part.covered.next_offset for part in parts]
         if firsts != nexts or len(parts) < 2:  # noqa: PLR2004  # one object alone is not merged
-            raise ValueError("the parts do not make the whole")
+            raise ValueError("the parts do not cover the range")
         return cls(
             covered=covered,
-            digest=_text(content["digest"]),
-            record_count=_int(content["record_count"]),
+            digest=text(content["digest"]),
+            record_count=integer(content["record_count"]),
             parts=parts,
-            writer=_text(content["writer"]),
-            topic=_text(content["topic"]),
-            topic_id=_text(content["topic_id"]),
-            partition=_int(content["partition"]),
-            created_ms=_int(content["created_ms"]),
-            gaps=tuple(
-                Gap(first=_int(first), last=_int(last), cause=GapCause(cause))
-                for first, last, cause in content.get("holes", ())
-            ),
-            gap_counts={
-                GapCause(cause): _int(count)
-                for cause, count in content.get("hole_counts", {}).items()
-            },
+            writer=text(content["writer"]),
+            topic=text(content["topic"]),
+            topic_id=text(content["topic_id"]),
+            partition=integer(content["partition"]),
+            created_ms=integer(content["created_ms"]),
+            gaps=json_codec.read_gaps(content),
+            gap_counts=json_codec.read_counts(content),
         )
 
 
@@ -177,17 +172,17 @@ def compaction_name(folder: str, covered: OffsetRange) -> str:
     """Return the name of the record for the merged object of this range.
 
     Args:
-        folder: Of the chain: `<destination>/<partition>`.
-        covered: What the object covers.
+        folder: The chain's folder: `<destination>/<partition>`.
+        covered: The object's range.
     """
     return f".logmirror/compactions/{folder}/{covered.first:020d}-{covered.last:020d}"
 
 
 def read_compaction(store: BlobStore, folder: str, covered: OffsetRange) -> Compaction | None:
-    """Return the record of a merged object; None if this range was never made by merging.
+    """Return the record of a merged object; None if no merge created this range.
 
     Raises:
-        CorruptionError: What lies there is no record.
+        CorruptionError: The file is not a compaction record.
     """
     name = compaction_name(folder, covered)
     try:
@@ -197,83 +192,90 @@ def read_compaction(store: BlobStore, folder: str, covered: OffsetRange) -> Comp
     return Compaction.from_bytes(data, name=name)
 
 
-def read_promise(store: BlobStore, folder: str, covered: OffsetRange) -> Claim | None:
-    """Return what was promised of the object of this range: by its claim, or when it was merged.
+def expected_content(store: BlobStore, folder: str, covered: OffsetRange) -> Claim | None:
+    """Return what the object of this range must contain, by its claim or its compaction record.
 
-    The claim where a merged object begins is that of its first part, and of another range. It is
-    returned if nothing says that this is a merged object; None: nothing is kept.
+    The claim at the start of a merged object is that of its first part, with another range. It is
+    returned if there is no compaction record for the range. None: there is neither.
 
     Raises:
-        CorruptionError: What lies there is no claim, or no record.
+        CorruptionError: The file is not a claim, or not a compaction record.
     """
     destination, _, partition = folder.rpartition("/")
     claim = read_claim(store, destination, int(partition), covered.first)
     if claim is not None and claim.covered == covered:
         return claim
-    made = read_compaction(store, folder, covered)
-    return made.as_claim() if made else claim
+    record = read_compaction(store, folder, covered)
+    return record.as_claim() if record else claim
 
 
 def resolve(
     store: BlobStore, folder: str, names: Iterable[str], *, extension: str, start: int | None
 ) -> Cover:
-    """Resolve a listing as `cover` does, and look up what lies inside what; see `explain`."""
+    """Resolve a listing as `cover` does, and check its nested objects; see `explain`."""
     found = cover(names, extension=extension, start=start)
     explain(store, folder, found)
     return found
 
 
 def read_cover(store: BlobStore, folder: str, *, extension: str, start: int | None) -> Cover:
-    """List a partition and resolve it; see `cover` for the arguments.
+    """List a partition and resolve the listing; see `cover` for the arguments.
 
     Raises:
-        CorruptionError: There is no valid cover, or an object lies inside another one and no record
-            says why. Facts: `name`.
+        CorruptionError: There is no valid cover, or no record explains an object that lies within
+            another one. Facts: `name`.
     """
-    return settled(
+    return confirmed(
         lambda: list(store.names(folder)),
         lambda names: resolve(store, folder, names, extension=extension, start=start),
     )
 
 
-def settled(look: Callable[[], _Listing], judge: Callable[[_Listing], _Found]) -> _Found:
-    """Judge a listing; one that is refused is believed when the next one is the same.
+def confirmed(read: Callable[[], _Listing], check: Callable[[_Listing], _Found]) -> _Found:
+    """Check a listing; an invalid one is reported only if the next listing is the same.
 
-    A listing takes time, and may miss an object that appears meanwhile as well as those that it
-    replaces. It appears first, so the next listing has it.
+    A listing is not atomic: it may miss a merged object that appears meanwhile, and the parts that
+    the merged object replaces. The merged object appears first, so the next listing shows it.
+
+    Args:
+        read: Returns a listing.
+        check: Returns the result for a listing, or raises CorruptionError for an invalid one.
+
+    Raises:
+        CorruptionError: The listing is invalid.
     """
     before: _Listing | None = None
-    for _ in range(_LOOKS):
-        found = look()
+    for _ in range(_LISTINGS_MAX):
+        found = read()
         if found == before:
             break
         with contextlib.suppress(CorruptionError):
-            return judge(found)
+            return check(found)
         before = found
-    return judge(found)
+    return check(found)
 
 
-def explain(store: BlobStore, folder: str, found: Cover) -> dict[Link, str]:
-    """Return the digest that each replaced object must have; asks the store only if there are any.
+def explain(store: BlobStore, folder: str, found: Cover) -> dict[ArchiveObject, str]:
+    """Return the digest that each replaced object must have; reads the store only if there are any.
 
     Raises:
-        CorruptionError: No record says that it was merged into the object around it. Facts: `name`
+        CorruptionError: No record lists the object as a part of the one around it. Facts: `name`
             and `inside`.
     """
-    digests: dict[Link, str] = {}
+    digests: dict[ArchiveObject, str] = {}
     records = _Records(store, folder)
-    for around, inside in found.replaced.items():
-        for link in inside:
-            digest = records.digest_of(link.covered, around.covered)
+    for outer, inner in found.replaced.items():
+        for obj in inner:
+            digest = records.digest_of(obj.covered, outer.covered)
             if digest is None:
                 raise CorruptionError(
                     "overlap in the chain: an object lies inside another one that was not made "
-                    "of it",
+                    "from it",
                     hint="delete nothing; run `logmirror verify` and compare with the source",
-                    name=link.name,
-                    inside=around.name,
+                    name=obj.name,
+                    inside=outer.name,
                 )
-            digests[link] = digest
+            digests[obj] = digest
     return digests
 
 
@@ -290,7 +292,7 @@ class _Records:
         return self._read[covered]
 
     def digest_of(self, inner: OffsetRange, outer: OffsetRange) -> str | None:
-        """The digest of what covers `inner` and went into `outer`; None if nothing tells."""
+        """The digest of the object `inner` that became part of `outer`; None: no record has it."""
         record = self._of(outer)
         if record is None:
             return None
@@ -299,7 +301,7 @@ class _Records:
                 return part.digest
             if part.covered.first <= inner.first and inner.last <= part.covered.last:
                 return self.digest_of(inner, part.covered)
-        # It reaches over several parts: made by a smaller merge that was late.
+        # It spans several parts: a late object of a merge with a smaller cell.
         own = self._of(inner)
         if own is None or inner == outer:
             return None
@@ -308,39 +310,20 @@ class _Records:
         return own.digest
 
 
-def links_from(store: BlobStore, folder: str, gone: Link, extension: str) -> tuple[Link, ...]:
-    """The chain as it is now, from the object on that replaces one of an older listing.
+def objects_from(
+    store: BlobStore, folder: str, gone: ArchiveObject, extension: str
+) -> tuple[ArchiveObject, ...]:
+    """Return the current chain from the object on that replaces one of an older listing.
 
     Raises:
         CorruptionError: Nothing replaces it, or there is no valid cover.
     """
-    links = read_cover(store, folder, extension=extension, start=None).links
-    rest = tuple(link for link in links if link.last >= gone.first)
+    objects = read_cover(store, folder, extension=extension, start=None).objects
+    rest = tuple(obj for obj in objects if obj.last >= gone.first)
     if not rest or rest[0].first > gone.first or rest[0] == gone:
         raise CorruptionError(
-            "the object is gone since it was listed, and nothing replaces it",
+            "an object was deleted after it was listed, and nothing replaces it",
             hint="delete nothing; run `logmirror verify` and compare with the source",
             name=gone.name,
         )
     return rest
-
-
-def _unreadable(name: str, reason: str) -> CorruptionError:
-    return CorruptionError(
-        "unreadable record of a compaction",
-        hint="delete nothing; run `logmirror verify --deep --against-source`",
-        name=name,
-        reason=reason,
-    )
-
-
-def _int(value: object) -> int:
-    if type(value) is not int:  # bool is an int too
-        raise TypeError(value)
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value

@@ -1,7 +1,7 @@
-"""The digest by which two writers recognise each other's object.
+"""The content digest, by which two writers recognise objects with the same content.
 
-It is of the content: two writers that compress differently still agree on it. For native objects
-the content is the bytes; for the others it is the records, column by column.
+It does not depend on compression. For native objects the content is the bytes; for other formats it
+is the records, column by column.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _READ_BYTES: Final = 1 << 20
 
 
 def object_digest(store: BlobStore, name: str, *, expected: str) -> str | None:
-    """Return the content digest of an object, or None if it is a file that does not tell.
+    """Return the content digest of an object; None for a Parquet file without one in its footer.
 
-    A Parquet object is believed what its footer says, so that this stays cheap: the question is
-    whose object lies there. Whether its bytes are still good is asked by `reader.check_object`.
+    For Parquet the digest in the footer is returned without a check of the rows. This is cheap and
+    identifies the object; `object_check.check_object` verifies the content.
 
     Args:
-        store: Where it lies.
-        name: With its folder.
-        expected: The digest it should have. NDJSON does not tell whether its keys and values are
-            base64 or text; if one reading has this digest, it is the right one.
+        store: The destination's store.
+        name: The object's name, with its folder.
+        expected: The digest that the caller expects. NDJSON does not show whether keys and values
+            are base64 or text; the reading with this digest is the right one.
 
     Raises:
-        CorruptionError: The object is not of the format that its name says.
+        CorruptionError: The object violates the format in its name.
         KeyError: There is no such object.
     """
     extension = name.rpartition(".")[2]
@@ -49,7 +49,7 @@ def object_digest(store: BlobStore, name: str, *, expected: str) -> str | None:
         if extension == PARQUET:
             return _footer_digest(file, name)
     with store.open(name) as file:
-        # Text reads any line that base64 reads, so this order never fails where the other would do.
+        # Every line that can be read as base64 can also be read as text, so text is tried first.
         found = lines_digest(file, name, utf8=True)
         if found == expected:
             return found
@@ -66,7 +66,7 @@ def lines_digest(file: BinaryIO, name: str, *, utf8: bool = False) -> str:
 
 
 def bytes_digest(file: BinaryIO) -> str:
-    """Return the digest of a file's bytes from here to its end."""
+    """Return the digest of a file's bytes from its current position to its end."""
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_READ_BYTES))
     while (size_bytes := file.readinto(buffer)) > 0:  # type: ignore[attr-defined]  # typeshed lacks it

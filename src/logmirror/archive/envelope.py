@@ -1,7 +1,7 @@
 """Encoders: from batches or decoded rows to the bytes of an object.
 
-Sans-IO: bytes go to a target that has `write`. Memory is bounded by one row group, whatever the
-size of the object, and where row groups end depends on the rows alone, not on how they arrived.
+Sans-IO: bytes go to a target that has `write`. Memory is bounded by one row group, for objects of
+every size. The ends of row groups depend on the rows only, not on the chunks in which they arrive.
 The formats are described in `docs/formats/`.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from logmirror.wire.columns import Columns, Int64s
 
 ROW_GROUP_BYTES: Final = 32 << 20
-"""A row group ends with the row that brings its keys, values and headers to this many bytes, where
-nobody says otherwise."""
+"""Default size: a row group ends with the row that brings its keys, values and headers to this many
+bytes."""
 
 ROW_GROUP_ROWS: Final = 1 << 20
 """A row group ends after this many rows at the latest."""
@@ -41,7 +41,7 @@ COMPRESSIONS: Final[Mapping[str, tuple[str, int | None]]] = {
     "lz4": ("lz4", None),  # LZ4_RAW in the file, not the deprecated codec of that name
     "uncompressed": ("none", None),
 }
-"""The names that a configuration may use, as pyarrow's codec and level."""
+"""Compression names of the configuration, with pyarrow's codec and level."""
 
 _BYTES: Final = ColumnTypes()
 _WRITE_BYTES: Final = 1 << 20  # gathers page headers of 30 bytes into writes worth a system call
@@ -50,15 +50,15 @@ _MERGE_BYTES: Final = 1 << 20  # waiting batches below this size are merged
 
 
 class Target(Protocol):
-    """Where an encoder's bytes go."""
+    """The destination of an encoder's bytes."""
 
     def write(self, data: Buffer) -> int:
-        """Take all of `data`; the buffer is used again after the call."""
+        """Write all of `data`; the buffer is reused after the call."""
         ...
 
 
 class NativeEncoder:
-    """Record batches as the source served them, one after another, nothing added."""
+    """Record batches as the source served them, one after another, without additions."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -75,10 +75,10 @@ class NdjsonEncoder:
     """One JSON object per record and line.
 
     Args:
-        target: Where the lines go.
-        topic: Stands in every line.
-        partition: Stands in every line.
-        utf8: Keys and values as text instead of base64.
+        target: Receives the lines.
+        topic: The topic in every line.
+        partition: The partition in every line.
+        utf8: Write keys and values as text instead of base64.
     """
 
     def __init__(self, target: Target, *, topic: str, partition: int, utf8: bool = False) -> None:
@@ -120,13 +120,13 @@ class ParquetEncoder:
     """A Parquet file with the columns and types of Spark's Kafka source.
 
     Args:
-        target: Where the file goes.
-        topic: Stands in every row.
-        partition: Stands in every row.
+        target: Receives the file.
+        topic: The topic in every row.
+        partition: The partition in every row.
         compression: One of `COMPRESSIONS`.
         row_group_bytes: A row group ends with the row that brings its keys, values and headers to
             this many bytes; None: `ROW_GROUP_BYTES`.
-        types: Of keys and values; whoever appends has seen that each value is of its type.
+        types: Types of keys and values; the caller has checked that every value is of its type.
     """
 
     def __init__(  # noqa: PLR0913  # each option of the format
@@ -163,16 +163,16 @@ class ParquetEncoder:
         )
 
     def __del__(self) -> None:
-        # Arrow completes an open file when it is collected. An object that nobody finished must
-        # not become whole, and its target may be gone.
+        # Arrow completes an open file when it is collected. An unfinished object must not become
+        # complete, and its target may be gone.
         self.detach()
 
     def detach(self) -> None:
-        """The object is given up: nothing more is written to the target."""
+        """Abandon the object: nothing more is written to the target."""
         self._sink.detach()
 
     def append(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
-        """Append rows start..stop; the columns may be used again after the call.
+        """Append rows start..stop; the columns may be reused after the call.
 
         Raises:
             UsageError: A header key is not UTF-8. Facts: `offset`.
@@ -186,7 +186,7 @@ class ParquetEncoder:
         self._append(rows, columns.payload_bytes, start, stop)
 
     def append_arrow(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        """Append a record batch of `wire.columns.SCHEMA`; its memory may be used again."""
+        """Append a record batch of `wire.columns.SCHEMA`; its memory may be reused."""
 
         def rows(first: int, end: int) -> Any:  # noqa: ANN401  # pyarrow has no types
             return batch.slice(first, end - first)
@@ -212,10 +212,10 @@ class ParquetEncoder:
             start = end
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Write what waits, and the footer with `metadata` as key-value pairs.
+        """Write the last row group, and the footer with `metadata` as key-value pairs.
 
-        One pair more is the file's own checksum: a footer and the headers of pages have no other,
-        and a bit of theirs decides how a reader understands all the rest.
+        The file's own checksum is added as a pair. Footer and page headers have no other checksum,
+        and a changed bit in them changes how a reader interprets the file.
         """
         if self._waiting:
             self._write_group()
@@ -233,17 +233,17 @@ class ParquetEncoder:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def _keep(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        """Copy a batch out of the memory it shares, next to those that wait."""
+        """Copy a batch out of shared memory and append it to the waiting ones."""
         waiting = self._waiting
         waiting.append(pa.ipc.read_record_batch(batch.serialize(), SCHEMA))
-        # A trickle of single records must not wait as thousands of batches. Merging only equals
-        # copies each row log(n) times.
+        # Many small batches are merged, so their number stays small. Merging only batches of
+        # similar size copies each row log(n) times.
         while len(waiting) > 1 and waiting[-2].nbytes <= min(waiting[-1].nbytes * 2, _MERGE_BYTES):
             waiting[-2:] = [pa.concat_batches(waiting[-2:])]
 
 
 class _Sink(io.RawIOBase):
-    """A target as the file object that pyarrow wants."""
+    """A target as the file object that pyarrow needs."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -268,11 +268,11 @@ class _Sink(io.RawIOBase):
         return len(data)
 
     def hold(self) -> None:
-        """Keep what comes from here on: the footer."""
+        """Buffer everything written from now on: the footer."""
         self._held = bytearray()
 
     def write_checked(self) -> None:
-        """Write what was held, with the checksum of all in the place that was left for it."""
+        """Write the buffered footer with the file's checksum in its reserved place."""
         held, self._held = self._held or bytearray(), None
         at = held.index(NO_FILE_CHECK.encode(), held.rindex(FILE_CHECK_KEY.encode()))
         held[at : at + len(NO_FILE_CHECK)] = f"xxh3:{self._checksum.hexdigest()}".encode()
@@ -280,5 +280,5 @@ class _Sink(io.RawIOBase):
             self._target.write(held)
 
     def detach(self) -> None:
-        """Take no more bytes."""
+        """Discard all further bytes."""
         self._target = None

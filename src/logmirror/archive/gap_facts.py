@@ -1,9 +1,9 @@
-"""Which offsets of an object carry no record, and why (I3).
+"""The offset gaps of an object and their causes (I3).
 
-Offsets go in as they are read, in ascending order; what lies between them is missing. The causes
-come from witnesses: the batches themselves (transaction markers), the footer, the claim. What no
-witness explains is counted apart. Runs are arrays, so a compacted object with a hole beside each
-record costs no Python step for each.
+Offsets are added in ascending order as they are read; the offsets between them are missing. Causes
+come from witnesses: the batches (transaction markers), the footer, the claim. Missing offsets
+without a cause are counted separately. Runs are arrays, so a compacted object with a gap next to
+every record does not cost a Python step per gap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 RUNS_KEPT: Final = 1000
-"""Runs remembered of one object; the counts are complete beyond them."""
+"""Maximum number of runs kept for one object; the counts are complete."""
 
 _NONE: Final = np.empty(0, np.int64)
 
@@ -39,7 +39,7 @@ class Runs:
 
     @classmethod
     def of(cls, gaps: Iterable[Gap]) -> Runs:
-        """Runs of holes, whatever their cause."""
+        """Return the runs of gaps, for all causes together."""
         found = list(gaps)
         return cls(
             np.array([gap.first for gap in found], np.int64),
@@ -48,18 +48,18 @@ class Runs:
 
     @property
     def offset_count(self) -> int:
-        """How many offsets they cover."""
+        """Number of offsets in all runs."""
         return int(self._before[-1])
 
     def overlaps(self, firsts: Int64s, lasts: Int64s) -> Int64s:
-        """How many offsets each of the runs first..last has in common with these."""
+        """Return how many offsets each of the runs first..last shares with these runs."""
         found: Int64s = self._below(lasts + 1) - self._below(firsts)
         return found
 
     def _below(self, offsets: Int64s) -> Int64s:
-        """How many offsets of these runs lie below each of `offsets`."""
+        """Return how many offsets of these runs are below each of `offsets`."""
         index = np.searchsorted(self.firsts, offsets)
-        ends = np.concatenate([[0], self.lasts + 1])[index]  # of the run before, if there is one
+        ends = np.concatenate([[0], self.lasts + 1])[index]  # end of the previous run, if any
         found: Int64s = self._before[index] - np.where(index > 0, np.maximum(ends - offsets, 0), 0)
         return found
 
@@ -68,7 +68,7 @@ Causes = dict[GapCause, Runs]
 
 
 def by_cause(gaps: Iterable[Gap]) -> Causes:
-    """Holes as runs, one set for each cause that has any."""
+    """Return gaps as runs, by cause; causes without gaps are left out."""
     found = list(gaps)
     return {
         cause: Runs.of(gap for gap in found if gap.cause is cause)
@@ -78,46 +78,46 @@ def by_cause(gaps: Iterable[Gap]) -> Causes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapFacts:
-    """The offsets of one object that carry no record."""
+    """The offsets of one object that have no record."""
 
     counts: Mapping[GapCause, int] = field(default_factory=dict)
-    """How many, by cause; complete."""
+    """Number of offsets, by cause; complete."""
 
     runs: tuple[Gap, ...] = ()
-    """Where, ascending; the first `RUNS_KEPT` whose cause is known run by run."""
+    """The first `RUNS_KEPT` runs whose individual cause is known, ascending."""
 
     unexplained_count: int = 0
-    """Offsets that are missing without a cause."""
+    """Number of missing offsets without a cause."""
 
     unexplained: tuple[OffsetRange, ...] = ()
-    """The first runs of those."""
+    """The first runs of missing offsets without a cause."""
 
     def count(self, cause: GapCause) -> int:
-        """How many offsets are missing for this cause."""
+        """Return the number of missing offsets with this cause."""
         return self.counts.get(cause, 0)
 
     @property
     def offset_count(self) -> int:
-        """How many offsets are missing, whatever the cause."""
+        """Number of missing offsets, with and without a cause."""
         return sum(self.counts.values()) + self.unexplained_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """What an object's footer or its claim says of its holes."""
+    """The offset gaps of an object according to its footer or its claim."""
 
     runs: tuple[Gap, ...]
-    """The first ones, ascending."""
+    """The first runs, ascending."""
 
     counts: Mapping[GapCause, int]
-    """Complete."""
+    """Number of offsets by cause; complete."""
 
 
 class GapWalk:
-    """Follows the offsets of one object, or of its source, and keeps what is missing between them.
+    """Collects the missing offsets of one object, or of its source.
 
     Args:
-        covered: Which offsets count.
+        covered: The range to account for.
     """
 
     def __init__(self, covered: OffsetRange) -> None:
@@ -129,12 +129,12 @@ class GapWalk:
         self._next = covered.first
 
     def step(self, offsets: Int64s, known: Causes, *, reached: int | None = None) -> None:
-        """Note the next records.
+        """Add the next records.
 
         Args:
-            offsets: Theirs, ascending, behind all before.
-            known: Holes whose cause is known; others may lie beside them.
-            reached: All below it has been seen; None: one past the last record.
+            offsets: Their offsets, ascending, above all offsets added before.
+            known: Gaps with a known cause; there may be others between the records.
+            reached: All records below this offset were added; None: one past the last record.
         """
         if reached is None:
             reached = int(offsets[-1]) + 1 if len(offsets) else self._next
@@ -155,7 +155,7 @@ class GapWalk:
             self._keep_rest(int(first), int(last))
 
     def finish(self, known: Causes | None = None) -> GapFacts:
-        """What is missing of all that is covered; `known` as in `step`."""
+        """Return the missing offsets of the whole range; `known` as in `step`."""
         self.step(_NONE, known or {}, reached=self._covered.next_offset)
         return GapFacts(
             counts=self._counts,
@@ -178,10 +178,10 @@ class GapWalk:
 
 
 def explained(found: GapFacts, witness: Witness, *, name: str) -> GapFacts:
-    """What was found, with the causes that only a witness knows.
+    """Return the gaps that were found, with the causes that the witness adds.
 
     Raises:
-        CorruptionError: Object and witness cannot both be right.
+        CorruptionError: Object and witness contradict each other.
     """
     rests = {
         cause: rest
@@ -190,13 +190,13 @@ def explained(found: GapFacts, witness: Witness, *, name: str) -> GapFacts:
     }
     if sum(rests.values()) != found.unexplained_count or min(rests.values(), default=0) < 0:
         raise CorruptionError(
-            "the object's holes are not those that its account tells",
+            "the object's offset gaps differ from those in its footer or claim",
             name=name,
             expected=_text(witness.counts),
             found=f"{_text(found.counts)}; {found.unexplained_count} without a cause",
         )
     runs = list(found.runs)
-    if len(rests) == 1:  # else the account is too short to tell which run has which cause
+    if len(rests) == 1:  # otherwise the cause of an individual run is unknown
         [cause] = rests
         runs += [Gap(first=r.first, last=r.last, cause=cause) for r in found.unexplained]
     counts = {cause: count for cause, count in witness.counts.items() if count}
@@ -204,7 +204,7 @@ def explained(found: GapFacts, witness: Witness, *, name: str) -> GapFacts:
 
 
 def unrecorded(found: GapFacts) -> GapFacts:
-    """What was found in an object of mirror-v3, which keeps no causes."""
+    """Return the gaps of an object of mirror-v3, which records no causes, as `not-recorded`."""
     if not found.unexplained_count:
         return found
     cause = GapCause.UNRECORDED
@@ -213,11 +213,11 @@ def unrecorded(found: GapFacts) -> GapFacts:
 
 
 def check_listed(listed: Causes, found: GapFacts, *, name: str) -> None:
-    """Raise CorruptionError if a record stands where an account tells of a hole."""
+    """Raise CorruptionError if the object has a record at an offset that is listed as a gap."""
     for cause, runs in listed.items():
         if found.count(cause) != runs.offset_count:
             raise CorruptionError(
-                "the object has records where its account tells of holes",
+                "the object has records at offsets that its footer or claim lists as gaps",
                 name=name,
                 cause=cause.value,
                 expected=runs.offset_count,
@@ -226,7 +226,7 @@ def check_listed(listed: Causes, found: GapFacts, *, name: str) -> None:
 
 
 def merged(runs: Iterable[Gap]) -> tuple[Gap, ...]:
-    """Runs in ascending order, neighbours of one cause joined; no more than `RUNS_KEPT`."""
+    """Return runs in ascending order, adjacent runs of one cause joined; at most `RUNS_KEPT`."""
     found: list[Gap] = []
     for run in sorted(runs):
         before = found[-1] if found else None
@@ -238,10 +238,10 @@ def merged(runs: Iterable[Gap]) -> tuple[Gap, ...]:
 
 
 def _without(firsts: Int64s, lasts: Int64s, common: Int64s, runs: Runs) -> tuple[Int64s, Int64s]:
-    """The runs first..last less those offsets that `runs` has too."""
+    """Return the runs first..last without the offsets that are in `runs`."""
     is_touched = common > 0
     pieces: list[tuple[int, int]] = []
-    # At most one piece more than there are known runs.
+    # At most one piece more than there are runs.
     for first, last in zip(firsts[is_touched], lasts[is_touched], strict=True):
         begin = int(first)
         low, high = np.searchsorted(runs.lasts, first), np.searchsorted(runs.firsts, last, "right")

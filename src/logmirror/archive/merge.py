@@ -1,7 +1,7 @@
-"""Merge objects of a chain into one: stage, record, publish, prove, delete; see decision 0007.
+"""Merge objects of a chain into one: stage, record, publish, verify, delete; see decision 0007.
 
-Each step is create-only or may be done twice, so a dead or slow compact needs no undoing: whoever
-comes next does the same again. Memory is bounded by what a check and an encoder hold.
+Each step is create-only or repeatable, so an interrupted compaction needs no rollback: the next one
+repeats its steps. Memory is bounded by the buffers of a check and an encoder.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from logmirror import failpoints
-from logmirror.archive.claims import first_claimed, promised_digests, read_claim
+from logmirror.archive.claims import accepted_digests, first_claimed, read_claim
 from logmirror.archive.compactions import (
     Compaction,
     Part,
     compaction_name,
+    expected_content,
     read_compaction,
-    read_promise,
 )
 from logmirror.archive.digest import object_digest
 from logmirror.archive.envelope import ParquetEncoder
 from logmirror.archive.gap_facts import GapFacts
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name
+from logmirror.archive.object_check import check_object
 from logmirror.archive.parquet_columns import common_types
-from logmirror.archive.reader import check_object, object_types
+from logmirror.archive.reader import object_types
 from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
 from logmirror.model import ColumnTypes, Gap, GapCause, OffsetRange
 from logmirror.stores.base import AlreadyExistsError
@@ -35,13 +36,13 @@ from logmirror.wire.columns import ContentDigest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from logmirror.archive.chain import Link
-    from logmirror.archive.reader import ObjectReport
+    from logmirror.archive.chain import ArchiveObject
+    from logmirror.archive.object_check import ObjectReport
     from logmirror.clock import Clock
     from logmirror.stores.base import BlobStore, StagedObject
 
 _GAP_RUNS_MAX: Final = 1000
-"""As many as a mirror lists of one object; the counts are complete."""
+"""Gap runs listed for one object, as many as a mirror lists; the counts are complete."""
 
 _HINT: Final = "delete nothing; run `logmirror verify --deep --against-source`"
 
@@ -57,7 +58,7 @@ class Archive:
     topic: str
     extension: str
     compression: str
-    """Of Parquet: one of `envelope.COMPRESSIONS`."""
+    """Compression of Parquet: one of `envelope.COMPRESSIONS`."""
 
     utf8: bool
     """NDJSON keys and values are text."""
@@ -68,12 +69,12 @@ class Archive:
         return int(self.folder.rpartition("/")[2])
 
     def check(
-        self, covered: OffsetRange, copy: _Merging | None = None, *, mirror_v3_before: int = 0
+        self, covered: OffsetRange, sink: _Merging | None = None, *, mirror_v3_before: int = 0
     ) -> ObjectReport:
-        """Read an object whole; see `check_object`.
+        """Read and check a whole object; see `check_object`.
 
         Raises:
-            GoneError: It is not there.
+            GoneError: The object does not exist.
         """
         name = format_name(covered, self.extension)
         try:
@@ -84,16 +85,16 @@ class Archive:
                 deep=True,
                 utf8=self.utf8,
                 mirror_v3_before=mirror_v3_before,
-                copy=copy,
+                sink=sink,
             )
         except KeyError:
-            raise GoneError("an object was replaced meanwhile", name=name) from None
+            raise GoneError("an object was replaced by another compaction", name=name) from None
 
     def types(self, covered: OffsetRange) -> ColumnTypes:
-        """What the columns of an object tell of its keys and values; without columns, bytes.
+        """Return the column types of an object's keys and values; `bytes` if it has no columns.
 
         Raises:
-            GoneError: It is not there.
+            GoneError: The object does not exist.
         """
         if self.extension != PARQUET:
             return ColumnTypes()
@@ -101,25 +102,29 @@ class Archive:
         try:
             return object_types(self.store, self.folder, name)
         except KeyError:
-            raise GoneError("an object was replaced meanwhile", name=name) from None
+            raise GoneError("an object was replaced by another compaction", name=name) from None
 
     def mirror_v3_before(self, first: int) -> int:
-        """Below which offset NDJSON without a claim is mirror-v3's, for objects from `first` on."""
+        """Return the offset below which NDJSON without a claim was written by mirror-v3.
+
+        Args:
+            first: First offset of the objects in question.
+        """
         destination, _, partition = self.folder.rpartition("/")
         if self.extension != NDJSON:
             return 0
         if read_claim(self.store, destination, int(partition), first):
-            return 0  # whose claims lie far below; no need to list them
+            return 0  # a claim exists, so logmirror wrote it; no need to list all claims
         return first_claimed(self.store, destination, int(partition))
 
 
 class GoneError(PositionError):
-    """An object is not there any more: another compact was faster. List again."""
+    """An object no longer exists: another compaction was faster. List again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """A merged object that is proven and stands alone."""
+    """A merged object that was verified and whose parts were deleted."""
 
     covered: OffsetRange
     parts: int
@@ -128,28 +133,30 @@ class Merged:
     record_count: int
 
 
-def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clock) -> Merged:
-    """Replace objects that follow each other by one.
+def merge(
+    archive: Archive, objects: Sequence[ArchiveObject], *, writer_id: str, clock: Clock
+) -> Merged:
+    """Replace consecutive objects by one.
 
     Args:
-        archive: Where they are.
-        links: Which; all that begin in one cell, at least two (see `cover.cells`).
-        writer_id: Who we are, for people.
-        clock: Dates the record.
+        archive: The partition.
+        objects: All objects that begin in one cell, at least two (see `cover.cells`).
+        writer_id: Name of this process in the compaction record.
+        clock: Source of the record's creation time.
 
     Raises:
-        GoneError: Another compact is at it; nothing of ours is left, and nothing is lost.
-        CorruptionError: An object is not what it should be; nothing is deleted.
+        GoneError: Another compaction merges the same objects; nothing was left behind or lost.
+        CorruptionError: An object is damaged; nothing is deleted.
     """
-    covered = OffsetRange(first=links[0].first, last=links[-1].last)
+    covered = OffsetRange(first=objects[0].first, last=objects[-1].last)
     store, name = archive.store, f"{archive.folder}/{format_name(covered, archive.extension)}"
-    types = common_types(archive.types(link.covered) for link in links)
+    types = common_types(archive.types(obj.covered) for obj in objects)
     mirror_v3_before = archive.mirror_v3_before(covered.first)
     staged = store.stage(f"compact-{archive.topic}-{covered.first}")
     merging = _Merging(archive, staged, types, mirror_v3_before)
     try:
-        for link in links:
-            merging.add(link.covered)
+        for obj in objects:
+            merging.add(obj.covered)
         record = merging.record(covered, writer_id, clock.now_ms())
         token = merging.finish(record, name)
     except BaseException:
@@ -166,69 +173,69 @@ def merge(archive: Archive, links: Sequence[Link], *, writer_id: str, clock: Clo
     failpoints.reach("compact.published")
     proof = _prove(archive, record)
     failpoints.reach("compact.proven")
-    for link in links:
-        _delete(archive, link)
+    for obj in objects:
+        _delete(archive, obj)
     return Merged(
         covered=covered,
-        parts=len(links),
+        parts=len(objects),
         part_bytes=merging.part_bytes,
         object_bytes=proof.size_bytes,
         record_count=record.record_count,
     )
 
 
-def finish(archive: Archive, around: Link, inside: Mapping[Link, str]) -> int:
-    """Delete what a merged object replaces and nobody has deleted; returns how many.
+def finish(archive: Archive, outer: ArchiveObject, inner: Mapping[ArchiveObject, str]) -> int:
+    """Delete the objects that a merged object replaces; returns how many.
 
     Args:
-        archive: Where they are.
-        around: The merged object.
-        inside: What lies inside it, ascending, with the digests that records give
+        archive: The partition.
+        outer: The merged object.
+        inner: The objects inside it, ascending, with the digests from the compaction records
             (`compactions.explain`).
 
     Raises:
-        GoneError: Another compact is at it.
-        CorruptionError: The merged object or a replaced one is not what it should be; neither is
-            deleted.
+        GoneError: Another compaction handles the same objects.
+        CorruptionError: The merged object or a replaced one is damaged; neither is deleted.
     """
-    record = read_compaction(archive.store, archive.folder, around.covered)
+    record = read_compaction(archive.store, archive.folder, outer.covered)
     if record is None:
-        raise GoneError("the record was removed meanwhile", name=around.name)
+        raise GoneError("the compaction record was removed meanwhile", name=outer.name)
     _prove(archive, record)
     count = 0
-    for link, digest in inside.items():
+    for obj, digest in inner.items():
         try:
-            found = archive.check(link.covered)
+            found = archive.check(obj.covered)
         except GoneError:
             continue
-        if found.digest != digest and found.digest not in _promised(archive, link.covered):
+        if found.digest != digest and found.digest not in _accepted_digests(archive, obj.covered):
             raise CorruptionError(
-                "an object inside a merged one has other content than what was merged",
+                "an object inside a merged one has other content than the part that was merged",
                 hint=_HINT,
-                name=link.name,
-                inside=around.name,
+                name=obj.name,
+                inside=outer.name,
                 expected=digest,
                 found=found.digest,
             )
-        _delete(archive, link)
+        _delete(archive, obj)
         count += 1
     return count
 
 
-def _promised(archive: Archive, covered: OffsetRange) -> frozenset[str]:
-    """What a writer may bring back that was paused for long, beside what was merged.
+def _accepted_digests(archive: Archive, covered: OffsetRange) -> frozenset[str]:
+    """Return further digests that an object published late by a zombie writer may have.
 
-    It finds its range claimed and no object, and a source that was cleaned meanwhile; what it then
-    writes, it says before. The merged object holds what the first one wrote.
+    The writer found its range claimed and no object, and a source that was cleaned meanwhile. It
+    records the digest of its content before it publishes. The merged object holds the content that
+    was published first.
     """
-    claim = read_promise(archive.store, archive.folder, covered)
+    claim = expected_content(archive.store, archive.folder, covered)
     if claim is None or claim.covered != covered:
         return frozenset()
-    return promised_digests(archive.store, archive.folder.rpartition("/")[0], claim)
+    return accepted_digests(archive.store, archive.folder.rpartition("/")[0], claim)
 
 
 class _Merging:
-    """One merged object under construction; a `Copy` of the parts while they are checked."""
+    """One merged object under construction; the `ContentSink` of its parts' checks."""
 
     def __init__(
         self, archive: Archive, staged: StagedObject, types: ColumnTypes, mirror_v3_before: int
@@ -252,12 +259,12 @@ class _Merging:
         self.part_bytes = 0
 
     def take_bytes(self, data: memoryview) -> None:
-        """See `reader.Copy.take_bytes`."""
+        """See `ContentSink.take_bytes`."""
         self._staged.write(data)
         self._bytes.update(data)
 
     def take_rows(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        """See `reader.Copy.take_rows`."""
+        """See `ContentSink.take_rows`."""
         topic = batch.column("topic")[0].as_py()
         if topic != self._archive.topic:
             raise CorruptionError(
@@ -268,8 +275,8 @@ class _Merging:
             self._encoder.append_arrow(batch)
 
     def add(self, covered: OffsetRange) -> None:
-        """Check the next part and take it over."""
-        found = self._archive.check(covered, copy=self, mirror_v3_before=self._mirror_v3_before)
+        """Check the next part and append its content."""
+        found = self._archive.check(covered, sink=self, mirror_v3_before=self._mirror_v3_before)
         if found.topic_id:
             self._topic_ids.add(found.topic_id)
         self._parts.append(Part(covered=covered, digest=found.digest or ""))
@@ -278,9 +285,9 @@ class _Merging:
         gaps = found.gaps or GapFacts()
         if gaps.unexplained_count:
             raise UsageError(
-                "objects that lack offsets and do not say why cannot be merged",
-                hint="their claims are lost, or records were taken out; `logmirror verify "
-                "--deep --against-source` asks the source",
+                "objects with unexplained offset gaps cannot be merged",
+                hint="their claims are lost, or records were removed; `logmirror verify --deep "
+                "--against-source` compares them with the source",
                 name=format_name(covered, self._archive.extension),
                 missing=gaps.unexplained_count,
             )
@@ -289,10 +296,10 @@ class _Merging:
             self._gap_counts[cause] += count
 
     def record(self, covered: OffsetRange, writer_id: str, now_ms: int) -> Compaction:
-        """What is to be said of the merged object."""
+        """Return the compaction record."""
         if len(self._topic_ids) > 1:
             raise CorruptionError(
-                "the objects come from different topics of one name",
+                "the objects come from different topics with the same name",
                 hint="records of two topics must not share a chain; keep the archive as it is",
                 topic=self._archive.topic,
                 topic_ids=", ".join(sorted(self._topic_ids)),
@@ -316,7 +323,7 @@ class _Merging:
         )
 
     def finish(self, record: Compaction, name: str) -> str:
-        """Make the object ready; returns the store's token."""
+        """Finish the staged object; returns the store's token."""
         if self._encoder:
             metadata = ObjectMetadata(
                 topic=record.topic,
@@ -332,7 +339,7 @@ class _Merging:
         return self._staged.finish(name, travels=False)
 
     def abort(self) -> None:
-        """Throw the object away. Never raises."""
+        """Discard the object. Never raises."""
         self._staged.abort()
 
 
@@ -343,7 +350,7 @@ def _write_record(archive: Archive, record: Compaction) -> None:
     except AlreadyExistsError:
         found = read_compaction(archive.store, archive.folder, record.covered)
         if found is None:
-            raise GoneError("the record was removed meanwhile", name=name) from None
+            raise GoneError("the compaction record was removed meanwhile", name=name) from None
         if found.digest != record.digest:
             raise _differs(name, record.digest, found.digest) from None
 
@@ -356,7 +363,7 @@ def _publish(archive: Archive, token: str, name: str, record: Compaction) -> Non
         try:
             found = object_digest(store, name, expected=record.digest)
         except KeyError:
-            raise GoneError("an object was replaced meanwhile", name=name) from None
+            raise GoneError("an object was replaced by another compaction", name=name) from None
         if found != record.digest:
             raise _differs(name, record.digest, found) from None
         store.discard(token)
@@ -364,7 +371,7 @@ def _publish(archive: Archive, token: str, name: str, record: Compaction) -> Non
 
 def _differs(name: str, expected: str, found: str | None) -> CorruptionError:
     return CorruptionError(
-        "the objects are not those that were merged here before",
+        "this range was merged before with other content",
         hint=_HINT,
         name=name,
         expected=expected,
@@ -373,13 +380,13 @@ def _differs(name: str, expected: str, found: str | None) -> CorruptionError:
 
 
 def _prove(archive: Archive, record: Compaction) -> ObjectReport:
-    """Read the merged object from the store, as anybody would who has nothing else."""
+    """Read the merged object back from the store and compare it with its record."""
     found = archive.check(record.covered)
     expected = record.digest, record.record_count
     if (found.digest, found.record_count) != expected:
         raise CorruptionError(
-            "the merged object is not what it was made of",
-            hint="what it was made of is still there: remove the merged object",
+            "the merged object differs from its parts",
+            hint="the parts still exist: remove the merged object",
             name=found.name,
             expected=expected,
             found=(found.digest, found.record_count),
@@ -387,6 +394,6 @@ def _prove(archive: Archive, record: Compaction) -> ObjectReport:
     return found
 
 
-def _delete(archive: Archive, link: Link) -> None:
-    archive.store.delete(f"{archive.folder}/{link.name}")
+def _delete(archive: Archive, obj: ArchiveObject) -> None:
+    archive.store.delete(f"{archive.folder}/{obj.name}")
     failpoints.reach("compact.deleted")

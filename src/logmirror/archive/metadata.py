@@ -1,7 +1,7 @@
-"""What a Parquet object says of itself in its footer: who it is, what it covers, what it lacks.
+"""Metadata in the footer of a Parquet object: source, range, counts, offset gaps, digests.
 
-Key-value metadata, keys `logmirror.*`, values text; described in `docs/formats/parquet.md`. A file
-without these keys was written by another program and is read for what it is.
+Key-value pairs with keys `logmirror.*` and text values, described in `docs/formats/parquet.md`. A
+file without these keys was written by another program; only its rows are read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from logmirror.archive.json_codec import count_map, gap_list
 from logmirror.errors import CorruptionError, UsageError
 from logmirror.model import Gap, GapCause, OffsetRange
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VERSION: Final = 1
-"""Of the keys and of the columns. A reader refuses a higher one."""
+"""Version of the keys and of the columns. A reader rejects a higher one."""
 
 PREFIX: Final = "logmirror."
 
@@ -25,7 +26,7 @@ DIGEST_KEY: Final = f"{PREFIX}digest"
 """Holds the content digest of the records."""
 
 FILE_CHECK_KEY: Final = f"{PREFIX}file-check"
-"""Holds the checksum of the whole file, in which `NO_FILE_CHECK` stands in place of itself."""
+"""Holds the checksum of the whole file, computed with `NO_FILE_CHECK` as its own value."""
 
 NO_FILE_CHECK: Final = f"xxh3:{'0' * 32}"
 
@@ -35,32 +36,30 @@ _COMPACTION_KEY: Final = f"{PREFIX}compaction"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectMetadata:
-    """An object's own account of itself."""
+    """The metadata of an object."""
 
     topic: str
     topic_id: str
-    """32 hexadecimal digits; empty where the source has no topic ids."""
+    """32 hexadecimal digits; empty if the source has no topic IDs."""
 
     partition: int
     covered: OffsetRange
     record_count: int
     digest: str
-    """Of the records: `xxh3:` and 32 hexadecimal digits."""
+    """Content digest: `xxh3:` and 32 hexadecimal digits."""
 
     gaps: tuple[Gap, ...] = ()
-    """Runs of offsets without records, ascending; where there are very many, the first of them."""
+    """Runs of offsets without records, ascending; the first ones if there are very many."""
 
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
-    """How many offsets carry no record, by cause; complete, also where `gaps` is not."""
+    """How many offsets have no record, by cause; complete even if `gaps` is not."""
 
     is_snapshot: bool = False
-    """One row for each key, sorted by key: what `compaction: log` writes. Offsets may then lie
-    below the range, and records and holes need not add up to it."""
+    """One row for each key, sorted by key, as written with `compaction: log`. Offsets may then be
+    below the range, and records and gaps need not add up to it."""
 
     def to_key_values(self) -> dict[str, str]:
-        """Return the metadata as Parquet holds it."""
-        gaps = [[gap.first, gap.last, gap.cause.value] for gap in self.gaps]
-        counts = {cause.value: count for cause, count in self.gap_counts.items() if count}
+        """Return the key-value pairs of the Parquet footer."""
         return {
             _VERSION_KEY: str(VERSION),
             f"{PREFIX}topic": self.topic,
@@ -70,19 +69,19 @@ class ObjectMetadata:
             f"{PREFIX}to": str(self.covered.last),
             f"{PREFIX}record-count": str(self.record_count),
             DIGEST_KEY: self.digest,
-            f"{PREFIX}holes": json.dumps(gaps, separators=(",", ":")),
-            f"{PREFIX}hole-counts": json.dumps(counts, separators=(",", ":")),
+            f"{PREFIX}holes": _json(gap_list(self.gaps)),
+            f"{PREFIX}hole-counts": _json(count_map(self.gap_counts)),
         } | ({_COMPACTION_KEY: "log"} if self.is_snapshot else {})
 
     @classmethod
     def from_key_values(
         cls, pairs: Mapping[bytes, bytes] | None, *, name: str
     ) -> ObjectMetadata | None:
-        """Read the metadata of the object called `name`; None if another program wrote it.
+        """Read the metadata of the object `name`; None if another program wrote the object.
 
         Raises:
-            CorruptionError: The keys contradict their format or each other.
-            UsageError: A newer version of the program wrote the object.
+            CorruptionError: The keys violate the format or contradict each other.
+            UsageError: A newer version of logmirror wrote the object.
         """
         version = (pairs or {}).get(_VERSION_KEY.encode())
         if pairs is None or version is None:
@@ -107,7 +106,7 @@ class ObjectMetadata:
             return metadata
         if metadata.record_count + missing != metadata.covered.offset_count:
             raise CorruptionError(
-                "records and holes do not add up to the offsets covered",
+                "records and offset gaps do not add up to the offsets covered",
                 name=name,
                 expected=metadata.covered.offset_count,
                 records=metadata.record_count,
@@ -136,3 +135,7 @@ class ObjectMetadata:
             gap_counts={GapCause(cause): int(count) for cause, count in counts.items()},
             is_snapshot=texts.get(_COMPACTION_KEY) == "log",
         )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

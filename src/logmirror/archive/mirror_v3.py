@@ -1,11 +1,11 @@
-"""Parquet objects of mirror-v3: which files they are, and their rows as ours.
+"""Parquet objects of mirror-v3: how they are recognised, and the conversion of their rows.
 
-What its columns mean stands in `docs/formats/mirror-v3.md`. Two layouts are known: keys and values
-as bytes, and as text, where an extension name tells base64 from text that is meant. Nothing else in
-the product knows of them: rows leave here as record batches of `wire.columns.SCHEMA`.
+`docs/formats/mirror-v3.md` describes the columns. There are two layouts: keys and values as bytes,
+and as text, where an extension name distinguishes base64 from plain text. No other module handles
+these layouts: the rows are converted to record batches of `wire.columns.SCHEMA`.
 
-Strict, because readers judge: a timestamp type that nobody knows or base64 that no encoder writes
-is damage. All work is on whole columns.
+Strict, because readers detect damage: an unknown timestamp type, or base64 that no encoder writes,
+is an error. All work is on whole columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from logmirror.wire.base64_column import decode_column
 from logmirror.wire.columns import HEADERS_TYPE, SCHEMA, TIMESTAMP_TYPE
 
 Converter = Callable[[Any], Any]
-"""From a record batch as it stands in the file to one of `SCHEMA`, which may share its memory.
+"""Converts a record batch of the file to one of `SCHEMA`, which may share its memory.
 
 Raises CorruptionError (facts: `column`, `offset`) for rows that mirror-v3 cannot have written.
 """
@@ -44,12 +44,12 @@ _TEXTS: Final = frozenset(("", "arrow.json"))
 
 _NO_TIMESTAMP: Final = 2
 _TIMESTAMP_TYPES: Final = ("create_time", "log_append_time", "not_available")
-"""Their index is our `TimestampType`, but for the last: our rows have -1 ms and create time then,
-as a record without timestamp has them in Kafka's batches."""
+"""The index is the value of `TimestampType`, except for the last one. Such a row gets -1 ms and
+create time, the values of a record without a timestamp in Kafka's batches."""
 
 
 def converter(schema: Any) -> Converter | None:  # noqa: ANN401  # pyarrow has no types
-    """Return what reads the rows of a file with this schema; None: mirror-v3 did not write it."""
+    """Return the converter for a file with this schema; None: mirror-v3 did not write the file."""
     if tuple(schema.names) != _COLUMNS or not _is_headers(_storage(schema.field("headers").type)):
         return None
     if any(_storage(schema.field(name).type) != kind for name, kind in _PLAIN.items()):
@@ -65,7 +65,7 @@ def converter(schema: Any) -> Converter | None:  # noqa: ANN401  # pyarrow has n
 
 
 def types(schema: Any) -> ColumnTypes:  # noqa: ANN401  # pyarrow has no types
-    """What the keys and values of a file of mirror-v3 are, once they are read."""
+    """Return the types of keys and values of a file of mirror-v3, after conversion."""
     key, value = (_payload_reader(schema.field(name)) for name in ("key", "value"))
     return ColumnTypes(
         key="utf8" if key == "text" else "bytes", value="utf8" if value == "text" else "bytes"
@@ -86,7 +86,7 @@ def _is_headers(kind: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
 
 
 def _payload_reader(field: Any) -> str | None:  # noqa: ANN401  # pyarrow has no types
-    """How a column of keys or values is read: `bytes`, `text` or `base64`; None: not at all."""
+    """Return the encoding of a key or value column: `bytes`, `text`, `base64`; None: unknown."""
     kind = _storage(field.type)
     if kind in {pa.binary(), pa.large_binary()}:
         return "bytes"
@@ -110,14 +110,14 @@ class _Rows:
             found = batch.column(column)
             self._columns[column] = found.storage if isinstance(found, pa.ExtensionArray) else found
             if column not in _NULL_ALLOWED and found.null_count:
-                raise CorruptionError("null where a value must be", column=column)
+                raise CorruptionError("null in a column without nulls", column=column)
         try:
             self._offsets = self._columns["offset"].cast(pa.int64())
         except pa.ArrowInvalid as error:
-            raise CorruptionError("an offset is larger than Kafka has", column="offset") from error
+            raise CorruptionError("an offset exceeds 2^63 - 1", column="offset") from error
 
     def convert(self, payloads: dict[str, str | None]) -> Any:  # noqa: ANN401  # pyarrow has no types
-        """The rows as a record batch of `SCHEMA`."""
+        """Return the rows as a record batch of `SCHEMA`."""
         stamps = self._columns["timestamp_ms"]
         return pa.RecordBatch.from_arrays(
             [
@@ -139,12 +139,12 @@ class _Rows:
 
     def _timestamp_types(self, stamps: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
         found = pc.index_in(self._columns["timestamp_type"], value_set=pa.array(_TIMESTAMP_TYPES))
-        self._fail_where(found.is_null(), "timestamp_type", "a timestamp type that nobody knows")
+        self._fail_where(found.is_null(), "timestamp_type", "an unknown timestamp type")
         is_none = pc.equal(found, _NO_TIMESTAMP)
         self._fail_where(
             pc.and_(is_none, stamps.is_valid()),
             "timestamp_type",
-            "a timestamp whose type says that there is none",
+            "a timestamp with the type not_available",
         )
         create_time = pa.scalar(TimestampType.CREATE_TIME.value, pa.int32())
         return pc.if_else(is_none, create_time, found)
@@ -154,7 +154,7 @@ class _Rows:
         pairs = lists.flatten()
         keys, values = pairs.field(0), pairs.field(1)
         if pairs.null_count or keys.null_count:
-            raise CorruptionError("null where a value must be", column="headers")
+            raise CorruptionError("null in a column without nulls", column="headers")
         counts = pc.list_value_length(lists).to_numpy()
         edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         fields = list(HEADERS_TYPE.value_type)

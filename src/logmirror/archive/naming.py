@@ -3,10 +3,10 @@
     orders/0/00000000000000000100-00000000000000000199.parquet
     |folder  |first, 20 digits    |last, 20 digits     |extension
 
-Twenty digits hold every offset, and a fixed width makes the order of names the order of offsets,
-so a sorted listing needs no parsing to be read. `first` is the `last` of the object before plus
-one, so a hole belongs to the object after it and the names alone tell the position, a gap, an
-overlap. A name that does not reproduce itself through parsing and formatting is not ours.
+Twenty digits hold every offset, and the fixed width makes the order of names the order of offsets.
+`first` is the previous object's `last` plus one, so an offset gap of the source is covered by the
+object after it, and the names alone show the position, a missing range and an overlap. A name that
+differs from its own parsed and formatted form is not an object name.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from logmirror.errors import CorruptionError
 from logmirror.model import OFFSET_MAX, OffsetRange
 
 NATIVE: Final = "batches"
-"""Extension of record batches as the source served them."""
+"""Extension of native objects: record batches as the source served them."""
 
 PARQUET: Final = "parquet"
 """Extension of Parquet files with the columns of Spark's Kafka source."""
 
 NDJSON: Final = "ndjson"
-"""Extension of one JSON object per record and line."""
+"""Extension of NDJSON objects: one JSON object per record and line."""
 
 _NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.([a-z0-9]+(?:\.[a-z0-9]+)*)")
 
@@ -34,17 +35,17 @@ def partition_folder(destination: str, partition: int) -> str:
 
 
 def format_name(covered: OffsetRange, extension: str) -> str:
-    """Return the object name for records that cover `covered`.
+    """Return the name of the object that covers a range.
 
     Args:
-        covered: The source offsets accounted for, both ends included.
+        covered: The source offsets covered, both ends inclusive.
         extension: The format without a leading dot, for example `parquet`.
     """
     return f"{covered.first:020d}-{covered.last:020d}.{extension}"
 
 
 def split_name(name: str) -> tuple[int, int, str] | None:
-    """Return first offset, last offset and extension, or None if the name is not ours."""
+    """Return first offset, last offset and extension, or None if it is not an object name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -55,8 +56,25 @@ def split_name(name: str) -> tuple[int, int, str] | None:
 
 
 def parse_name(name: str) -> tuple[OffsetRange, str] | None:
-    """Return the covered offsets and the extension, or None if the name is not ours."""
+    """Return the covered offsets and the extension, or None if it is not an object name."""
     parts = split_name(name)
     if parts is None:
         return None
     return OffsetRange(first=parts[0], last=parts[1]), parts[2]
+
+
+def parse_object_name(name: str) -> tuple[OffsetRange, str]:
+    """Return the covered offsets and the extension of an object of a known format.
+
+    Raises:
+        CorruptionError: It is not the name of such an object.
+    """
+    parsed = parse_name(name)
+    if parsed is None or parsed[1] not in {NATIVE, PARQUET, NDJSON}:
+        raise CorruptionError("not the name of an object", name=name)
+    return parsed
+
+
+def partition_of(folder: str) -> int:
+    """Return the partition of a folder: `<destination>/<partition>`."""
+    return int(folder.rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""Read native objects: runs of whole batches, what they show, and the records in them."""
+"""Read native objects: runs of whole batches, their offset gaps, and their records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ _READ_BYTES: Final = 4 << 20
 
 
 def seen_gaps(batches: Batches, first: int, *, aborted: bool = False) -> Causes:
-    """The holes that batches show from offset `first` on: markers, aborted ones if asked."""
+    """Return the gaps that batches show from offset `first` on.
+
+    Args:
+        batches: Scanned batches.
+        first: Offsets below it are ignored.
+        aborted: Include aborted batches, not only transaction markers.
+    """
     kinds = {GapCause.CONTROL: KIND_CONTROL}
     if aborted:
         kinds[GapCause.ABORTED] = KIND_ABORTED
@@ -49,7 +55,7 @@ def native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Batc
             return
         try:
             batches = scanner.scan(buffer, filled + got)
-        except UsageError as error:  # what is advice for a source is damage in an object
+        except UsageError as error:  # for a source a usage error, in an object damage
             raise CorruptionError(
                 "not record batches of format 2", name=name, found=error.facts.get("magic")
             ) from error
@@ -73,7 +79,7 @@ def native_batches(file: BinaryIO, name: str) -> Iterator[tuple[memoryview, Batc
 
 
 def _fill(file: BinaryIO, buffer: memoryview, filled: int) -> int:
-    """Read until the buffer is full or the file ends; returns how many bytes came."""
+    """Read until the buffer is full or the file ends; returns the number of bytes read."""
     began = filled
     while filled < len(buffer):
         got = file.readinto(buffer[filled:])  # type: ignore[attr-defined]  # typeshed lacks it
@@ -94,7 +100,7 @@ def native_rows(
 
 
 class _Tee(io.RawIOBase):
-    """A file whose bytes also go elsewhere as they are read."""
+    """A file whose bytes are also passed to a function as they are read."""
 
     def __init__(self, file: BinaryIO, take: Callable[[memoryview], None]) -> None:
         self._file, self._take = file, take
@@ -110,5 +116,8 @@ class _Tee(io.RawIOBase):
 
 
 def tee(file: BinaryIO, take: Callable[[memoryview], None]) -> BinaryIO:
-    """A file to be read instead of `file`; `take` gets all bytes, in order, valid in the call."""
+    """Return a file to read instead of `file`; `take` receives all bytes, in order.
+
+    The bytes are valid during the call only.
+    """
     return io.BufferedReader(_Tee(file, take), _READ_BYTES)

@@ -1,9 +1,9 @@
 """Read NDJSON objects: lines back to rows.
 
-Strict, because it judges: a line must be one that the encoder could have written, but for the order
-of its fields and for spaces. For people's own reading any JSON library does.
+Strict, because it detects damage: a line must be one that the encoder could have written, except
+for the order of its fields and for spaces. Any JSON library can read the lines.
 
-A line does not say whether keys and values are base64 or text; the destination's `encoding` does.
+A line does not show whether keys and values are base64 or text; the destination's `encoding` does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LINE_BYTES_MAX: Final = 512 << 20
-"""A longer line is refused. The largest batch that is decoded, 256 MiB, makes 342 MiB of base64."""
+"""A longer line is rejected. The largest batch that is decoded, 256 MiB, is 342 MiB of base64."""
 
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 16_384
 _NO_TIMESTAMP: Final = "not_available"
-"""What mirror-v3 writes where there is no timestamp; we write `create_time`, as Kafka has it."""
+"""mirror-v3 writes it for records without a timestamp; logmirror writes `create_time`, as Kafka."""
 
 _TYPES: Final = {"create_time": 0, "log_append_time": 1, _NO_TIMESTAMP: 0}
 _FIELDS: Final = frozenset(
@@ -40,8 +40,8 @@ def read_ndjson(file: BinaryIO, *, name: str, utf8: bool = False) -> Iterator[An
     """Yield the rows of an object as Arrow record batches of `wire.columns.SCHEMA`.
 
     Args:
-        file: The object, read from where it stands to its end.
-        name: For errors.
+        file: The object, read from its current position to its end.
+        name: The object's name, for errors.
         utf8: Keys and values are text, not base64.
 
     Raises:
@@ -78,7 +78,7 @@ def _row(line: bytes, text: Callable[[object], bytes | None]) -> tuple[Any, ...]
     if not isinstance(fields, dict) or not fields.keys() <= _FIELDS:
         raise ValueError("not the fields of a record")
     if fields["timestamp_type"] == _NO_TIMESTAMP and "timestamp_ms" in fields:
-        raise ValueError("a timestamp whose type says that there is none")
+        raise ValueError("a timestamp with the type not_available")
     return (
         text(fields.get("key")),
         text(fields.get("value")),
@@ -102,10 +102,10 @@ def _base64(value: object) -> bytes | None:
         return None
     text = _string(value)
     found = binascii.a2b_base64(text, strict_mode=True)
-    # The last character before padding has bits that mean nothing; an encoder leaves them 0.
+    # The last character before padding has unused bits; an encoder sets them to 0.
     rest = found[len(found) // 3 * 3 :]
     if rest and binascii.b2a_base64(rest, newline=False) != text[-4:].encode():
-        raise ValueError("base64 with bits behind the end")
+        raise ValueError("base64 with unused bits that are not 0")
     return found
 
 
@@ -115,9 +115,9 @@ def _utf8(value: object) -> bytes | None:
 
 def _string(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("not a text")
+        raise TypeError("not a string")
     if not value.isascii():
-        value.encode()  # JSON can spell half a surrogate, which is no text
+        value.encode()  # JSON can encode a lone surrogate, which is not text
     return value
 
 

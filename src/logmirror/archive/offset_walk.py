@@ -1,4 +1,4 @@
-"""Offsets of an object, as they are read: they ascend, and stay within the range of its name."""
+"""The offsets of an object as they are read: ascending, and within the range of its name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def check_offsets(offsets: Any, previous: int, covered: OffsetRange, name: str) 
     """Check that the next offsets of an object ascend within its range.
 
     Args:
-        offsets: Of the next records.
-        previous: The last offset before them; below 0: none.
-        covered: What the object's name says.
-        name: For errors.
+        offsets: The offsets of the next records.
+        previous: The last offset before them; negative: none.
+        covered: The range in the object's name.
+        name: The object's name, for errors.
 
     Returns:
-        The last offset now.
+        The last of the offsets.
 
     Raises:
         CorruptionError: They do not. Facts: `name`, and the offsets in question.
@@ -52,7 +52,7 @@ def check_offsets(offsets: Any, previous: int, covered: OffsetRange, name: str) 
 
 
 class OffsetWalk:
-    """Follows the offsets of an object from row to row, or batch to batch."""
+    """Checks the offsets of an object and collects its gaps, chunk by chunk."""
 
     def __init__(self, name: str, covered: OffsetRange) -> None:
         self._name = name
@@ -63,11 +63,11 @@ class OffsetWalk:
 
     @property
     def last(self) -> int:
-        """Offset of the last record; -1: none."""
+        """The offset of the last record; -1: none."""
         return self._previous
 
     def step(self, offsets: Any, known: Causes) -> None:  # noqa: ANN401  # an int64 array
-        """Check the offsets of the next records; `known` are holes that may lie beside them."""
+        """Check the offsets of the next records; `known` are gaps that may lie between them."""
         if not len(offsets):
             return
         self._previous = check_offsets(offsets, self._previous, self._covered, self._name)

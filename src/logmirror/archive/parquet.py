@@ -1,8 +1,8 @@
-"""Read Parquet objects: rows back, and everything that may be wrong with such a file.
+"""Read Parquet objects and detect damage in them.
 
-Strict, because it judges: columns and types must be exactly those of a known layout, ours or
-mirror-v3's, values must be there, texts must be texts, and the statistics that readers skip row
-groups by must be true.
+Strict: columns and types must be exactly those of a known layout, logmirror's or mirror-v3's;
+required values must not be null; text must be valid UTF-8; and the statistics by which readers skip
+row groups must be correct.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _ROWS: Final = 16_384
 _MIRROR_V3_BYTES: Final = 32 << 20
-"""About as much is read at once of a file of mirror-v3, whose row group is the whole file."""
+"""Approximate read size for files of mirror-v3, whose only row group is the whole file."""
 _IN_MEMORY_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 1 << 20
 _TAIL: Final = struct.Struct("<I4s")
 _CHECK_BYTES: Final = len(FILE_CHECK_KEY) + 2 + len(NO_FILE_CHECK)
-"""Key, two bytes of Thrift (type and length of the value), value."""
+"""The key, two bytes of Thrift (type and length of the value), the value."""
 
 _NEVER_NULL: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
@@ -53,7 +53,7 @@ def open_parquet(file: BinaryIO, name: str) -> Any:  # noqa: ANN401  # pyarrow h
 
 
 def column_types(parquet: Any, name: str) -> ColumnTypes:  # noqa: ANN401  # pyarrow has no types
-    """What an open object's keys and values are, as far as its columns tell."""
+    """Return the types of the key and value columns of an open object."""
     return _layout(parquet, name).types
 
 
@@ -72,22 +72,22 @@ def _layout(parquet: Any, name: str) -> Layout:  # noqa: ANN401  # pyarrow has n
 
 
 def is_mirror_v3(parquet: Any) -> bool:  # noqa: ANN401  # pyarrow has no types
-    """Whether mirror-v3 wrote this ParquetFile."""
+    """Return whether mirror-v3 wrote this ParquetFile."""
     layout = layout_of(parquet.schema_arrow)
     return layout is not None and layout.is_mirror_v3
 
 
 def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
-    """Compare a file with the checksum in its footer, if one is there.
+    """Compare a file with the checksum in its footer, if it has one.
 
-    It is looked up in the bytes, without a parser: readers of Parquet trust their input.
+    The checksum is found in the raw bytes, without a parser: Parquet readers trust their input.
 
     Returns:
-        What is to be read: the file, or its content in memory where it is small, so that a bucket
-        is asked for it once.
+        The file to read: the same file, or the content of a small file in memory, so that it is
+        fetched from a bucket only once.
 
     Raises:
-        CorruptionError: The file is not as it was written.
+        CorruptionError: The file was changed after it was written.
     """
     if size_bytes <= _IN_MEMORY_BYTES:
         file = io.BytesIO(file.read())
@@ -98,7 +98,7 @@ def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
     file.seek(begin)
     footer = file.read()
     at = footer.rfind(FILE_CHECK_KEY.encode())
-    told = footer[at:][:_CHECK_BYTES].removeprefix(FILE_CHECK_KEY.encode())[2:]
+    stated = footer[at:][:_CHECK_BYTES].removeprefix(FILE_CHECK_KEY.encode())[2:]
     if at >= 0:
         checksum, left = xxhash.xxh3_128(), begin
         file.seek(0)
@@ -107,14 +107,14 @@ def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
             checksum.update(piece)
             left -= len(piece)
         at += len(FILE_CHECK_KEY) + 2
-        checksum.update(footer[:at] + NO_FILE_CHECK.encode() + footer[at + len(told) :])
+        checksum.update(footer[:at] + NO_FILE_CHECK.encode() + footer[at + len(stated) :])
         found = f"xxh3:{checksum.hexdigest()}"
-        if found.encode() != told:
+        if found.encode() != stated:
             raise CorruptionError(
                 "the file does not match its own checksum",
-                hint="bytes of it were changed after it was written",
+                hint="the file was changed after it was written",
                 name=name,
-                expected=told.decode(errors="replace"),
+                expected=stated.decode(errors="replace"),
                 found=found,
             )
     file.seek(0)
@@ -125,7 +125,7 @@ def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # p
     """Yield the rows as Arrow record batches of `wire.columns.SCHEMA`, none of them empty.
 
     Raises:
-        CorruptionError: A page cannot be read, a value that must be there is null, or a row group's
+        CorruptionError: A page cannot be read, a required value is null, or a row group's
             statistics contradict its rows.
     """
     layout = _layout(parquet, name)
@@ -152,9 +152,9 @@ def _group_rows(
     rows = _ROWS
     with _translated(name):
         if layout.is_mirror_v3:
-            told = parquet.metadata.row_group(group)
+            size = parquet.metadata.row_group(group)
             rows = max(
-                min(rows, told.num_rows * _MIRROR_V3_BYTES // max(told.total_byte_size, 1)), 1
+                min(rows, size.num_rows * _MIRROR_V3_BYTES // max(size.total_byte_size, 1)), 1
             )
         batches = parquet.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
     while True:
@@ -162,14 +162,14 @@ def _group_rows(
             batch = next(batches, None)
             if batch is None:
                 return
-            batch.validate(full=True)  # finds texts that are not UTF-8
+            batch.validate(full=True)  # finds text that is not UTF-8
         try:
             batch = layout.to_rows(batch)
         except CorruptionError as error:
             raise error.add_facts(name=name) from None
         for column in _NEVER_NULL:
             if batch.column(column).null_count:
-                raise CorruptionError("null where a value must be", name=name, column=column)
+                raise CorruptionError("null in a column without nulls", name=name, column=column)
         if len(batch):
             yield batch
 
@@ -188,14 +188,14 @@ def _check_statistics(
             statistics = column.statistics
             if found is None or statistics is None or not statistics.has_min_max:
                 continue
-            told = (statistics.min_raw, statistics.max_raw)
-            if told != found:
+            stated = (statistics.min_raw, statistics.max_raw)
+            if stated != found:
                 raise CorruptionError(
                     "statistics in the footer contradict the rows",
                     name=name,
                     column=column.path_in_schema,
                     expected=found,
-                    found=told,
+                    found=stated,
                 )
 
 
@@ -205,7 +205,7 @@ def _translated(name: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:  # a name in the footer: ValueError
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's word, not the file's
+            raise  # an error of the disk, not of the file
         raise CorruptionError(
             "not a whole Parquet file", name=name, reason=str(error)[:200]
         ) from error

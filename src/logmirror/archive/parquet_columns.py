@@ -1,10 +1,10 @@
-"""The columns that a Parquet object may have, and how they become those of `wire.columns.SCHEMA`.
+"""The column layouts of Parquet objects, and their conversion to `wire.columns.SCHEMA`.
 
-A file's columns must be exactly those of a layout that is known here. A reader sees the same rows
-whatever the layout: keys and values as bytes, so digests and comparisons do not depend on it, and
-the objects of a chain may differ in theirs.
+A file's columns must be exactly those of a known layout. Readers see the same rows for every
+layout, with keys and values as bytes. So digests and comparisons do not depend on the layout, and
+the objects of a chain may have different layouts.
 
-What another program wrote in other columns is one more entry in `_LAYOUTS`, as mirror-v3's are.
+To support the columns of another program, add an entry to `_LAYOUTS`, as for mirror-v3.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
     from logmirror.model import ColumnType
 
 _TYPED: Final = 2
-"""Key and value come first; the columns behind them are always the same."""
+"""The number of typed columns: key and value, the first two. The others never differ."""
 
 _JSON: Final = "arrow.json"
 _EXTENSION_NAME: Final = "ARROW:extension:name"
 _JSON_METADATA: Final = {_EXTENSION_NAME: _JSON, "ARROW:extension:metadata": ""}
-"""How Arrow marks text that is JSON; to whoever does not know it, the column is plain text."""
+"""Arrow's mark for JSON text. Readers that do not support it see plain text."""
 
 
 class Layout(NamedTuple):
-    """How the rows of an object are written."""
+    """The layout of an object's columns."""
 
     types: ColumnTypes
-    """Of its keys and values, as far as the file tells: JSON is `json`."""
+    """Types of keys and values, as far as the columns show them: all JSON is `json`."""
 
     to_rows: Callable[[Any], Any]
-    """Makes a record batch of `wire.columns.SCHEMA` of one as it was read, which holds what its
-    schema says (texts are UTF-8). Nulls may stand where none may be: the caller looks. Raises
-    CorruptionError for rows that the program that wrote the file cannot have written."""
+    """Converts a record batch of the file, which is valid for its schema (text is UTF-8), to one of
+    `wire.columns.SCHEMA`. The result may have nulls in columns without nulls: the caller checks.
+    Raises CorruptionError for rows that the program of this layout cannot have written."""
 
     is_mirror_v3: bool = False
-    """Whether mirror-v3 wrote it."""
+    """The layout is mirror-v3's."""
 
 
 def layout_of(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
-    """The layout of a file with this Arrow schema; None: it is not an object of ours."""
+    """Return the layout of a file with this Arrow schema; None: unknown columns."""
     found = (recognise(schema) for recognise in _LAYOUTS)
     return next((layout for layout in found if layout is not None), None)
 
 
 def schema_for(types: ColumnTypes) -> Any:  # noqa: ANN401  # pyarrow has no types
-    """The Arrow schema in which an object with such keys and values is written."""
+    """Return the Arrow schema of new objects with keys and values of these types."""
     typed = [_field("key", types.key), _field("value", types.value)]
     return pa.schema([*typed, *list(SCHEMA)[_TYPED:]])
 
 
 def as_written(batches: list[Any], schema: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
-    """Rows of `wire.columns.SCHEMA` as a table of `schema_for`; nothing is copied or checked."""
+    """Return rows of `wire.columns.SCHEMA` as a table of `schema_for`; no copy, no check."""
     table = pa.Table.from_batches(batches, SCHEMA)
     columns = [
         pa.chunked_array([chunk.view(field.type) for chunk in column.chunks], field.type)
@@ -69,7 +69,7 @@ def as_written(batches: list[Any], schema: Any) -> Any:  # noqa: ANN401  # pyarr
 
 
 def common_types(layouts: Iterable[ColumnTypes]) -> ColumnTypes:
-    """The narrowest types that hold what all of these hold."""
+    """Return the narrowest types that can hold the values of all of these."""
     found = list(layouts)
     return ColumnTypes(
         key=_common({types.key for types in found}), value=_common({types.value for types in found})
@@ -92,7 +92,7 @@ def _field(name: str, kind: ColumnType) -> Any:  # noqa: ANN401  # pyarrow has n
 
 
 def _spark_columns(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has no types
-    """Those of Spark's Kafka source, in which we write; key and value as bytes or as text."""
+    """The layout of new objects, Spark's Kafka source; key and value as bytes or as text."""
     if schema.names != SCHEMA.names:
         return None
     key, value = (_type_of(schema.field(index)) for index in range(_TYPED))
@@ -106,7 +106,7 @@ def _spark_columns(schema: Any) -> Layout | None:  # noqa: ANN401  # pyarrow has
 def _type_of(field: Any) -> ColumnType | None:  # noqa: ANN401  # pyarrow has no types
     kind, metadata = field.type, field.metadata or {}
     extension = metadata.get(_EXTENSION_NAME.encode(), b"").decode(errors="replace")
-    if isinstance(kind, pa.BaseExtensionType):  # where this pyarrow knows the mark
+    if isinstance(kind, pa.BaseExtensionType):  # if this pyarrow supports the mark
         kind, extension = kind.storage_type, kind.extension_name
     if not field.nullable or extension not in {"", _JSON}:
         return None

@@ -1,15 +1,16 @@
-"""The latest record of each key, in bounded memory: what a snapshot of a compacted topic holds.
+"""The latest record of each key, in bounded memory: the rows of a snapshot of a compacted topic.
 
-Records arrive in the order of the log, in any number. They are collected in runs of a fixed size,
-each sorted by key and reduced to the latest record of each key, and kept in unlinked temporary
-files. In the end the runs and the rows of the snapshot before are merged as streams:
+Records are added in the order of the log, in any number. They are collected in runs of a fixed
+size; each run is sorted by key, reduced to the latest record of each key, and written to an
+unlinked temporary file. Finally the runs and the rows of the previous snapshot are merged as
+streams:
 
 1. Every stream is sorted by key, with each key once. Keys are compared as bytes, unsigned.
-2. Of several records of a key the one with the highest offset stays.
-3. A tombstone (a null value) stands in a run, because it removes the key from the snapshot before;
-   it does not stand in a snapshot.
+2. Of several records of a key, the one with the highest offset is kept.
+3. A tombstone (a null value) is kept in a run, because it removes the key from the previous
+   snapshot. It is not written to a snapshot.
 
-All work is on Arrow arrays: a Python step costs a chunk of rows, never a row.
+All work is on Arrow arrays, in chunks of rows; there is no Python step per row.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN_BYTES: Final = 64 << 20
-"""Records are collected up to this size before they are sorted and put aside."""
+"""Records are collected up to this size before they are sorted and written to a file."""
 
 RUNS_MAX: Final = 32
-"""Runs that are merged at once. As many are first merged into one, which costs one more pass over
-their records and keeps the merge's memory to a chunk for each of them."""
+"""Maximum number of runs. When it is reached, the runs are merged into one. This costs one more
+pass over their records and limits the memory of a merge to a chunk for each run."""
 
 CHUNK_BYTES: Final = 1 << 20
 """A run is read back in chunks of about this size."""
@@ -42,11 +43,11 @@ _SPILL: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class LatestByKey:
-    """Takes records in, gives the latest of each key out. Use as a context manager.
+    """Collects records and returns the latest of each key. Use as a context manager.
 
     Args:
-        folder: Where runs are put aside; None for the machine's temporary folder.
-        run_bytes: How much is collected in memory.
+        folder: Folder of the temporary files; None: the machine's temporary folder.
+        run_bytes: Size of the records collected in memory.
     """
 
     def __init__(self, folder: Path | None = None, *, run_bytes: int = RUN_BYTES) -> None:
@@ -65,18 +66,18 @@ class LatestByKey:
         self._runs = []
 
     def add(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
-        """Take records in, as a record batch of `wire.columns.SCHEMA`; its memory may be reused.
+        """Add a record batch of `wire.columns.SCHEMA`; its memory may be reused.
 
         Raises:
             UsageError: A record has no key. Facts: `offset`.
-            OSError: No space for what is put aside.
+            OSError: There is no space for the temporary files.
         """
         keys = batch.column("key")
         if keys.null_count:
             row = pc.index(keys.is_null(), True).as_py()
             raise UsageError(
                 "a record without a key cannot be in a snapshot of keys",
-                hint="`compaction: log` is for topics whose records all have keys; without it "
+                hint="`compaction: log` is for topics whose records all have keys; without it, "
                 "the mirror keeps every record",
                 offset=batch.column("offset")[row].as_py(),
             )
@@ -95,8 +96,8 @@ class LatestByKey:
         """Yield the rows of the new snapshot as record batches, sorted by key. Call once.
 
         Args:
-            before: The rows of the snapshot that this one continues, sorted by key.
-            tombstones: Yield them too.
+            before: The rows of the previous snapshot, sorted by key.
+            tombstones: Yield tombstones too.
         """
         streams = [before, *(_read(run) for run in self._runs)]
         if self._waiting:
@@ -124,7 +125,7 @@ class LatestByKey:
 
 
 def latest(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
-    """The record with the highest offset of each key, sorted by key."""
+    """Return the record with the highest offset of each key, sorted by key."""
     order = pc.sort_indices(
         batch.select(["key", "offset"]), [("key", "ascending"), ("offset", "ascending")]
     )
@@ -137,10 +138,10 @@ def latest(batch: Any) -> Any:  # noqa: ANN401  # pyarrow has no types
 
 
 def merge(streams: Iterable[Iterator[Any]]) -> Iterator[Any]:
-    """Merge streams of batches, each sorted by key without repetition, into one like them."""
+    """Merge streams of batches, each sorted by key without duplicates, into one such stream."""
     heads = [head for head in map(_Head, streams) if head.fill()]
     while len(heads) > 1:
-        # Whatever lies at or below the lowest of the last keys is in these chunks, and whole.
+        # All rows with keys up to the lowest of the last keys are in these chunks.
         bound = min(head.last_key for head in heads)
         parts = [part for head in heads if len(part := head.take(bound))]
         yield latest(pa.concat_batches(parts)) if len(parts) > 1 else parts[0]
@@ -150,10 +151,11 @@ def merge(streams: Iterable[Iterator[Any]]) -> Iterator[Any]:
 
 
 def align(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-    """Cut two streams, each sorted by key without repetition, into pairs of the same keys' range.
+    """Split two streams, each sorted by key without duplicates, into pairs of the same key range.
 
     Yields:
-        Record batches, of which one may be empty; a key that both have is in both of a pair.
+        Pairs of record batches, one of which may be empty. A key of both streams is in both
+        batches of one pair.
     """
     heads = (_Head(left), _Head(right))
     while any(filled := [head.fill() for head in heads]):
@@ -164,18 +166,18 @@ def align(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, Any]
 
 
 def check_sorted(batch: Any, after: bytes | None, *, name: str) -> bytes | None:  # noqa: ANN401  # pyarrow has no types
-    """Check that keys ascend without repetition and that no value is null.
+    """Check that keys ascend without duplicates and that no value is null.
 
     Args:
         batch: The next rows of a snapshot.
-        after: The last key before them.
-        name: Of the object.
+        after: The last key before them; None: these are the first rows.
+        name: The object's name, for errors.
 
     Returns:
-        The last key, to be given with the next rows.
+        The last key; pass it as `after` with the next rows.
 
     Raises:
-        CorruptionError: They do not. Facts: `name`, `offset` of the row.
+        CorruptionError: A row violates this. Facts: `name`, `offset` of the row.
     """
     keys, values = batch.column("key"), batch.column("value")
     if not len(keys):
@@ -206,7 +208,7 @@ class _Head:
         self.last_key = b""
 
     def fill(self) -> bool:
-        """Have at least one row in the chunk; False at the end of the stream."""
+        """Make sure that the chunk has at least one row; False at the end of the stream."""
         while self._rows is None or not len(self._rows):
             self._rows = next(self._stream, None)
             if self._rows is None:
@@ -231,7 +233,7 @@ class _Head:
         return taken
 
     def rest(self) -> Iterator[Any]:
-        """The chunk and what follows."""
+        """Yield the chunk and the rest of the stream."""
         yield self._rows
         yield from self._stream
 

@@ -1,8 +1,8 @@
-"""How the transactions in a native chain ended: what a consumer with read_committed is shown.
+"""Outcomes of the transactions in a native chain, for reads with read_committed.
 
-A marker ends the transaction of its producer, and holds for all transactional batches of that
-producer since the marker before. So whether a batch counts is said behind it, perhaps several
-objects later. Batches are looked at as arrays: a Python step costs a producer, not a record.
+A marker ends the transaction of its producer and applies to all transactional batches of that
+producer since its previous marker. The outcome of a batch is therefore found after it, perhaps
+several objects later. Batches are processed as arrays: a Python step per producer, not per record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TRANSACTIONAL: Final = 0x10
 
-# A marker as brokers write it: behind the header one byte each for the record's length, attributes,
+# A marker as brokers write it: after the header one byte each for the record's length, attributes,
 # timestamp delta, offset delta and the key's length, which is 4; then the key: version and type.
 _KEY_LENGTH_AT: Final = 65
 _KEY_LENGTH: Final = 8  # zigzag
@@ -36,11 +36,11 @@ _USUAL_BYTES: Final = 78
 
 
 class Outcomes:
-    """What markers have said so far. Give it the batches of one partition in order.
+    """Transaction outcomes from the markers read so far. Add the batches of a partition in order.
 
     Args:
-        end: Markers at this offset and behind are not believed, so that all who read up to one end
-            see the same.
+        end: Markers at this offset or above are ignored, so all readers up to one end get the same
+            result.
     """
 
     def __init__(self, end: int) -> None:
@@ -51,11 +51,11 @@ class Outcomes:
 
     @property
     def open(self) -> Mapping[int, int]:
-        """Of each producer whose last transaction has no marker yet: its first offset."""
+        """First offset of the open transaction of each producer that has one, by producer ID."""
         return self._open
 
     def add(self, data: memoryview, batches: Batches) -> None:
-        """Look at the next batches; `data` is what was scanned."""
+        """Add the next batches; `data` holds their bytes."""
         producers, bases = batches.producer_ids, batches.base_offsets
         is_part = _is_part(batches)
         at, aborts = _markers(data, batches)
@@ -75,9 +75,9 @@ class Outcomes:
                 self._open.setdefault(producer, int(began[0]))
 
     def mark(self, batches: Batches) -> None:
-        """Classify batches that were added before: those that do not count become aborted ones.
+        """Mark batches that were added before as aborted if their transaction did not commit.
 
-        So do those whose marker was not seen: nobody knows yet whether they will count.
+        Batches of a transaction without a marker are marked too: its outcome is unknown.
         """
         producers, bases, is_part = batches.producer_ids, batches.base_offsets, _is_part(batches)
         for producer in np.unique(producers[is_part]).tolist():
@@ -88,13 +88,13 @@ class Outcomes:
             batches.kinds[rows[is_out]] = KIND_ABORTED
 
     def forget(self) -> None:
-        """Drop what markers said; which transactions are open stays known."""
+        """Drop the outcomes; open transactions are kept."""
         self._offsets.clear()
         self._aborts.clear()
 
 
 def has_transactions(batches: Batches) -> bool:
-    """Whether any of the batches belongs to a transaction."""
+    """Return whether any of the batches belongs to a transaction."""
     return bool(_is_part(batches).any())
 
 
@@ -104,7 +104,7 @@ def _is_part(batches: Batches) -> Flags:
 
 
 def _markers(data: memoryview, batches: Batches) -> tuple[Words, Flags]:
-    """Which batches end a transaction, and whether each aborts it."""
+    """Return the indexes of the batches that end a transaction, and whether each aborts it."""
     at = np.flatnonzero((batches.kinds == KIND_CONTROL) & (batches.record_counts > 0))
     view = as_bytes_array(data)
     begins = batches.positions[at]

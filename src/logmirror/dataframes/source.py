@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from logmirror.archive.piece_rows import StableEnd
-    from logmirror.archive.pieces import Held, Piece
+    from logmirror.archive.piece_rows import LastStableOffset
+    from logmirror.archive.pieces import PartitionObjects, Piece
     from logmirror.stores.base import BlobStore
     from logmirror.stores.locations import StoreLocation
 
@@ -198,7 +198,9 @@ class _Reader(DataSourceReader):
 
         request = self._request
         view = _View(request)
-        held = [view.look(n) for n in view.partitions if self._only is None or n in self._only]
+        held = [
+            view.list_partition(n) for n in view.partitions if self._only is None or n in self._only
+        ]
         is_limited = request.first or request.end is not None
         if is_limited and any(one.is_snapshot for one in held):
             raise UsageError(
@@ -233,13 +235,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise UsageError("a stream has no `endingOffset`", hint="use `spark.read`")
         self._request, self._columns = request, _Columns(schema)
         self._cap: dict[str, int] | None = None
-        self._stable: dict[str, StableEnd] = {}
+        self._stable: dict[str, LastStableOffset] = {}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
         """Where a query without a checkpoint begins."""
         with _told():
             view = _View(self._request)
-            held = {str(n): view.look(n) for n in view.partitions}
+            held = {str(n): view.list_partition(n) for n in view.partitions}
             return {n: max(self._request.first, one.first) for n, one in held.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # as above
@@ -251,13 +253,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Take what is there now as the end."""
         with _told():
             view = _View(self._request)
-            self._cap = {str(n): view.look(n).next_offset for n in view.partitions}
+            self._cap = {str(n): view.list_partition(n).next_offset for n in view.partitions}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  # as above
         """How far the next batch goes: to the end, or as many whole objects as the limit allows."""
         with _told():
             view = _View(self._request)
-            held = {str(n): view.look(n) for n in view.partitions}
+            held = {str(n): view.list_partition(n) for n in view.partitions}
             reached, steps = dict(start), {}
             for number, one in held.items():
                 end = self._end_of(view, number, one, start.get(number, 0))
@@ -274,13 +276,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         left -= size_bytes
             return reached
 
-    def _end_of(self, view: _View, number: str, held: Held, start: int) -> int:
+    def _end_of(self, view: _View, number: str, held: PartitionObjects, start: int) -> int:
         """The end of a partition; of a native one before the first transaction without an end.
 
         Its records may yet count, and a stream never comes back to them.
         """
         from logmirror.archive.naming import NATIVE  # noqa: PLC0415  # see the module
-        from logmirror.archive.piece_rows import StableEnd  # noqa: PLC0415  # see the module
+        from logmirror.archive.piece_rows import LastStableOffset  # noqa: PLC0415  # see the module
 
         if held.is_snapshot:
             raise UsageError(
@@ -291,8 +293,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if held.extension != NATIVE or not self._request.committed:
             return held.next_offset
         if number not in self._stable:
-            self._stable[number] = StableEnd(view.store, held.folder, start)
-        return self._stable[number].advance(held.links)
+            self._stable[number] = LastStableOffset(view.store, held.folder, start)
+        return self._stable[number].advance(held.objects)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """Cut what lies between two offsets of the stream into pieces."""
@@ -304,7 +306,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first = max(start.get(number, 0), self._request.first)
                 if first >= last:
                     continue
-                held = view.look(int(number))
+                held = view.list_partition(int(number))
                 if held.next_offset < last:
                     raise PositionError(
                         "the archive ends before the query's position",
@@ -323,12 +325,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _rows(self._request, self._columns, partition.value)
 
 
-def _steps(held: Held, start: int, end: int) -> list[tuple[int, int]]:
+def _steps(held: PartitionObjects, start: int, end: int) -> list[tuple[int, int]]:
     """Offsets that a batch may end at, ascending, each with the bytes of one object more."""
     return [
-        (min(link.last + 1, end), size_bytes)
-        for link, size_bytes in zip(held.links, held.sizes_bytes, strict=True)
-        if link.last >= start and max(link.first, start) < end
+        (min(obj.last + 1, end), size_bytes)
+        for obj, size_bytes in zip(held.objects, held.sizes_bytes, strict=True)
+        if obj.last >= start and max(obj.first, start) < end
     ]
 
 
@@ -346,11 +348,11 @@ class _View:
         self.destination = find_destination(self.store, request.destination)
         self.partitions = find_partitions(self.store, self.destination, request.partitions)
 
-    def look(self, partition: int) -> Held:
+    def list_partition(self, partition: int) -> PartitionObjects:
         """The objects of a partition that count."""
-        from logmirror.archive.pieces import look  # noqa: PLC0415  # see the module
+        from logmirror.archive.pieces import list_partition  # noqa: PLC0415  # see the module
 
-        return look(self.store, self.destination, partition)
+        return list_partition(self.store, self.destination, partition)
 
     @functools.cached_property
     def _topic(self) -> str:
@@ -365,11 +367,11 @@ class _View:
             )
         return topic
 
-    def topic_of(self, held: Held) -> str:
+    def topic_of(self, held: PartitionObjects) -> str:
         """The topic of a partition's records; empty where its objects say it."""
         from logmirror.archive.naming import NATIVE  # noqa: PLC0415  # see the module
 
-        is_native = held.extension == NATIVE and bool(held.links)
+        is_native = held.extension == NATIVE and bool(held.objects)
         return self._topic if is_native else self._request.topic
 
 

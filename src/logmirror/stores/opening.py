@@ -34,9 +34,9 @@ def open_store(
     if isinstance(location, S3Location):
         # boto3 takes a third of a second and 30 MB, which only its users should pay.
         if not location.require_atomic_create:
-            from logmirror.stores.s3_settling import SettlingStore  # noqa: PLC0415  # see above
+            from logmirror.stores.s3_read_back import ReadBackStore  # noqa: PLC0415  # see above
 
-            return SettlingStore(location, clock=SYSTEM_CLOCK)
+            return ReadBackStore(location, clock=SYSTEM_CLOCK)
         from logmirror.stores.s3 import S3Store  # noqa: PLC0415  # see above
 
         return S3Store(location, held_bytes=held_bytes)

@@ -76,9 +76,9 @@ class Committer:
             position = committed.next_offset
             state.newest = format_name(committed, work.archive.extension)
             self._observer.flushed(state.flow, receipt, committed, state.newest)
-            state.lost |= receipt.peer
+            state.position_stale |= receipt.existed
             if receipt.claimed_by not in {"", work.writer_id}:
-                self._observer.overtaken(state.flow, receipt, committed, work.writer_id)
+                self._observer.claimed_by_other(state.flow, receipt, committed, work.writer_id)
         if error is None and result.slice.staged and position < result.slice.end:
             error = InternalError("a staged slice ended early", position=position)
         state.advance(result, position, self._clock.monotonic_ms())
@@ -102,11 +102,11 @@ class Committer:
             )
             store = self._open_store(work.archive.location)
             published = publish(work, store, receipt.token, claim)
-            if published.peer:
+            if published.existed:
                 self._observer.conflict(work.slice.flow)
             if published.claimed_by not in {"", work.writer_id}:
                 told = replace(receipt, claimed_by=published.claimed_by)
-                self._observer.overtaken(work.slice.flow, told, covered, work.writer_id)
+                self._observer.claimed_by_other(work.slice.flow, told, covered, work.writer_id)
         elif covered.first != position:
             raise InternalError(
                 "a receipt does not continue the position",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.mirror")
 
 
-class ArchiveCopies:
+class ArchiveDestination:
     """A `Destination` whose copies are chains of objects in stores."""
 
     def __init__(
@@ -82,7 +82,7 @@ class ArchiveCopies:
         self, store: BlobStore, flow: FlowId, archive: ArchiveSpec, chain_start: ChainStart
     ) -> int | None:
         read = read_chain(store, flow, archive, chain_start=chain_start)
-        known, newest = self._newest.get(flow, ""), read.links[-1].name if read.links else ""
+        known, newest = self._newest.get(flow, ""), read.objects[-1].name if read.objects else ""
         if known:
             check_drift(flow, known=known, newest=newest)
         self._newest[flow] = newest
@@ -134,8 +134,8 @@ class ArchiveCopies:
             since = state.newest
         self._looked[flow] = state.newest
         store = self._open_store(archive.location)
-        links = read_chain(store, flow, archive, since=since).links
-        ends = [links[0].name, links[-1].name] if links else ["", ""]
+        objects = read_chain(store, flow, archive, since=since).objects
+        ends = [objects[0].name, objects[-1].name] if objects else ["", ""]
         if ends == [since, state.newest]:
             return False
         self._looked[flow] = ""

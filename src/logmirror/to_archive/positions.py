@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
-from logmirror.archive.compactions import resolve, settled
+from logmirror.archive.compactions import confirmed, resolve
 from logmirror.archive.naming import split_name
 from logmirror.errors import PositionError
 
@@ -53,7 +53,7 @@ def read_chain(
 
     if archive.compaction:
         return chain(look().names, extension=extension, start=None, snapshots=True)
-    return settled(look, judge)
+    return confirmed(look, judge)
 
 
 def check_drift(flow: FlowId, *, known: str, newest: str) -> None:

@@ -19,8 +19,8 @@ from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.parquet import is_mirror_v3, open_parquet, read_parquet
 from logmirror.archive.snapshots import RUN_BYTES, LatestByKey, check_sorted
 from logmirror.clock import SYSTEM_CLOCK, Clock
-from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
-from logmirror.mirror.ports import PositionMovedError, Receipt, SliceResult
+from logmirror.errors import CorruptionError, LogmirrorError, PositionMovedError, UnavailableError
+from logmirror.mirror.ports import Receipt, SliceResult
 from logmirror.model import GapCause, OffsetRange, Trigger
 from logmirror.source.gaps import GapLedger, batch_gaps
 from logmirror.to_archive.publish import make_claim, publish
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logmirror.archive.chain import Link
+    from logmirror.archive.chain import ArchiveObject
     from logmirror.mirror.ports import GapSummary, Work
     from logmirror.source.partition import KafkaSource
     from logmirror.stores.base import BlobStore
@@ -156,7 +156,7 @@ class SnapshotTransfer:
             trigger=trigger,
             gaps=gaps,
             elapsed_ms=self._clock.monotonic_ms() - started_ms,
-            peer=published.peer,
+            existed=published.existed,
             claimed_by=published.claimed_by,
         )
 
@@ -206,10 +206,10 @@ class SnapshotTransfer:
         ledger.count(GapCause.COMPACTED, inside)  # within batches, or after the last one
         return ledger.summary()
 
-    def _newest(self) -> Link | None:
+    def _newest(self) -> ArchiveObject | None:
         names = self._store.tail(self._slice.flow.folder).names
-        links = chain(names, extension=self._spec.extension, start=None, snapshots=True).links
-        return links[-1] if links else None
+        objects = chain(names, extension=self._spec.extension, start=None, snapshots=True).objects
+        return objects[-1] if objects else None
 
     def _newest_is_mirror_v3(self) -> bool:
         newest = self._newest()

@@ -50,6 +50,6 @@ def prune(store: BlobStore, flow: FlowId, archive: ArchiveSpec) -> None:
     if archive.keep_snapshots is None:
         return
     names = store.names(flow.folder)
-    links = chain(names, extension=archive.extension, start=None, snapshots=True).links
-    for link in links[: -archive.keep_snapshots]:
-        store.delete(f"{flow.folder}/{link.name}")
+    objects = chain(names, extension=archive.extension, start=None, snapshots=True).objects
+    for obj in objects[: -archive.keep_snapshots]:
+        store.delete(f"{flow.folder}/{obj.name}")

@@ -310,11 +310,11 @@ class Transfer:
             digest=digest,
             created_ms=self._clock.now_ms(),
         )
-        peer, claimed_by = False, ""
+        existed, claimed_by = False, ""
         if not self._slice.staged:
             try:
                 published = publish(self._work, self._store, token, claim)
-                peer, claimed_by = published.peer, published.claimed_by
+                existed, claimed_by = published.existed, published.claimed_by
             except BaseException:
                 self._store.discard(token)
                 raise
@@ -330,7 +330,7 @@ class Transfer:
                 gaps=gaps,
                 elapsed_ms=now_ms - self._object_started_ms,
                 token=token if self._slice.staged else None,
-                peer=peer,
+                existed=existed,
                 claimed_by=claimed_by,
             )
         )

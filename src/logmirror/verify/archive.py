@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import claims_folder, first_claimed, latest_claim
-from logmirror.archive.compactions import links_from, read_cover
+from logmirror.archive.compactions import objects_from, read_cover
 from logmirror.archive.gap_facts import GapFacts
-from logmirror.archive.reader import check_object
+from logmirror.archive.object_check import check_object
 from logmirror.errors import CorruptionError, LogmirrorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logmirror.archive.chain import Chain, Link
+    from logmirror.archive.chain import ArchiveObject, Chain
     from logmirror.archive.cover import Cover
-    from logmirror.archive.reader import ObjectReport
+    from logmirror.archive.object_check import ObjectReport
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId
     from logmirror.model import Gap, GapCause, OffsetRange
     from logmirror.stores.base import BlobStore
@@ -135,7 +135,7 @@ class _Totals(NamedTuple):
 class Checked(NamedTuple):
     """One sound object."""
 
-    link: Link
+    obj: ArchiveObject
     found: ObjectReport
     gaps: GapFacts
 
@@ -147,7 +147,7 @@ def verify_names(
     *,
     chain_start: ChainStart,
     snapshots: bool = False,
-) -> tuple[FlowReport, tuple[Link, ...]]:
+) -> tuple[FlowReport, tuple[ArchiveObject, ...]]:
     """Check the chain of names; the links are empty if there is no valid chain."""
     report = FlowReport(flow=flow)
     start = None if chain_start == "earliest" or snapshots else chain_start or 0
@@ -164,11 +164,11 @@ def verify_names(
     except LogmirrorError as error:
         report.add_problem(error)
         return report, ()
-    report.objects = len(found.links)
-    report.first = found.links[0].first if found.links else None
+    report.objects = len(found.objects)
+    report.first = found.objects[0].first if found.objects else None
     report.next_offset = found.next_offset
     if newest is None:
-        return report, found.links
+        return report, found.objects
     end = found.next_offset
     if end is None:  # an empty chain begins where the first claim does
         end = int(next(iter(store.names(claims_folder(flow.destination, flow.partition)))))
@@ -185,12 +185,12 @@ def verify_names(
         )
     elif newest.covered.first == end:
         report.claimed = newest.covered
-    return report, found.links
+    return report, found.objects
 
 
 def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     report: FlowReport,
-    links: tuple[Link, ...],
+    objects: tuple[ArchiveObject, ...],
     store: BlobStore,
     archive: ArchiveSpec,
     on_object: Callable[[], None] = lambda: None,
@@ -202,7 +202,7 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
 
     Args:
         report: What is found is added to it.
-        links: The objects.
+        objects: The objects of the chain.
         store: Where they lie.
         archive: How they were written.
         on_object: Called after each.
@@ -212,18 +212,18 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     """
     report.record_count, report.gap_offsets = 0, 0
     flow, mirror_v3_before = report.flow, 0
-    if links and archive.format == "ndjson":
+    if objects and archive.format == "ndjson":
         mirror_v3_before = first_claimed(store, flow.destination, flow.partition)
     topic_id = ""
-    before: list[tuple[Link, _Totals]] = []
-    waiting = deque(links)
+    before: list[tuple[ArchiveObject, _Totals]] = []
+    waiting = deque(objects)
     while waiting:
-        link = waiting.popleft()
+        obj = waiting.popleft()
         try:
             found = check_object(
                 store,
                 flow.folder,
-                link.name,
+                obj.name,
                 deep=True,
                 utf8=archive.encoding == "utf8",
                 topic=flow.topic,
@@ -234,11 +234,11 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
             topic_id = _same_topic(topic_id, found)
             gaps = found.gaps or GapFacts()
             if gaps.unexplained_count and not ask_source:
-                raise unexplained(link, gaps)
+                raise unexplained(obj, gaps)
         except KeyError:
             # A compaction has replaced it, and perhaps others that were read before it.
             try:
-                waiting = deque(links_from(store, flow.folder, link, archive.extension))
+                waiting = deque(objects_from(store, flow.folder, obj, archive.extension))
             except CorruptionError as error:
                 report.add_problem(error)
             while before and waiting and before[-1][0].last >= waiting[0].first:
@@ -247,22 +247,22 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
         except LogmirrorError as error:
             report.add_problem(error)
         else:
-            before.append((link, _Totals.of(report)))
+            before.append((obj, _Totals.of(report)))
             report.record_count += found.record_count or 0
             report.object_bytes += found.size_bytes
             report.unwitnessed += not found.is_witnessed
             report.add_gaps(gaps)
-            yield Checked(link, found, gaps)
+            yield Checked(obj, found, gaps)
         on_object()
 
 
-def unexplained(link: Link, gaps: GapFacts) -> CorruptionError:
+def unexplained(obj: ArchiveObject, gaps: GapFacts) -> CorruptionError:
     """The finding that offsets are missing and nothing says why."""
     return CorruptionError(
         "offsets are missing and nothing tells why",
         hint="the claim that told it is gone, or records were taken out. `logmirror verify "
         "--against-source` asks the source, as long as it has them.",
-        name=link.name,
+        name=obj.name,
         missing=gaps.unexplained_count,
         offsets=shown_runs(gaps.unexplained),
     )

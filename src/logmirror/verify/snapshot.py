@@ -33,17 +33,17 @@ _COLUMNS: Final = ("value", "timestamp", "timestampType", "headers")
 
 def compare_snapshot(report: FlowReport, checked: Checked, side: SourceSide) -> None:
     """Compare a snapshot with what the source serves up to its last offset."""
-    link, end = checked.link, checked.link.covered.next_offset
+    obj, end = checked.obj, checked.obj.covered.next_offset
     try:
         check_place(checked, side.view)
         with LatestByKey() as view:
             for batch in _source_rows(report, side, end):
                 view.add(batch)
             theirs = view.merged(iter(()), tombstones=True)
-            ours = iterate(side.store, side.folder, link.name)
+            ours = iterate(side.store, side.folder, obj.name)
             since = sum(_compare(one, other, side) for one, other in align(theirs, ours))
     except LogmirrorError as error:
-        report.add_problem(error.add_facts(name=link.name))
+        report.add_problem(error.add_facts(name=obj.name))
     else:
         report.compacted_since += since
         report.compared += 1

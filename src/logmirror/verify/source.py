@@ -70,49 +70,49 @@ class SourceSide:
 
 def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) -> None:
     """Compare one object with what the source serves for the same offsets."""
-    link, view = checked.link, side.view
+    obj, view = checked.obj, side.view
     try:
         check_place(checked, view)
-        if link.first < view.log_start:
+        if obj.first < view.log_start:
             report.gone += 1
             if checked.gaps.unexplained_count:
                 raise CorruptionError(
                     "offsets are missing and nothing tells why",
                     hint="the source no longer has them either",
-                    name=link.name,
+                    name=obj.name,
                     missing=checked.gaps.unexplained_count,
                     offsets=shown_runs(checked.gaps.unexplained),
                 )
             return
         _compare(report, checked, side)
     except LogmirrorError as error:
-        report.add_problem(error.add_facts(name=link.name))
+        report.add_problem(error.add_facts(name=obj.name))
     else:
         report.compared += 1
 
 
 def check_place(checked: Checked, view: SourceView) -> None:
     """Raise CorruptionError if the source cannot be where an object comes from."""
-    link = checked.link
-    if link.last >= view.last_stable_offset:
+    obj = checked.obj
+    if obj.last >= view.last_stable_offset:
         raise CorruptionError(
             "the object reaches beyond the end of the source",
             hint="the source was cut or created again, or this is another cluster",
-            name=link.name,
+            name=obj.name,
             last_stable_offset=view.last_stable_offset,
         )
     if view.topic_id and checked.found.topic_id not in {"", view.topic_id.hex()}:
         raise CorruptionError(
             "the object is of another topic than the source's",
             hint="the topic was deleted and created again since",
-            name=link.name,
+            name=obj.name,
             expected_topic_id=view.topic_id.hex(),
             found_topic_id=checked.found.topic_id,
         )
 
 
 def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
-    covered = checked.link.covered
+    covered = checked.obj.covered
     digest, gaps = _read_source(side, covered, checked.gaps)
     if gaps.unexplained_count and not side.compacted:
         raise CorruptionError(
@@ -269,7 +269,7 @@ class _Copy:
 
     def __init__(self, checked: Checked, side: SourceSide) -> None:
         utf8 = side.archive.encoding == "utf8"
-        self._batches = iterate(side.store, side.folder, checked.link.name, utf8=utf8)
+        self._batches = iterate(side.store, side.folder, checked.obj.name, utf8=utf8)
         self._left: Any = None
 
     def below(self, end: int) -> Iterator[Any]:
@@ -294,7 +294,7 @@ def _compare_rows(checked: Checked, side: SourceSide) -> int:
         CorruptionError: They are not those of the source. Facts: `offsets`, or `offset` and both
             sides.
     """
-    covered, since = checked.link.covered, 0
+    covered, since = checked.obj.covered, 0
     copy = _Copy(checked, side)
     for piece in _pieces(side, covered):
         theirs = None if piece.rows is None else piece.rows.to_arrow("", 0)

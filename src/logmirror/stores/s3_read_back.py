@@ -34,7 +34,7 @@ PROMPT_MS: Final = QUIESCE_MS // 2
 """A write that ends later after its look may have replaced what another writer has read back."""
 
 
-class SettlingStore(S3Store):
+class ReadBackStore(S3Store):
     """An `S3Store` that finds out itself who was first, as well as it goes.
 
     Args:

@@ -14,11 +14,11 @@ import pytest
 
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import OutcomeUnknownError, UsageError
-from logmirror.stores import s3_settling
+from logmirror.stores import s3_read_back
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.opening import begin_writing, open_store
 from logmirror.stores.s3 import S3Store
-from logmirror.stores.s3_settling import SettlingStore
+from logmirror.stores.s3_read_back import ReadBackStore
 
 pytestmark = pytest.mark.xdist_group("s3")
 
@@ -43,13 +43,13 @@ def test_a_store_that_replaces_is_refused_unless_that_is_accepted(location, capl
     with caplog.at_level(logging.WARNING):
         store = begin(location)
 
-    assert isinstance(store, SettlingStore)
+    assert isinstance(store, ReadBackStore)
     assert [record.getMessage()[:17] for record in caplog.records] == ["degraded fencing:"]
 
 
 def test_a_store_that_does_not_know_the_condition_can_be_accepted_too(location, proxy, monkeypatch):
-    monkeypatch.setattr(s3_settling, "QUIESCE_MS", 300)
-    monkeypatch.setattr(s3_settling, "PROMPT_MS", 60_000)  # the machine may be busy
+    monkeypatch.setattr(s3_read_back, "QUIESCE_MS", 300)
+    monkeypatch.setattr(s3_read_back, "PROMPT_MS", 60_000)  # the machine may be busy
     proxy.forget_condition, proxy.refuse_condition = False, True
     with pytest.raises(UsageError) as caught:
         begin(replace(location, require_atomic_create=True))
@@ -104,7 +104,7 @@ def test_of_many_who_create_a_claim_at_once_one_wins_and_its_bytes_stay(location
 
 
 def test_a_writer_that_was_held_up_before_its_write_does_not_count_itself_the_winner(location):
-    class Sleepy(SettlingStore):
+    class Sleepy(ReadBackStore):
         def _write_new(self, operation, **arguments):
             SYSTEM_CLOCK.sleep_ms(600)
             return super()._write_new(operation, **arguments)
