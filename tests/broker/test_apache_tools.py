@@ -27,7 +27,7 @@ def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools,
     assert "TopicExistsException" in again.stdout + again.stderr
     refused = ("--create", "--topic", topic_name + "x", "--config", "retention.ms=5")
     found = apache_tools.run("kafka-topics", *at, *refused, check=False)
-    assert "retention.ms: this broker offers only -1" in found.stdout + found.stderr
+    assert "retention.ms: this broker supports only -1" in found.stdout + found.stderr
     apache_tools.run("kafka-topics", *at, "--delete", "--topic", topic_name)
     assert topic_name not in apache_tools.run("kafka-topics", *at, "--list").stdout.split()
 
@@ -93,7 +93,7 @@ def test_partitions_and_settings_are_changed(embedded, apache_tools, topic_name)
     assert "segment.bytes" not in described
     refused = ("--add-config", "cleanup.policy=compact")
     found = apache_tools.run("kafka-configs", *at, "--alter", *where, *refused, check=False)
-    assert "cleanup.policy: this broker offers only delete" in found.stdout + found.stderr
+    assert "cleanup.policy: this broker supports only delete" in found.stdout + found.stderr
 
 
 def test_records_are_deleted_and_producers_described(embedded, apache_tools, topic_name, tmp_path):

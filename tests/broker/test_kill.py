@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.judges.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
 from kit.servers.embedded import EmbeddedBroker
-from logmirror.broker.log.partition_log import open_path
+from logmirror.broker.log.sync_job import open_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_two_brokers_never_share_a_directory(broker, tmp_path):
     second = EmbeddedBroker(tmp_path / "second")
     second.log_dir = broker.log_dir
 
-    with pytest.raises(RuntimeError, match="another broker uses this log directory"):
+    with pytest.raises(RuntimeError, match="log directory is in use by another broker"):
         second.start()
 
 

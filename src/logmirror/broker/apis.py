@@ -1,19 +1,19 @@
-"""Which requests this broker answers, and in which versions.
+"""The APIs and versions that the broker implements.
 
-Advertised is what is implemented and tested; every client takes the highest version that both sides
-know.
+ApiVersions advertises them; a client uses the highest version that both sides support.
 
-Some rows are not what they seem:
+Deviations from what a row suggests:
 
-- Produce is advertised from 0 although only 3 and later are answered: librdkafka before 2.16 takes
-  "from 3" for a broker without compression and silently sends gzip, lz4 and snappy batches as codec
-  0 (KAFKA-18659).
-- FindCoordinator is answered although there are no groups: librdkafka takes a broker without it for
-  one that cannot lz4, and silently does not compress. The answer is "none available", which it
-  takes quietly; any other error reaches consumers that never asked for a group.
-- OffsetForLeaderEpoch below 2 and WriteTxnMarkers below 1 are left out, as by Apache Kafka 4.
-- Who asks for an ApiVersions version above ours gets error 35 in the layout of version 0, which
-  everybody can read.
+- Produce is advertised from version 0, but only versions 3 and later are implemented. librdkafka
+  before 2.16 reads "from 3" as a broker without compression and silently sends gzip, lz4 and snappy
+  batches as codec 0 (KAFKA-18659).
+- FindCoordinator is implemented although there are no groups. librdkafka takes a broker without it
+  for one without lz4 and silently does not compress. The response is COORDINATOR_NOT_AVAILABLE,
+  which librdkafka does not report; any other error reaches consumers that do not use a group.
+- OffsetForLeaderEpoch below 2 and WriteTxnMarkers below 1 are not implemented, as in Apache Kafka
+4.
+- An ApiVersions request above the last version gets UNSUPPORTED_VERSION (35) in the layout of
+  version 0, which every client can read.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ VERSIONS: Final[dict[int, tuple[int, int]]] = {
     Api.DESCRIBE_CLUSTER: (0, 1),
     Api.DESCRIBE_PRODUCERS: (0, 0),
 }
-"""API key: first and last version that is answered."""
+"""First and last implemented version, by API key."""
 
 ADVERTISED_FROM: Final[dict[int, int]] = {Api.PRODUCE: 0}
-"""Where the first advertised version is not the first answered one."""
+"""First advertised version, where it differs from the first implemented one."""
 
 
 def has_response(api_key: int, version: int) -> bool:
-    """Whether a request has an answer."""
+    """Whether the broker implements this version of the API."""
     first, last = VERSIONS.get(api_key, (0, -1))
     return first <= version <= last

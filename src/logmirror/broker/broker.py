@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """One broker and its parts. Everything but `executor`'s work happens on the event loop."""
+    """One broker and its parts. All of them run on the event loop, except work in `executor`."""
 
     options: BrokerOptions
     store: MetadataStore
@@ -29,14 +29,14 @@ class Broker:
     commits: GroupCommit
     executor: Executor
     port: int
-    """Where it listens, also if the system chose."""
+    """The port that the broker listens on."""
 
     clock: Clock = SYSTEM_CLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a handler may know about the connection that asks."""
+    """The connection of a request, as handlers see it."""
 
     local_host: str
-    """Our address as the client reached it."""
+    """The broker's address that the client connected to."""

@@ -1,16 +1,16 @@
-"""What the broker knows besides records: its cluster id, its topics, the producer ids it gave out.
+"""The broker's metadata: cluster ID, topics, log start offsets and allocated producer IDs.
 
 SQLite in WAL mode with synchronous=FULL: a change is durable when the call returns. Schema 2:
 
     settings(name, value)                   schema, cluster_id, next_producer_id
     topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
-    topic_configs(topic, name, value)       only what somebody said
-    log_starts(topic, partition, start)     only where records were deleted
+    topic_configs(topic, name, value)       only values that were set
+    log_starts(topic, partition, start)     only partitions with deleted records
 
-A topic that is being deleted keeps its row until its files are gone. So a broker that died in
-between goes on deleting at its next start, and a new topic of that name never inherits a record.
+A topic in deletion keeps its row until its files are removed. A broker that stops in between
+resumes the deletion at its next start, and a new topic of that name never inherits a record.
 
-Schema 1 had no log starts; a database of it becomes one of schema 2 when it is opened.
+Schema 1 had no log starts. Opening a database of schema 1 upgrades it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CREATE TABLE IF NOT EXISTS log_starts (
 ) WITHOUT ROWID;
 """
 PRODUCER_ID_BLOCK: Final = 1000
-"""Ids are reserved in blocks, so that giving one out seldom waits for the disk. A restart loses the
-rest of a block; there are 2^63."""
+"""IDs are reserved in blocks, so that most allocations do not wait for the disk. A restart loses
+the rest of a block; there are 2^63 IDs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class TopicRow:
     partition_count: int
     configs: Mapping[str, str]
     log_starts: Mapping[int, int] = field(default_factory=dict)
-    """By partition; who is not here begins at 0."""
+    """Log start offset by partition. A partition without an entry starts at 0."""
 
 
 def new_uuid() -> uuid.UUID:
-    """Return 128 random bits that Kafka's own tools can take as a topic or cluster id.
+    """Return 128 random bits that Kafka's tools accept as a topic or cluster ID.
 
-    Their text form is base64; one that begins with a dash looks like an option on a command line.
+    Its base64 form never begins with a dash, which a command line would read as an option.
     """
     while True:
         found = uuid.UUID(hex=new_nonce() + new_nonce())
@@ -74,7 +74,7 @@ def new_uuid() -> uuid.UUID:
 
 
 def short_form(value: uuid.UUID) -> str:
-    """Return an id as Kafka writes it: 22 characters of URL-safe base64."""
+    """Return an ID in Kafka's text form: 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
@@ -99,8 +99,8 @@ class MetadataStore:
                 version = _SCHEMA_VERSION
         if version != _SCHEMA_VERSION:
             raise UsageError(
-                "the log directory was written by another version",
-                hint="use the version that wrote it, or another directory",
+                "the log directory was written by another version of logmirror",
+                hint="use that version, or another directory",
                 path=str(path),
                 expected=_SCHEMA_VERSION,
                 found=version,
@@ -121,7 +121,7 @@ class MetadataStore:
                 raise _translated(error, self._path) from error
 
     def _setting(self, name: str, default: str) -> str:
-        """Return a setting, after storing `default` if there is none; within a transaction."""
+        """Return a setting; stores `default` first if it is not set. Runs in a transaction."""
         insert = "INSERT INTO settings VALUES (?, ?) ON CONFLICT DO NOTHING"
         self._database.execute(insert, (name, default))
         select = "SELECT value FROM settings WHERE name = ?"
@@ -140,7 +140,7 @@ class MetadataStore:
         return self._rows("live")
 
     def deleting(self) -> list[TopicRow]:
-        """Return the topics whose deletion has begun and not ended."""
+        """Return the topics whose deletion is not complete."""
         return self._rows("deleting")
 
     def _rows(self, state: str) -> list[TopicRow]:
@@ -164,7 +164,7 @@ class MetadataStore:
             ]
 
     def create_topic(self, row: TopicRow) -> None:
-        """Store a topic whose name is not taken."""
+        """Store a new topic. The caller checks that the name is free."""
         with self._transaction():
             values = (row.name, row.topic_id.bytes, row.partition_count)
             self._database.execute("INSERT INTO topics VALUES (?, ?, ?, 'live')", values)
@@ -176,19 +176,19 @@ class MetadataStore:
         self._database.executemany(insert, rows)
 
     def set_partition_count(self, topic: str, partition_count: int) -> None:
-        """Store that a topic has more partitions."""
+        """Store a topic's new partition count."""
         with self._transaction():
             update = "UPDATE topics SET partitions = ? WHERE name = ?"
             self._database.execute(update, (partition_count, topic))
 
     def set_configs(self, topic: str, configs: Mapping[str, str]) -> None:
-        """Store a topic's settings in place of those it had."""
+        """Replace a topic's settings."""
         with self._transaction():
             self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (topic,))
             self._insert_configs(topic, configs)
 
     def set_log_starts(self, topic: str, starts: Mapping[int, int]) -> None:
-        """Store where the logs of a topic's partitions begin, for those whose records go."""
+        """Store new log start offsets, by partition, before records are deleted."""
         with self._transaction():
             self._database.executemany(
                 "INSERT OR REPLACE INTO log_starts VALUES (?, ?, ?)",
@@ -196,19 +196,19 @@ class MetadataStore:
             )
 
     def begin_deletion(self, name: str) -> None:
-        """Make it durable that a topic is gone and its files must go."""
+        """Mark a topic as deleted. Its files must be removed next."""
         with self._transaction():
             self._database.execute("UPDATE topics SET state = 'deleting' WHERE name = ?", (name,))
 
     def end_deletion(self, name: str) -> None:
-        """Forget a topic whose files are gone."""
+        """Remove a deleted topic's rows, once its files are removed."""
         with self._transaction():
             self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
             self._database.execute("DELETE FROM log_starts WHERE topic = ?", (name,))
             self._database.execute("DELETE FROM topics WHERE name = ?", (name,))
 
     def next_producer_id(self) -> int:
-        """Return a producer id that was never given out before, also not before a crash."""
+        """Return a producer ID that was never allocated before, not even before a crash."""
         with self._lock:
             if self._next_producer_id < self._producer_ids_end:
                 self._next_producer_id += 1
@@ -222,11 +222,9 @@ class MetadataStore:
 
 
 def _translated(error: sqlite3.Error, path: Path) -> UnavailableError | CorruptionError:
-    """The one seam between sqlite3's errors and ours."""
+    """Translate sqlite3's errors."""
     if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
         return CorruptionError("the broker's database is damaged", path=str(path), cause=str(error))
     if "malformed" in str(error):
         return CorruptionError("the broker's database is damaged", path=str(path), cause=str(error))
-    return UnavailableError(
-        "the broker's database could not be used", path=str(path), cause=str(error)
-    )
+    return UnavailableError("the broker's database is not usable", path=str(path), cause=str(error))

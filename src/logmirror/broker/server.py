@@ -37,22 +37,22 @@ _OTHER_THREADS: Final = 4
 _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 512
 _FILES_FOR_US: Final = 128
-"""Descriptors kept back from connections: the database, folders that are being synced, Python."""
+"""Descriptors reserved for the database, folder syncs and Python."""
 
 
 def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT, then stop it in order.
+    """Run a broker until SIGTERM or SIGINT, then stop it cleanly.
 
-    Blocks. In another thread than the main one it gets no signals and runs until the process ends.
+    Blocks. Outside the main thread it receives no signals and runs until the process ends.
 
     Args:
-        options: How.
-        on_ready: Called once, with the address and port it listens on, when clients may come.
+        options: The broker's settings.
+        on_ready: Called once with host and port, when the broker accepts connections.
 
     Raises:
-        UsageError: The directory is in use by another broker or cannot be written, or the address
-            cannot be listened on.
-        UnavailableError: The broker's database cannot be used.
+        UsageError: The log directory is not writable or in use by another broker, or the address
+            cannot be bound.
+        UnavailableError: The broker's database is not usable.
         CorruptionError: The broker's database is damaged.
     """
     with _listener(options.host, options.port) as listener, _held(options.log_dir) as private:
@@ -65,15 +65,15 @@ def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> No
 
 @contextlib.contextmanager
 def _held(log_dir: Path) -> Iterator[Path]:
-    """Make the log directory and hold it against a second broker; yields our private folder."""
+    """Create and lock the log directory; yields the broker's private folder in it."""
     private = log_dir / ".logmirror"
     try:
         private.mkdir(parents=True, exist_ok=True)
         lock = os.open(private / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise UsageError(
-            "log directory cannot be used",
-            hint="give a directory that you may write with --log-dir",
+            "log directory is not writable",
+            hint="give a writable directory with --log-dir",
             path=str(log_dir),
             cause=str(error),
         ) from error
@@ -82,8 +82,8 @@ def _held(log_dir: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(
-                "another broker uses this log directory",
-                hint="stop it, or give another directory with --log-dir",
+                "log directory is in use by another broker",
+                hint="stop that broker, or give another directory with --log-dir",
                 path=str(log_dir),
             ) from error
         yield private
@@ -107,7 +107,7 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
     except OSError as error:
         raise UsageError(
             "cannot listen on this address",
-            hint="give another with --listen; port 0 lets the system choose",
+            hint="give another address with --listen; port 0 lets the system choose",
             host=host,
             port=port,
             cause=str(error),
@@ -156,7 +156,7 @@ async def _serve(
 
 
 def _connection_limit(wanted: int) -> int:
-    """Return how many connections may be open; raises the system's limit of files if it may."""
+    """Raise the limit of open files if permitted, and return the connection limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,7 +1,7 @@
-"""The configuration of a topic: what can be set, what it means here, how it is shown.
+"""The settings of a topic: names, accepted values, defaults and documentation.
 
-Only what the broker does is accepted. A setting that would be stored and ignored, such as a
-retention time, is refused with the reason: who sets it relies on it.
+Only settings that the broker implements are accepted. One that it would store and ignore, such as a
+retention time, is refused with a reason, because the user would rely on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RefusedConfigError(Exception):
-    """A setting that this broker does not offer, or a value that is not one."""
+    """The setting or its value is not supported by this broker."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,7 +55,7 @@ class _Setting(NamedTuple):
     type: ConfigType
     default: Callable[[BrokerOptions], str]
     allowed: tuple[str, ...]
-    """The values it may have; empty: any whole number from `least` to 2^31 - 1."""
+    """The accepted values. Empty: any integer from `least` to 2^31 - 1."""
     least: int
     documentation: str
 
@@ -65,9 +65,11 @@ def _fixed(kind: ConfigType, value: str, documentation: str) -> _Setting:
 
 
 _SETTINGS: Final[Mapping[str, _Setting]] = {
-    "cleanup.policy": _fixed(ConfigType.LIST, "delete", "Records stay until the topic goes."),
+    "cleanup.policy": _fixed(ConfigType.LIST, "delete", "Records stay until the topic is deleted."),
     "compression.type": _fixed(ConfigType.STRING, "producer", "Batches are stored as sent."),
-    "flush.messages": _fixed(ConfigType.LONG, "1", "A record is durable before it is acked."),
+    "flush.messages": _fixed(
+        ConfigType.LONG, "1", "A record is durable before its response is sent."
+    ),
     "max.message.bytes": _Setting(
         ConfigType.INT,
         lambda options: str(options.max_message_bytes),
@@ -80,7 +82,7 @@ _SETTINGS: Final[Mapping[str, _Setting]] = {
         lambda _: "CreateTime",
         ("CreateTime", "LogAppendTime"),
         0,
-        "Whether a record keeps its producer's time or gets that of its arrival.",
+        "Whether records keep the producer's timestamp or get the append time.",
     ),
     "min.insync.replicas": _fixed(ConfigType.INT, "1", "There is one replica."),
     "retention.bytes": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of size."),
@@ -90,7 +92,7 @@ _SETTINGS: Final[Mapping[str, _Setting]] = {
         lambda options: str(options.segment_bytes),
         (),
         1024,
-        "A segment is sealed before it grows beyond this.",
+        "The largest segment, in bytes.",
     ),
 }
 _MAX_INT: Final = 2**31 - 1
@@ -101,11 +103,11 @@ class TopicConfigs:
     """The settings of one topic.
 
     Args:
-        values: What somebody said; everything else has its default.
-        options: Where the defaults come from.
+        values: The values that were set. Other settings have their default.
+        options: The broker's settings, for the defaults.
 
     Raises:
-        RefusedConfigError: A setting or its value is not offered.
+        RefusedConfigError: A setting or its value is not supported.
     """
 
     def __init__(self, values: Mapping[str, str], options: BrokerOptions) -> None:
@@ -118,25 +120,25 @@ class TopicConfigs:
         self.is_log_append_time = self.value("message.timestamp.type") == "LogAppendTime"
 
     def value(self, name: str) -> str:
-        """Return what holds for a setting.
+        """Return the effective value of a setting.
 
         Raises:
-            RefusedConfigError: There is no such setting.
+            RefusedConfigError: The setting is not supported.
         """
         return self.values.get(name) or _setting(name).default(self._options)
 
     def list_value(self, name: str) -> list[str]:
-        """Return the items of a setting that is a list.
+        """Return the items of a list setting.
 
         Raises:
-            RefusedConfigError: There is no such setting, or it is no list.
+            RefusedConfigError: The setting is not supported, or is not a list.
         """
         if _setting(name).type != ConfigType.LIST:
             raise RefusedConfigError(f"{name}: not a list")
         return self.value(name).split(",")
 
     def entries(self) -> list[ConfigEntry]:
-        """Return all settings, by name."""
+        """Return all settings, in the order of their names."""
         return [
             ConfigEntry(
                 name,
@@ -150,17 +152,17 @@ class TopicConfigs:
 
 
 def wanted_configs(entries: Iterable[Any]) -> dict[str, str]:
-    """Return what a request that names settings and their values wants.
+    """Return the settings in a request, by name.
 
     Raises:
-        RefusedConfigError: A setting is named twice or has no value.
+        RefusedConfigError: A setting is named twice or its value is null.
     """
     configs: dict[str, str] = {}
     for entry in entries:
         if entry.name in configs:
             raise RefusedConfigError(f"{entry.name}: named twice")
         if entry.value is None:
-            raise RefusedConfigError(f"{entry.name}: null is no value")
+            raise RefusedConfigError(f"{entry.name}: the value must not be null")
         configs[entry.name] = entry.value
     return configs
 
@@ -168,7 +170,7 @@ def wanted_configs(entries: Iterable[Any]) -> dict[str, str]:
 def _setting(name: str) -> _Setting:
     setting = _SETTINGS.get(name)
     if setting is None:
-        raise RefusedConfigError(f"{name}: not offered by this broker")
+        raise RefusedConfigError(f"{name}: not supported by this broker")
     return setting
 
 
@@ -177,8 +179,8 @@ def _check(name: str, value: str) -> None:
     if setting.allowed:
         if value not in setting.allowed:
             offered = " and ".join(setting.allowed)
-            raise RefusedConfigError(f"{name}: this broker offers only {offered}")
+            raise RefusedConfigError(f"{name}: this broker supports only {offered}")
         return
     digits = value if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else "-1"
     if not setting.least <= int(digits) <= _MAX_INT:
-        raise RefusedConfigError(f"{name}: a whole number from {setting.least} to {_MAX_INT}")
+        raise RefusedConfigError(f"{name}: an integer from {setting.least} to {_MAX_INT}")

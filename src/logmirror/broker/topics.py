@@ -1,7 +1,7 @@
-"""The topics of a running broker: which there are, under which names and ids, with which logs.
+"""The topics of a running broker, by name and by topic ID, with the logs of their partitions.
 
-Topics are changed one at a time. A change is durable before anybody is told; a deletion, of a topic
-or of records, is durable first, and then the files go (see `metadata`).
+Changes are made one at a time, and are durable before they are reported. A deletion, of a topic or
+of records, is made durable first; then the files are removed (see `metadata`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_TOPIC_PARTITIONS: Final = 10_000
 
 
 class RefusedTopicError(Exception):
-    """A topic that cannot be created, changed or deleted; `code` is what Kafka answers."""
+    """A topic cannot be created, changed or deleted. `code` is Kafka's error code for it."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -47,12 +47,12 @@ class RefusedTopicError(Exception):
 
 
 class TopicDeletedError(PositionError):
-    """The topic was deleted while somebody waited for it."""
+    """The topic was deleted while a request waited for it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Topic:
-    """A topic and the logs of its partitions, by number; `Topics` alone changes it."""
+    """A topic and the logs of its partitions, by number. Only `Topics` changes it."""
 
     name: str
     topic_id: uuid.UUID
@@ -61,7 +61,11 @@ class Topic:
 
 
 def check_name(name: str) -> None:
-    """Refuse what Kafka refuses, and names that begin with a dot: ours are hidden like that."""
+    """Check a topic name: Kafka's rules, and no leading dot, which marks the broker's own files.
+
+    Raises:
+        RefusedTopicError: The name is not allowed.
+    """
     if not _LEGAL_NAME.fullmatch(name):
         reason = (
             "a topic name has 1 to 249 letters, digits, dots, dashes and underscores, "
@@ -71,7 +75,7 @@ def check_name(name: str) -> None:
 
 
 class Topics:
-    """All topics. Methods are called on the event loop; what blocks runs in `executor`."""
+    """All topics. Methods run on the event loop; blocking work runs in `executor`."""
 
     def __init__(  # noqa: PLR0913, PLR0917  # the broker's parts, built in one place
         self,
@@ -99,9 +103,9 @@ class Topics:
         return sum(len(topic.logs) for topic in self.by_name.values())
 
     def load(self) -> None:
-        """Open everything that is stored; blocking, before the broker listens.
+        """Open all topics and finish interrupted deletions. Blocks; runs before the broker listens.
 
-        A partition that cannot be opened is offline, the others are not its concern.
+        A partition that cannot be opened is offline; the others are not affected.
         """
         for row in self._store.deleting():
             self._remove_files(row.name)
@@ -123,7 +127,7 @@ class Topics:
                 log_start=row.log_starts.get(partition, 0),
             )
         except (LogmirrorError, OSError) as error:
-            _LOG.exception("%s-%d: offline, its log could not be opened", row.name, partition)
+            _LOG.exception("%s-%d: offline: the log could not be opened", row.name, partition)
             log = self._empty_log(folder, configs)
             failure = error if isinstance(error, LogmirrorError) else None
             log.take_offline(
@@ -153,18 +157,18 @@ class Topics:
     async def create(
         self, name: str, partition_count: int, configs: Mapping[str, str], *, dry_run: bool = False
     ) -> Topic | None:
-        """Create a topic; None for a dry run that would have worked.
+        """Create a topic; returns None for a successful dry run.
 
         Raises:
-            RefusedTopicError: It is there already, or something about it is not allowed.
+            RefusedTopicError: The topic exists, or its name, count or settings are not allowed.
             UnavailableError: The database could not be written.
         """
         return await self._to_the_end(self._create(name, partition_count, configs, dry_run))
 
     async def _to_the_end(self, change: Coroutine[Any, Any, _Result]) -> _Result:
-        """Carry a change out whole, also when the client that asked for it goes away meanwhile.
+        """Complete a change even if the requesting client disconnects meanwhile.
 
-        Cancelled between the database and memory it would leave a topic that is there and is not.
+        A change that is cancelled halfway would leave memory and database in disagreement.
         """
         task = asyncio.ensure_future(change)
         self._changes.add(task)
@@ -186,7 +190,7 @@ class Topics:
             await loop.run_in_executor(self._executor, self._store.create_topic, row)
             folder = self._folder(name)
             logs = [self._empty_log(folder / str(number), checked) for number in range(count)]
-            _LOG.info("created topic %s with %d partitions", name, count)
+            _LOG.info("topic %s created with %d partitions", name, count)
             return self._admit(row, logs)
 
     def _check_new(
@@ -201,25 +205,25 @@ class Topics:
             )
         self._check_room(partition_count)
         if self._folder(name).exists():
-            reason = "the log directory has a folder of that name that belongs to no topic"
+            reason = "the log directory holds a folder of this name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         return TopicConfigs(configs, self._options)
 
     def _check_room(self, more: int) -> None:
         if self.partition_count + more > self._options.max_partitions:
-            reason = f"this broker has at most {self._options.max_partitions} partitions"
+            reason = f"this broker allows at most {self._options.max_partitions} partitions"
             raise RefusedTopicError(ErrorCode.POLICY_VIOLATION, reason)
 
     def _check_there(self, topic: Topic) -> None:
-        """Refuse a topic that somebody deleted while the change waited for its turn."""
+        """Refuse a topic that was deleted while the change waited."""
         if self.by_id.get(topic.topic_id.bytes) is not topic:
             raise RefusedTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
 
     async def add_partitions(self, topic: Topic, count: int, *, dry_run: bool) -> None:
-        """Give a topic more partitions, `count` in the end.
+        """Increase a topic's partition count to `count`.
 
         Raises:
-            RefusedTopicError: The number is not allowed.
+            RefusedTopicError: The count is not allowed.
             UnavailableError: The database could not be written.
         """
         await self._to_the_end(self._add_partitions(topic, count, dry_run))
@@ -229,7 +233,7 @@ class Topics:
             self._check_there(topic)
             before = len(topic.logs)
             if not before < count <= MAX_TOPIC_PARTITIONS:
-                reason = f"topic has {before} partitions; more, and at most {MAX_TOPIC_PARTITIONS}"
+                reason = f"partitions: {before + 1} to {MAX_TOPIC_PARTITIONS}"
                 raise RefusedTopicError(ErrorCode.INVALID_PARTITIONS, reason)
             self._check_room(count - before)
             if dry_run:
@@ -243,7 +247,7 @@ class Topics:
                 self._empty_log(folder / str(number), topic.configs)
                 for number in range(before, count)
             )
-            _LOG.info("topic %s has %d partitions", topic.name, count)
+            _LOG.info("topic %s: partitions increased to %d", topic.name, count)
 
     async def set_configs(
         self,
@@ -252,17 +256,17 @@ class Topics:
         *,
         dry_run: bool,
     ) -> None:
-        """Change a topic's settings; what is appended from then on follows them.
+        """Change a topic's settings. They apply to later appends.
 
         Args:
-            topic: Whose.
-            changed: Makes the new settings of those there are, which may be others than a moment
-                ago. It may raise what `TopicConfigs` does.
-            dry_run: Only look whether it would work.
+            topic: The topic.
+            changed: Returns the new values for the current settings, which an earlier request may
+                have changed. May raise RefusedConfigError.
+            dry_run: Only validate.
 
         Raises:
-            RefusedConfigError: A setting or its value is not offered.
-            RefusedTopicError: Somebody deleted the topic meanwhile.
+            RefusedConfigError: A setting or its value is not supported.
+            RefusedTopicError: The topic was deleted meanwhile.
             UnavailableError: The database could not be written.
         """
         await self._to_the_end(self._set_configs(topic, changed, dry_run))
@@ -285,18 +289,18 @@ class Topics:
             topic.configs = configs
             for log in topic.logs:
                 log.segment_bytes = configs.segment_bytes
-            _LOG.info("topic %s has settings %s", topic.name, dict(configs.values))
+            _LOG.info("topic %s: settings changed to %s", topic.name, dict(configs.values))
 
     async def delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
-        """Let partitions begin later, for good; when this returns, the files below are gone, too.
+        """Advance log start offsets and remove the files before them.
 
         Args:
-            topic: Whose.
-            starts: By partition, the first offset that stays; not beyond its watermark. Where the
-                log begins later already, nothing happens.
+            topic: The topic.
+            starts: New log start offset by partition, at most its high watermark. A partition whose
+                log start is higher already does not change.
 
         Raises:
-            RefusedTopicError: Somebody deleted the topic meanwhile.
+            RefusedTopicError: The topic was deleted meanwhile.
             UnavailableError: The database could not be written.
         """
         await self._to_the_end(self._delete_records(topic, starts))
@@ -317,10 +321,10 @@ class Topics:
             await self._commits.wait_removed(topic.logs[number])
 
     async def delete(self, topic: Topic) -> None:
-        """Delete a topic and its records; when this returns, both are gone for good.
+        """Delete a topic, its records and its files.
 
         Raises:
-            RefusedTopicError: Somebody else deleted it meanwhile.
+            RefusedTopicError: The topic was deleted meanwhile by another request.
             UnavailableError: The database could not be written.
         """
         await self._to_the_end(self._delete(topic))
@@ -334,10 +338,10 @@ class Topics:
             for log in topic.logs:
                 log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
             for log in topic.logs:
-                await self._commits.settle(log)
+                await self._commits.quiesce(log)
             await loop.run_in_executor(self._executor, self._remove_files, topic.name)
             await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
-            _LOG.info("deleted topic %s", topic.name)
+            _LOG.info("topic %s deleted", topic.name)
 
     def _remove_files(self, name: str) -> None:
         folder = self._folder(name)

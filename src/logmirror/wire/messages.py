@@ -234,7 +234,7 @@ ERRORS: Final[dict[int, ApiError]] = {
 GRANTS: Final = {
     "could not fetch": "Read on the topic",
     "could not read the topic's metadata": "Read on the topic, or Write where it is a destination",
-    "could not look up a producer": "Read on the topic",
+    "could not look up a producer state": "Read on the topic",
     "could not write": "Write on the topic",
     "could not read the topic's configuration": "DescribeConfigs on the topic",
     "could not read the broker's configuration": "DescribeConfigs on the cluster",
@@ -242,7 +242,7 @@ GRANTS: Final = {
     "could not add partitions": "Alter on the topic",
     "could not delete records": "Delete on the topic",
     "could not find the coordinator": "Write on the transactional id",
-    "could not take the transactional id": "Write on the transactional id",
+    "could not acquire the transactional ID": "Write on the transactional ID",
     "could not add partitions to the transaction": "Write on the topic and on the transactional id",
     "could not write control records": "ClusterAction on the cluster",
 }

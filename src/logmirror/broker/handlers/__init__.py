@@ -1,1 +1,1 @@
-"""One module per group of requests: what the broker does with each, and in which versions."""
+"""The handlers of requests, one module per group of APIs. Each module lists APIs and versions."""

@@ -1,13 +1,16 @@
-"""Everything about topics and the cluster: who is here, what there is, make it, remove it.
+"""Topics and the cluster.
 
-Request            versions
-ApiVersions        0-4   answers any version; above ours: error 35 in the layout of 0
-Metadata           0-12  creates unknown topics if both sides allow it
-FindCoordinator    0-6   there is none (see `apis`)
-CreateTopics       2-7
-DeleteTopics       1-6   by name, or by id (v6)
-CreatePartitions   0-3
-DescribeCluster    0-1
+    API               key  versions  behaviour
+    ApiVersions        18  0-4       unsupported versions: error 35 in the layout of version 0
+    Metadata            3  0-12      creates unknown topics if broker and request allow it
+    FindCoordinator    10  0-6       always COORDINATOR_NOT_AVAILABLE, see `apis`
+    CreateTopics       19  2-7       durable before the response
+    DeleteTopics       20  1-6       by name, or by topic ID (version 6); files are removed first
+    CreatePartitions   37  0-3       durable before the response
+    DescribeCluster    60  0-1       endpoint type: brokers only
+
+Deviations from Kafka: one broker, which holds the only replica of every partition and is the
+controller. The leader epoch is always 0. Request timeouts are not used.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
     from logmirror.wire.frames import RequestHeader
 
 _LOG: Final = logging.getLogger(__name__)
-_NOT_SAID: Final = -1
-_NOBODY: Final = -1
+_DEFAULT_COUNT: Final = -1
+_NO_NODE: Final = -1
 _OFFLINE: Final = ErrorCode.LEADER_NOT_AVAILABLE
 _CONFIGS: Final = "CreatableTopicConfigs"
 _BROKERS_ENDPOINT: Final = 1
@@ -41,7 +44,7 @@ _ALL_OPERATIONS: Final = {5, 7, 8, 9, 10, 11, 12}
 
 
 def api_versions(header: RequestHeader) -> bytes:
-    """Answer ApiVersions, in version 0 if the client asks for one that we do not know."""
+    """Handle ApiVersions. An unsupported version gets an error response in version 0."""
     last = VERSIONS[Api.API_VERSIONS][1]
     known = 0 <= header.version <= last
     code = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_VERSION
@@ -69,7 +72,7 @@ def _host(broker: Broker, caller: Caller) -> str:
 async def metadata(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
 ) -> bytes:
-    """Answer Metadata."""
+    """Handle Metadata."""
     kind = response_kind(Api.METADATA, header.version)
     topics = []
     for name, topic_id in _asked_topics(broker, header, request):
@@ -90,7 +93,7 @@ async def metadata(
 def _asked_topics(
     broker: Broker, header: RequestHeader, request: Message
 ) -> list[tuple[str | None, uuid.UUID | None]]:
-    """Return name and id of what is asked for, each once; version 0 says "all" by an empty list."""
+    """Return name and ID of each requested topic, once. In version 0 an empty list means all."""
     if request.topics is None or (header.version == 0 and not request.topics):
         return [(name, None) for name in sorted(broker.topics.by_name)]
     asked = [(topic.name, topic.topic_id) for topic in request.topics]
@@ -117,9 +120,9 @@ async def _find_or_create(
 
 async def _create_on_first_use(broker: Broker, name: str) -> tuple[ErrorCode, Topic | None]:
     try:
-        return ErrorCode.NONE, await broker.topics.create(name, _NOT_SAID, {})
+        return ErrorCode.NONE, await broker.topics.create(name, _DEFAULT_COUNT, {})
     except RefusedTopicError as refused:
-        if refused.code == ErrorCode.TOPIC_ALREADY_EXISTS:  # created while we waited our turn
+        if refused.code == ErrorCode.TOPIC_ALREADY_EXISTS:  # created meanwhile by another request
             return ErrorCode.NONE, broker.topics.by_name.get(name)
         return refused.code, None
     except LogmirrorError:
@@ -148,7 +151,7 @@ def _topic_entity(
                 "MetadataResponsePartition",
                 error_code=ErrorCode.NONE if log.failure is None else _OFFLINE,
                 partition_index=number,
-                leader_id=node if log.failure is None else _NOBODY,
+                leader_id=node if log.failure is None else _NO_NODE,
                 leader_epoch=0,
                 replica_nodes=(node,),
                 isr_nodes=(node,) if log.failure is None else (),
@@ -165,7 +168,7 @@ async def create_topics(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer CreateTopics."""
+    """Handle CreateTopics."""
     kind = response_kind(Api.CREATE_TOPICS, header.version)
     names = Counter(wanted.name for wanted in request.topics)
     results = []
@@ -189,16 +192,16 @@ async def create_topics(
 
 
 def _partition_count(wanted: Message, *, times_named: int) -> int:
-    """Return how many partitions are wanted, also if they are assigned by hand."""
+    """Return the requested partition count, from the count or from the replica assignment."""
     if times_named > 1:
         raise RefusedTopicError(ErrorCode.INVALID_REQUEST, "topic is named twice")
     if not wanted.assignments:
-        if wanted.replication_factor not in (_NOT_SAID, 1):
+        if wanted.replication_factor not in (_DEFAULT_COUNT, 1):
             raise RefusedTopicError(
                 ErrorCode.INVALID_REPLICATION_FACTOR, "one broker holds one replica"
             )
         return int(wanted.num_partitions)
-    if wanted.num_partitions != _NOT_SAID or wanted.replication_factor != _NOT_SAID:
+    if wanted.num_partitions != _DEFAULT_COUNT or wanted.replication_factor != _DEFAULT_COUNT:
         raise RefusedTopicError(
             ErrorCode.INVALID_REQUEST, "both an assignment and a number of partitions"
         )
@@ -243,7 +246,7 @@ async def delete_topics(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer DeleteTopics."""
+    """Handle DeleteTopics."""
     kind = response_kind(Api.DELETE_TOPICS, header.version)
     results = []
     for name, topic_id in _topics_to_delete(request):
@@ -288,7 +291,7 @@ async def create_partitions(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer CreatePartitions."""
+    """Handle CreatePartitions."""
     kind = response_kind(Api.CREATE_PARTITIONS, header.version)
     names = Counter(wanted.name for wanted in request.topics)
     results = []
@@ -300,7 +303,7 @@ async def create_partitions(
         except RefusedTopicError as refused:
             code, reason = refused.code, refused.reason
         except LogmirrorError as error:
-            _LOG.exception("topic %s could not be given partitions", wanted.name)
+            _LOG.exception("topic %s: partitions could not be added", wanted.name)
             code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
         results.append(
             kind.entity(
@@ -334,24 +337,24 @@ def find_coordinator(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer FindCoordinator: nobody coordinates groups or transactions here."""
+    """Handle FindCoordinator: there is no coordinator of groups or transactions."""
     kind = response_kind(Api.FIND_COORDINATOR, header.version)
-    nobody = {
+    no_coordinator = {
         "error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE,
         "error_message": "this broker has no consumer groups and no transactions",
-        "node_id": _NOBODY,
+        "node_id": _NO_NODE,
         "host": "",
-        "port": _NOBODY,
+        "port": _NO_NODE,
     }
     keys = request.coordinator_keys
-    coordinators = tuple(kind.entity("Coordinator", key=key, **nobody) for key in keys)
-    return kind.frame(header.correlation_id, coordinators=coordinators, **nobody)
+    coordinators = tuple(kind.entity("Coordinator", key=key, **no_coordinator) for key in keys)
+    return kind.frame(header.correlation_id, coordinators=coordinators, **no_coordinator)
 
 
 def describe_cluster(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
 ) -> bytes:
-    """Answer DescribeCluster."""
+    """Handle DescribeCluster."""
     kind = response_kind(Api.DESCRIBE_CLUSTER, header.version)
     endpoint_type = request.endpoint_type
     node = broker.options.node_id

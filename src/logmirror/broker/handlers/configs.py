@@ -1,11 +1,12 @@
-"""The settings of topics and of this broker, as `topic_configs` knows them: shown and changed.
+"""The settings of topics and of this broker.
 
-Request                  versions
-DescribeConfigs          1-4
-AlterConfigs             0-2   what is not named gets its default
-IncrementalAlterConfigs  0-1   set, delete, append, subtract
+    API                      key  versions  behaviour
+    DescribeConfigs           32  1-4       topics and this broker
+    AlterConfigs              33  0-2       topics only; settings not named return to their default
+    IncrementalAlterConfigs   44  0-1       topics only; set, delete, append, subtract
 
-The broker's own settings come from its start and are refused here.
+Deviations from Kafka: only the settings in `topic_configs` exist; every other one is refused. The
+broker's own settings are fixed at its start, so changing them is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _LOG: Final = logging.getLogger(__name__)
 _TOPIC: Final = 2
 _BROKER: Final = 4
 _NEVER: Final = str(2**31 - 1)
-"""The largest value that Kafka has for this setting."""
+"""The largest value that Kafka accepts for `producer.id.expiration.ms`."""
 
 
 class _Operation(enum.IntEnum):
@@ -55,7 +56,7 @@ def describe_configs(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer DescribeConfigs."""
+    """Handle DescribeConfigs."""
     kind = response_kind(Api.DESCRIBE_CONFIGS, header.version)
     results = []
     for resource in request.resources:
@@ -86,7 +87,7 @@ def _look_up(broker: Broker, resource: Message) -> tuple[ErrorCode, str | None, 
         if name not in ("", str(broker.options.node_id)):
             return ErrorCode.INVALID_REQUEST, f"this is broker {broker.options.node_id}", []
         return ErrorCode.NONE, None, _broker_entries(broker)
-    return ErrorCode.INVALID_REQUEST, "this broker has topics and itself", []
+    return ErrorCode.INVALID_REQUEST, "resource type: only topics and brokers have settings", []
 
 
 def _broker_entries(broker: Broker) -> list[ConfigEntry]:
@@ -95,35 +96,35 @@ def _broker_entries(broker: Broker) -> list[ConfigEntry]:
         "auto.create.topics.enable": (
             ConfigType.BOOLEAN,
             str(options.auto_create_topics).lower(),
-            "Whether asking for an unknown topic creates it.",
+            "Whether a request for the metadata of an unknown topic creates it.",
         ),
         "default.replication.factor": (ConfigType.INT, "1", "There is one broker."),
-        "log.dirs": (ConfigType.STRING, str(options.log_dir), "Where records are."),
+        "log.dirs": (ConfigType.STRING, str(options.log_dir), "The folder that holds the logs."),
         "log.segment.bytes": (
             ConfigType.INT,
             str(options.segment_bytes),
-            "`segment.bytes` of topics that do not say.",
+            "Default of `segment.bytes`.",
         ),
         "message.max.bytes": (
             ConfigType.INT,
             str(options.max_message_bytes),
-            "`max.message.bytes` of topics that do not say.",
+            "Default of `max.message.bytes`.",
         ),
-        "node.id": (ConfigType.INT, str(options.node_id), "This broker."),
+        "node.id": (ConfigType.INT, str(options.node_id), "The ID of this broker."),
         "num.partitions": (
             ConfigType.INT,
             str(options.default_partitions),
-            "Of topics whose creator does not say.",
+            "Partitions of topics that are created without a count.",
         ),
         "producer.id.expiration.ms": (
             ConfigType.INT,
             _NEVER,
-            "Producers are not forgotten because of their age.",
+            "Producer state does not expire by age.",
         ),
         "socket.request.max.bytes": (
             ConfigType.INT,
             str(options.max_produce_frame_bytes),
-            "The largest Produce request.",
+            "The largest Produce request, in bytes.",
         ),
     }
     source = ConfigSource.STATIC_BROKER
@@ -158,7 +159,7 @@ async def alter_configs(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer AlterConfigs."""
+    """Handle AlterConfigs."""
 
     def change(resource: Message) -> Callable[[TopicConfigs], Mapping[str, str]]:
         return lambda _: wanted_configs(resource.configs)
@@ -172,7 +173,7 @@ async def incremental_alter_configs(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer IncrementalAlterConfigs."""
+    """Handle IncrementalAlterConfigs."""
 
     def change(resource: Message) -> Callable[[TopicConfigs], Mapping[str, str]]:
         return lambda before: _changed(before, resource.configs)
@@ -181,7 +182,7 @@ async def incremental_alter_configs(
 
 
 def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, str]:
-    """Return the values of a topic after changes of single settings."""
+    """Return a topic's values after an incremental change."""
     values = dict(before.values)
     named = Counter(change.name for change in changes)
     for change in changes:
@@ -193,7 +194,7 @@ def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, st
             values.pop(name, None)
             continue
         if change.value is None:
-            raise RefusedConfigError(f"{name}: null is no value")
+            raise RefusedConfigError(f"{name}: the value must not be null")
         if change.config_operation == _Operation.SET:
             values[name] = change.value
         elif change.config_operation in (_Operation.APPEND, _Operation.SUBTRACT):
@@ -206,7 +207,7 @@ def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, st
                 else kept
             )
         else:
-            raise RefusedConfigError(f"{name}: no such operation")
+            raise RefusedConfigError(f"{name}: unknown operation")
     return values
 
 
@@ -245,7 +246,7 @@ async def _alter_one(
     dry_run: bool,
 ) -> tuple[ErrorCode, str]:
     if resource.resource_type != _TOPIC:
-        return ErrorCode.INVALID_REQUEST, "only the settings of topics can be changed"
+        return ErrorCode.INVALID_REQUEST, "only topic settings can be changed"
     topic = broker.topics.by_name.get(resource.resource_name)
     if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic"

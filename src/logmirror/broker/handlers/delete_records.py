@@ -1,8 +1,10 @@
-"""DeleteRecords (key 21, versions 0-2): a partition's log begins later from now on.
+"""DeleteRecords (key 21, versions 0-2): advances the log start offset of partitions.
 
-The new start is durable before the answer is sent, so that no crash brings a record back (Apache
-Kafka writes it down once a minute). Sealed segments that lie wholly before it are removed; a
-segment that reaches over it, and the open one, stay, and nothing before it is served from them.
+Sealed segments that end before the new log start are removed. A segment that contains it and the
+open segment stay; records before the log start are not served from them.
+
+Deviation from Kafka: the new log start is durable before the response, so that no crash brings a
+record back. Apache Kafka writes it once a minute.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ async def delete_records(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer a DeleteRecords request."""
+    """Handle DeleteRecords."""
     kind = response_kind(Api.DELETE_RECORDS, header.version)
     topics = []
     for asked in request.topics:
@@ -61,7 +63,7 @@ async def delete_records(
 def _check(
     topic: Topic | None, wanted: list[tuple[int, int]]
 ) -> tuple[list[ErrorCode], dict[int, int]]:
-    """Return the error of each partition, and the new starts of those that have none."""
+    """Return each partition's error code, and the new log starts of those without an error."""
     codes: list[ErrorCode] = []
     starts: dict[int, int] = {}
     for number, offset in wanted:

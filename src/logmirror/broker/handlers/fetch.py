@@ -1,13 +1,13 @@
-"""Fetch (key 1, versions 4-17).
+"""Fetch (key 1, versions 4-17): serves whole, durable record batches.
 
-Whole batches, as many as fit; the first partition that has any gets one even if it alone is larger
-than all limits, so a consumer always gets on. Only what is durable is served (L1 in
-`partition_log`); offsets between the watermark and the log end are in range, as in Kafka, and have
-nothing yet. If less than `min_bytes` is there, the request waits on its partitions until
-enough is, something is wrong, or `max_wait_ms` has passed.
+A response holds as many whole batches as fit. The first partition with data gets at least one batch
+even if it exceeds all limits, so that a consumer always makes progress (KIP-74). Only durable
+records are served (L1 in `partition_log`). Offsets from the high watermark to the log end are in
+range, as in Kafka, and return no records yet. With less than `min_bytes` available, the request
+waits until there are enough bytes, an error occurs, or `max_wait_ms` has passed.
 
-Deviations from Kafka: no fetch sessions (every answer has session id 0, which clients understand as
-"send everything each time"); a batch is never cut short, an answer has whole ones or none.
+Deviations from Kafka: there are no fetch sessions (every response has session ID 0, so clients send
+full requests); a batch is never truncated.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _LOG: Final = logging.getLogger(__name__)
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
 
 Part = bytes | bytearray | FileRange
-"""A piece of an answer: bytes, or where in a file they are."""
+"""A part of a response: bytes, or a range of a file."""
 
 
 class _Found(NamedTuple):
-    """What one look at the logs found."""
+    """The result of reading the requested partitions once."""
 
     topics: list[tuple[str | bytes, list[Fetched]]]
     ranges: list[list[FileRange]]
-    """The records of each partition that has any, in order."""
+    """The file ranges of each partition with records, in order."""
     records_bytes: int
     has_error: bool
     logs: list[PartitionLog]
@@ -59,7 +59,7 @@ class _Found(NamedTuple):
 def fetch(
     broker: Broker, header: RequestHeader, frame: memoryview
 ) -> list[Part] | Coroutine[None, None, list[Part]]:
-    """Answer a Fetch request: at once if there is enough, else by a coroutine that waits.
+    """Handle Fetch: returns the response, or a coroutine that waits for `min_bytes`.
 
     Raises:
         RemoteProtocolError: The frame is not a Fetch request.
@@ -69,7 +69,7 @@ def fetch(
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return list(pack_fetch_response(header.version, header.correlation_id, [], error=code))
     try:
-        found = _look(broker, request, header.version)
+        found = _read_all(broker, request, header.version)
     except ColdSegmentError:
         return _wait(broker, header, request, None)
     if _must_wait(request, found):
@@ -94,7 +94,7 @@ async def _wait(
     broker: Broker, header: RequestHeader, request: FetchRequest, found: _Found | None
 ) -> list[Part]:
     if found is None:
-        found = await _look_after_loading(broker, request, header.version)
+        found = await _read_all_loading(broker, request, header.version)
     loop = asyncio.get_running_loop()
     wait_ms = min(request.max_wait_ms, broker.options.max_fetch_wait_ms)
     moved, is_over = asyncio.Event(), asyncio.Event()
@@ -111,7 +111,7 @@ async def _wait(
         while not is_over.is_set() and _must_wait(request, found):
             await moved.wait()
             moved.clear()
-            found = await _look_after_loading(broker, request, header.version)
+            found = await _read_all_loading(broker, request, header.version)
     finally:
         timer.cancel()
         for log in logs:
@@ -119,24 +119,24 @@ async def _wait(
     return _pack(header, found)
 
 
-async def _look_after_loading(broker: Broker, request: FetchRequest, version: int) -> _Found:
-    """Look, with segments loaded off the loop as they turn out to be needed."""
+async def _read_all_loading(broker: Broker, request: FetchRequest, version: int) -> _Found:
+    """Read as `_read_all` does, and load cold segments in the executor."""
     loop = asyncio.get_running_loop()
     while True:
         try:
-            return _look(broker, request, version)
+            return _read_all(broker, request, version)
         except ColdSegmentError as cold:
             segment = cold.segment
         try:
             await loop.run_in_executor(broker.executor, broker.cache.loaded, segment)
         except (LogmirrorError, OSError):
             if segment.is_deleted:
-                continue  # its records are out of range now, which the next look says
+                continue  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE
             _LOG.exception("%s: segment could not be read", segment.path)
             raise
 
 
-def _look(broker: Broker, request: FetchRequest, version: int) -> _Found:
+def _read_all(broker: Broker, request: FetchRequest, version: int) -> _Found:
     by_id = version >= TOPIC_ID_FROM
     left = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
     found = _Found([], [], 0, has_error=False, logs=[])

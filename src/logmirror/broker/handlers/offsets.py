@@ -1,30 +1,30 @@
-"""Where a log begins and ends: ListOffsets and OffsetForLeaderEpoch.
+"""Log start, log end and offsets by timestamp: ListOffsets and OffsetForLeaderEpoch.
 
 ListOffsets (key 2, versions 1-10):
 
-    timestamp  means                         answered with
-    >= 0       the first record that is      its offset and timestamp; -1 if there is none
-               not older
-    -1         latest                        the watermark (L1 in `partition_log`)
-    -2, -4     earliest; earliest local      the log start
+    timestamp  meaning                       response
+    >= 0       the first record with at      its offset and timestamp; -1 if there is none
+               least this timestamp
+    -1         latest                        the high watermark (L1 in `partition_log`)
+    -2, -4     earliest; earliest local      the log start offset
     -3         the largest timestamp         the first record that has it
-    -5         latest tiered                 -1: nothing is tiered
+    -5         latest tiered                 -1: there is no tiered storage
 
-A look-up by time reads the index, the headers of one interval, and decodes one batch. It runs off
-the event loop, because a segment that was not read for long is indexed first, and a batch may be
-compressed. A transaction marker counts, as in Kafka: it has an offset and a time.
+A lookup by timestamp reads the index and the headers of one interval, and decodes one batch. It
+runs in the executor, because a cold segment is indexed first and a batch may be compressed. A
+transaction marker counts as a record, as in Kafka: it has an offset and a timestamp.
 
-OffsetForLeaderEpoch (key 23, versions 2-4): there is one leader epoch, 0, and its end is `log_end`,
-where the next batch will land, also while what is before it is not durable yet. Who lost the answer
-to a Produce asks this before deciding whether to send again (I7), and only `log_end` helps:
+OffsetForLeaderEpoch (key 23, versions 2-4): the only leader epoch is 0. Its end offset is the log
+end, where the next batch is appended, including batches that are not durable yet. A client that
+lost a Produce response reads it before it decides whether to resend (I7):
 
-- The watermark would hide a batch that is appended and waits for the disk. Sent again without a
-  producer id it would be stored twice.
-- `log_end` is no promise that the batch stays: it becomes durable, or the partition goes offline
-  (L3), or the broker dies and the connection with it. In all three cases the next request says so,
-  and who counts progress counts it by the watermark, not by this.
+- The high watermark would hide a batch that is appended and waits for the disk. Resent without a
+  producer ID, that batch would be stored twice.
+- The log end does not promise that the batch stays. It becomes durable, or the partition goes
+  offline (L3), or the broker stops and closes the connection; the next request shows which.
+  Progress is therefore measured by the high watermark.
 
-Apache Kafka draws the same line between its log end, shown here, and its high watermark.
+Apache Kafka also returns its log end offset here, not its high watermark.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def list_offsets(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer a ListOffsets request."""
+    """Handle ListOffsets."""
     kind = response_kind(Api.LIST_OFFSETS, header.version)
     topics = []
     for asked in request.topics:
@@ -99,7 +99,7 @@ async def list_offsets(
 
 
 async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:
-    """Return error, timestamp and offset for one partition."""
+    """Return error code, timestamp and offset for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition_index < len(topic.logs):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *_NOT_FOUND
@@ -130,14 +130,16 @@ async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCo
             )
         except (LogmirrorError, OSError) as error:
             if any(segment.is_deleted for segment, _ in segments):
-                continue  # between two looks records were deleted, with the file they were in
-            _LOG.warning("%s-%d: look-up by time: %s", name, wanted.partition_index, error)
+                continue  # a segment was deleted during the lookup
+            _LOG.warning(
+                "%s-%d: lookup by timestamp failed: %s", name, wanted.partition_index, error
+            )
             return ErrorCode.KAFKA_STORAGE_ERROR, *_NOT_FOUND
         return ErrorCode.NONE, found_ms, offset
 
 
 def epoch_error(current_leader_epoch: int) -> ErrorCode:
-    """Return what is wrong with the epoch that a client takes for ours; `none` if it says none."""
+    """Check the `current_leader_epoch` of a request; -1 is not checked."""
     if current_leader_epoch in (_EPOCH, _NO_EPOCH):
         return ErrorCode.NONE
     if current_leader_epoch > _EPOCH:
@@ -151,7 +153,7 @@ def offset_for_leader_epoch(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer an OffsetForLeaderEpoch request."""
+    """Handle OffsetForLeaderEpoch."""
     kind = response_kind(Api.OFFSET_FOR_LEADER_EPOCH, header.version)
     topics = []
     for asked in request.topics:
@@ -176,7 +178,7 @@ def offset_for_leader_epoch(
 
 
 def _end_of_epoch(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:
-    """Return error, epoch and its end for one partition."""
+    """Return error code, leader epoch and end offset for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition < len(topic.logs):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *_NOT_FOUND
@@ -193,7 +195,7 @@ def _end_of_epoch(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode
 def _find_time(
     cache: SegmentCache, segments: list[tuple[Segment, int]], log_start: int, timestamp_ms: int
 ) -> tuple[int, int]:
-    """Return timestamp and offset of the record that is asked for; (-1, -1): there is none."""
+    """Return timestamp and offset of the first matching record; (-1, -1) if there is none."""
     if timestamp_ms == MAX_TIMESTAMP:
         timestamp_ms = _largest(cache, segments, log_start)
     for segment, end in segments:
@@ -218,8 +220,7 @@ def _largest(cache: SegmentCache, segments: list[tuple[Segment, int]], log_start
         if end == segment.size_bytes and segment.first >= log_start:
             largest = max(largest, index.max_timestamp_ms)
             continue
-        # The index also knows batches that are not durable yet, or deleted; nobody may hear of
-        # those.
+        # The index also counts batches that are not durable yet, and deleted ones.
         for batch in walk(file, index.position_before(log_start), end):
             if batch.base_offset >= log_start:
                 largest = max(largest, batch.max_timestamp_ms)
@@ -232,7 +233,7 @@ def _largest(cache: SegmentCache, segments: list[tuple[Segment, int]], log_start
 def _records(
     file: OpenFile, batch: BatchAt, log_start: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield timestamps and offsets of a batch's records from the log start on, never none."""
+    """Yield timestamps and offsets of a batch's records from the log start on, in chunks."""
     data = os.pread(file.fd, batch.size_bytes, batch.position)
     if data[_CONTROL_AT] & CONTROL_FLAG:
         yield np.array([batch.max_timestamp_ms]), np.array([batch.base_offset])

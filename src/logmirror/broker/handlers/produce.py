@@ -1,14 +1,16 @@
-"""Produce (key 0, versions 3-11).
+"""Produce (key 0, versions 3-11): appends record batches.
 
-Batches are checked, placed and written at once; the answer waits until the last of them is durable,
-for acks 1 as for acks all, since with one replica they ask for the same. With acks 0 there is no
-answer, and the records become durable just the same.
+Batches are checked, assigned offsets and written when the request arrives. The response is sent
+when the last of them is durable, for acks=1 as for acks=all: there is one replica. With acks=0
+there is no response; the records become durable all the same.
 
-Deviations from Kafka: the request's timeout is not used, because an answer that comes before the
-flush would have to be "unknown"; the client's own timeout says the same. A batch with the
-log-append bit is refused for every topic. Kafka does that for topics with log-append time; for
-others it clears the bit, and its records silently have other timestamps than whoever read that
-batch before was shown.
+Deviations from Kafka:
+
+- The request's timeout is not used: a response before the flush could only mean "unknown", which
+  the client's own timeout means already.
+- A batch with the log-append-time bit is refused for every topic. Kafka refuses it for topics with
+  `message.timestamp.type=LogAppendTime`; for others it clears the bit, which silently changes the
+  timestamps of the records.
 """
 
 from __future__ import annotations
@@ -41,30 +43,30 @@ _LEGAL_ACKS: Final = (-1, 0, 1)
 
 
 class ProduceResponse:
-    """The answer to one Produce request while it waits for the disk.
+    """The response to one Produce request, which waits for the disk.
 
     Attributes:
-        frame: The response; None until it is known, and empty for acks 0.
+        frame: The response frame. None until complete; empty for acks=0.
     """
 
-    __slots__ = ("_acks", "_header", "_tell", "_topics", "_waiting", "frame")
+    __slots__ = ("_acks", "_header", "_on_complete", "_topics", "_waiting", "frame")
 
-    def __init__(self, header: RequestHeader, acks: int, tell: Callable[[], None]) -> None:
+    def __init__(self, header: RequestHeader, acks: int, on_complete: Callable[[], None]) -> None:
         self._header = header
         self._acks = acks
-        self._tell = tell
+        self._on_complete = on_complete
         self._topics: list[tuple[str, list[Produced]]] = []
         self._waiting = 1
         self.frame: bytes | bytearray | None = None
 
     def add_topic(self, name: str) -> list[Produced]:
-        """Return the list that takes the answers of a topic's partitions."""
+        """Add a topic; returns the list for the responses of its partitions."""
         responses: list[Produced] = []
         self._topics.append((name, responses))
         return responses
 
     def wait_for(self, responses: list[Produced]) -> Callable[[LogmirrorError | None], None]:
-        """Wait for the partition whose answer was added last; returns how to tell its outcome."""
+        """Wait for the partition that was added last; returns the callback for its outcome."""
         self._waiting += 1
         place = len(responses) - 1
 
@@ -78,7 +80,7 @@ class ProduceResponse:
         return outcome
 
     def release(self) -> None:
-        """Count one outcome; the last one makes the frame."""
+        """Count one outcome; the last one encodes the frame."""
         self._waiting -= 1
         if self._waiting:
             return
@@ -87,29 +89,29 @@ class ProduceResponse:
         else:
             _, version, correlation_id = self._header
             self.frame = pack_produce_response(version, correlation_id, self._topics)
-        self._tell()
+        self._on_complete()
 
 
 _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def produce(
-    broker: Broker, header: RequestHeader, frame: memoryview, tell: Callable[[], None]
+    broker: Broker, header: RequestHeader, frame: memoryview, on_complete: Callable[[], None]
 ) -> ProduceResponse:
-    """Append what a request brings.
+    """Handle Produce.
 
     Args:
-        broker: Where to.
-        header: Of the request.
-        frame: The request; batches are changed in place, and nothing of it is kept.
-        tell: Called once, when the answer's `frame` is known; perhaps before this returns.
+        broker: The broker.
+        header: The request's header.
+        frame: The request. Batch headers are changed in place; no reference to it is kept.
+        on_complete: Called once when the response's `frame` is set, possibly before this returns.
 
     Raises:
         RemoteProtocolError: The frame is not a Produce request.
     """
     request = parse_produce(frame, header.version)
     refused = _refusal(request)
-    response = ProduceResponse(header, request.acks, tell)
+    response = ProduceResponse(header, request.acks, on_complete)
     for name, partitions in request.topics:
         topic = broker.topics.by_name.get(name)
         responses = response.add_topic(name)
@@ -126,7 +128,7 @@ def produce(
 
 
 def _refusal(request: ProduceRequest) -> ErrorCode | None:
-    """Return what is wrong with the request as a whole."""
+    """Return the error code of an invalid request, for all its partitions; None if it is valid."""
     if request.acks not in _LEGAL_ACKS:
         return ErrorCode.INVALID_REQUIRED_ACKS
     if request.transactional_id is not None:
@@ -138,7 +140,7 @@ def _refusal(request: ProduceRequest) -> ErrorCode | None:
     return None
 
 
-def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, what, whom to tell
+def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
     broker: Broker,
     topic: Topic,
     number: int,
@@ -164,8 +166,8 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request: where, wha
             base_offset = log.append(records, facts)
             end = log.log_end
         else:
-            # The first sending may still wait for the disk: then so does this one. As from Kafka,
-            # it is told from a first one by a time, that of its records.
+            # A duplicate. It waits with the first attempt, if that is not durable yet. As in Kafka,
+            # the timestamp in the response, that of the stored records, marks it as a duplicate.
             base_offset, end = known.base_offset, known.last_offset + 1
             append_time_ms = known.timestamp_ms
     except (RefusedBatchError, RefusedSequenceError) as refused:

@@ -1,13 +1,14 @@
-"""Who writes: producer ids, what is known of a producer, and the markers that end transactions.
+"""Producer IDs, producer state and transaction markers.
 
-Request            versions
-InitProducerId     0-5   no transactions: a transactional id is refused
-DescribeProducers  0     what is appended counts, durable or not: the next batch is checked with it
-WriteTxnMarkers    1     one control batch a marker and partition, durable when answered
+    API                key  versions  behaviour
+    InitProducerId      22  0-5       a transactional ID is refused
+    DescribeProducers   61  0         includes appended batches that are not durable yet
+    WriteTxnMarkers     27  1         one control batch per marker and partition; durable before
+                                      the response
 
-There are no transactions here, so a marker ends nothing. It takes its one offset, which no consumer
-shows: with that a copy keeps the offsets of what its source does not show. As with Kafka it is
-appended each time it is sent; who lost an answer looks at the log end.
+Deviation from Kafka: there are no transactions, so a marker ends none. It takes one offset that no
+consumer returns; a replica uses that to keep the offsets of gaps in its source. As in Kafka, a
+marker is appended each time it is sent; a client that lost a response reads the log end offset.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 _NO_TRANSACTION: Final = -1
 _NO_PRODUCER: Final = -1
 _AT_ONCE: Final = 256
-"""Markers that are written before somebody else has a turn: about 5 ms."""
+"""Markers written before the event loop runs other tasks: about 5 ms."""
 
 
 async def init_producer_id(
@@ -42,7 +43,7 @@ async def init_producer_id(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer InitProducerId: an idempotent producer always gets a new id, as from Kafka."""
+    """Handle InitProducerId: an idempotent producer always gets a new ID, as in Kafka."""
     kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
     reply = functools.partial(kind.frame, header.correlation_id)
     if request.transactional_id is not None:
@@ -64,7 +65,7 @@ def describe_producers(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer DescribeProducers."""
+    """Handle DescribeProducers."""
     kind = response_kind(Api.DESCRIBE_PRODUCERS, header.version)
     topics = []
     for asked in request.topics:
@@ -115,7 +116,7 @@ async def write_txn_markers(
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Answer WriteTxnMarkers: all markers are appended first, then durable together."""
+    """Handle WriteTxnMarkers: appends all markers, then waits until they are durable."""
     found: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     written: dict[PartitionLog, list[tuple[dict[int, ErrorCode], int]]] = {}
     count = 0
@@ -147,7 +148,7 @@ def _append_marker(
     if log is None:
         return code, None
     if marker.producer_id == _NO_PRODUCER or marker.producer_epoch < 0:
-        return ErrorCode.UNKNOWN_SERVER_ERROR, None  # as Kafka, which has no better word for it
+        return ErrorCode.UNKNOWN_SERVER_ERROR, None  # the code that Kafka returns here
     try:
         log.append_marker(marker, broker.clock.now_ms())
     except RefusedSequenceError as refused:
@@ -161,16 +162,16 @@ def _append_marker(
 
 
 async def _durable(broker: Broker, log: PartitionLog) -> ErrorCode | None:
-    """Wait until all that a log has now is durable; returns why it is not."""
-    told: asyncio.Future[LogmirrorError | None] = asyncio.get_running_loop().create_future()
+    """Wait until a log is durable up to its current end; returns the error code of a failure."""
+    outcome: asyncio.Future[LogmirrorError | None] = asyncio.get_running_loop().create_future()
 
-    def tell(failure: LogmirrorError | None) -> None:
-        if not told.cancelled():  # the client went away
-            told.set_result(failure)
+    def done(failure: LogmirrorError | None) -> None:
+        if not outcome.cancelled():  # cancelled when the client disconnects
+            outcome.set_result(failure)
 
-    log.when_durable(log.log_end, tell)
+    log.when_durable(log.log_end, done)
     broker.commits.schedule(log)
-    failure = await told
+    failure = await outcome
     if failure is None:
         return None
     gone = isinstance(failure, TopicDeletedError)
@@ -180,7 +181,7 @@ async def _durable(broker: Broker, log: PartitionLog) -> ErrorCode | None:
 def _markers_frame(
     header: RequestHeader, found: dict[int, dict[str, dict[int, ErrorCode]]]
 ) -> bytes:
-    """Pack one result for each producer id, as Kafka does, however many markers it had."""
+    """Encode one result for each producer ID, as Kafka does, also for several markers."""
     kind = response_kind(Api.WRITE_TXN_MARKERS, header.version)
     markers = []
     for producer_id, topics in found.items():

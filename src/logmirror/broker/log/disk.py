@@ -1,4 +1,4 @@
-"""The system calls that a log is made of, apart so that a test can let any of them fail.
+"""The system calls of a log, in one class so that a test can make any of them fail.
 
 Every call raises `OSError` as the system does; `partition_log` decides what a failure means.
 """
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class OpenFile:
-    """A file descriptor that closes when the last one who holds it lets go.
+    """A file descriptor that closes with its last reference.
 
-    A reader that still sends from a segment keeps it readable although the segment was deleted or
-    its place among the open files was given to another.
+    A response in progress keeps a segment readable after the segment was deleted or evicted from
+    the cache of open files.
     """
 
     __slots__ = ("fd",)
@@ -33,7 +33,7 @@ class Disk:
     """The real disk."""
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and those above it; harmless if it is there."""
+        """Create a folder and its parents; no error if it exists."""
         path.mkdir(parents=True, exist_ok=True)
 
     def create(self, path: Path) -> OpenFile:
@@ -50,21 +50,21 @@ class Disk:
         return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def append(self, file: OpenFile, data: memoryview) -> None:
-        """Append all of `data`; after an error an unknown part of it is in the file."""
+        """Append all of `data`. After an error, an unknown part of it is in the file."""
         written = os.write(file.fd, data)
         while written < len(data):
             written += os.write(file.fd, data[written:])
 
     def truncate(self, file: OpenFile, size_bytes: int) -> None:
-        """Cut a file to `size_bytes`."""
+        """Truncate a file to `size_bytes`."""
         os.ftruncate(file.fd, size_bytes)
 
     def sync(self, file: OpenFile) -> None:
-        """Make a file's bytes and its length durable."""
+        """Make a file's bytes and its size durable."""
         os.fdatasync(file.fd)
 
     def write_synced(self, path: Path, parts: Sequence[bytes]) -> None:
-        """Write a small file and make it durable, under a name that nobody reads yet."""
+        """Write a small file and make its bytes durable; its name becomes so by `sync_folder`."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = OpenFile(os.open(path, flags, 0o644))
         for part in parts:
@@ -72,11 +72,11 @@ class Disk:
         os.fdatasync(file.fd)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give `source` the second name `target`; FileExistsError if that is taken."""
+        """Give `source` the second name `target`; FileExistsError if it exists."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name; harmless if there is none."""
+        """Remove a name; no error if it does not exist."""
         path.unlink(missing_ok=True)
 
     def sync_folder(self, path: Path) -> None:

@@ -1,10 +1,7 @@
-"""What the disk does for logs off the event loop: flushing, and removing what was deleted.
+"""Flushes logs and removes deleted segments, in worker threads.
 
-One flush serves everybody who waits.
-
-While a partition's flush runs, everything that is appended waits for the next one; so the busier a
-partition is, the more batches share a flush. Partitions flush side by side, as many as there are
-worker threads.
+Group commit: batches appended during a partition's flush share the next one, so a busier partition
+has more batches per flush. Partitions flush in parallel, up to the number of worker threads.
 """
 
 from __future__ import annotations
@@ -17,8 +14,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from logmirror.broker.log.disk import Disk
-    from logmirror.broker.log.partition_log import PartitionLog, SyncJob
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment import Segment
+    from logmirror.broker.log.sync_job import SyncJob
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -35,9 +33,9 @@ class GroupCommit:
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
 
     def schedule(self, log: PartitionLog) -> None:
-        """See to it that what the log has now becomes durable.
+        """Flush what the log holds now.
 
-        The flush begins after the requests that are in hand already, so that they share it.
+        The flush begins after the requests of this turn of the event loop, so that they share it.
         """
         if log not in self._scheduled:
             self._scheduled.add(log)
@@ -56,7 +54,7 @@ class GroupCommit:
         del self._running[log]
         error = done.exception()
         if error is not None:
-            _LOG.error("%s: flush failed, the partition is offline", job.folder, exc_info=error)
+            _LOG.error("%s: flush failed; the partition is offline", job.folder, exc_info=error)
         if error is not None and not isinstance(error, OSError):
             error = OSError(f"flush failed: {error!r}")
         log.finish_sync(job, error)
@@ -65,9 +63,9 @@ class GroupCommit:
         self._begin(log)
 
     def remove_deleted(self, log: PartitionLog) -> None:
-        """Remove the files of segments before the log start; `wait_removed` waits for it.
+        """Start to remove the files of segments before the log start; `wait_removed` waits for it.
 
-        What cannot be removed now is removed at the next start, when nobody refers to it either.
+        Files that cannot be removed now are removed at the next start.
         """
         segments = log.take_deleted() if log not in self._removing else []
         if not segments:
@@ -80,22 +78,22 @@ class GroupCommit:
         del self._removing[log]
         error = done.exception()
         if error is not None:
-            _LOG.warning("%s: deleted segments are still there: %s", log.folder, error)
+            _LOG.warning("%s: deleted segments could not be removed: %s", log.folder, error)
         self.remove_deleted(log)
 
-    async def settle(self, log: PartitionLog) -> None:
-        """Wait until no file of a log is being flushed or removed."""
+    async def quiesce(self, log: PartitionLog) -> None:
+        """Wait until no file of the log is being flushed or removed."""
         while (running := self._running.get(log)) is not None:
             await asyncio.wait([running])
         await self.wait_removed(log)
 
     async def wait_removed(self, log: PartitionLog) -> None:
-        """Wait until no file of a log is being removed."""
+        """Wait until no file of the log is being removed."""
         while (removing := self._removing.get(log)) is not None:
             await asyncio.wait([removing])
 
     async def drain(self) -> None:
-        """Flush what was appended, and wait for it."""
+        """Flush everything appended, and wait for running flushes and removals."""
         for log in tuple(self._scheduled):
             self._begin(log)
         while self._running or self._removing:
@@ -103,7 +101,7 @@ class GroupCommit:
 
 
 def _remove(disk: Disk, segments: list[Segment]) -> None:
-    """Unlink files, oldest first; blocking."""
+    """Unlink files, oldest first. Blocks."""
     for segment in segments:
         disk.unlink(segment.path)
     disk.sync_folder(segments[0].path.parent)

@@ -1,36 +1,33 @@
-"""One partition's log: sealed segments, the open one, and the watermark between known and durable.
+"""One partition's log: sealed segments, the open segment, high watermark and log end offset.
 
     log_start ........ high_watermark ........ log_end
-    |  durable, readable |  written, waiting for the disk  |  next append
+    |  durable, readable |  written, not durable yet  |  next append
 
-- L1 A record is readable and its producer told only when it is durable (I6). There is one
-  watermark, it never steps back, and every API shows it.
-- L2 Durability comes in order: a segment is durable and sealed before anything in the one after it
-  counts as durable. So what recovery may have to cut off was never acknowledged.
-- L3 A failed flush fails exactly those who wait, and the partition is offline until the next start:
-  after such a failure nobody knows what the kernel still holds, so nothing is built on it.
-- L4 A failed write changes nothing: the part of it that reached the file is cut off again.
-- L5 The log start never steps back, not by a crash either: it is durable before anybody sees it,
-  and files go after that, oldest first. The last segment stays.
-- L6 Whoever asks where the next batch goes is told `log_end`, durable or not.
+- L1 A record becomes readable, and its producer gets a response, only when it is durable (I6). The
+  high watermark never moves back, and every API returns the same one.
+- L2 Durability is in order: a segment is durable and sealed before records of the next one count as
+  durable. So recovery only truncates records that were never acknowledged.
+- L3 A failed flush fails all waiting requests, and the partition is offline until the next start.
+  After such a failure it is unknown what the kernel still holds, so nothing is appended to it.
+- L4 A failed write changes nothing: its partial bytes are truncated.
+- L5 The log start offset never moves back, not even by a crash. It is durable before it is visible;
+  files are removed afterwards, oldest first. The last segment stays.
+- L6 The log end offset includes batches that are not durable yet.
 
-One thread calls the methods here. Only `SyncJob.run` runs elsewhere; it touches nothing but what it
-was given.
+All methods run on one thread. Only `SyncJob.run` runs in another; it uses only its own fields.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from logmirror.archive.naming import NATIVE, format_name
 from logmirror.broker.log.batch_check import place
 from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
 from logmirror.broker.log.segment import FileRange, Segment, SparseIndex, find_batch, whole_batches
+from logmirror.broker.log.sync_job import Seal, SyncJob, open_path, sealed_path, snapshot_path
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.model import OffsetRange
 from logmirror.wire.serve_markers import pack_marker
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class StorageError(UnavailableError):
-    """The disk refused; what was asked for did not happen."""
+    """The disk failed; the operation had no effect."""
 
 
 class ColdSegmentError(Exception):
@@ -55,7 +52,7 @@ class ColdSegmentError(Exception):
 
 
 class Marker(NamedTuple):
-    """How a transaction of a producer ends, as its coordinator says."""
+    """A transaction marker: the outcome of a producer's transaction, from its coordinator."""
 
     producer_id: int
     producer_epoch: int
@@ -63,94 +60,20 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-class _Seal(NamedTuple):
-    """A full segment, and the producers as they were at its end."""
-
-    segment: Segment
-    file: OpenFile
-    snapshot: bytes
-
-
-def open_path(folder: Path, first: int) -> Path:
-    """Where the open segment that begins at `first` is."""
-    return folder / f".{first:020d}.open"
-
-
-def snapshot_path(folder: Path, next_offset: int) -> Path:
-    """Where the producers as of `next_offset` are."""
-    return folder / f".{next_offset:020d}.producers"
-
-
-def sealed_path(folder: Path, first: int, next_offset: int) -> Path:
-    """Where the sealed segment of these offsets is."""
-    return folder / format_name(OffsetRange(first=first, last=next_offset - 1), NATIVE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncJob:
-    """Everything that makes the log durable up to `end_offset`; blocking, for a worker thread."""
-
-    disk: Disk
-    folder: Path
-    seals: tuple[_Seal, ...]
-    obsolete_snapshot: Path | None
-    tail: Segment
-    tail_file: OpenFile
-    tail_bytes: int
-    end_offset: int
-    new_folder: bool
-    new_names: bool
-
-    def run(self) -> None:
-        """Flush, seal and publish, in the order of L2.
-
-        Raises:
-            OSError: Something is not durable; nothing may be said about the rest.
-        """
-        disk = self.disk
-        for seal in self.seals:
-            segment = seal.segment
-            disk.sync(seal.file)
-            disk.write_synced(snapshot_path(self.folder, segment.next_offset), [seal.snapshot])
-            seal_file(disk, self.folder, segment.first, segment.next_offset)
-        disk.sync(self.tail_file)
-        if self.new_names:
-            disk.sync_folder(self.folder)
-        if self.new_folder:
-            disk.sync_folder(self.folder.parent)
-            disk.sync_folder(self.folder.parent.parent)
-        if self.seals and self.obsolete_snapshot is not None:
-            disk.unlink(self.obsolete_snapshot)
-
-
-def seal_file(disk: Disk, folder: Path, first: int, next_offset: int) -> Path:
-    """Give a durable open segment its final name. A link never replaces; a rename would.
-
-    The new name is durable before the old one goes: a file system may keep two changes of one
-    folder in either order, and then no name at all might be left.
-    """
-    path = sealed_path(folder, first, next_offset)
-    source = open_path(folder, first)
-    disk.link(source, path)
-    disk.sync_folder(folder)
-    disk.unlink(source)
-    return path
-
-
 class PartitionLog:
     """The log of one partition.
 
     Args:
-        folder: `<log dir>/<topic>/<partition>`; made with the first record.
-        segments: Those that are there, ascending, without a gap.
-        tail: The open segment, which is then also the last of `segments`.
-        log_start: The first offset that can be read.
-        producers: As of the end of the last segment.
+        folder: `<log dir>/<topic>/<partition>`. Created with the first record.
+        segments: The existing segments, in ascending order, without a gap.
+        tail: The open segment, which is also the last of `segments`.
+        log_start: The log start offset.
+        producers: The producer state at the end of the last segment.
         snapshot: The newest producer snapshot, or None.
-        segment_bytes: An open segment that would grow beyond this is sealed first.
+        segment_bytes: An open segment that would exceed this size is sealed first.
     """
 
-    def __init__(  # noqa: PLR0913  # what recovery found, each a thing of its own
+    def __init__(  # noqa: PLR0913  # the result of recovery
         self,
         folder: Path,
         *,
@@ -177,7 +100,7 @@ class PartitionLog:
         self.high_watermark = self.log_end
         self._durable_tail = tail
         self._durable_tail_bytes = tail.size_bytes if tail else 0
-        self._seals: list[_Seal] = []
+        self._seals: list[Seal] = []
         self._snapshot = snapshot
         self._new_folder = not self._segments
         self._new_names = False
@@ -188,12 +111,12 @@ class PartitionLog:
     # Writing
 
     def append(self, records: memoryview, facts: BatchFacts) -> int:
-        """Write one checked batch behind the last one; returns its base offset.
+        """Append one checked batch; returns its base offset.
 
-        The batch's header is changed in place. The record is not durable yet: `when_durable`.
+        Changes the batch's header in place. The batch is not durable yet, see `when_durable`.
 
         Raises:
-            StorageError: The partition is offline, or the disk refused; nothing was appended.
+            StorageError: The partition is offline, or the write failed; nothing was appended.
         """
         base_offset = self._write(records, facts.record_count, facts.max_timestamp_ms)
         if facts.producer_id >= 0:
@@ -204,7 +127,7 @@ class PartitionLog:
         return base_offset
 
     def append_marker(self, marker: Marker, timestamp_ms: int) -> int:
-        """Write a transaction marker behind the last batch; returns its offset, as `append` does.
+        """Append a transaction marker; returns its offset.
 
         Raises:
             RefusedSequenceError: The producer or its coordinator has a higher epoch.
@@ -243,7 +166,11 @@ class PartitionLog:
         return base_offset
 
     def check_online(self) -> None:
-        """Raise what took the partition offline, if anything did."""
+        """Check that the partition is online.
+
+        Raises:
+            StorageError: It is offline.
+        """
         if self.failure is not None:
             raise StorageError(
                 "partition is offline", folder=str(self.folder), cause=str(self.failure)
@@ -251,7 +178,7 @@ class PartitionLog:
 
     def _refused(self, error: OSError) -> StorageError:
         return StorageError(
-            "the disk refused a record batch", folder=str(self.folder), cause=str(error)
+            "record batch could not be written", folder=str(self.folder), cause=str(error)
         )
 
     def _cut_back(self, file: OpenFile, size_bytes: int) -> None:
@@ -260,7 +187,7 @@ class PartitionLog:
         except OSError as error:
             self.take_offline(
                 UnavailableError(
-                    "a half-written batch could not be cut off",
+                    "partial batch could not be truncated",
                     folder=str(self.folder),
                     cause=str(error),
                 )
@@ -281,7 +208,7 @@ class PartitionLog:
         if self._tail is not None:
             _, full_file, _ = _opened(self._tail)
             snapshot = self.producers.to_bytes(self.log_end)
-            self._seals.append(_Seal(self._tail, full_file, snapshot))
+            self._seals.append(Seal(self._tail, full_file, snapshot))
         tail = Segment(path, self.log_end, self.log_end, 0, file=file, index=index)
         self._tail = tail
         self._segments.append(tail)
@@ -289,24 +216,25 @@ class PartitionLog:
         self._new_names = True
         return tail, file, index
 
-    # Becoming durable
+    # Durability
 
-    def when_durable(self, offset: int, tell: Callable[[LogmirrorError | None], None]) -> None:
-        """Call `tell` once all before `offset` is durable, or with the reason why it is not.
+    def when_durable(self, offset: int, done: Callable[[LogmirrorError | None], None]) -> None:
+        """Call `done` once everything before `offset` is durable, or with the failure.
 
-        Calls come in the order of their offsets, from within `finish_sync`, or at once.
+        Calls are made in the order of offsets, from within `finish_sync`, or at once.
         """
         if self.failure is not None:
-            tell(self.failure)
+            done(self.failure)
         elif offset <= self.high_watermark:
-            tell(None)
+            done(None)
         else:
-            self._ack_waiters.append((offset, tell))
+            self._ack_waiters.append((offset, done))
 
     def begin_sync(self) -> SyncJob | None:
-        """Return the work that makes everything written so far durable; None: nothing to do.
+        """Return the job that makes everything written so far durable.
 
-        One job at a time: None also while one runs. The caller runs it and calls `finish_sync`.
+        None if there is nothing to do or a job is running. The caller runs the job and calls
+        `finish_sync`.
         """
         idle = self._syncing or self.failure is not None or self._tail is None
         if idle or self.high_watermark == self.log_end:
@@ -330,15 +258,15 @@ class PartitionLog:
         return job
 
     def finish_sync(self, job: SyncJob, error: OSError | None) -> None:
-        """Count a job as done, and tell those whom it concerns."""
+        """Record a job's outcome, advance the high watermark and notify waiting requests."""
         self._syncing = False
         if self.failure is not None:
             return
         if error is not None:
             self.take_offline(
                 UnavailableError(
-                    "records could not be made durable",
-                    hint="the partition is offline until the broker starts again",
+                    "records could not be flushed to disk",
+                    hint="the partition is offline until the broker restarts",
                     folder=str(self.folder),
                     cause=str(error),
                 )
@@ -353,7 +281,7 @@ class PartitionLog:
         self.high_watermark = job.end_offset
         while self._ack_waiters and self._ack_waiters[0][0] <= job.end_offset:
             self._ack_waiters.popleft()[1](None)
-        self._wake_watchers()
+        self._notify_watchers()
 
     @property
     def is_syncing(self) -> bool:
@@ -363,14 +291,14 @@ class PartitionLog:
     # Deleting
 
     def advance_start(self, offset: int) -> None:
-        """Show nothing before `offset` any more; that this is so must be durable already (L5)."""
+        """Advance the log start offset, which the caller has made durable already (L5)."""
         self.log_start = max(self.log_start, offset)
-        self._wake_watchers()
+        self._notify_watchers()
 
     def take_deleted(self) -> list[Segment]:
-        """Take sealed segments that lie wholly before the log start out of the log, oldest first.
+        """Remove sealed segments before the log start from the log and return them, oldest first.
 
-        Their files are the caller's to remove.
+        The caller removes their files.
         """
         count = 0
         for segment in self._segments[:-1]:
@@ -385,40 +313,40 @@ class PartitionLog:
         return taken
 
     def take_offline(self, failure: LogmirrorError) -> None:
-        """Refuse everything from now on, and fail all who wait (L3)."""
+        """Refuse all further requests, and fail all waiting ones (L3)."""
         self.failure = failure
         waiters, self._ack_waiters = self._ack_waiters, deque()
-        for _, tell in waiters:
-            tell(failure)
-        self._wake_watchers()
+        for _, done in waiters:
+            done(failure)
+        self._notify_watchers()
 
     # Reading
 
-    def watch(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever the watermark moves or the partition goes offline."""
-        self._watchers.add(wake)
+    def watch(self, notify: Callable[[], None]) -> None:
+        """Call `notify` when high watermark or log start advance, or the partition goes offline."""
+        self._watchers.add(notify)
 
-    def unwatch(self, wake: Callable[[], None]) -> None:
-        """Stop calling `wake`."""
-        self._watchers.discard(wake)
+    def unwatch(self, notify: Callable[[], None]) -> None:
+        """Stop calling `notify`."""
+        self._watchers.discard(notify)
 
-    def _wake_watchers(self) -> None:
-        for wake in tuple(self._watchers):
-            wake()
+    def _notify_watchers(self) -> None:
+        for notify in tuple(self._watchers):
+            notify()
 
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> list[FileRange]:
-        """Find the whole batches from the one that holds `offset`, up to the watermark.
+        """Find the whole batches from the one that holds `offset`, up to the high watermark.
 
         Args:
             offset: From `log_start` to `log_end`.
-            max_bytes: How much at most, except for `at_least_one`.
-            at_least_one: Whether the first batch comes even if it alone is larger.
+            max_bytes: Limit in bytes, except for `at_least_one`.
+            at_least_one: Whether to return the first batch even if it exceeds `max_bytes`.
 
         Returns:
-            Where the bytes are, in order; empty from the watermark on, or if nothing fits.
+            File ranges in order; empty from the high watermark on, or if no batch fits.
 
         Raises:
-            ColdSegmentError: The first segment is not loaded; load it off the loop and try again.
+            ColdSegmentError: The first segment is not loaded; load it in the executor and retry.
             StorageError: The partition is offline, or a segment cannot be read.
         """
         self.check_online()
@@ -438,7 +366,7 @@ class PartitionLog:
                 start = find_batch(file, index, offset, end)
             except OSError as error:
                 raise StorageError(
-                    "a segment could not be read", path=str(segment.path), cause=str(error)
+                    "segment could not be read", path=str(segment.path), cause=str(error)
                 ) from error
             number, offset = number + 1, segment.next_offset
             if start is None:
@@ -459,14 +387,14 @@ class PartitionLog:
         return self._durable_tail_bytes if segment is self._durable_tail else 0
 
     def readable_segments(self) -> list[tuple[Segment, int]]:
-        """Return the segments below the watermark, each with how many of its bytes are."""
+        """Return the segments below the high watermark, each with its readable bytes."""
         pairs = ((segment, self._readable_bytes(segment)) for segment in self._segments)
         return [(segment, size_bytes) for segment, size_bytes in pairs if size_bytes]
 
 
 def _opened(segment: Segment | None) -> tuple[Segment, OpenFile, SparseIndex]:
-    """The parts of an open segment, which are always in memory."""
-    assert segment is not None  # noqa: S101  # an invariant of ours: the tail is open
+    """Return the parts of the open segment, which are always in memory."""
+    assert segment is not None  # noqa: S101  # invariant: the tail is open
     assert segment.file is not None  # noqa: S101  # the same
     assert segment.index is not None  # noqa: S101  # the same
     return segment, segment.file, segment.index

@@ -29,9 +29,10 @@ import numpy as np
 
 from logmirror.archive.chain import chain
 from logmirror.archive.naming import NATIVE, split_name
-from logmirror.broker.log.partition_log import PartitionLog, open_path, seal_file, snapshot_path
+from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
 from logmirror.broker.log.segment import HEADER_BYTES, Segment, SparseIndex
+from logmirror.broker.log.sync_job import open_path, seal_file, snapshot_path
 from logmirror.errors import CorruptionError
 from logmirror.wire.kernels_crc32c import crc32c_at
 from logmirror.wire.serve_markers import CONTROL_FLAG, coordinator_epoch_of
@@ -90,8 +91,10 @@ def recover(
     names = _without_deleted(folder, names, log_start, disk)
     sealed = chain((n for n in names if n[0] != "."), extension=NATIVE, start=None)
     segments = [
-        Segment(folder / link.name, link.first, link.last + 1, (folder / link.name).stat().st_size)
-        for link in sealed.links
+        Segment(
+            folder / found.name, found.first, found.last + 1, (folder / found.name).stat().st_size
+        )
+        for found in sealed.objects
     ]
     firsts = sorted(int(match[1]) for name in names if (match := _OPEN.fullmatch(name)))
     firsts = _without_sealed_twins(folder, firsts, segments, disk)

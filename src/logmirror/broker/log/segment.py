@@ -1,12 +1,12 @@
-"""One file of a partition's log and the sparse index that finds offsets in it.
+"""One segment of a partition's log, and its sparse index.
 
-A sealed segment is a native archive object: `<first>-<last>.batches`, whole record batches and
-nothing else (`archive/naming.py`, `docs/formats/native.md`). The open one has the same bytes under
-the name `.<first>.open`, which no listing of an archive shows.
+A sealed segment is a native archive object, `<first>-<last>.batches`: whole record batches and
+nothing else (`archive/naming.py`, `docs/formats/native.md`). The open segment has the same content
+under the name `.<first>.open`, which listings of an archive ignore.
 
-The index holds one entry for about every 16 KiB: base offset, position, and the largest timestamp
-from there to the next entry. So memory is 24 bytes per 16 KiB of log, and finding an offset costs a
-bisection and a walk over the headers of at most 16 KiB of small batches, or one large one.
+The index has one entry per about 16 KiB: base offset, position, and the largest timestamp up to the
+next entry. It takes 24 bytes per 16 KiB of log. Finding an offset costs a binary search and a walk
+over the headers of at most 16 KiB of small batches, or one large batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAST_TIMESTAMP: Final = -(2**63)
 
 
 class FileRange(NamedTuple):
-    """Bytes of an open file, to be sent."""
+    """A range of an open file, to be sent."""
 
     file: OpenFile
     position: int
@@ -44,7 +44,7 @@ class FileRange(NamedTuple):
 
 
 class BatchAt(NamedTuple):
-    """A batch's place and what its header says."""
+    """A batch's position in a segment, and fields of its header."""
 
     position: int
     size_bytes: int
@@ -54,13 +54,13 @@ class BatchAt(NamedTuple):
 
 
 def walk(file: OpenFile, position: int, end: int) -> Iterator[BatchAt]:
-    """Yield the batches from `position`, where one must begin, until `end`.
+    """Yield the batches from `position`, a batch boundary, to `end`.
 
-    Only headers are read, and only what the log has checked before; so a length that makes no
-    sense here is damage since then.
+    Reads headers only. The log was checked when it was written, so an impossible length means that
+    the file was damaged since.
 
     Raises:
-        CorruptionError: A batch ends behind `end`, or has an impossible length.
+        CorruptionError: A batch extends beyond `end`, or has an impossible length.
     """
     window = b""
     window_start = position
@@ -82,7 +82,7 @@ def walk(file: OpenFile, position: int, end: int) -> Iterator[BatchAt]:
 
 
 class SparseIndex:
-    """Base offsets, positions and largest timestamps at intervals."""
+    """Base offset, position and largest timestamp of each interval."""
 
     __slots__ = ("max_timestamp_ms", "offsets", "positions", "timestamps_ms")
 
@@ -93,7 +93,7 @@ class SparseIndex:
         self.max_timestamp_ms = _LEAST_TIMESTAMP
 
     def add(self, base_offset: int, position: int, max_timestamp_ms: int) -> None:
-        """Count the next batch."""
+        """Add the next batch."""
         if not self.positions or position - self.positions[-1] >= INDEX_INTERVAL_BYTES:
             self.offsets.append(base_offset)
             self.positions.append(position)
@@ -108,13 +108,13 @@ class SparseIndex:
         return self.positions[found] if found >= 0 else 0
 
     def boundary_before(self, position: int) -> int:
-        """Return the greatest indexed batch boundary that is not behind `position`."""
+        """Return the greatest indexed batch boundary at or before `position`."""
         found = bisect_right(self.positions, position) - 1
         return self.positions[found] if found >= 0 else 0
 
     def first_interval_reaching(self, timestamp_ms: int) -> int | None:
-        """Return where the first interval begins that holds a timestamp of at least this."""
-        # By number, not by iterator: the open segment's index may grow while this runs elsewhere.
+        """Return the position of the first interval with a timestamp of at least `timestamp_ms`."""
+        # By number, not by iterator: the open segment's index may grow while a worker runs this.
         for number in range(len(self.timestamps_ms)):
             if self.timestamps_ms[number] >= timestamp_ms:
                 return self.positions[number]
@@ -122,15 +122,15 @@ class SparseIndex:
 
 
 class Segment:
-    """A run of the log in one file.
+    """One segment.
 
     Attributes:
-        first: The first offset that belongs to it.
-        next_offset: The first offset that belongs to the segment after it.
-        size_bytes: How long it is, counting only whole batches.
-        path: Where it is; changes once, when the segment is sealed.
-        is_deleted: Whether its file is gone, since all its records were deleted.
-        index: None while it is not in memory, which only happens to sealed segments.
+        first: The first offset of the segment.
+        next_offset: The first offset of the next segment.
+        size_bytes: Size in bytes, whole batches only.
+        path: Path of the file. Changes once, when the segment is sealed.
+        is_deleted: Whether the segment left the log because its records were deleted.
+        index: The sparse index. None while not loaded, which only happens to sealed segments.
     """
 
     __slots__ = ("file", "first", "index", "is_deleted", "next_offset", "path", "size_bytes")
@@ -155,11 +155,11 @@ class Segment:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it has its final name; what has not is hidden."""
+        """Whether the segment is sealed; an open one has a hidden name."""
         return not self.path.name.startswith(".")
 
     def load(self, file: OpenFile) -> tuple[OpenFile, SparseIndex]:
-        """Take an open file and build the index from its headers."""
+        """Keep an open file and build the index from its batch headers."""
         index = SparseIndex()
         for batch in walk(file, 0, self.size_bytes):
             index.add(batch.base_offset, batch.position, batch.max_timestamp_ms)
@@ -168,7 +168,7 @@ class Segment:
 
 
 def find_batch(file: OpenFile, index: SparseIndex, offset: int, end: int) -> BatchAt | None:
-    """Return the first batch that holds `offset` or a later one; None if none before `end` does."""
+    """Return the first batch before `end` with a last offset of at least `offset`, or None."""
     for batch in walk(file, index.position_before(offset), end):
         if batch.last_offset >= offset:
             return batch
@@ -178,10 +178,10 @@ def find_batch(file: OpenFile, index: SparseIndex, offset: int, end: int) -> Bat
 def whole_batches(
     file: OpenFile, index: SparseIndex, start: BatchAt, end: int, max_bytes: int
 ) -> int:
-    """Return where whole batches from `start` end, with at most `max_bytes` of them.
+    """Return the end position of the whole batches from `start` that fit into `max_bytes`.
 
-    The answer may be up to one index interval short of what would fit, and is `start.position` if
-    the first batch alone is larger.
+    The result may be up to one index interval below the optimum. It is `start.position` if the
+    first batch alone is larger.
     """
     limit = start.position + max_bytes
     if end <= limit:

@@ -1,7 +1,7 @@
-"""Which sealed segments have their file open and their index in memory: those that were read last.
+"""An LRU cache of sealed segments: their open files and their indexes.
 
-A log may have thousands of segments; file descriptors and memory are bounded by this, whatever the
-number of partitions. Readers hold the file they read from, so dropping a segment disturbs nobody.
+It bounds file descriptors and memory for any number of partitions and segments. A response in
+progress holds its own reference to the file, so eviction does not affect it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment, SparseIndex
 
 DEFAULT_LOADED_SEGMENTS: Final = 256
-"""With segments of 64 MiB at most 25 MiB of indexes, and as many file descriptors."""
+"""With segments of 64 MiB: at most 25 MiB of indexes and 256 file descriptors."""
 
 
 class SegmentCache:
@@ -28,9 +28,9 @@ class SegmentCache:
         self._loaded: OrderedDict[Segment, None] = OrderedDict()
 
     def loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex]:
-        """Return a segment's file and index, opening and building them if they are not here.
+        """Return a segment's file and index; opens and builds them if they are not loaded.
 
-        Reads a header of every batch in the segment, so it is not for the event loop.
+        Blocks: a cold segment is indexed from the headers of all its batches.
 
         Raises:
             OSError: The file cannot be opened or read.
@@ -38,13 +38,13 @@ class SegmentCache:
         """
         found = self.if_loaded(segment)
         if found is None:
-            # Not under the lock: two threads that load the same segment waste work, no more.
+            # Without the lock: two threads may load the same segment, which only wastes work.
             found = segment.load(self._disk.open_for_reading(segment.path))
             self._keep(segment)
         return found
 
     def if_loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex] | None:
-        """Return a segment's file and index if they are here; this never waits for the disk."""
+        """Return a segment's file and index if they are loaded. Never blocks."""
         with self._lock:
             file, index = segment.file, segment.index
             if file is None or index is None:
@@ -54,11 +54,11 @@ class SegmentCache:
             return file, index
 
     def sealed(self, segment: Segment) -> None:
-        """Take over a segment that was open until now."""
+        """Add a segment that was just sealed."""
         self._keep(segment)
 
     def forget(self, segment: Segment) -> None:
-        """Let go of a segment that is deleted; who reads from its file goes on."""
+        """Remove a deleted segment."""
         with self._lock:
             self._loaded.pop(segment, None)
             segment.file = segment.index = None

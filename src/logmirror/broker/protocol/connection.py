@@ -1,12 +1,12 @@
-"""One client's connection: bytes in, requests in order, answers in the same order.
+"""A client connection: requests are handled, and responses sent, in order.
 
-- C1 Answers leave in the order of their requests. Produce requests overlap: the next one is
-  appended while the one before it waits for the disk, so one connection can share a flush with
-  itself. Every other request waits until those before it are answered.
-- C2 Whatever a client sends, it costs that client its connection at worst.
-- C3 Memory per connection is bounded: by one request that is arriving, and about a megabyte of
-  answer. Records go from file to socket in pieces, as fast as the client takes them; a client that
-  does not read stops being read from.
+- C1 Responses are sent in the order of the requests. Produce requests overlap: the next one is
+  appended while the previous one waits for the disk, so requests of one connection can share a
+  flush. Every other request waits for the responses of those before it.
+- C2 Malformed input ends the client's own connection and affects no other.
+- C3 Memory per connection is bounded by one incomplete request and about 1 MiB of response. Records
+  are copied from file to socket in pieces, as fast as the client reads. Nothing is read from a
+  client that does not read its responses.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 SEND_BYTES: Final = 1024 * 1024
-"""Read from a file and handed to the transport at once; larger pieces only cost memory."""
+"""Bytes read from a file and written to the transport at once; more only costs memory."""
 
 MAX_OVERLAPPING: Final = 256
-"""Produce requests of one connection that wait for the disk; clients send 5, some more."""
+"""Limit for Produce requests of one connection in flight; most clients send up to 5."""
 
 READ_WHILE_BUSY_BYTES: Final = 256 * 1024
 STOP_MS: Final = 1000
-"""How long a stopping broker waits for clients to take their last answers."""
+"""How long a stopping broker waits for clients to read their last responses."""
 
 RATE_BYTES_PER_MS: Final = 64
-"""The least rate at which a request must arrive once it has begun."""
+"""The minimum rate at which an incomplete request must arrive."""
 
 
 class Connections:
-    """All connections of a broker, and what they share: the limits."""
+    """The connections of a broker and their common limits."""
 
     def __init__(self, broker: Broker, max_connections: int) -> None:
         self.broker = broker
@@ -61,14 +61,14 @@ class Connections:
         self._all_closed = asyncio.Event()
 
     def closed(self, connection: Connection, buffered_bytes: int) -> None:
-        """Forget a connection and the bytes that it held."""
+        """Remove a connection and its buffered bytes from the totals."""
         self.open.discard(connection)
         self.buffered_bytes -= buffered_bytes
         if self.is_stopping and not self.open:
             self._all_closed.set()
 
     async def stop(self) -> None:
-        """Take no more requests, finish what is in hand as far as clients take it, and close."""
+        """Accept no more requests, send pending responses for up to `STOP_MS`, and close."""
         self.is_stopping = True
         await self.broker.commits.drain()
         for connection in tuple(self.open):
@@ -77,10 +77,10 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_closed.wait(), STOP_MS / 1000)
         for connection in tuple(self.open):
-            connection.close("the broker stops")
+            connection.close("broker is stopping")
 
     def sweep(self, now_ms: float) -> None:
-        """Close the connections that are out of time."""
+        """Close the connections that exceeded a timeout."""
         for connection in tuple(self.open):
             reason = connection.overdue(now_ms)
             if reason:
@@ -88,7 +88,7 @@ class Connections:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol object of one connection; all its methods run on the event loop."""
+    """The protocol object of one connection. All methods run on the event loop."""
 
     def __init__(self, connections: Connections) -> None:
         self._all = connections
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, unless there are too many."""
+        """Accept the connection, unless the limit is reached."""
         self._transport = cast("asyncio.Transport", transport)
         self._all.open.add(self)
         self._peer = str(transport.get_extra_info("peername"))
@@ -134,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=SEND_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Release the connection's resources."""
         self._all.closed(self, self._counted_bytes)
         self._counted_bytes = 0
         self._transport = None
@@ -145,29 +145,29 @@ class Connection(asyncio.BufferedProtocol):
             _LOG.debug("%s: connection lost: %s", self._peer, exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # the frame decides the size
-        """Return where the next bytes go."""
+        """Return the buffer for the next bytes."""
         space = self._frames.free_space()
         grown = self._frames.capacity_bytes - self._counted_bytes
         self._counted_bytes += grown
         self._all.buffered_bytes += grown
         if grown > 0 and self._all.buffered_bytes > self._options.max_buffered_bytes:
-            # Not here: closing within this callback ends the whole process in libuv.
-            reason = "all connections together hold too many bytes of requests"
+            # Deferred: closing within this callback aborts the process in libuv.
+            reason = "incomplete requests of all connections exceed the limit"
             self._loop.call_soon(self.close, reason)
         return space
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the bytes that arrived."""
+        """Process the bytes that arrived."""
         self._frames.received(nbytes)
         self._process()
 
     def pause_writing(self) -> None:
-        """Stop sending: the client does not take what it asked for."""
+        """Stop sending: the client does not read its responses."""
         self._is_writable = False
         self._blocked_since_ms = self._now_ms()
 
     def resume_writing(self) -> None:
-        """Go on sending."""
+        """Resume sending."""
         self._is_writable = True
         self._blocked_since_ms = None
         self._send()
@@ -181,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._task is not None or bool(self._outgoing) or not self._is_writable
 
     def _process(self) -> None:
-        """Handle the requests that are here, as far as they need not wait."""
+        """Handle the complete requests that need not wait."""
         if self._is_processing:
             return
         self._is_processing = True
@@ -191,8 +191,8 @@ class Connection(asyncio.BufferedProtocol):
                     break
         except RemoteProtocolError as error:
             self.close(str(error))
-        except Exception:  # noqa: BLE001  # C2: a bug that one client can reach must not end all
-            _LOG.exception("%s: a request could not be handled", self._peer)
+        except Exception:  # noqa: BLE001  # C2: a bug must only end the client's own connection
+            _LOG.exception("%s: request failed", self._peer)
             self.close("internal error")
         finally:
             self._is_processing = False
@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         return ready and len(self._waiting) < MAX_OVERLAPPING
 
     def _take_one(self) -> bool:
-        """Handle the next request; False if it is not here or must wait."""
+        """Handle the next request; False if it is incomplete or must wait."""
         frame = self._frames.next_frame()
         if frame is None:
             if self._frames.buffered_bytes == 0:
@@ -252,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
         self._process()
 
     def _mind_reading(self) -> None:
-        """Read no further while the client's own requests wait."""
+        """Pause reading while enough requests of this client wait."""
         if self._transport is None:
             return
         full = self._frames.buffered_bytes >= READ_WHILE_BUSY_BYTES
@@ -262,10 +262,10 @@ class Connection(asyncio.BufferedProtocol):
             self._is_reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
-    # Answers
+    # Responses
 
     def _send_responses_in_order(self) -> None:
-        """Send the Produce answers that are known, up to the first that is not (C1)."""
+        """Send complete Produce responses, up to the first incomplete one (C1)."""
         while self._waiting and (frame := self._waiting[0].frame) is not None:
             self._waiting.popleft()
             if frame:
@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
 
     def _send(self) -> None:
-        """Hand to the transport what it takes, about `SEND_BYTES` at a time."""
+        """Write to the transport as long as it accepts, about `SEND_BYTES` at a time."""
         while self._transport is not None and self._outgoing and self._is_writable:
             pieces: list[bytes | bytearray] = []
             size = 0
@@ -290,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
                     pieces.append(piece)
                     size += len(piece)
             except (OSError, CorruptionError) as error:
-                # The frame's size was announced, so it cannot be ended in another way.
+                # The frame's size is sent already, so only closing the connection ends it.
                 _LOG.error("%s: records could not be read: %s", self._peer, error)
                 self.close("records could not be read")
                 return
@@ -315,11 +315,11 @@ class Connection(asyncio.BufferedProtocol):
     # The end
 
     def overdue(self, now_ms: float) -> str:
-        """Return why the connection is out of time; empty if it is not."""
+        """Return the reason for closing a connection that exceeded a timeout; else empty."""
         options = self._options
         if self._blocked_since_ms is not None:
             if now_ms - self._blocked_since_ms > options.send_timeout_ms:
-                return "client does not take its answers"
+                return "client does not read its responses"
             return ""
         if self._is_busy or self._waiting:
             return ""
@@ -331,12 +331,12 @@ class Connection(asyncio.BufferedProtocol):
         return "idle" if now_ms - self._last_request_ms > options.idle_timeout_ms else ""
 
     def finish(self) -> None:
-        """Close the connection once its answers are sent."""
+        """Close the connection once its responses are sent."""
         self._is_finishing = True
         self._send()
 
     def close(self, reason: str) -> None:
-        """Close the connection now; what is not sent yet is dropped."""
+        """Close the connection now; unsent responses are dropped."""
         if self._transport is not None and not self._transport.is_closing():
             _LOG.info("%s: closed: %s", self._peer, reason)
             self._transport.abort()

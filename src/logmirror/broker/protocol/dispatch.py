@@ -1,7 +1,7 @@
-"""From a frame to its answer: which handler, and whether the answer is there at once.
+"""Dispatches a request to its handler.
 
-Requests are read before anything is awaited, because a frame is a view of a buffer that the next
-bytes of its connection overwrite.
+A request is decoded before anything is awaited: its frame is a view of the connection's buffer,
+which the next bytes overwrite.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller],
 
 
 def response(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Response:
-    """Answer one request that is not Produce: with the answer, or with a coroutine for it.
+    """Handle one request other than Produce; returns its response, or a coroutine for it.
 
     Raises:
-        RemoteProtocolError: The request is not one that we answer, or not one at all.
+        RemoteProtocolError: The API or version is not implemented, or the request is malformed.
     """
     api_key, version, _ = header
     if api_key == Api.API_VERSIONS:
@@ -59,10 +59,14 @@ def response(broker: Broker, header: RequestHeader, frame: memoryview, caller: C
 
 
 def check_responded(header: RequestHeader) -> None:
-    """Refuse a request that nobody could answer in a way its sender understands."""
+    """Refuse a request whose API or version is not implemented.
+
+    Raises:
+        RemoteProtocolError: It is not implemented; the connection ends, as in Kafka.
+    """
     if not has_response(header.api_key, header.version):
         raise RemoteProtocolError(
-            "request is of a kind or version that is not offered",
+            "API or version not supported",
             api_key=header.api_key,
             version=header.version,
         )
