@@ -1,8 +1,7 @@
-"""What a batch must be before it is stored. Afterwards it is opaque bytes.
+"""Checks a producer's record batch before it is stored. Afterwards the batch is opaque bytes.
 
-A client's batch is checked once, here: what the log holds was right when it came, so whatever reads
-it later may trust its structure and blame the disk for what is wrong. The codes are those that
-Kafka answers in the same case.
+A batch is checked once, here. Code that reads the log later relies on its structure, and treats a
+violation as damage on disk. The error codes are those that Kafka returns in the same case.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOG_APPEND_TIME: Final = 8
 _TRANSACTIONAL: Final = 16
 _CONTROL: Final = 32
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
-"""Of one batch, decompressed; a bomb that passes every other limit ends here."""
+"""Limit for the decompressed size of one batch, against decompression bombs."""
 
 _MAGIC_AT: Final = 16
 _ATTRIBUTES_AT: Final = 21
@@ -41,7 +40,7 @@ _EPOCH: Final = Struct(">i")
 
 
 class RefusedBatchError(Exception):
-    """A batch that must not be stored; `code` is what Kafka answers."""
+    """The batch must not be stored. `code` is Kafka's error code for it."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -49,7 +48,7 @@ class RefusedBatchError(Exception):
 
 
 class BatchFacts(NamedTuple):
-    """What the log needs to know about a batch."""
+    """The header fields of a batch that the log needs."""
 
     record_count: int
     max_timestamp_ms: int
@@ -59,16 +58,20 @@ class BatchFacts(NamedTuple):
 
 
 def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
-    """Check what a client wants to append to one partition: exactly one batch.
+    """Check the records for one partition of a Produce request: exactly one valid batch.
+
+    Args:
+        records: The records field of the request; null is refused.
+        max_bytes: `max.message.bytes` of the topic.
 
     Raises:
-        RefusedBatchError: It must not be stored.
+        RefusedBatchError: The batch must not be stored.
     """
     if records is None or len(records) == 0:
         raise RefusedBatchError(ErrorCode.INVALID_RECORD, "no batch")
     size = len(records)
     if size < HEADER_BYTES:
-        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "shorter than a batch header")
+        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "batch is shorter than its header")
     header = _BATCH.unpack_from(records, 0)
     base_offset, length, _, magic, checksum, attributes, last_delta, _, max_timestamp_ms = header[
         :9
@@ -79,7 +82,7 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
     _check_size(size, _LENGTH_END + length, max_bytes)
     address = address_of(as_bytes_array(records))
     if crc32c_at(address + _CRC_START, size - _CRC_START) != checksum:
-        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "checksum")
+        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "checksum does not match")
     if base_offset != 0:
         raise RefusedBatchError(ErrorCode.INVALID_RECORD, "base offset is not 0")
     _check_attributes(attributes)
@@ -92,7 +95,7 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
     else:
         sound = count_sound_records(address + HEADER_BYTES, size - HEADER_BYTES, record_count)
     if sound != record_count:
-        raise RefusedBatchError(ErrorCode.INVALID_RECORD, f"record {sound} is not what it says")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, f"record {sound} is malformed")
     return BatchFacts(record_count, max_timestamp_ms, producer_id, producer_epoch, base_sequence)
 
 
@@ -100,7 +103,7 @@ def _check_size(size: int, batch_end: int, max_bytes: int) -> None:
     if batch_end < HEADER_BYTES or batch_end > size:
         raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "length does not match the bytes")
     if batch_end < size:
-        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "more than one batch")
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
     if size > max_bytes:
         raise RefusedBatchError(ErrorCode.MESSAGE_TOO_LARGE, "larger than max.message.bytes")
 
@@ -126,16 +129,16 @@ def _check_attributes(attributes: int) -> None:
 
 
 def is_transactional(records: memoryview | None) -> bool:
-    """Whether a batch, not checked yet, says that it belongs to a transaction."""
+    """Whether an unchecked batch has the transactional bit."""
     if records is None or len(records) < HEADER_BYTES or records[_MAGIC_AT] != _MAGIC:
         return False
     return bool(records[_ATTRIBUTES_AT + 1] & _TRANSACTIONAL)
 
 
 def stamp(records: memoryview, facts: BatchFacts, now_ms: int) -> BatchFacts:
-    """Give all records of a checked batch the time of their arrival; their own stays inside it.
+    """Set a checked batch to log-append time `now_ms`, and update its checksum.
 
-    Readers take the batch's largest timestamp for each record then.
+    The records keep the producer's timestamps; readers use the batch's largest timestamp instead.
     """
     (attributes,) = _ATTRIBUTES.unpack_from(records, _ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(records, _ATTRIBUTES_AT, attributes | _LOG_APPEND_TIME)
@@ -147,6 +150,6 @@ def stamp(records: memoryview, facts: BatchFacts, now_ms: int) -> BatchFacts:
 
 
 def place(records: memoryview, base_offset: int) -> None:
-    """Write where a batch stands into its header; both fields lie outside its checksum."""
+    """Write base offset and leader epoch 0 into a batch header; the checksum covers neither."""
     _OFFSETS.pack_into(records, 0, base_offset)
     _EPOCH.pack_into(records, 12, 0)

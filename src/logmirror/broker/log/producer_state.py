@@ -1,23 +1,23 @@
-"""What idempotent producers wrote last, so that a batch sent twice is stored once.
+"""The producer state of a partition: the idempotent-producer check.
 
 The rules are Kafka's:
 
-- P1 The five batches a producer wrote last are remembered; one of them sent again is answered with
-  its first offset and not stored.
+- P1 The last five batches of a producer are kept. A duplicate of one of them is not stored; its
+  response has the first one's base offset.
 - P2 Any other batch must begin with the sequence after the last one; sequences wrap at 2^31. A
-  producer of which only a marker is known must begin at 0.
-- P3 A lower epoch is refused; a higher one begins again at sequence 0.
-- P4 A producer that is not known may begin with any sequence: what was forgotten must not stop it.
-- P5 A transaction marker counts like a batch for the epoch, and leaves the sequences of its own
-  epoch alone. A marker from a coordinator that was replaced is refused.
+  producer with only a marker must begin at 0.
+- P3 A lower epoch is refused; a higher one begins at sequence 0.
+- P4 A producer without state may begin with any sequence, so that a dropped state does not stop it.
+- P5 A transaction marker counts like a batch for the epoch, and does not change the sequences of its
+  epoch. A marker from a replaced coordinator is refused.
 
-What differs: Kafka forgets a producer once the timestamps of its *records* are older than
-`producer.id.expiration.ms` (a day), at the next sweep, so a copy of old records loses its guard
-there. Here nothing ages: a producer is forgotten only when `MAX_PRODUCERS` others of its partition
-wrote after it.
+Deviation from Kafka: state does not expire by age. Kafka drops a producer whose *records* have
+timestamps older than `producer.id.expiration.ms` (one day), at the next sweep, so a replication of
+old records loses the check. Here a producer is dropped only when `MAX_PRODUCERS` others of the
+partition have written since.
 
-The state is a function of the log. A snapshot stands beside the sealed segments so that recovery
-reads only what follows them, and goes on knowing producers whose records were deleted:
+The state is a function of the log. A snapshot beside the sealed segments saves recovery from reading
+them, and keeps producers whose records were deleted:
 
     magic "LMP2" | uint32 CRC-32 of what follows | int64 next offset | int32 producers
     producer: int64 id | int16 epoch | int32 coordinator epoch | int64 last timestamp ms
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REMEMBERED_BATCHES: Final = 5
-"""As Kafka, whose clients keep at most five requests in flight for that reason."""
+"""As in Kafka. For that reason clients keep at most five requests in flight."""
 
 MAX_PRODUCERS: Final = 10_000
-"""Per partition, the ones that wrote last. A stranger can make up ids; he cannot make us grow."""
+"""Limit per partition; the producer with the oldest write is dropped. Bounds memory, because a
+client can invent producer IDs."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 NO_SEQUENCE: Final = -1
@@ -56,24 +57,24 @@ _BATCH: Final = Struct(">iiqqq")
 
 
 class SequencedBatch(NamedTuple):
-    """A batch as its producer numbered it and as it was stored."""
+    """A stored batch: its sequences and its offsets."""
 
     first_sequence: int
     last_sequence: int
     base_offset: int
     last_offset: int
     timestamp_ms: int
-    """The largest of its records."""
+    """The largest timestamp of its records."""
 
 
 class Producer(NamedTuple):
-    """What is known of one producer.
+    """The state of one producer.
 
     Attributes:
-        epoch: Its last one.
-        coordinator_epoch: Of the last marker written in its name; -1: there was none.
-        last_timestamp_ms: Of its last batch or marker.
-        batches: The last ones of this epoch, oldest first.
+        epoch: The producer epoch.
+        coordinator_epoch: The coordinator epoch of its last marker; -1 without a marker.
+        last_timestamp_ms: The timestamp of its last batch or marker.
+        batches: The last batches of this epoch, oldest first, at most `REMEMBERED_BATCHES`.
     """
 
     epoch: int
@@ -83,12 +84,12 @@ class Producer(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The last one that it wrote in its epoch; -1: none."""
+        """The last sequence in its epoch; -1 if it wrote none."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
 
 class RefusedSequenceError(Exception):
-    """A batch or marker that must not be stored; `code` is what Kafka answers."""
+    """The batch or marker must not be stored. `code` is Kafka's error code for it."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -112,19 +113,19 @@ class ProducerState:
         return len(self._producers)
 
     def items(self) -> Iterator[tuple[int, Producer]]:
-        """Yield id and state of each producer, the one that wrote longest ago first."""
+        """Yield ID and state of each producer, oldest write first."""
         yield from self._producers.items()
 
     def find_duplicate(
         self, producer_id: int, epoch: int, first_sequence: int, record_count: int
     ) -> SequencedBatch | None:
-        """Check a batch that is about to be stored.
+        """Check a batch before it is stored.
 
         Returns:
-            What was stored the first time, if this is a repetition; None: store it.
+            The stored batch, if this one is a duplicate; None if it is to be stored.
 
         Raises:
-            RefusedSequenceError: Out of order, or from an epoch that ended.
+            RefusedSequenceError: The sequence is out of order, or the epoch is old.
         """
         known = self._producers.get(producer_id)
         if known is None:
@@ -144,7 +145,7 @@ class ProducerState:
         return None
 
     def stored(self, producer_id: int, epoch: int, batch: SequencedBatch) -> None:
-        """Remember a batch that is in the log now."""
+        """Record a batch that was appended."""
         known = self._producers.get(producer_id)
         before = known.batches if known is not None and known.epoch == epoch else ()
         batches = (*before[1 - REMEMBERED_BATCHES :], batch)
@@ -152,10 +153,10 @@ class ProducerState:
         self._remember(producer_id, Producer(epoch, coordinator_epoch, batch.timestamp_ms, batches))
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Check a transaction marker that is about to be stored.
+        """Check a transaction marker before it is stored.
 
         Raises:
-            RefusedSequenceError: From an epoch of the producer, or of its coordinator, that ended.
+            RefusedSequenceError: The producer epoch or the coordinator epoch is old.
         """
         known = self._producers.get(producer_id)
         if known is None:
@@ -168,7 +169,7 @@ class ProducerState:
     def marked(
         self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
     ) -> None:
-        """Remember a transaction marker that is in the log now."""
+        """Record a transaction marker that was appended."""
         known = self._producers.get(producer_id)
         batches = known.batches if known is not None and known.epoch == epoch else ()
         self._remember(producer_id, Producer(epoch, coordinator_epoch, timestamp_ms, batches))
@@ -190,20 +191,22 @@ class ProducerState:
 
     @classmethod
     def from_bytes(cls, data: bytes, next_offset: int) -> ProducerState:
-        """Return the state that a snapshot holds.
+        """Return the state in a snapshot.
 
         Raises:
-            CorruptionError: Not a snapshot, damaged, or one of another offset.
+            CorruptionError: The bytes are not a snapshot, are damaged, or are of another offset.
         """
         if len(data) < _HEAD.size + _COUNTS.size:
-            raise CorruptionError("producer snapshot is cut off", size=len(data))
+            raise CorruptionError("producer snapshot is truncated", size=len(data))
         magic, checksum = _HEAD.unpack_from(data, 0)
         if magic != _MAGIC or zlib.crc32(data[_HEAD.size :]) != checksum:
             raise CorruptionError("producer snapshot is damaged", size=len(data))
         found_offset, count = _COUNTS.unpack_from(data, _HEAD.size)
         if found_offset != next_offset:
             raise CorruptionError(
-                "producer snapshot is of another offset", expected=next_offset, found=found_offset
+                "producer snapshot has an unexpected offset",
+                expected=next_offset,
+                found=found_offset,
             )
         state = cls()
         position = _HEAD.size + _COUNTS.size

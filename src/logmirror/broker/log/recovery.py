@@ -1,20 +1,19 @@
-"""From the files of a partition to its log, after whatever ended the broker.
+"""Recovery: opens a partition's log from its files, after a clean stop or a crash.
 
-What can be there, and what it means:
-
+    files                           state
     <first>-<last>.batches          sealed: durable before it got this name
-    .<first>.open                   open: whole batches, perhaps a torn end
-    .<first>.open beside a sealed   died between link and unlink: the same file twice
-    more than one open              died before the older ones were sealed
-    sealed, before the log start    died while deleting: removed now
-    .<next>.producers               the producers as of that offset
+    .<first>.open                   open: whole batches, possibly a partial one at the end
+    .<first>.open beside a sealed   a crash between link and unlink: the same file under two names
+    more than one open              a crash before the older ones were sealed
+    sealed, before the log start    a crash during a deletion: removed now
+    .<next>.producers               the producer state before offset <next>
 
-The open segments are read in order, each batch with its checksum. At the first one that is not
-whole and right, the log ends: the file is cut there, and open segments after it are removed.
-Nothing that was acknowledged is lost by that (L2 in `partition_log`).
+Open segments are read in order, and the checksum of each batch is verified. The log ends before the
+first invalid batch: the file is truncated there, and later open segments are removed. Acknowledged
+records are not lost by that (L2 in `partition_log`).
 
-When this is done, a snapshot of the producers stands at the end of the last sealed segment. So any
-sealed segment may be deleted later without anybody forgetting who wrote in it.
+Afterwards a producer snapshot exists at the end of the last sealed segment, so any sealed segment
+can be deleted later without losing producer state.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _MAGIC: Final = 2
 
 
 class _Stored(NamedTuple):
-    """A whole, right batch in a file."""
+    """A valid batch in a file."""
 
     position: int
     size_bytes: int
@@ -67,23 +66,23 @@ class _Stored(NamedTuple):
     base_sequence: int
     record_count: int
     coordinator_epoch: int | None
-    """Of a control batch; None: it holds data."""
+    """The coordinator epoch of a control batch; None for a data batch."""
 
 
 def recover(
     folder: Path, *, disk: Disk, cache: SegmentCache, segment_bytes: int, log_start: int = 0
 ) -> PartitionLog:
-    """Open a partition's log; when it returns, everything in it is durable.
+    """Open a partition's log. Everything in the returned log is durable.
 
     Args:
-        folder: Where its files are.
-        disk: For them.
-        cache: For its segments.
+        folder: The partition's folder.
+        disk: The system calls.
+        cache: The cache for sealed segments.
         segment_bytes: As in `PartitionLog`.
-        log_start: The first offset that was not deleted; what is stored may begin later.
+        log_start: The log start offset in the metadata. The first stored record may be later.
 
     Raises:
-        CorruptionError: The files contradict each other, or the log start, in a way that no crash
+        CorruptionError: The files contradict each other or the log start, in a way that no crash
             explains.
         OSError: The folder cannot be read or written.
     """
@@ -142,9 +141,10 @@ def recover(
 
 
 def _without_deleted(folder: Path, names: list[str], log_start: int, disk: Disk) -> list[str]:
-    """Remove sealed segments before the log start; the oldest may be gone while later ones are not.
+    """Remove sealed segments before the log start; returns the remaining names.
 
-    The last segment stays: it says where the log ends.
+    An interrupted deletion has removed the oldest ones already. The last segment stays, because it
+    defines the log end offset.
     """
     parts = [(split_name(name), name) for name in names]
     covered = sorted((p[1], name) for p, name in parts if p is not None and p[2] == NATIVE)
@@ -152,7 +152,7 @@ def _without_deleted(folder: Path, names: list[str], log_start: int, disk: Disk)
         covered = covered[:-1]
     deleted = {name for last, name in covered if last < log_start}
     for name in sorted(deleted):
-        _LOG.info("%s: removed, its records were deleted", folder / name)
+        _LOG.info("%s: removed: its records were deleted", folder / name)
         disk.unlink(folder / name)
     return [name for name in names if name not in deleted]
 
@@ -174,7 +174,7 @@ def _without_sealed_twins(
 def _remove_never_acknowledged(folder: Path, firsts: list[int], disk: Disk) -> None:
     for first in firsts:
         path = open_path(folder, first)
-        _LOG.warning("%s: removed, the log ends before it", path)
+        _LOG.warning("%s: removed: the log ends before it", path)
         disk.unlink(path)
 
 
@@ -190,15 +190,15 @@ def _recover_open(folder: Path, first: int, disk: Disk, producers: ProducerState
     found_bytes = os.fstat(file.fd).st_size
     if found_bytes > size_bytes:
         _LOG.warning(
-            "%s: cut from %d to %d bytes, the log ends at offset %d",
+            "%s: truncated from %d to %d bytes; the log ends at offset %d",
             path,
             found_bytes,
             size_bytes,
             next_offset,
         )
         disk.truncate(file, size_bytes)
-    # What is only in the kernel's memory survives the broker, not the machine. From here on it is
-    # shown to readers, so it must be durable.
+    # Bytes in the page cache survive a crash of the broker, but not of the machine. They become
+    # readable now, so they must be durable.
     disk.sync(file)
     return Segment(path, first, next_offset, size_bytes, file=file, index=index)
 
@@ -218,7 +218,7 @@ def _remember(producers: ProducerState, batch: _Stored) -> None:
 def _write_snapshot(
     folder: Path, producers: ProducerState, next_offset: int, previous: Path | None, disk: Disk
 ) -> Path:
-    """Write the state at the end of a segment that is, or will be, the last sealed one."""
+    """Write the producer state at the end of the last sealed segment; returns the path."""
     path = snapshot_path(folder, next_offset)
     disk.write_synced(path, [producers.to_bytes(next_offset)])
     if previous is not None:
@@ -230,19 +230,19 @@ def _write_snapshot(
 def _recover_producers(
     folder: Path, names: list[str], bounds: set[int], segments: list[Segment], disk: Disk
 ) -> tuple[ProducerState, Path | None]:
-    """Read the newest snapshot at one of the bounds, then the sealed segments behind it."""
+    """Read the newest snapshot at a segment boundary, then the sealed segments after it."""
     offsets = sorted(int(match[1]) for name in names if (match := _SNAPSHOT.fullmatch(name)))
     state, known_to, snapshot = ProducerState(), -1, None
     for offset in reversed(offsets):
         path = snapshot_path(folder, offset)
         if offset not in bounds or snapshot is not None:
-            # Of an earlier seal, or of one that did not come to its end: the log is what counts.
+            # A snapshot of an earlier or an incomplete seal. The log is the source of truth.
             disk.unlink(path)
             continue
         try:
             state = ProducerState.from_bytes(path.read_bytes(), offset)
         except CorruptionError as error:
-            _LOG.warning("%s: %s; reading the log instead", path, error)
+            _LOG.warning("%s: ignored: %s; producer state is rebuilt from the log", path, error)
             disk.unlink(path)
             continue
         known_to, snapshot = offset, path
@@ -256,13 +256,13 @@ def _recover_producers(
 
 
 def scan(file: OpenFile, first: int, *, contiguous: bool) -> Iterator[_Stored]:
-    """Yield whole batches with a right checksum from the front of a file; ends where they end.
+    """Yield the valid batches from the start of a file; stops at the first invalid one.
 
     Args:
-        file: Read from its beginning to its end.
-        first: The lowest offset the first batch may have.
-        contiguous: Whether each batch must begin right behind the one before it, as in what this
-            broker wrote; an archive may have holes.
+        file: The file, read from its start to its end.
+        first: The lowest base offset that the first batch may have.
+        contiguous: Whether each batch must continue at the next offset, as in segments that this
+            broker wrote. Archive objects may have offset gaps.
     """
     size = os.fstat(file.fd).st_size
     window = b""
