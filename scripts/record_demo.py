@@ -181,7 +181,9 @@ def record() -> list[tuple[float, str]]:
         now = time.monotonic()  # noqa: TID251
         pieces.append((now - started, decoder.decode(data)))
     if process.wait():
-        sys.exit("".join(text for _, text in pieces) + f"exit code {process.returncode}")
+        screen = sample(pieces, speed=1)[-1]
+        print("\n".join("".join(text for text, _ in row) for row in screen))  # noqa: T201
+        sys.exit(f"{' '.join(COMMAND)} ended with exit code {process.returncode}")
     return pieces
 
 
