@@ -7,7 +7,7 @@ import pytest
 
 from logmirror.dataframes.options import PIECE_BYTES, Request
 from logmirror.errors import UsageError
-from logmirror.stores.locations import FolderLocation, S3Location
+from logmirror.locations import FolderLocation, S3Location
 
 
 def test_a_root_alone_asks_for_everything_in_a_folder():

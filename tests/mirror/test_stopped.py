@@ -24,9 +24,9 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
+from logmirror.locations import FolderLocation
 from logmirror.mirror.service import Service
 from logmirror.mirror.source_views import MirrorSpec
-from logmirror.stores.locations import FolderLocation
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.destination import ArchiveDestination

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from kit.fakes.s3_proxy import Fault
 from logmirror.errors import CorruptionError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.locations import S3Identity, S3Location
 from logmirror.stores import s3, s3_calls
 from logmirror.stores.base import AlreadyExistsError, Tail
-from logmirror.stores.locations import S3Identity, S3Location
 from logmirror.stores.s3 import S3Store
 
 pytestmark = pytest.mark.xdist_group("s3")

@@ -15,8 +15,8 @@ from kit.fakes.s3_proxy import Fault, S3Proxy
 from kit.fakes.scripted import SteppingClock
 from kit.servers.s3 import S3Server
 from logmirror.errors import UnavailableError, UsageError
+from logmirror.locations import S3Identity
 from logmirror.stores import s3_calls
-from logmirror.stores.locations import S3Identity
 from logmirror.stores.s3 import S3Store
 from logmirror.stores.s3_policy import policies
 

@@ -10,10 +10,10 @@ from logmirror.archive.compact import Limits, compact
 from logmirror.archive.merge import Archive
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError
+from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, FlowId
 from logmirror.model import OffsetRange
 from logmirror.stores.base import Tail
-from logmirror.stores.locations import FolderLocation
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.positions import read_chain
 from logmirror.verify.archive import verify_content, verify_names

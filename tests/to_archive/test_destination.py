@@ -10,9 +10,9 @@ import pytest
 from kit.fakes.scripted import archive_spec
 from logmirror.archive.claims import KEEP_MS, Claim, claim_name, claims_folder
 from logmirror.clock import Clock
+from logmirror.locations import FolderLocation, S3Location
 from logmirror.mirror.ports import FlowId
 from logmirror.model import OffsetRange, Trigger
-from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.destination import ArchiveDestination
 

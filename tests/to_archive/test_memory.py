@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from kit.fakes.scripted import TOPIC_ID, Log, ScriptedClient, archive_spec, batches, service
 from logmirror.archive import envelope
 from logmirror.config.scalars import MEMORY_BYTES_MIN
+from logmirror.locations import FolderLocation, S3Location
 from logmirror.mirror.ports import SLOT_BYTES, FlowId, Slice, Work
 from logmirror.model import Trigger
 from logmirror.source.partition import FETCH_BYTES, KafkaSource
 from logmirror.stores import s3
-from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.memory import SLOT_BYTES_MIN, Memory
 from logmirror.to_archive.shared_read import carry_out

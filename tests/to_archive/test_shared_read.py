@@ -16,11 +16,11 @@ from kit.runs.record_batches import with_right_checksums
 from logmirror.archive.claims import claim_name
 from logmirror.engine.spark import pack
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
+from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
 from logmirror.mirror.units import units
 from logmirror.model import Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
-from logmirror.stores.locations import FolderLocation
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.transfer import Transfer

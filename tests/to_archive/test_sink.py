@@ -5,9 +5,9 @@ import weakref
 
 import pytest
 
+from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, FlowId
 from logmirror.stores.filesystem import FilesystemStore
-from logmirror.stores.locations import FolderLocation
 from logmirror.to_archive.sink import ObjectWriter
 
 

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
+from logmirror.locations import S3Identity, S3Location
 from logmirror.stores.base import AlreadyExistsError
-from logmirror.stores.locations import S3Identity, S3Location
 from logmirror.stores.s3 import S3Store
 from logmirror.torture.proxy import Proxy
 from logmirror.torture.s3_server import BUCKET, HOST, S3Server

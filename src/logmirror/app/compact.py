@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.config.settings import Settings
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
 
 def compact(

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.observer import Observer
     from logmirror.mirror.ports import DestinationSpec
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
 COMMAND_BUDGET_MS: Final = 10_000
 """How long a command at a terminal retries a cluster that does not respond. Also the limit for each

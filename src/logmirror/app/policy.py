@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.app.specs import mirror_specs
+from logmirror.locations import S3Location
 from logmirror.mirror.ports import ArchiveSpec
-from logmirror.stores.locations import S3Location
 from logmirror.stores.s3_policy import policies
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from logmirror.app.specs import mirror_specs
 from logmirror.clock import new_nonce
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
+from logmirror.locations import FolderLocation, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import flows_of, position, source_views
 from logmirror.reports import CheckReport
 from logmirror.stores.base import AlreadyExistsError
-from logmirror.stores.locations import FolderLocation, S3Location
 from logmirror.stores.opening import open_store
 from logmirror.to_kafka.topic_setup import check_topic
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.config.environment import ProcessEnvironment
     from logmirror.config.settings import Settings
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.ports import Runner
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.mirror.stopped import OnFatal
     from logmirror.reports import Event
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
 BRIEF_MS: Final = 3_000
 """Limit for requests that the loop can do without: one response, one connection, all attempts."""

@@ -8,14 +8,14 @@ from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError
+from logmirror.locations import FolderLocation, S3Identity, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec
-from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
 
 if TYPE_CHECKING:
     from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.ports import DestinationSpec
-    from logmirror.stores.locations import StoreLocation
 
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import UsageError
-from logmirror.stores.locations import FolderLocation, S3Identity, S3Location
+from logmirror.locations import FolderLocation, S3Identity, S3Location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from logmirror.stores.locations import StoreLocation
+    from logmirror.locations import StoreLocation
 
 PIECE_BYTES: Final = 128 << 20
 """Of objects read by one task, about, as Spark does with files."""

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
     from logmirror.archive.piece_rows import LastStableOffset
     from logmirror.archive.pieces import PartitionObjects, Piece
+    from logmirror.locations import StoreLocation
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
 SCHEMA: Final = StructType(
     [

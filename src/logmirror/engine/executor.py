@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.follow import FollowWindow
     from logmirror.mirror.ports import SliceResult, Work
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
 
 _TURN_MS: Final = 50

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.errors import LogmirrorError
-    from logmirror.stores.locations import StoreLocation
+    from logmirror.locations import StoreLocation
 
 
 SLOT_BYTES: Final = 320 << 20

@@ -16,15 +16,15 @@ from botocore.exceptions import (  # type: ignore[import-untyped]  # ships no py
     ReadTimeoutError,
 )
 
+from logmirror.locations import S3Location
 from logmirror.simulation.world import LATE_MS
-from logmirror.stores.locations import S3Location
 from logmirror.stores.s3_calls import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from logmirror.locations import S3Identity
     from logmirror.simulation.world import Process
-    from logmirror.stores.locations import S3Identity
 
 LOCATION: Final = S3Location(bucket="bucket", prefix="prefix")
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
 from logmirror.simulation.cluster import TargetView
@@ -28,7 +29,6 @@ from logmirror.simulation.reading import (
 from logmirror.simulation.source import NUMBER
 from logmirror.simulation.topics import Topics
 from logmirror.stores.filesystem import FilesystemStore
-from logmirror.stores.locations import FolderLocation
 from logmirror.stores.s3 import S3Store
 from logmirror.to_kafka.idempotence import producer_id
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from logmirror.clock import Chooser
+    from logmirror.locations import StoreLocation
     from logmirror.simulation.faults import Destination, Format
     from logmirror.simulation.log import Log
     from logmirror.simulation.world import Process, World
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
     from logmirror.testing.checker import Row, Truth
 
 _MEMORY: Final = "/dev/shm"  # noqa: S108  # a new folder is created there

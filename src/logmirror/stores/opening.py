@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.locations import S3Location
 from logmirror.stores.filesystem import FilesystemStore
-from logmirror.stores.locations import S3Location
 
 if TYPE_CHECKING:
     import contextlib
 
+    from logmirror.locations import StoreLocation
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
     from logmirror.stores.s3 import S3Store
 
 _LOG = logging.getLogger("logmirror.stores")

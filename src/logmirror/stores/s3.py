@@ -35,8 +35,8 @@ from logmirror.stores.s3_reader import ObjectReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from logmirror.locations import S3Location
     from logmirror.stores.base import BlobStore, Buffer, StagedObject
-    from logmirror.stores.locations import S3Location
 
     def _is_a_blob_store(store: S3Store) -> BlobStore:
         return store

@@ -40,7 +40,7 @@ from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from logmirror.stores.locations import S3Identity, S3Location
+    from logmirror.locations import S3Identity, S3Location
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logmirror.stores.locations import S3Location
+    from logmirror.locations import S3Location
 
 VERSION: Final = "2012-10-17"
 """Of the policy language."""

@@ -22,8 +22,8 @@ from logmirror.stores.s3_calls import is_unknown_to_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from logmirror.locations import S3Location
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import S3Location
 
 FOLDER: Final = ".logmirror/probes"
 MARKER: Final = "create-only"

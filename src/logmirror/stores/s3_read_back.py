@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from logmirror.clock import Clock
-    from logmirror.stores.locations import S3Location
+    from logmirror.locations import S3Location
 
 QUIESCE_MS: Final = 1_000
 """From writing to reading back. Every object waits for it once, with its claim."""

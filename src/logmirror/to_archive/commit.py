@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logmirror.clock import Clock
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import Receipt, SliceResult, Work
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
 
 
 class Committer:

@@ -13,8 +13,8 @@ from logmirror.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from logmirror.locations import S3Location
 from logmirror.mirror.ports import ArchiveSpec
-from logmirror.stores.locations import S3Location
 from logmirror.to_archive.positions import check_drift, checked_position, read_chain
 from logmirror.to_archive.snapshots import begin_snapshots, prune
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
+    from logmirror.locations import StoreLocation
     from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import (
         ChainStart,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         Work,
     )
     from logmirror.stores.base import BlobStore
-    from logmirror.stores.locations import StoreLocation
     from logmirror.to_archive.commit import Committer
 
 _LOG = logging.getLogger("logmirror.mirror")

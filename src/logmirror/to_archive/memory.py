@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from logmirror.stores.locations import S3Location
+from logmirror.locations import S3Location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

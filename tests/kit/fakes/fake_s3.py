@@ -19,7 +19,7 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from kit.servers.machine import HOST
-from logmirror.stores.locations import S3Identity, S3Location
+from logmirror.locations import S3Identity, S3Location
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, FetchResult
 from logmirror.errors import PositionError
+from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
 from logmirror.mirror.service import Service
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.source.partition import FetchBuffer, KafkaSource
-from logmirror.stores.locations import FolderLocation
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.destination import ArchiveDestination
 from logmirror.to_archive.shared_read import carry_out

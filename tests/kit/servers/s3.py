@@ -23,7 +23,7 @@ import boto3
 
 from kit.servers.go import go_program
 from kit.servers.machine import HOST, Process, free_ports
-from logmirror.stores.locations import S3Identity, S3Location
+from logmirror.locations import S3Identity, S3Location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

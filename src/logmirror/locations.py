@@ -1,4 +1,4 @@
-"""Where a store is: values that travel from the configuration to whoever opens it."""
+"""Locations of stores: values that the configuration defines and `stores.opening` opens."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Identity:
-    """Who we are for a store; empty fields are what the AWS tools would find."""
+    """Credentials for a bucket. Empty fields: the defaults of the AWS SDK."""
 
     access_key_id: str = ""
     secret_access_key: str = field(default="", repr=False)
     session_token: str = field(default="", repr=False)
     profile: str = ""
-    """Of the AWS configuration files."""
+    """Profile in the AWS configuration files."""
 
     role_arn: str = ""
-    """Assumed with what the other fields say."""
+    """ARN of a role that is assumed with the other credentials."""
 
     sts_endpoint: str = ""
-    """URL of the service that roles are asked of; empty: what the AWS tools would find."""
+    """URL of the Security Token Service. Empty: the default of the AWS SDK."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Location:
-    """A prefix of a bucket."""
+    """A prefix of an S3 bucket, and how to access it."""
 
     bucket: str
     prefix: str = ""
-    """Without slashes at its ends; empty: the whole bucket."""
+    """Key prefix without leading or trailing slash. Empty: the whole bucket."""
 
     region: str = ""
     endpoint: str = ""
-    """URL of a store that is not Amazon's."""
+    """URL of a store other than AWS. Empty: AWS."""
 
     path_style: bool = False
-    """The bucket stands in the path, not in the host's name."""
+    """Whether the bucket is part of the URL's path instead of the host name."""
 
     ca_file: str = ""
     checksums: str = "when_supported"
-    """`when_required` for stores that know no checksums."""
+    """`when_supported`, or `when_required` for stores without checksums."""
 
     sse: str = ""
-    """`AES256` or `aws:kms`; empty: as the bucket says."""
+    """Server-side encryption, `AES256` or `aws:kms`. Empty: the bucket's default."""
 
     kms_key_id: str = ""
     require_atomic_create: bool = True
@@ -56,25 +56,25 @@ class S3Location:
 
     @property
     def is_fencing_degraded(self) -> bool:
-        """Whether two writers are kept apart only as well as a store that replaces allows."""
+        """Whether fencing of two writers is weaker, because the store may replace objects."""
         return not self.require_atomic_create
 
     @property
     def encryption(self) -> dict[str, str]:
-        """What is said of encryption when an object is made."""
-        said = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key_id}
-        return {name: value for name, value in said.items() if value}
+        """Return the encryption parameters of a PutObject request."""
+        parameters = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key_id}
+        return {name: value for name, value in parameters.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class FolderLocation:
-    """A folder."""
+    """A local directory."""
 
     root: str
-    """Absolute."""
+    """Absolute path."""
 
     is_fencing_degraded = False
-    """Folders create and never replace."""
+    """Always False: files are created and never replaced."""
 
     def __str__(self) -> str:
         return self.root
