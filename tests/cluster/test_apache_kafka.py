@@ -16,7 +16,8 @@ from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import PositionError
 from logmirror.model import TopicPartition
-from logmirror.wire.records import decode_reference, parse_header
+from logmirror.wire.batch_header import parse_header
+from logmirror.wire.records import decode_reference
 
 
 @pytest.fixture

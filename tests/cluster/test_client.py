@@ -47,14 +47,6 @@ def world():
 
 
 @pytest.fixture
-def brokers(world):
-    brokers = {node: ScriptedBroker(world, node) for node in (1, 2)}
-    yield brokers
-    for broker in brokers.values():
-        broker.close()
-
-
-@pytest.fixture
 def client(brokers):
     settings = replace(
         connection_settings(brokers[1].address),

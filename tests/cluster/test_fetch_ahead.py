@@ -12,7 +12,6 @@ import pytest
 
 from kit.fakes.scripted_broker import (
     FETCH,
-    ScriptedBroker,
     Topic,
     World,
     cut_after,
@@ -33,14 +32,6 @@ SIZE = 200_000
 @pytest.fixture
 def world():
     return World({"t": Topic(TOPIC_ID, [(1, 5), (1, 5), (1, 5), (2, 5)], list(LOGS))})
-
-
-@pytest.fixture
-def brokers(world):
-    brokers = {node: ScriptedBroker(world, node) for node in (1, 2)}
-    yield brokers
-    for broker in brokers.values():
-        broker.close()
 
 
 @pytest.fixture

@@ -46,14 +46,6 @@ def world():
 
 
 @pytest.fixture
-def brokers(world):
-    brokers = {node: WritableBroker(world, node) for node in (1, 2)}
-    yield brokers
-    for broker in brokers.values():
-        broker.close()
-
-
-@pytest.fixture
 def client(brokers):
     with ClusterClient(quick(brokers[1].address)) as client:
         yield client

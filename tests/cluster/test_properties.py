@@ -96,12 +96,12 @@ def test_servers_that_are_none_are_refused(text):
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
     ((found, message, suggestion),) = problems({name: "x"})
-    assert (found, message) == (name, "is not a property that we know")
+    assert (found, message) == (name, "is an unknown property")
     assert nearest in suggestion
 
 
 def test_a_name_like_no_other_gets_no_suggestion():
-    assert problems({"zzz": "x"}) == [("zzz", "is not a property that we know", "")]
+    assert problems({"zzz": "x"}) == [("zzz", "is an unknown property", "")]
 
 
 def test_a_property_without_meaning_here_is_refused_with_the_reason():

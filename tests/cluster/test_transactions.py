@@ -17,7 +17,6 @@ from kit.fakes.scripted_writes import (
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
-    WritableBroker,
 )
 from kit.judges.clients import rows_by_librdkafka
 from logmirror.cluster.client import LATEST, ClusterClient
@@ -321,14 +320,6 @@ def test_an_abort_after_an_add_that_may_not_have_been_done_ends_cleanly(
 @pytest.fixture
 def world():
     return World({"t": Topic(bytes(16), [(1, 5), (2, 5)])})
-
-
-@pytest.fixture
-def brokers(world):
-    brokers = {node: WritableBroker(world, node) for node in (1, 2)}
-    yield brokers
-    for broker in brokers.values():
-        broker.close()
 
 
 @pytest.fixture

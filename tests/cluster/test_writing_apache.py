@@ -17,8 +17,9 @@ from logmirror.cluster.properties import connection_settings
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import FencedError, PositionError, UsageError
 from logmirror.model import TimestampType, TopicPartition
+from logmirror.wire.compression import Codec
 from logmirror.wire.produce import PRODUCE_VERSION_MAX, PRODUCE_VERSION_MIN
-from logmirror.wire.records import Codec, Record, encode_reference
+from logmirror.wire.records import Record, encode_reference
 
 PRODUCER = 0x6C6D << 48 | 7
 START_MS = 1_700_000_000_000

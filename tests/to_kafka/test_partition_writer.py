@@ -28,8 +28,9 @@ from logmirror.to_kafka.idempotence import (
     quiesce_ms,
 )
 from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX, PartitionWriter
+from logmirror.wire.batch_header import parse_header
 from logmirror.wire.rebatch import Rebatcher
-from logmirror.wire.records import encode_reference, parse_header
+from logmirror.wire.records import encode_reference
 from logmirror.wire.scan import BatchScanner
 
 WHERE = TopicPartition("t", 3)

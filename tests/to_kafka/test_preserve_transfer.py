@@ -175,7 +175,7 @@ def test_a_destination_that_cannot_be_looked_at_fails_each_flow_with_an_error_of
     world = World(Log(batches(0, 5)), Log(batches(0, 5)))
 
     def fail():
-        raise UnavailableError("could not look up the ends of logs")
+        raise UnavailableError("could not look up log end offsets")
 
     world.destination.on_look.append(fail)
 

@@ -27,8 +27,9 @@ from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
 from logmirror.verify.archive import verify_content, verify_names
 from logmirror.verify.source import SourceSide, compare_with_source
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import MarkerType, encode_marker, encode_reference
+from logmirror.wire.records import encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]
@@ -181,7 +182,7 @@ def test_a_gap_that_nothing_explains_is_a_finding_until_the_source_explains_it(
     problem = only_problem(proof(store, spec))
     asked = proof(store, spec, sparse(), compacted=True)
 
-    assert problem["message"] == "offsets are missing and nothing tells why"
+    assert problem["message"] == "offsets are missing without a recorded cause"
     assert problem["facts"]["offsets"] == missing
     assert asked.problems == []
     assert asked.gap_counts[GapCause.COMPACTED] == 33
@@ -247,7 +248,7 @@ def test_a_record_that_the_copy_lacks_is_a_finding_on_compacted_topics_too(form)
 
     problem = only_problem(proof(store, spec, Log(batches(0, 15)), compacted=True))
 
-    assert problem["message"] == "the copy lacks records that the source has"
+    assert problem["message"] == "the archive lacks records that the source has"
     assert problem["facts"]["offsets"] == "5-9"
     assert problem["facts"]["missing"] == "5"
 
@@ -271,7 +272,7 @@ def test_a_record_that_differs_is_named(form, compacted):
 
     problem = only_problem(proof(store, spec, log, compacted=compacted))
 
-    assert problem["message"] == "the copy differs from what the source serves at the same offset"
+    assert problem["message"] == "the archive differs from the source at the same offset"
     assert problem["facts"]["offset"] == "8"
     assert "other" in problem["facts"]["expected"]
 
@@ -284,7 +285,7 @@ def test_a_record_where_the_source_has_a_marker_is_a_finding(form):
 
     problem = only_problem(proof(store, spec, log, compacted=True))
 
-    assert problem["message"] == "the copy has records where the source has none and never had"
+    assert problem["message"] == "the archive has records at offsets where the source never had any"
     assert (problem["facts"]["offsets"], problem["facts"]["cause"]) == ("4-4", "control")
 
 
@@ -297,7 +298,7 @@ def test_a_cause_that_the_source_contradicts_is_a_finding(form):
 
     problem = only_problem(proof(store, spec, log, compacted=True))
 
-    assert problem["message"] == "the copy gives another cause for missing offsets than the source"
+    assert problem["message"] == "the archive has another cause for missing offsets than the source"
     assert problem["facts"]["offsets"] == "4-4"
 
 
@@ -306,7 +307,7 @@ def test_the_same_records_in_other_batches_are_not_the_same_native_object():
 
     problem = only_problem(proof(store, spec, Log(batches(0, 10, size=2))))
 
-    assert "not the bytes of their batches" in problem["message"]
+    assert "but the bytes of their batches differ" in problem["message"]
     rows, spec = archive_of(Log(batches(0, 10, size=5)), "parquet")
     assert proof(rows, spec, Log(batches(0, 10, size=2))).problems == []
 

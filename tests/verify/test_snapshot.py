@@ -20,7 +20,7 @@ from logmirror.wire.records import Record, encode_reference
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 SPEC = archive_spec(compaction="log")
 WRITTEN = {0: ("a", "1"), 1: ("b", "1"), 2: ("c", "1"), 3: ("a", "2"), 4: ("b", None)}
-"""Offset to key and value; the snapshot holds `a` of 3 and `c` of 2."""
+"""Offset to key and value; the snapshot has `a` of 3 and `c` of 2."""
 
 LATER = {2: ("c", "1"), 3: ("a", "2")}
 """The same without what the cleaner takes."""
@@ -93,9 +93,9 @@ def test_what_the_cleaner_took_since_is_counted_and_no_problem(shown, since):
 @pytest.mark.parametrize(
     ("shown", "problem", "offset"),
     [
-        (WRITTEN | {3: ("x", "2")}, "a key of the source is missing in the snapshot", "3"),
-        (LATER | {4: ("c", None)}, "the snapshot holds a key that was deleted before", "4"),
-        (LATER | {4: ("c", "2")}, "the snapshot holds an older record of a key", "4"),
+        (WRITTEN | {3: ("x", "2")}, "the snapshot lacks a key of the source", "3"),
+        (LATER | {4: ("c", None)}, "the snapshot has a key that was deleted before", "4"),
+        (LATER | {4: ("c", "2")}, "the snapshot has an older record of a key", "4"),
         (WRITTEN | {3: ("a", "3")}, "the value of a record differs from the source's", "3"),
         (
             WRITTEN | {3: ("a", "2", (b"h", b""))},
@@ -117,7 +117,7 @@ def test_what_no_cleaner_does_is_a_finding(shown, problem, offset):
 def test_a_topic_that_does_not_compact_must_still_show_what_it_did_not_trim():
     kept = {2: ("c", "1"), 4: ("b", None), 14: ("z", "1")}
     (found,) = proof(WRITTEN, kept, compacted=False).problems
-    assert found["message"] == "the snapshot holds a record that the source lacks"
+    assert found["message"] == "the snapshot has a record that the source lacks"
     assert found["facts"]["offset"] == "3"
     report = proof(WRITTEN, {4: ("b", None), 14: ("z", "1")}, compacted=False, log_start=4)
     assert (report.problems, report.compacted_since) == ([], 2)
@@ -125,4 +125,4 @@ def test_a_topic_that_does_not_compact_must_still_show_what_it_did_not_trim():
 
 def test_a_snapshot_beyond_the_sources_end_is_a_finding():
     (found,) = proof(WRITTEN, {0: ("a", "1")}, end=3).problems
-    assert found["message"] == "the object reaches beyond the end of the source"
+    assert found["message"] == "the object ends beyond the source"

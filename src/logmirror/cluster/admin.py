@@ -1,10 +1,11 @@
-"""What changes a cluster beside records: topics, partitions, deleted records, control records.
+"""Changes to a cluster other than records: topics, partitions, deleted records, control records.
 
 Invariants:
-1. Nothing here is sent again once it may have been done: a lost answer, or REQUEST_TIMED_OUT, is an
-   `OutcomeUnknownError`, and the caller looks (topic, partition count, log start, log end). A
-   refusal that will pass (no leader now, not the controller) is tried again.
-2. Whether control records may be written is found out by reading (`may_write_markers`).
+1. A request is not sent again once it may have been carried out: a lost response, or
+   REQUEST_TIMED_OUT, is an `OutcomeUnknownError`, and the caller reads the result (topic, partition
+   count, log start offset, log end offset). A transient refusal (no leader, not the controller) is
+   retried.
+2. Whether control records may be written is determined by reading (`may_write_markers`).
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ if TYPE_CHECKING:
     from logmirror.cluster.topology import PartitionMetadata
 
 BROKER_DEFAULT: Final = -1
-"""`create_topic`: the cluster's own replication factor (Apache Kafka 2.4 or later)."""
+"""`create_topic`: the cluster's default replication factor (Apache Kafka 2.4 or later)."""
 
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _METADATA_OPERATIONS_VERSION: Final = 8
-"""The first version of Metadata that says what is allowed."""
+"""The first Metadata version with authorized operations."""
 _CREATE_TOPICS_VERSION_MIN: Final = 4
 _MARKERS_VERSION: Final = 1
-"""The one that 3.9 and 4.3 share; 2 adds a transaction version, which changes nothing for us."""
+"""The version that 3.9 and 4.3 share; 2 adds a transaction version, which has no effect here."""
 OPERATIONS: Final = {
     3: "Read",
     4: "Write",
@@ -73,25 +74,25 @@ OPERATIONS: Final = {
     11: "AlterConfigs",
     12: "IdempotentWrite",
 }
-"""What may be allowed, by its code in a set of authorized operations (KIP-430)."""
+"""Operations by their code in a set of authorized operations (KIP-430)."""
 _MARKING: Final = frozenset({"ClusterAction", "Alter"})
-"""Either allows markers; Alter since Apache Kafka 3.8 (KIP-1037)."""
+"""Either permits markers; Alter since Apache Kafka 3.8 (KIP-1037)."""
 
 
 _FENCED: Final = "currently fenced"
-"""What a controller says when no broker takes replicas at the moment."""
+"""Part of the controller's message if no broker can take replicas at the moment."""
 
 
 class TxnMarker(NamedTuple):
     """One control record that ends a transaction, whether there is one or not.
 
-    The leader appends it without looking for a transaction; it takes one offset and no consumer
-    ever sees it.
+    The leader appends it without checking for a transaction. It takes one offset, and no consumer
+    sees it.
     """
 
     producer_id: int
     producer_epoch: int
-    """A greater one than the leader knows fences that producer; a smaller one is refused (47)."""
+    """A greater one than the leader's fences that producer; a smaller one is refused (47)."""
     commit: bool = False
     coordinator_epoch: int = 0
 
@@ -100,7 +101,7 @@ class Admin:
     """Changes one cluster; see `ClusterClient.admin`.
 
     Args:
-        router: Of the cluster.
+        router: The router of the cluster.
     """
 
     def __init__(self, router: Router) -> None:
@@ -114,13 +115,13 @@ class Admin:
         replication_factor: int = BROKER_DEFAULT,
         configs: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a topic. Its leaders may need a moment more until they answer.
+        """Create a topic. Its leaders may not respond immediately.
 
         Raises:
             UsageError: It exists (fact `error` is TOPIC_ALREADY_EXISTS), or the cluster or its
-                policy refuses it; fact `reason` has the broker's words.
-            OutcomeUnknownError: It may have been created; ask for the topic.
-            UnavailableError: No broker could be reached within the budget. It was not created.
+                policy refuses it; fact `reason` has the broker's message.
+            OutcomeUnknownError: It may have been created; read the topic.
+            UnavailableError: No broker was reachable within the budget. It was not created.
         """
         made = CreateTopicsRequest.CreatableTopic
         topic = made(
@@ -151,9 +152,9 @@ class Admin:
 
         Raises:
             UsageError: It has as many or more (fact `error` is INVALID_PARTITIONS), does not exist,
-                or may not be changed; fact `reason` has the broker's words.
-            OutcomeUnknownError: It may have been done; ask for the topic.
-            UnavailableError: No broker could be reached within the budget. It was not done.
+                or permission is missing; fact `reason` has the broker's message.
+            OutcomeUnknownError: They may have been added; read the topic.
+            UnavailableError: No broker was reachable within the budget. None was added.
         """
         topic = CreatePartitionsRequest.CreatePartitionsTopic(
             name=name, count=count, assignments=None
@@ -170,20 +171,21 @@ class Admin:
         self._router.retry.run(attempt, "could not add partitions", writes=True, topic=name)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Move log starts up: delete what stands below an offset.
+        """Delete the records below an offset.
 
         Args:
-            before: For each partition the first offset that stays, at most the high watermark.
+            before: For each partition the new log start offset, at most the high watermark.
 
         Returns:
-            Each partition's low watermark: the least log start among its replicas.
+            Each partition's low watermark: the least log start offset of its replicas.
 
         Raises:
-            PositionError: An offset lies beyond the high watermark.
+            PositionError: An offset is above the high watermark.
             UsageError: No such partition, or not allowed.
-            OutcomeUnknownError: Some may have been deleted; look at the log starts.
-            UnavailableError: A partition had no reachable leader within the budget. Of others the
-                records may have been deleted.
+            OutcomeUnknownError: Records may have been deleted; read the log start offsets.
+            UnavailableError: A partition had no reachable leader within the budget. Records of
+            other
+                partitions may have been deleted.
         """
         timeout_ms = self._router.settings.request_timeout_ms
 
@@ -225,13 +227,13 @@ class Admin:
         )
 
     def broker_configs(self) -> dict[int, dict[str, str | None]]:
-        """Each broker's configuration in effect, by node id, defaults included.
+        """Each broker's effective configuration, by node ID, including defaults.
 
-        Brokers may differ, so each is asked. None stands where the value is secret.
+        Brokers may differ, so each is asked. A secret value is None.
 
         Raises:
-            UsageError: We may not see it (DescribeConfigs on the cluster).
-            UnavailableError: A broker could not be reached within the budget.
+            UsageError: No permission (DescribeConfigs on the cluster).
+            UnavailableError: A broker was not reachable within the budget.
         """
         topology = self._router.topology
         found: dict[int, dict[str, str | None]] = {}
@@ -246,14 +248,14 @@ class Admin:
         return found
 
     def may_write_markers(self) -> bool:
-        """Whether `write_txn_markers` is allowed (ClusterAction, or Alter), found out by reading.
+        """Whether `write_txn_markers` is permitted (ClusterAction, or Alter), without writing.
 
-        Brokers before 3.8 refuse it all the same to those who have Alter alone. False also where
-        the brokers do not offer it, do not tell (before Apache Kafka 2.8), or do not tell us
-        (Describe on the cluster is needed for that).
+        Brokers before 3.8 refuse it with Alter alone. False also if the brokers do not support the
+        request, do not report permissions (before Apache Kafka 2.8), or do not report them to this
+        user (without Describe on the cluster).
 
         Raises:
-            UnavailableError: No broker answered within the budget.
+            UnavailableError: No broker responded within the budget.
         """
         operations = self.cluster_operations()
         if operations is None or operations.isdisjoint(_MARKING):
@@ -262,16 +264,16 @@ class Admin:
         def attempt() -> bool:
             return WRITE_TXN_MARKERS in self._router.topology.any_connection().versions
 
-        return self._router.retry.run(attempt, "could not ask what is offered")
+        return self._router.retry.run(attempt, "could not read the API versions")
 
     def cluster_operations(self) -> frozenset[str] | None:
-        """What we may do to the cluster, of `OPERATIONS`.
+        """The permitted operations on the cluster, from `OPERATIONS`.
 
-        None where the brokers do not tell (before Apache Kafka 2.8). Empty where they do not tell
-        us, for which Describe is needed.
+        None if the brokers do not report them (before Apache Kafka 2.8). Empty without Describe on
+        the cluster.
 
         Raises:
-            UnavailableError: No broker answered within the budget.
+            UnavailableError: No broker responded within the budget.
         """
 
         def attempt() -> frozenset[str] | None:
@@ -283,18 +285,18 @@ class Admin:
             if response.error_code == CLUSTER_AUTHORIZATION_FAILED:
                 return frozenset()
             if response.error_code:
-                raise api_error(response.error_code, action="could not ask what is allowed")
+                raise api_error(response.error_code, action="could not read permissions")
             return _named(response.authorized_operations)
 
-        return self._router.retry.run(attempt, "could not ask what is allowed")
+        return self._router.retry.run(attempt, "could not read permissions")
 
     def topic_operations(self, name: str) -> frozenset[str] | None:
-        """What we may do to a topic, of `OPERATIONS`.
+        """The permitted operations on a topic, from `OPERATIONS`.
 
-        None where there is no such topic, or the brokers do not tell (before Apache Kafka 2.3).
+        None if there is no such topic, or the brokers do not report them (before Apache Kafka 2.3).
 
         Raises:
-            UnavailableError: No broker answered within the budget.
+            UnavailableError: No broker responded within the budget.
         """
         made = MetadataRequest.MetadataRequestTopic
         request = MetadataRequest(
@@ -312,7 +314,7 @@ class Admin:
                 return frozenset()
             return None if topic.error_code else _named(topic.authorized_operations)
 
-        return self._router.retry.run(attempt, "could not ask what is allowed", topic=name)
+        return self._router.retry.run(attempt, "could not read permissions", topic=name)
 
     def write_txn_markers(
         self,
@@ -322,22 +324,22 @@ class Admin:
     ) -> dict[TopicPartition, LogmirrorError | None]:
         """Append control records, one request per leader (WriteTxnMarkers).
 
-        Each marker takes one offset, in the order given. Not idempotent: the same marker again is
-        appended again. So nothing is tried again here, not even a refusal, since some of a
-        partition's markers may have been appended before it: after an error look at the log's end.
+        Each marker takes one offset, in the given order. Not idempotent: the same marker is
+        appended again. So nothing is retried here, not even a refusal, because some of a
+        partition's markers may have been appended before it. After an error, read the log end.
 
         Args:
-            markers: For each partition one or more; none may be empty.
-            send_until_ms: Monotonic time after which no byte may be sent; None: there is none.
+            markers: One or more for each partition.
+            send_until_ms: Monotonic deadline for the last byte; None for no deadline.
 
         Returns:
-            For each partition None: all are appended; or an error: `UsageError` (fact `error` is
-            CLUSTER_AUTHORIZATION_FAILED: not allowed, nothing appended), `UnavailableError` where
-            the request was not sent or the leader was another, `OutcomeUnknownError` where the
-            answer is lost, else as the broker's code says.
+            For each partition None if all were appended, or an error: `UsageError` (fact `error` is
+            CLUSTER_AUTHORIZATION_FAILED: not allowed, nothing appended), `UnavailableError` if the
+            request was not sent or the leader has changed, `OutcomeUnknownError` if the response is
+            lost, otherwise as the broker's error code says.
 
         Raises:
-            UsageError: A topic does not exist, or we may not see it. Nothing was sent.
+            UsageError: A topic does not exist, or is not visible to this user. Nothing was sent.
             UnavailableError: Leaders could not be looked up. Nothing was sent.
         """
 
@@ -355,7 +357,7 @@ class Admin:
 
 
 def _named(operations: set[int] | None) -> frozenset[str] | None:
-    """None: not told."""
+    """The names of operations; None if not reported."""
     return None if operations is None else frozenset(OPERATIONS.get(n, "") for n in operations)
 
 
@@ -365,12 +367,12 @@ def _check_topic(entries: Sequence[Any], name: str, action: str) -> None:
             if entry.error_code:
                 reason = entry.error_message
                 if _FENCED in (reason or ""):
-                    # Brokers that have just started; the code (38) blames the request for it.
+                    # Brokers that have just started. The error code (38) blames the request.
                     raise UnavailableError(f"{action}: the brokers are fenced", reason=reason)
                 facts = {} if reason is None else {"reason": reason}
                 raise api_error(entry.error_code, action=action, **facts)
             return
-    raise CorruptionError("an answer is not about the topic that it was asked about")
+    raise CorruptionError("a response does not contain the requested topic")
 
 
 def _configs(connection: Connection, kind: int, name: str) -> dict[str, str | None]:
@@ -420,7 +422,7 @@ def _write_markers_once(
         writes=True,
         send_until_ms=send_until_ms,
     )
-    # The broker answers once per producer id, whatever the number of its markers.
+    # The broker responds once per producer ID, for any number of markers.
     found: dict[TopicPartition, LogmirrorError | None] = {}
     for marker in response.markers:
         for topic in marker.topics:
@@ -439,7 +441,7 @@ def _write_markers_once(
                 found[partition] = found.get(partition) or error
     for partition in markers.keys() - found.keys():
         found[partition] = OutcomeUnknownError(
-            "the answer leaves out a partition",
+            "the response does not contain a partition",
             topic=partition.topic,
             partition=partition.partition,
         )

@@ -1,14 +1,14 @@
 """A Kafka cluster as its client sees it: topics, offsets, raw batches, writing.
 
 Invariants:
-1. Every operation ends: retriable errors are tried again with growing, jittered pauses until
-   `retry_budget_ms` has passed, and then are `UnavailableError` with the last cause.
-2. Whoever leads a partition now is asked; a broker that no longer leads says so (leader epochs are
-   sent), and the leader is looked up again.
-3. Records of a topic that was deleted and created again are never taken for the old topic's: with a
-   topic id, the broker checks it where it can, and otherwise each look-up of leaders does.
-4. Reading creates and writes nothing. What writes says so, and is never sent again after its answer
-   was lost: that is an `OutcomeUnknownError`, and the caller looks.
+1. Every operation ends: retriable errors are retried with growing, jittered pauses until
+   `retry_budget_ms` has passed, and then are an `UnavailableError` with the last cause.
+2. Requests go to the current leader of a partition. A broker that no longer leads refuses them
+   (leader epochs are sent), and the leader is looked up again.
+3. Records of a recreated topic are never taken for the old topic's: with a topic ID, the broker
+   checks it if it can, otherwise each lookup of leaders does.
+4. Reading creates and writes nothing. What writes says so, and is never sent again after a lost
+   response: that is an `OutcomeUnknownError`, and the caller reads the result.
 
 One client belongs to one thread of one process. It is not picklable; `ConnectionSettings` is.
 """
@@ -55,30 +55,30 @@ __all__ = ["EARLIEST", "LATEST", "NO_OFFSET", "ClusterClient", "FetchResult"]
 
 
 class FetchResult(NamedTuple):
-    """What one fetch brought. The records lie at the start of the caller's view."""
+    """The result of one fetch. The records are at the start of the caller's view."""
 
     size: int
-    """Bytes in the view. The last batch may be cut off; the first may begin before the offset."""
+    """Bytes in the view. The last batch may be truncated; the first may begin before the offset."""
     high_watermark: int
     last_stable_offset: int
-    """The end of what a read_committed reader may see; -1: the broker does not say."""
+    """The end of what a read_committed consumer may read; -1 if the broker does not report it."""
     log_start_offset: int
-    """-1: the broker does not say."""
+    """-1 if the broker does not report it."""
     aborted: tuple[tuple[int, int], ...]
-    """(producer id, first offset) of aborted transactions in these records; read_committed only."""
+    """(producer ID, first offset) of aborted transactions in these records; read_committed only."""
     needed_bytes: int
-    """0, or: the first batch is larger than the view, which must hold so many bytes; size is 0."""
+    """0, or the size of the first batch if it is larger than the view; then `size` is 0."""
 
 
 class ClusterClient:
-    """Reads one cluster.
+    """A client of one cluster. It connects on first use.
 
     Args:
-        settings: Where and how.
+        settings: The connection settings.
         clock: For deadlines and pauses.
 
     Raises:
-        UsageError: Certificates or keys cannot be loaded. Nothing is connected yet.
+        UsageError: Certificates or keys cannot be loaded.
     """
 
     def __init__(self, settings: ConnectionSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -90,7 +90,7 @@ class ClusterClient:
         self._offsets = Offsets(self._router)
         self._groups = Groups(self._router)
         self.admin = Admin(self._router)
-        """What creates, changes and deletes: topics, partitions, records, markers."""
+        """Creates, changes and deletes: topics, partitions, records, markers."""
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +108,10 @@ class ClusterClient:
         self._topology.close()
 
     def cluster_id(self) -> str:
-        """The cluster's own name for itself, stable over its life.
+        """The cluster ID, which never changes.
 
         Raises:
-            UnavailableError: No broker answered within the budget, or the cluster has no id.
+            UnavailableError: No broker responded within the budget, or the cluster has no ID.
         """
 
         def attempt() -> str | None:
@@ -120,37 +120,37 @@ class ClusterClient:
 
         found = self._retry.run(attempt, "could not read the cluster id")
         if not found:
-            raise UnavailableError("the cluster has no id yet")
+            raise UnavailableError("the cluster has no cluster ID yet")
         return found
 
     def topic(self, name: str) -> TopicMetadata:
-        """Describe one topic, asked for now.
+        """Describe one topic, with a new request.
 
         Raises:
-            UsageError: It does not exist or we may not see it. It is not created.
-            UnavailableError: No broker answered within the budget.
+            UsageError: It does not exist, or is not visible to this user. It is not created.
+            UnavailableError: No broker responded within the budget.
         """
         return self._retry.run(
             lambda: self._topology.topic(name), "could not describe the topic", topic=name
         )
 
     def describe_topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
-        """Describe topics with one request, asked for now; see `topic` for errors."""
+        """Describe topics with one new request; see `topic` for errors."""
         wanted = list(names)
         return self._retry.run(
             lambda: self._topology.refresh(wanted), "could not describe topics", topics=len(wanted)
         )
 
     def topics(self) -> list[str]:
-        """The names of all topics that we may see, in order, internal ones included."""
+        """The names of all visible topics, sorted, including internal ones."""
         return self._retry.run(self._topology.topics, "could not list the topics")
 
     def describe_topic_configs(self, name: str) -> dict[str, str | None]:
-        """The topic's configuration in effect, defaults included; None where the value is secret.
+        """The topic's effective configuration, including defaults; a secret value is None.
 
         Raises:
-            UsageError: The topic does not exist, or we may not see its configuration.
-            UnavailableError: No broker answered within the budget.
+            UsageError: The topic does not exist, or permission is missing.
+            UnavailableError: No broker responded within the budget.
         """
         return self.admin.topic_configs(name)
 
@@ -161,28 +161,28 @@ class ClusterClient:
 
         Args:
             partitions: Any number, of any topics.
-            at: `EARLIEST`, `LATEST`, or milliseconds since 1970: the first record not older.
+            at: `EARLIEST`, `LATEST`, or milliseconds since 1970 for the first record at or after.
             read_committed: Makes `LATEST` the last stable offset instead of the high watermark.
 
         Returns:
-            An offset for each partition; by time `NO_OFFSET` where no record qualifies.
+            An offset for each partition; by time `NO_OFFSET` if no record qualifies.
 
         Raises:
-            UsageError: A topic or partition does not exist, or we may not see it.
+            UsageError: A topic or partition does not exist, or is not visible to this user.
             UnavailableError: A partition had no reachable leader within the budget.
         """
         return self._offsets.list_offsets(partitions, at, read_committed=read_committed)
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Look up where logs really end, with one request per leader.
+        """Look up log end offsets, with one request per leader.
 
-        `LATEST` is the high watermark, which leaves out what the leader has appended and its
-        replicas have not: after a lost answer that is just what matters. This asks for the end of
-        the leader's current epoch (OffsetForLeaderEpoch), and only the leader itself answers.
+        `LATEST` is the high watermark, which excludes records that the leader has appended and the
+        followers have not replicated. After a lost response those matter. This requests the end of
+        the leader's current epoch (OffsetForLeaderEpoch), to which only the leader responds.
 
         Raises:
-            UsageError: A topic or partition does not exist, we may not see it, or the brokers are
-                older than Apache Kafka 2.1.
+            UsageError: A topic or partition does not exist, is not visible to this user, or the
+                brokers are older than Apache Kafka 2.1.
             UnavailableError: A partition had no reachable leader within the budget.
         """
         return self._offsets.log_ends(partitions)
@@ -190,18 +190,18 @@ class ClusterClient:
     def producer_states(
         self, producer_ids: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, ProducerState | None]:
-        """Look up what leaders remember of producers, with one request per leader.
+        """Look up producer states, with one request per leader.
 
         Args:
             producer_ids: One for each partition.
 
         Returns:
-            For each partition the state; None: the leader knows no such producer (any more), and
+            The state for each partition. None if the leader has no state of the producer, and so
             accepts any first sequence from it.
 
         Raises:
-            UsageError: A topic or partition does not exist, or we may not read it, or the brokers
-                are older than Apache Kafka 2.8.
+            UsageError: A topic or partition does not exist, is not readable by this user, or the
+                brokers are older than Apache Kafka 2.8.
             UnavailableError: A partition had no reachable leader within the budget.
         """
         return self._offsets.producer_states(producer_ids)
@@ -213,9 +213,9 @@ class ClusterClient:
         timeout_ms: int | None = None,
         transactional_id: str | None = None,
     ) -> ProducePipeline:
-        """Make a `ProducePipeline` on this cluster, to be closed by the caller before the client.
+        """Create a `ProducePipeline`, which the caller closes before the client.
 
-        It has connections of its own and shares only what is known of leaders.
+        It has its own connections, and shares the client's metadata.
         """
         return ProducePipeline(
             self._router, acks=acks, timeout_ms=timeout_ms, transactional_id=transactional_id
@@ -224,41 +224,41 @@ class ClusterClient:
     def transactional_producer(
         self, transactional_id: str, *, timeout_ms: int = 60_000
     ) -> TransactionalProducer:
-        """Make a `TransactionalProducer` on this cluster; nothing is asked yet."""
+        """Create a `TransactionalProducer`; sends no request."""
         return TransactionalProducer(self._router, transactional_id, timeout_ms=timeout_ms)
 
     def has_leases(self) -> bool:
         """Whether `lease` can be used: Apache Kafka 3.0 or later.
 
         Raises:
-            UnavailableError: No broker answered within the budget.
+            UnavailableError: No broker responded within the budget.
         """
 
         def attempt() -> bool:
             return Lease.is_offered(self._router.topology.any_connection().versions)
 
-        return self._router.retry.run(attempt, "could not ask what is offered")
+        return self._router.retry.run(attempt, "could not read the API versions")
 
     def lease(self, transactional_id: str) -> Lease:
-        """Make a `Lease` on this cluster; nothing is asked yet."""
+        """Create a `Lease`; sends no request."""
         return Lease(self._router, transactional_id)
 
     def group_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, GroupOffset | None]:
-        """Read what a group has committed, once no transaction holds a commit back.
+        """Read a group's committed offsets, when no transaction with an offset commit is open.
 
         Returns:
-            For each partition its offset commit; None: there is none.
+            The committed offset for each partition; None if there is none.
 
         Raises:
-            UsageError: We may not see the group.
-            UnavailableError: No coordinator answered within the budget, or a transaction with an
+            UsageError: No permission to read the group.
+            UnavailableError: No coordinator responded within the budget, or a transaction with an
                 offset commit for the group stayed open for as long.
         """
         return self._groups.offsets(group, partitions)
 
-    def fetch(  # noqa: PLR0913  # what a fetch is made of; the mirror passes four
+    def fetch(  # noqa: PLR0913  # the parts of a fetch; the mirror passes four
         self,
         partition: TopicPartition,
         offset: int,
@@ -272,24 +272,23 @@ class ClusterClient:
         """Fetch raw batches into `view`.
 
         Args:
-            partition: Of one topic.
-            offset: The first offset wanted; the first batch may begin before it.
-            view: Writable bytes; its length is the most that is asked for. The broker sends a first
-                batch that is larger all the same: then nothing is put into the view and
-                `needed_bytes` says how large it must be. Call again with a larger one.
-            topic_id: 16 bytes from `topic`; None fetches by name, whatever topic has it now.
+            partition: The partition.
+            offset: The first offset to fetch; the first batch may begin before it.
+            view: Writable bytes; its length is the fetch size. A broker also sends a larger first
+                batch: then the view stays empty, and `needed_bytes` is the size required. Call
+                again with a larger view.
+            topic_id: 16 bytes from `topic`; None fetches by name, from any topic of that name.
             max_wait_ms: How long the broker may wait for `min_bytes`.
-            min_bytes: Fewer than this are sent only when `max_wait_ms` is over.
+            min_bytes: The broker sends fewer bytes only after `max_wait_ms`.
             read_committed: End at the last stable offset and list aborted transactions. Their
-                batches and the markers are in the view all the same.
+                batches and the markers are in the view as well.
 
         Raises:
             PositionError: The offset is outside the log (facts `log_start_offset` and
-                `log_end_offset` where they could be asked for), or the topic was deleted and
-                created again.
-            UsageError: The topic or partition does not exist, or we may not read it.
-            UnavailableError: No leader could be read within the budget.
-            CorruptionError: A broker's answer contradicts itself.
+                `log_end_offset` if they could be read), or the topic was recreated.
+            UsageError: The topic or partition does not exist, or is not readable by this user.
+            UnavailableError: No leader responded within the budget.
+            CorruptionError: A broker's response contradicts itself.
         """
         wanted = FetchRequest(
             partition.topic,
@@ -322,17 +321,17 @@ class ClusterClient:
     def fetch_ahead(
         self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
     ) -> None:
-        """Ask for what is to be fetched next, so that its answer comes meanwhile.
+        """Prefetch: send the next fetch now, so that its response arrives meanwhile.
 
-        Waits for no answer, but where it must for a leader's address and connection. The next
-        `fetch` of the partition takes it, if it is of that offset, read_committed and by that topic
-        id. One that is never fetched is no harm.
+        Does not wait for the response, only for the leader's address and connection if necessary.
+        The next `fetch` of the partition uses the response if it has the same offset and topic ID,
+        and is read_committed. An unused prefetch does no harm.
 
         Args:
-            partition: Of one topic.
-            offset: As in the `fetch` to come; there should be something to read.
-            size: Bytes that its view will have.
-            topic_id: As in the `fetch` to come.
+            partition: The partition.
+            offset: As in the next `fetch`; records should be available there.
+            size: The length of the next view, in bytes.
+            topic_id: As in the next `fetch`.
         """
         wanted = (partition.topic, topic_id, partition.partition, -1, offset, size, 0, 1, True)
         self._ahead.ask(partition, FetchRequest(*wanted))
@@ -355,7 +354,7 @@ class ClusterClient:
         return fetched
 
     def _check_topic_id(self, name: str, expected: bytes) -> None:
-        """For brokers whose fetch cannot: compare with the id in the metadata that we have."""
+        """Compare with the topic ID in the metadata, for brokers whose Fetch cannot check it."""
         current = self._topology.known(name).topic_id
         if current is not None and current != expected:
             raise _recreated(name, expected, current)
@@ -363,7 +362,7 @@ class ClusterClient:
     def _refuse(
         self, code: int, partition: TopicPartition, offset: int, topic_id: bytes | None
     ) -> NoReturn:
-        """Raise what a fetch's error code means, with the facts that we can find."""
+        """Raise the error for a Fetch error code."""
         facts = {"topic": partition.topic, "partition": partition.partition, "offset": offset}
         if code in (UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID) and topic_id is not None:
             current = self._topology.topic(partition.topic).topic_id
@@ -372,14 +371,14 @@ class ClusterClient:
         if code == OFFSET_OUT_OF_RANGE:
             raise PositionError(
                 "the offset is outside the partition's log",
-                hint="retention, DeleteRecords or a truncation has moved the log's bounds past it",
+                hint="retention, DeleteRecords or a truncation moved the log start or the log end",
                 **facts,
                 **self._bounds(partition),
             )
         raise api_error(code, action="could not fetch", **facts)
 
     def _bounds(self, partition: TopicPartition) -> dict[str, int]:
-        """Facts for an error; asked once, and left out if that fails: the error must be told."""
+        """The log's bounds, as facts of an error; empty if the one request for them fails."""
         bounds: dict[str, int] = {}
         for name, at in (("log_start_offset", EARLIEST), ("log_end_offset", LATEST)):
             offset = self._offsets.list_offsets_once(partition, at, read_committed=False)
@@ -391,7 +390,7 @@ class ClusterClient:
 def _recreated(topic: str, expected: bytes, found: bytes) -> PositionError:
     return PositionError(
         "the topic was deleted and created again",
-        hint="its old records are gone; the copy ends here, mirror the new topic elsewhere",
+        hint="its old records are deleted; the replica ends here. Mirror the new topic elsewhere.",
         reason="SourceRecreated",
         topic=topic,
         expected_topic_id=expected.hex(),

@@ -1,16 +1,15 @@
-"""One blocking connection to one broker: versions, TLS, SASL, cold messages and the hot fetch.
+"""One blocking connection to one broker: versions, TLS, SASL, decoded requests and fetches.
 
 Invariants:
-1. One request at a time: every answer is received whole before the next request leaves. Where
-   several fetches are under way (`fetch_ahead`), their answers are, in the order of asking.
-2. Every wait has a deadline, taken when the operation begins (`Transport`).
-3. A connection that failed in the middle of anything is closed: a late answer can never be taken
-   for the answer to another request.
-4. A frame larger than the cap is refused before memory is set aside for it.
-5. `fetch` receives the records straight into the caller's view: no copy, and no work in Python that
-   grows with the number of batches or records.
+1. One request at a time: every response is received whole before the next request is sent. Where
+   several fetches are in flight (`fetch_ahead`), their responses come in the order of the requests.
+2. Every wait has a deadline, set when the operation begins (`Transport`).
+3. A connection that failed during an operation is closed: a late response can never be taken for
+   the response to another request.
+4. A frame larger than the cap is refused before memory is allocated for it.
+5. `fetch` receives the records straight into the caller's view (`fetch_receiver`).
 
-Not thread-safe and not to be used across a fork. Cold messages are kafka-python's classes.
+Not thread-safe, and not usable across a fork. Decoded requests are kafka-python's classes.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from kafka.protocol.sasl import (  # type: ignore[import-untyped]  # ships no py
 )
 
 from logmirror.clock import SYSTEM_CLOCK, Clock
+from logmirror.cluster.fetch_receiver import FetchReceiver
 from logmirror.cluster.sasl import authenticate
 from logmirror.cluster.transport import Transport
 from logmirror.errors import (
@@ -41,11 +41,8 @@ from logmirror.wire.fetch import (
     FETCH_VERSION_MIN,
     Asked,
     Fetched,
-    FetchHead,
     FetchRequest,
     encode_fetch,
-    head_bytes_hint,
-    parse_fetch_head,
 )
 from logmirror.wire.messages import (
     API_VERSIONS,
@@ -63,41 +60,37 @@ if TYPE_CHECKING:
 _SOFTWARE_NAME: Final = "logmirror"
 _SOFTWARE_VERSION: Final = "0.1.0"
 _API_VERSIONS_FIRST: Final = (4, 3, 0)
-"""Tried in this order. A broker that knows less answers in version 0, with its own range."""
+"""Tried in this order. An older broker responds in version 0, with the range it supports."""
 _REAUTHENTICATE_AT: Final = 0.85
-"""Share of a session's lifetime after which we authenticate again, as librdkafka and Java do."""
+"""Fraction of the session lifetime before reauthentication, as in librdkafka and Java."""
 _SCRATCH_BYTES: Final = 65_536
-_FRAME_SLACK_BYTES: Final = 1 << 20
-"""What a fetch answer may hold besides the records asked for: the aborted transactions."""
-_SLOWEST_BYTES_PER_MS: Final = 128
-"""A transfer slower than 128 kB/s is taken for dead; above it a large answer may take its time."""
 _THROTTLE_MS_MAX: Final = 60_000
 _ANY_VERSION: Final = 32_767
 _SIZE_BYTES: Final = 4
 _UNPROVEN_HINT: Final = (
-    "check security.protocol and sasl.mechanism: a broker closes a connection without a word when "
-    "the listener expects others"
+    "check security.protocol and sasl.mechanism: a broker closes the connection without an error "
+    "if they do not match the listener"
 )
 _UNSUPPORTED: Final = UNSUPPORTED_VERSION.to_bytes(2, "big")
 _INT: Final = struct.Struct(">i")
 
 
 class Connection:
-    """One connection, ready for requests: negotiated and authenticated.
+    """One connection, ready for requests: versions negotiated, authenticated.
 
     Args:
-        host: Name or address.
-        port: Of the broker.
-        settings: Security, limits, identity.
+        host: Host name or address.
+        port: The broker's port.
+        settings: Security, limits, client ID.
         clock: For deadlines.
-        tls: The context to use, so that many connections load certificates once; None makes one
-            when the settings ask for TLS.
+        tls: The context to use, so that many connections load certificates once; None creates one
+            if the settings require TLS.
 
     Raises:
-        UnavailableError: It could not be reached in `connect_timeout_ms`.
-        UsageError: TLS or SASL settings do not fit, credentials were refused, or the broker is too
-            old.
-        CorruptionError: What answers does not speak Kafka's protocol.
+        UnavailableError: The broker was not reached within `connect_timeout_ms`.
+        UsageError: TLS or SASL settings do not match, credentials were refused, or the broker is
+            too old.
+        CorruptionError: The server does not speak Kafka's protocol.
     """
 
     def __init__(
@@ -113,17 +106,16 @@ class Connection:
         self.port = port
         self.closed = False
         self._proven = False
-        """Whether the broker has answered a request other than those of opening."""
+        """Whether the broker has responded to a request after the handshake."""
         self._settings = settings
         self._clock = clock
         self._client_id = settings.client_id.encode()
         self._correlation_id = 0
         self._throttled_until_ms = 0
         self._reauthenticate_at_ms: int | None = None
-        self._scratch = bytearray(_SCRATCH_BYTES)
-        self._scratch_view = memoryview(self._scratch)
+        self._scratch_view = memoryview(bytearray(_SCRATCH_BYTES))
         self.versions: dict[int, tuple[int, int]] = {API_VERSIONS: (0, _API_VERSIONS_FIRST[0])}
-        """API key to (lowest, highest version) that the broker speaks."""
+        """API key to the broker's (lowest, highest) version."""
         deadline_ms = clock.monotonic_ms() + settings.connect_timeout_ms
         self._transport = Transport(
             host, port, settings, clock=clock, tls=tls, deadline_ms=deadline_ms
@@ -135,6 +127,9 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        self._fetches = FetchReceiver(
+            self._transport, self._scratch_view, settings.receive_message_max_bytes
+        )
         self._fetch_by_name = self._fetch_version(FETCH_VERSION_BY_NAME_MAX)
         self._fetch_by_id = self._fetch_version(FETCH_VERSION_MAX)
 
@@ -148,7 +143,7 @@ class Connection:
         self._transport.close()
 
     def has_hung_up(self) -> bool:
-        """Whether it can no longer be used: closed by us, by the broker, or broken; never waits."""
+        """Whether the connection is closed by either side, or broken; never waits."""
         return self.closed or self._transport.has_hung_up()
 
     def version_of(
@@ -158,26 +153,26 @@ class Connection:
         low: int = 0,
         high: int = _ANY_VERSION,
     ) -> int:
-        """The highest version of a kafka-python message class that both sides know.
+        """The highest version of a kafka-python message class that both sides support.
 
         Raises:
             UsageError: There is none from `low` to `high`.
         """
         oldest, newest = self.versions.get(message.API_KEY, (0, -1))
-        newest_of_ours = min(message.max_version, high)
-        version = min(newest, newest_of_ours)
+        newest_here = min(message.max_version, high)
+        version = min(newest, newest_here)
         if version < max(oldest, low):
             raise UsageError(
-                f"the broker does not speak {message.name} in a version that we need",
-                hint="Apache Kafka 0.11 or later is needed",
+                f"the broker does not support the required version of {message.name}",
+                hint="Apache Kafka 0.11 or later is required",
                 host=self.host,
                 port=self.port,
                 broker_versions=(oldest, newest),
-                our_versions=(low, newest_of_ours),
+                our_versions=(low, newest_here),
             )
         return int(version)
 
-    def call(  # noqa: PLR0913  # how a request is sent; most callers pass one or two
+    def call(  # noqa: PLR0913  # options of a request; most callers pass one or two
         self,
         request: Any,  # noqa: ANN401  # untyped library
         *,
@@ -187,40 +182,42 @@ class Connection:
         writes: bool = False,
         send_until_ms: int | None = None,
     ) -> Any:  # noqa: ANN401  # untyped library
-        """Send a kafka-python request and return its decoded response: the cold path.
+        """Send a kafka-python request and return its decoded response.
 
         The response's error codes are left to the caller.
 
         Args:
             request: The message, without a version: the highest common one is chosen.
-            low: The lowest version that will do.
-            high: The highest version that will do.
-            wait_ms: How long the request asks the broker to wait; added to the deadline.
-            writes: Whether the request changes something, so that a lost answer leaves open
-                whether it has.
-            send_until_ms: Monotonic time after which no byte of it may be sent.
+            low: The lowest acceptable version.
+            high: The highest acceptable version.
+            wait_ms: How long the broker may wait before it responds; added to the deadline.
+            writes: Whether the request changes something, so that its outcome is unknown after a
+                lost response.
+            send_until_ms: Monotonic deadline for the last byte of the request.
 
         Raises:
-            UnavailableError: No answer in `socket_timeout_ms`, or the connection broke; for a
-                request that writes: it was not sent. Or it was too late to send it.
-            OutcomeUnknownError: A request that writes was sent, and its answer is lost.
-            CorruptionError: The answer is not one to this request.
+            UnavailableError: No response within `socket_timeout_ms`, or the connection broke; with
+                `writes`: the request was not sent. Or the send deadline had passed.
+            OutcomeUnknownError: With `writes`: the request was sent and its response is lost.
+            CorruptionError: The bytes are not a response to this request.
             UsageError: No common version.
         """
         version = self.version_of(type(request), low=low, high=high)
         if writes and self.has_hung_up():
-            self.close()  # while it was idle: better seen before than after sending
+            self.close()  # closed while idle: better detected before sending
         self._ready()
         deadline_ms = self._clock.monotonic_ms() + self._settings.socket_timeout_ms + wait_ms
         if send_until_ms is not None and self._clock.monotonic_ms() >= send_until_ms:
-            raise UnavailableError("too late to send", host=self.host, port=self.port)
+            raise UnavailableError(
+                "not sent: the send deadline has passed", host=self.host, port=self.port
+            )
         try:
             response = self._exchange(request, version, deadline_ms, send_until_ms)
         except (UnavailableError, CorruptionError) as error:
             if not writes:
                 raise
             raise OutcomeUnknownError(
-                f"the answer to {request.name} is lost: {error.message}",
+                f"the response to {request.name} is lost: {error.message}",
                 hint=error.hint,
                 **{"host": self.host, "port": self.port, **error.facts},
             ) from error
@@ -234,20 +231,19 @@ class Connection:
         Error codes are left to the caller: `head.error_code`.
 
         Raises:
-            UnavailableError: No answer in time, or the connection broke.
-            CorruptionError: The answer is not one to this request.
+            UnavailableError: No response in time, or the connection broke.
+            CorruptionError: The bytes are not a response to this request.
             UsageError: No common version.
         """
         self._ready()
-        return self._take(self._ask(request), view)
+        return self._receive_fetch(self._send_fetch(request), view)
 
-    def _ask(self, request: FetchRequest) -> Asked:
-        """Send a fetch."""
+    def _send_fetch(self, request: FetchRequest) -> Asked:
         version = self._fetch_by_name if request.topic_id is None else self._fetch_by_id
         if version < FETCH_VERSION_MIN:
             raise UsageError(
-                "the broker cannot be read: its fetch versions are too old",
-                hint="Apache Kafka 0.11 or later is needed",
+                "the broker's Fetch versions are too old",
+                hint="Apache Kafka 0.11 or later is required",
                 host=self.host,
                 port=self.port,
             )
@@ -264,10 +260,11 @@ class Connection:
             raise
         return Asked(request, version, correlation_id, deadline_ms)
 
-    def _take(self, asked: Asked, view: memoryview, *, others_follow: bool = False) -> Fetched:
-        """Receive the answer to a fetch; `others_follow`: bytes behind it belong to another one."""
+    def _receive_fetch(
+        self, asked: Asked, view: memoryview, *, others_follow: bool = False
+    ) -> Fetched:
         try:
-            fetched = self._receive_fetch(asked, view, others_follow=others_follow)
+            fetched = self._fetches.receive(asked, view, others_follow=others_follow)
         except BaseException:
             self.close()  # invariant 3
             raise
@@ -276,7 +273,7 @@ class Connection:
         return fetched
 
     def speaks_topic_ids(self) -> bool:
-        """Whether a fetch can name the topic by its id."""
+        """Whether a fetch can identify the topic by topic ID."""
         return self._fetch_by_id >= FETCH_VERSION_BY_ID_MIN
 
     def _fetch_version(self, cap: int) -> int:
@@ -284,7 +281,7 @@ class Connection:
         version = min(newest, cap)
         return version if version >= oldest else -1
 
-    # Opening.
+    # Handshake.
 
     def _negotiate(self, deadline_ms: int) -> None:
         for version in _API_VERSIONS_FIRST:
@@ -292,14 +289,14 @@ class Connection:
                 client_software_name=_SOFTWARE_NAME, client_software_version=_SOFTWARE_VERSION
             )
             frame = self._send_and_receive(request, version, deadline_ms)
-            # The error leads in every version; what follows it here, not all brokers agree on.
+            # The error code comes first in every version; brokers differ in what follows it here.
             if frame[4:6] != _UNSUPPORTED:
                 break
         response = self._decode(request, frame)
         if response.error_code:
             raise api_error(
                 response.error_code,
-                action="could not agree on versions",
+                action="could not negotiate versions",
                 host=self.host,
                 port=self.port,
             )
@@ -308,14 +305,14 @@ class Connection:
         }
 
     def _authenticate(self, deadline_ms: int) -> None:
-        """Authenticate, for the first time or again on a connection in use (KIP-368)."""
+        """Authenticate, or reauthenticate on a connection in use (KIP-368)."""
         mechanism = self._settings.sasl_mechanism
         facts = {"mechanism": mechanism, "host": self.host, "port": self.port}
         version = self.version_of(SaslHandshakeRequest, low=1)
         response = self._exchange(SaslHandshakeRequest(mechanism=mechanism), version, deadline_ms)
         if response.error_code:
             error = api_error(
-                response.error_code, action="the broker refused the mechanism", **facts
+                response.error_code, action="the broker refused the SASL mechanism", **facts
             )
             if response.error_code == UNSUPPORTED_SASL_MECHANISM:
                 error.add_facts(offered=tuple(response.mechanisms))
@@ -325,17 +322,18 @@ class Connection:
 
         def exchange(data: bytes) -> bytes:
             nonlocal lifetime_ms
-            answer = self._exchange(SaslAuthenticateRequest(auth_bytes=data), version, deadline_ms)
-            if answer.error_code:
+            request = SaslAuthenticateRequest(auth_bytes=data)
+            response = self._exchange(request, version, deadline_ms)
+            if response.error_code:
                 # The broker's text is for people: "Authentication failed during ...".
                 raise api_error(
-                    answer.error_code,
+                    response.error_code,
                     action="authentication failed",
-                    reason=answer.error_message,
+                    reason=response.error_message,
                     **facts,
                 )
-            lifetime_ms = answer.session_lifetime_ms
-            return bytes(answer.auth_bytes)
+            lifetime_ms = response.session_lifetime_ms
+            return bytes(response.auth_bytes)
 
         begun_ms = self._clock.monotonic_ms()
         authenticate(
@@ -346,7 +344,7 @@ class Connection:
         )
 
     def _ready(self) -> None:
-        """Before each request: not closed, no longer throttled, session not about to end."""
+        """Prepare for a request: wait out a throttle, reauthenticate if due."""
         if self.closed:
             raise UnavailableError("the connection is closed", host=self.host, port=self.port)
         if self._throttled_until_ms:
@@ -361,8 +359,8 @@ class Connection:
                 raise
 
     def _throttle(self, duration_ms: int) -> None:
-        # Since Kafka 2.0 the answer comes at once and the broker stops reading from us instead, so
-        # that a request sent now would only use up its deadline.
+        # Since Kafka 2.0 the response comes at once, and the broker stops reading the connection
+        # instead: a request sent now would only use up its deadline.
         if duration_ms > 0:
             self._throttled_until_ms = self._clock.monotonic_ms() + min(
                 duration_ms, _THROTTLE_MS_MAX
@@ -404,17 +402,17 @@ class Connection:
         if len(frame) < _SIZE_BYTES or _INT.unpack_from(frame)[0] != self._correlation_id:
             self.close()  # invariant 3
             raise CorruptionError(
-                "the answer belongs to another request", host=self.host, port=self.port
+                "the response belongs to another request", host=self.host, port=self.port
             )
         response_class = request.header.get_response_class()
         try:
             header = io.BytesIO(frame)
             response_class.parse_header(header)
-            return response_class.decode(memoryview(frame)[header.tell() :])
-        except Exception as error:  # whatever the library meets in hostile bytes
+            return response_class.decode(memoryview(frame)[header.seek(0, io.SEEK_CUR) :])
+        except Exception as error:  # any error that hostile bytes cause in the library
             self.close()
             raise CorruptionError(
-                f"the answer to {request.name} cannot be decoded",
+                f"the response to {request.name} cannot be decoded",
                 host=self.host,
                 port=self.port,
                 reason=f"{type(error).__name__}: {error}"[:200],
@@ -428,65 +426,3 @@ class Connection:
         frame = bytearray(size)
         self._transport.receive(memoryview(frame), 0, size, deadline_ms)
         return frame
-
-    def _receive_fetch(self, asked: Asked, view: memoryview, *, others_follow: bool) -> Fetched:
-        request, version, correlation_id, deadline_ms = asked
-        head_view = self._scratch_view
-        wanted = head_bytes_hint(request, version)
-        if others_follow:
-            self._transport.receive(head_view, 0, _SIZE_BYTES, deadline_ms)
-            wanted = min(wanted, _SIZE_BYTES + max(_INT.unpack_from(head_view)[0], 0))
-            filled = self._transport.receive(head_view, _SIZE_BYTES, wanted, deadline_ms)
-        else:
-            filled = self._transport.receive_some(head_view[:wanted], deadline_ms)
-        while True:
-            parsed = (
-                parse_fetch_head(
-                    request,
-                    version=version,
-                    correlation_id=correlation_id,
-                    buffer=head_view,
-                    filled=filled,
-                )
-                if filled >= _SIZE_BYTES
-                else _SIZE_BYTES
-            )
-            if not isinstance(parsed, int):
-                break
-            if filled >= _SIZE_BYTES:
-                cap = max(self._settings.receive_message_max_bytes, len(view) + _FRAME_SLACK_BYTES)
-                self._transport.check_frame(_INT.unpack_from(head_view)[0], cap)
-            if parsed > len(head_view):  # many aborted transactions
-                larger = memoryview(bytearray(max(parsed, 2 * len(head_view))))
-                larger[:filled] = head_view[:filled]
-                head_view = larger
-            filled = self._transport.receive(head_view, filled, parsed, deadline_ms)
-        return self._receive_records(parsed, head_view, filled, view, deadline_ms)
-
-    def _receive_records(
-        self,
-        head: FetchHead,
-        head_view: memoryview,
-        filled: int,
-        view: memoryview,
-        deadline_ms: int,
-    ) -> Fetched:
-        frame_bytes = _SIZE_BYTES + int(_INT.unpack_from(head_view)[0])
-        cap = max(self._settings.receive_message_max_bytes, len(view) + _FRAME_SLACK_BYTES)
-        self._transport.check_frame(frame_bytes - _SIZE_BYTES, cap)
-        if filled > frame_bytes:
-            raise CorruptionError(
-                "bytes follow a fetch answer that nothing asked for", host=self.host, port=self.port
-            )
-        deadline_ms += head.record_bytes // _SLOWEST_BYTES_PER_MS
-        size = head.record_bytes
-        if head.error_code or size > len(view):
-            self._transport.discard(frame_bytes - filled, deadline_ms)
-            return Fetched(head, 0, 0 if head.error_code else size)
-        early = min(filled - head.head_bytes, size)
-        view[:early] = head_view[head.head_bytes : head.head_bytes + early]
-        self._transport.receive(view, early, size, deadline_ms)
-        rest = frame_bytes - max(head.head_bytes + size, filled)
-        if rest:
-            self._transport.discard(rest, deadline_ms)
-        return Fetched(head, size, 0)

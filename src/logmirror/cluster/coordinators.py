@@ -1,8 +1,9 @@
-"""Who coordinates a group or a transactional id, followed when it moves.
+"""The coordinator of a group or a transactional ID, looked up again when it moves.
 
 Invariants:
-1. An answer that says that the coordinator has moved, is loading or is not there, and a connection
-   that fails, make it looked up anew before the next attempt.
+1. A response that the coordinator has moved, is loading or is unavailable, and a connection
+failure,
+   cause a new lookup before the next attempt.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 
 _VERSION_MIN: Final = 1
-"""The first that knows transactions."""
+"""The first version with transactions."""
 _VERSION_MAX: Final = 3
-"""The last that asks for one key; later ones ask for many."""
+"""The last version for one key; later ones are for many."""
 
 _T = TypeVar("_T")
 
@@ -42,8 +43,8 @@ class Coordinator:
     """The broker that coordinates one key. Not thread-safe.
 
     Args:
-        router: Of the cluster.
-        key: A group or a transactional id.
+        router: The router of the cluster.
+        key: A group or a transactional ID.
         kind: `GROUP` or `TRANSACTION`.
     """
 
@@ -52,20 +53,20 @@ class Coordinator:
         self._key = key
         self._kind = kind
         self._address: tuple[str, int] | None = None
-        # Leaders are not what may be out of date here.
+        # Leader metadata is not what may be out of date here.
         self._retry = Retrier(router.settings, router.clock, lambda: None)
 
     def run(self, attempt: Callable[[Connection], _T], action: str, **facts: object) -> _T:
         """Call `attempt` with a connection to the coordinator until it succeeds.
 
         Args:
-            attempt: Something that can be repeated without doing it twice.
-            action: Fits before " within": "could not end the transaction".
+            attempt: An idempotent operation.
+            action: The start of error messages, such as "could not end the transaction".
             facts: Added to every error.
 
         Raises:
-            UnavailableError: The budget is used up; facts tell the last cause.
-            LogmirrorError: The first error that does not pass.
+            UnavailableError: The budget is used up; its facts are those of the last error.
+            LogmirrorError: The first error that is not retriable.
         """
 
         def once() -> _T:

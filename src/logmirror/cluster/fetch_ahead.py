@@ -1,12 +1,11 @@
-"""What will be fetched next, asked for while what came before is worked on.
+"""Prefetching: the next fetch of each partition is sent while the last one is processed.
 
-A fetch that waits for its answer leaves the way to a distant leader idle most of the time. So the
-next fetch of each partition is sent before the last one's records are worked on; a leader answers
-those of one connection one after the other, and the answers wait in the socket.
+A connection to a distant leader is idle most of the time if each fetch waits for its response. So
+the next fetch of each partition is sent before the records of the last one are processed. A leader
+responds to the requests of one connection in order, and the responses wait in the socket.
 
-An answer is of use if it is the one that is wanted when it is wanted. Whatever else happens to it
-(an error, another offset, a connection that broke) is nobody's loss: then the caller fetches as if
-nothing had been asked.
+A prefetched response is used if it matches the next fetch. After an error, another offset or a
+broken connection the caller fetches as if there had been no prefetch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NOWHERE: Final = memoryview(bytearray())
 
 
 class FetchConnection(Connection):
-    """Fetches alone, several under way, answers in order."""
+    """A connection for fetches, several in flight, with responses in order."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # its base's own
         self._asked: deque[Asked] = deque()
@@ -36,7 +35,7 @@ class FetchConnection(Connection):
         """Send a fetch; see `fetch` for what it raises.
 
         Returns:
-            False: not now, since it is throttled, or to authenticate again once all is answered.
+            False if throttled, or if reauthentication is due and fetches are in flight.
         """
         now_ms = self._clock.monotonic_ms()
         at_ms = self._reauthenticate_at_ms
@@ -44,47 +43,47 @@ class FetchConnection(Connection):
             return False
         if not self._asked:
             self._ready()
-        self._asked.append(self._ask(request))
+        self._asked.append(self._send_fetch(request))
         return True
 
     def response(self, view: memoryview) -> Fetched:
-        """Receive the answer to the oldest fetch; see `fetch`."""
-        return self._take(self._asked.popleft(), view, others_follow=bool(self._asked))
+        """Receive the response to the oldest fetch; see `fetch`."""
+        return self._receive_fetch(self._asked.popleft(), view, others_follow=bool(self._asked))
 
 
 class _Leader(NamedTuple):
-    """One leader's connection, and what it was asked, oldest first."""
+    """The connection to one leader, and the fetches in flight on it, oldest first."""
 
     connection: FetchConnection
     asked: dict[TopicPartition, FetchRequest]
 
 
 class FetchAhead:
-    """The fetches that a client has asked ahead: one for each partition at most.
+    """The prefetches of a client: at most one per partition.
 
     Args:
-        topology: Of the cluster.
+        topology: The cluster's metadata and connections.
     """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._leaders: dict[int, _Leader] = {}
-        """By node id."""
+        """By node ID."""
 
         self._leader_of: dict[TopicPartition, int] = {}
-        """Of the partitions that an answer is to come for."""
+        """The leader of each partition with a prefetch in flight."""
 
     def close(self) -> None:
-        """Drop all that was asked."""
+        """Drop all prefetches."""
         for node in list(self._leaders):
             self._drop(node)
 
     def ask(self, partition: TopicPartition, request: FetchRequest) -> None:
-        """Ask a partition's leader, unless that is not to be had now or was asked already.
+        """Send a prefetch to the partition's leader, if it is reachable and has none in flight.
 
         Args:
-            partition: Of one topic.
-            request: Without a leader epoch; the broker should not wait with its answer.
+            partition: The partition.
+            request: A fetch without leader epoch and without wait time.
         """
         if partition in self._leader_of:
             return
@@ -104,15 +103,15 @@ class FetchAhead:
     def take(
         self, partition: TopicPartition, wanted: FetchRequest, view: memoryview
     ) -> Fetched | None:
-        """The answer that was asked ahead, if it is to what is wanted; waits for it.
+        """Wait for the prefetched response, and return it if it matches a fetch.
 
         Args:
-            partition: Of one topic.
-            wanted: A fetch without a leader epoch.
+            partition: The partition.
+            wanted: A fetch without leader epoch.
             view: See `Connection.fetch`.
 
         Returns:
-            None: nothing was asked, or something else, or it was in vain.
+            None if there was no prefetch, it does not match, or it failed.
         """
         node = self._leader_of.get(partition)
         if node is None:
@@ -141,7 +140,7 @@ class FetchAhead:
         return leader
 
     def _drop(self, node: int) -> None:
-        """Forget a connection and all that was asked there."""
+        """Drop a connection and its prefetches."""
         leader = self._leaders.pop(node, None)
         if leader is not None:
             leader.connection.close()
@@ -150,5 +149,5 @@ class FetchAhead:
 
 
 def _same(asked: FetchRequest, wanted: FetchRequest) -> bool:
-    """Whether an answer to one is an answer to the other."""
+    """Whether the response to one is a response to the other."""
     return asked._replace(max_wait_ms=0, max_bytes=0) == wanted._replace(max_wait_ms=0, max_bytes=0)

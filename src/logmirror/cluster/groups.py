@@ -1,4 +1,4 @@
-"""What consumer groups have committed, for those who keep their progress there."""
+"""The committed offsets of consumer groups."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from logmirror.cluster.router import Router
 
 _VERSION: Final = 7
-"""The first that can insist on stable offsets (Apache Kafka 2.5), the last that asks for one group
-at its top."""
+"""The first version that can require stable offsets (Apache Kafka 2.5), and the last for a single
+group."""
 
 
 class GroupOffset(NamedTuple):
-    """One offset commit."""
+    """One committed offset."""
 
     offset: int
-    """The next one to be read."""
+    """The next offset to read."""
     leader_epoch: int
-    """Of the record before it; -1: not said."""
+    """The leader epoch of the record before it; -1 if unknown."""
     metadata: str
-    """Whatever its writer added."""
+    """The metadata that the client committed."""
 
 
 class Groups:
-    """Reads the groups of one cluster.
+    """Reads the committed offsets of one cluster's groups.
 
     Args:
-        router: Of the cluster.
+        router: The router of the cluster.
     """
 
     def __init__(self, router: Router) -> None:
@@ -86,10 +86,10 @@ class Groups:
                 "could not read a group's offsets",
             )
             offsets: dict[TopicPartition, GroupOffset | None] = dict.fromkeys(wanted)
-            for partition, answer in found.items():
-                if isinstance(answer, LogmirrorError):
-                    raise answer
-                offsets[partition] = answer
+            for partition, offset in found.items():
+                if isinstance(offset, LogmirrorError):
+                    raise offset
+                offsets[partition] = offset
             return offsets
 
         coordinator = Coordinator(self._router, group, GROUP)

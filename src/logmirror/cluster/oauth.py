@@ -1,8 +1,8 @@
-"""Tokens for SASL OAUTHBEARER: unsigned ones for development, OpenID Connect for the rest.
+"""Tokens for SASL OAUTHBEARER: unsigned ones for development, OpenID Connect for production.
 
 Both are librdkafka's: `sasl.oauthbearer.method=default` builds an unsecured JWS (RFC 7515 A.5) from
-`sasl.oauthbearer.config`, `oidc` asks the token endpoint with the client's credentials
-(RFC 6749 4.4). A token is asked for at each authentication; a session is as long as the token.
+`sasl.oauthbearer.config`; `oidc` requests a token from the endpoint with the client's credentials
+(RFC 6749 4.4). Each authentication gets a new token; a session lasts as long as its token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CONFIG_KEYS: Final = ("principal", "principalClaimName", "scopeClaimName", "sco
 
 
 def oauth_token(settings: ConnectionSettings, clock: Clock, *, timeout_ms: float) -> str:
-    """A token to present now.
+    """Return a token.
 
     Raises:
-        UsageError: The settings do not give one, or the endpoint refuses the credentials.
-        UnavailableError: The endpoint could not be reached or had an error of its own.
+        UsageError: The settings are not sufficient, or the endpoint refused the credentials.
+        UnavailableError: The endpoint was unreachable, or had a server error.
     """
     if settings.oauth_method == "oidc":
-        return _ask_endpoint(settings, timeout_ms=timeout_ms)
+        return _request_token(settings, timeout_ms=timeout_ms)
     return _unsecured(settings.oauth_config, now_s=clock.now_ms() // 1000)
 
 
@@ -65,11 +65,11 @@ def _unsecured(config: str, *, now_s: int) -> str:
     for key in values:
         if key not in _CONFIG_KEYS and not key.startswith("extension_"):
             raise UsageError(
-                f"sasl.oauthbearer.config does not know {key!r}",
-                hint=f"it knows {', '.join(_CONFIG_KEYS)} and extension_NAME",
+                f"unknown key {key!r} in sasl.oauthbearer.config",
+                hint=f"keys: {', '.join(_CONFIG_KEYS)} and extension_NAME",
             )
     if not values.get("principal"):
-        raise UsageError("sasl.oauthbearer.config lacks principal=NAME")
+        raise UsageError("sasl.oauthbearer.config has no principal=NAME")
     life = values.get("lifeSeconds", "3600")
     if not life.isdigit() or int(life) == 0:
         raise UsageError("lifeSeconds of sasl.oauthbearer.config is not a positive whole number")
@@ -88,7 +88,7 @@ def _encode(value: Mapping[str, object]) -> str:
     return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
 
 
-def _ask_endpoint(settings: ConnectionSettings, *, timeout_ms: float) -> str:
+def _request_token(settings: ConnectionSettings, *, timeout_ms: float) -> str:
     url = settings.oauth_token_endpoint
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise UsageError("sasl.oauthbearer.token.endpoint.url is not an http or https address")
@@ -112,13 +112,13 @@ def _ask_endpoint(settings: ConnectionSettings, *, timeout_ms: float) -> str:
     except urllib.error.HTTPError as error:
         error.close()
         kind = UnavailableError if error.code >= 500 else UsageError  # noqa: PLR2004  # the server's fault
-        raise kind("the token endpoint refused", url=url, status=error.code) from error
+        raise kind("the token endpoint refused the request", url=url, status=error.code) from error
     except OSError as error:
         raise UnavailableError(
             "the token endpoint could not be reached", url=url, reason=str(error)
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError("the token endpoint's answer has no access_token", url=url) from error
+        raise UsageError("the token endpoint's response has no access_token", url=url) from error
     if not isinstance(token, str) or not token:
-        raise UsageError("the token endpoint's answer has no access_token", url=url)
+        raise UsageError("the token endpoint's response has no access_token", url=url)
     return token

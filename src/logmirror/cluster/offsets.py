@@ -1,9 +1,9 @@
-"""Where logs begin and end, and what leaders remember of producers.
+"""Log start and log end offsets, and producer states, as leaders report them.
 
 Invariants:
-1. All of it reads; all of it is tried again as reads are.
-2. `log_ends` is the end of the leader's log, not the high watermark: what was appended and is not
-   yet on all replicas counts.
+1. Every request only reads, and is retried as reads are.
+2. `log_ends` returns the leader's log end offset, not the high watermark: records that are not yet
+   on all replicas count.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ if TYPE_CHECKING:
     from logmirror.cluster.topology import PartitionMetadata
 
 EARLIEST: Final = -2
-"""`list_offsets`: the first offset that is still there."""
+"""`list_offsets`: the log start offset."""
 LATEST: Final = -1
-"""`list_offsets`: the first offset that is not there yet."""
+"""`list_offsets`: the last stable offset or the high watermark."""
 NO_OFFSET: Final = -1
-"""`list_offsets` by time: no record is that young."""
+"""`list_offsets` by time: no record at or after that time."""
 
 _LIST_OFFSETS_VERSION_MIN: Final = 2
-"""The first that knows isolation levels."""
+"""The first version with isolation levels."""
 _EPOCH_VERSION_MIN: Final = 2
-"""The first whose answer can be refused because our leader is an old one."""
+"""The first version with the current leader epoch, so that an old leader refuses it."""
 _CONSUMER: Final = -1
-"""Replica id of one that is no replica."""
+"""The replica ID of a consumer."""
 _NO_EPOCH: Final = -1
 
 
 class LogEnd(NamedTuple):
-    """Where a partition's log ends on its leader."""
+    """The log end offset of a partition on its leader."""
 
     end_offset: int
-    """The offset that the next record gets."""
+    """The offset of the next record."""
     leader_epoch: int
-    """Of the leader that said so; a greater one later means that the leader has changed."""
+    """The epoch of the leader that responded; a later, greater one means a new leader."""
 
 
 class ProducerState(NamedTuple):
-    """What a leader remembers of one producer id in one partition."""
+    """A leader's state of one producer ID in one partition."""
 
     producer_epoch: int
     last_sequence: int
-    """Of the last record written; the next one must have this + 1, modulo 2^31. -1: none yet."""
+    """The sequence of the last record; the next must have this + 1, modulo 2^31. -1: none yet."""
     last_timestamp_ms: int
-    """The greatest record timestamp of its last batch, by which the leader forgets it: once it is
+    """The greatest record timestamp of its last batch. The leader expires the state when this is
     older than `producer.id.expiration.ms`."""
     coordinator_epoch: int = -1
-    """Of the last control record in its name, below which none is taken; -1: there was none."""
+    """The epoch of its last control record, the least that is accepted; -1: none yet."""
 
 
 class Offsets:
-    """Asks the leaders of one cluster.
+    """Reads offsets and producer states from the leaders of one cluster.
 
     Args:
-        router: Of the cluster.
+        router: The router of the cluster.
     """
 
     def __init__(self, router: Router) -> None:
@@ -82,25 +82,25 @@ class Offsets:
     ) -> dict[TopicPartition, int]:
         """See `ClusterClient.list_offsets`."""
         if at < EARLIEST:
-            raise InternalError("not a point in time", at=at)
+            raise InternalError("not a timestamp", at=at)
         call = self._list_offsets_call(at, read_committed=read_committed)
         return self._router.ask_leaders(partitions, call, "could not look up offsets", at=at)
 
     def list_offsets_once(
         self, partition: TopicPartition, at: int, *, read_committed: bool
     ) -> int | None:
-        """Ask once, for the facts of an error; None where nothing was learnt."""
+        """Ask once, for the facts of an error; None without a result."""
         call = self._list_offsets_call(at, read_committed=read_committed)
         try:
-            answer = self._router.each_leader([partition], call)[partition]
+            response = self._router.each_leader([partition], call)[partition]
         except LogmirrorError:
             return None
-        return answer if isinstance(answer, int) else None
+        return response if isinstance(response, int) else None
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         """See `ClusterClient.log_ends`."""
         return self._router.ask_leaders(
-            partitions, _log_ends_once, "could not look up the ends of logs"
+            partitions, _log_ends_once, "could not look up log end offsets"
         )
 
     def producer_states(
@@ -113,7 +113,7 @@ class Offsets:
         ) -> dict[TopicPartition, ProducerState | LogmirrorError | None]:
             return _producer_states_once(connection, led, producer_ids)
 
-        return self._router.ask_leaders(producer_ids, call, "could not look up producers")
+        return self._router.ask_leaders(producer_ids, call, "could not look up producer states")
 
     def _list_offsets_call(self, at: int, *, read_committed: bool) -> LeaderCall[int]:
         timeout_ms = self._router.settings.request_timeout_ms
@@ -152,11 +152,11 @@ class Offsets:
 def _log_ends_once(
     connection: Connection, led: Mapping[TopicPartition, PartitionMetadata]
 ) -> dict[TopicPartition, LogEnd | LogmirrorError]:
-    """Ask where the leader's current epoch ends: that is where its log ends."""
+    """Request the end of the leader's current epoch, which is its log end."""
     if any(metadata.leader_epoch == _NO_EPOCH for metadata in led.values()):
         raise UsageError(
-            "the broker does not tell leader epochs, without which a log's end is not known",
-            hint="Apache Kafka 2.1 or later is needed",
+            "the broker does not report leader epochs, which log end offsets require",
+            hint="Apache Kafka 2.1 or later is required",
             host=connection.host,
             port=connection.port,
         )
@@ -181,14 +181,14 @@ def _log_ends_once(
             for entry in topic.partitions
         ),
         lambda entry: LogEnd(int(entry.end_offset), int(entry.leader_epoch)),
-        "could not look up a log's end",
+        "could not look up a log end offset",
     )
     for partition, end in found.items():
         expected = led[partition].leader_epoch if partition in led else _NO_EPOCH
         if isinstance(end, LogEnd) and (end.end_offset < 0 or end.leader_epoch != expected):
-            # Another epoch's end is not the log's; a leader that is new answers for its own soon.
+            # The end of another epoch is not the log end. A new leader soon responds for its own.
             found[partition] = UnavailableError(
-                "the leader does not know yet where its log ends",
+                "the leader cannot report its log end offset yet",
                 topic=partition.topic,
                 partition=partition.partition,
                 expected_epoch=expected,
@@ -214,13 +214,13 @@ def _producer_states_once(
         for entry in topic.partitions
     )
     found = read_entries(
-        entries, lambda entry: entry.active_producers, "could not look up a producer"
+        entries, lambda entry: entry.active_producers, "could not look up a producer state"
     )
     return {
-        partition: told
-        if isinstance(told, LogmirrorError)
-        else _state_of(told, producer_ids.get(partition))
-        for partition, told in found.items()
+        partition: producers
+        if isinstance(producers, LogmirrorError)
+        else _state_of(producers, producer_ids.get(partition))
+        for partition, producers in found.items()
     }
 
 

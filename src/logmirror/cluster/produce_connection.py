@@ -1,15 +1,16 @@
-"""One connection that carries Produce requests, several under way at a time, answers in order.
+"""One connection for Produce requests, several in flight, with responses in order.
 
 Invariants:
 1. A request whose last byte was not handed to the kernel is never processed: the broker reads whole
-   frames, and a connection that ends in the middle of one is aborted.
-2. Nothing here waits: `push` hands over what the kernel takes now, `pull` takes what has come. The
-   caller polls for both at once; so it cannot happen that the broker waits for us to read answers
-   while we wait for it to read requests.
-3. Answers are matched in the order of the requests, by correlation id, and must name exactly the
-   partitions that were sent; anything else ends the connection.
-4. While anything is under way, no other request is made on the connection: authentication of a
-   session that ends soon (KIP-368) is done when nothing is.
+   frames, and a connection that ends within one is aborted.
+2. Nothing here waits: `push` hands over what the kernel accepts now, `pull` reads what has come.
+The
+   caller polls for both at once, so that broker and client cannot block each other, each waiting
+   for the other to read.
+3. Responses are matched in the order of the requests, by correlation ID, and must name exactly the
+   partitions that were sent; otherwise the connection is aborted.
+4. While a request is in flight, no other request is made on the connection. Reauthentication
+   (KIP-368) happens when nothing is in flight.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ if TYPE_CHECKING:
 _SIZE: Final = struct.Struct(">i")
 _RECEIVE_BYTES: Final = 65_536
 _SLOWEST_BYTES_PER_MS: Final = 128
-"""A transfer slower than 128 kB/s is taken for dead."""
+"""A transfer slower than 128 kB/s counts as broken."""
 
 
 class InFlightRequest(NamedTuple):
-    """A request that was begun and not answered."""
+    """A request without a response."""
 
     partitions: tuple[TopicPartition, ...]
     correlation_id: int
 
 
 class ProduceConnection(Connection):
-    """See `Connection`; `call` and `fetch` work while nothing is under way."""
+    """See `Connection`; `call` and `fetch` work while nothing is in flight."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # its base's own
         self.in_flight: deque[InFlightRequest] = deque()
-        """Requests without an answer, oldest first; the last may not be sent whole."""
+        """Requests without a response, oldest first; the last may not be sent whole."""
         super().__init__(*arguments, **named)
         oldest, newest = self.versions.get(PRODUCE, (0, -1))
         self._version = min(newest, PRODUCE_VERSION_MAX)
@@ -65,8 +66,8 @@ class ProduceConnection(Connection):
         if self._version < max(oldest, PRODUCE_VERSION_MIN):
             self.close()
             raise UsageError(
-                "the broker cannot be written to in a version that we know",
-                hint="Apache Kafka 0.11 or later is needed",
+                "the broker does not support the required version of Produce",
+                hint="Apache Kafka 0.11 or later is required",
                 host=self.host,
                 port=self.port,
                 broker_versions=(oldest, newest),
@@ -74,12 +75,12 @@ class ProduceConnection(Connection):
             )
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self.in_flight)} under way"
+        state = "closed" if self.closed else f"{len(self.in_flight)} in flight"
         return f"ProduceConnection({self.host}:{self.port}, {state})"
 
     @property
     def is_sending(self) -> bool:
-        """Whether some bytes of the last request are still with us."""
+        """Whether bytes of the last request are still to be sent."""
         return bool(self._pieces)
 
     @property
@@ -89,18 +90,18 @@ class ProduceConnection(Connection):
 
     @property
     def session_ends_soon(self) -> bool:
-        """Whether it is time to authenticate again: let it drain, then call `prepare`."""
+        """Whether reauthentication is due: drain the connection, then call `prepare`."""
         at_ms = self._reauthenticate_at_ms
         return at_ms is not None and self._clock.monotonic_ms() >= at_ms
 
     @property
     def throttled_until_ms(self) -> int:
-        """The broker does not read before this moment of the monotonic clock; 0: it does."""
+        """Monotonic time until which the broker throttles the connection; 0: it does not."""
         return self._throttled_until_ms
 
     @property
     def deadline_ms(self) -> int | None:
-        """By when the head must be answered, and what is being sent be sent; None: nothing is."""
+        """The deadline of the oldest response or of sending; None if nothing is in flight."""
         unsent = 1 if self._pieces else 0
         deadlines = [self._send_deadline_ms] * unsent
         if len(self.in_flight) > unsent:
@@ -108,12 +109,12 @@ class ProduceConnection(Connection):
         return min(deadlines, default=None)
 
     def prepare(self) -> None:
-        """Wait out a throttle and authenticate again if it is time; only when it is idle."""
+        """Wait out a throttle, and reauthenticate if due; only when nothing is in flight."""
         self._ready()
 
     def _ready(self) -> None:
         if self.in_flight:
-            raise InternalError("another request was made while answers to Produce are awaited")
+            raise InternalError("a request was made while Produce requests are in flight")
         super()._ready()
 
     def fileno(self) -> int:
@@ -121,13 +122,13 @@ class ProduceConnection(Connection):
         return self._transport.fileno()
 
     def abort(self) -> None:
-        """Close it; nothing that it still holds is sent any more."""
+        """Close it; bytes that were not sent yet are dropped."""
         self.closed = True
         self._pieces.clear()
         self._transport.abort()
 
     def begin(self, request: ProduceRequest) -> None:
-        """Put a request in line; `push` sends it. The batches are read until it is sent whole."""
+        """Queue a request for `push`. Its batches are read until it is sent whole."""
         if self._pieces:
             raise InternalError("a request was begun before the last one was sent")
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
@@ -149,21 +150,21 @@ class ProduceConnection(Connection):
         )
 
     def withdraw(self) -> InFlightRequest:
-        """Take back a request of which no byte was sent."""
+        """Withdraw a request of which no byte was sent."""
         if self._begun or not self._pieces:
-            raise InternalError("a request cannot be taken back once it was begun")
+            raise InternalError("a request was withdrawn after it was begun")
         self._pieces.clear()
         return self.in_flight.pop()
 
     def push(self, not_after_ms: int | None) -> bool:
-        """Send what the kernel takes now.
+        """Send what the kernel accepts now.
 
         Args:
-            not_after_ms: Moment of the monotonic clock from which on no byte is handed over; looked
-                at immediately before each time that bytes are.
+            not_after_ms: Monotonic deadline after which no byte is handed over; checked immediately
+                before each hand-over.
 
         Returns:
-            False when that moment has come before the request was sent whole.
+            False if the deadline has passed before the request was sent whole.
 
         Raises:
             UnavailableError: The connection has failed.
@@ -180,14 +181,14 @@ class ProduceConnection(Connection):
         return True
 
     def pull(self, into: list[ProduceResult]) -> None:
-        """Take the answers that have come, in order.
+        """Read the responses that have come, in order.
 
         Args:
-            into: They are appended; those that came before a failure, too.
+            into: Results are appended, also those before a failure.
 
         Raises:
-            UnavailableError: The connection has failed; nothing more will come.
-            CorruptionError: An answer is not one to the request at the head.
+            UnavailableError: The connection has failed.
+            CorruptionError: The bytes are not a response to the oldest request.
         """
         while count := self._transport.receive_now(self._view):
             self._received += self._view[:count]
@@ -209,7 +210,7 @@ class ProduceConnection(Connection):
     def _accept(self, frame: memoryview, into: list[ProduceResult]) -> None:
         unsent = 1 if self._pieces else 0
         if len(self.in_flight) <= unsent:
-            raise CorruptionError("an answer came that nothing asked for")
+            raise CorruptionError("a response without a request")
         head = self.in_flight[0]
         results, throttle_ms = parse_produce(
             frame, version=self._version, correlation_id=head.correlation_id
@@ -217,7 +218,7 @@ class ProduceConnection(Connection):
         responded = {result.partition for result in results}
         if len(results) != len(head.partitions) or responded != set(head.partitions):
             raise CorruptionError(
-                "a produce answer is not about the partitions that were sent",
+                "a Produce response does not match the partitions that were sent",
                 expected=len(head.partitions),
                 found=len(results),
             )

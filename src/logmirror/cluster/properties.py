@@ -1,10 +1,10 @@
-"""Connection properties by librdkafka's names, checked, as one frozen value.
+"""Connection properties by librdkafka's names, validated, as one frozen value.
 
 Invariants:
-1. Every name is used, or refused with a reason, or refused as unknown with the nearest names: no
-   property is silently without effect.
+1. Every name is used, refused with a reason, or refused as unknown with similar names: no property
+   is silently ignored.
 2. A secret appears in no repr, message or fact.
-3. `ConnectionSettings` is picklable: it travels to executors. Files that it names are read there.
+3. `ConnectionSettings` is picklable: it is sent to executors. Files that it names are read there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConnectionSettings:
     """How to reach one cluster. Build it with `connection_settings`; durations are milliseconds."""
 
     bootstrap_servers: tuple[tuple[str, int], ...]
-    """(host, port), in the order in which they are tried; never empty."""
+    """(host, port), in the order of connection attempts; never empty."""
     client_id: str = "logmirror"
     security_protocol: str = "PLAINTEXT"
 
@@ -41,7 +41,7 @@ class ConnectionSettings:
     sasl_username: str = ""
     sasl_password: str = field(default="", repr=False)
     oauth_method: str = "default"
-    """`default`: an unsecured token made from `oauth_config`; `oidc`: asked from the endpoint."""
+    """`default`: an unsecured token from `oauth_config`; `oidc`: a token from the endpoint."""
     oauth_config: str = ""
     oauth_unsecure_jwt: bool = False
     oauth_client_id: str = ""
@@ -51,7 +51,7 @@ class ConnectionSettings:
     oauth_extensions: str = ""
 
     ssl_ca_location: str = ""
-    """File or directory; empty: the machine's own certificates."""
+    """File or directory; empty for the system's CA certificates."""
     ssl_ca_pem: str = ""
     ssl_certificate_location: str = ""
     ssl_certificate_pem: str = ""
@@ -63,54 +63,54 @@ class ConnectionSettings:
     ssl_verify_hostname: bool = True
 
     socket_timeout_ms: int = 30_000
-    """How long one answer may take, beyond what a request itself asks the broker to wait."""
+    """How long one response may take, beyond the wait time in the request."""
     connect_timeout_ms: int = 10_000
     """TCP, TLS, version negotiation and authentication together."""
     request_timeout_ms: int = 30_000
-    """The time limit that requests carry for the broker's own work."""
+    """The timeout in requests for the broker's processing."""
     socket_keepalive: bool = True
     socket_send_buffer_bytes: int = 0
-    """0: the system's choice, which also adapts."""
+    """0: the system's default, with autotuning."""
     socket_receive_buffer_bytes: int = 0
     address_family: str = "any"
     receive_message_max_bytes: int = 100_000_000
-    """The largest answer we accept, unless a fetch was asked for more."""
+    """The largest response to accept, unless a fetch requested more."""
 
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     reconnect_backoff_ms: int = 100
     reconnect_backoff_max_ms: int = 10_000
     retry_budget_ms: int = 60_000
-    """How long one operation is tried again before it is `UnavailableError`. Not a property."""
+    """How long one operation is retried before it is an `UnavailableError`. Not a property."""
     metadata_refresh_ms: int = 300_000
-    """Leaders are asked for again when what we know is older; -1: only when a broker objects."""
+    """Metadata is refreshed when it is older; -1: only when a broker refuses a request."""
 
     fetch_wait_max_ms: int = 500
     fetch_min_bytes: int = 1
     fetch_max_bytes: int | None = None
-    """None: not set, the reader chooses."""
+    """None: the reader's default."""
     max_partition_fetch_bytes: int | None = None
     check_crcs: bool = True
 
     @property
     def uses_tls(self) -> bool:
-        """Whether bytes travel over TLS."""
+        """Whether connections use TLS."""
         return self.security_protocol in ("SSL", "SASL_SSL")
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether the broker wants credentials."""
+        """Whether connections authenticate with SASL."""
         return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
 
 class PropertyProblem(NamedTuple):
-    """One property that cannot be accepted. Never holds the value of a secret."""
+    """One invalid property. Never holds the value of a secret."""
 
     name: str
     message: str
     """Lower case, no full stop."""
     suggestion: str
-    """What to write instead; may be empty."""
+    """The correction; may be empty."""
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -157,7 +157,7 @@ def _text(text: str) -> str:
 
 
 def _pem(text: str) -> str:
-    # A PEM on one line, as environment variables carry it, has its line ends written as \n.
+    # A PEM on one line, as in environment variables, has its line ends escaped as \n.
     return text.replace("\\n", "\n")
 
 
@@ -213,20 +213,21 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 _BOOTSTRAP: Final = ("bootstrap.servers", "metadata.broker.list")
 
 KNOWN_PROPERTIES: Final = tuple(sorted(_KNOWN))
-"""The names that can be set besides the bootstrap servers."""
+"""The names that can be set, besides the bootstrap servers."""
 
 
 def connection_settings(
     bootstrap_servers: str, properties: Mapping[str, str] | None = None
 ) -> ConnectionSettings:
-    """Check everything and build the settings.
+    """Validate all properties and build the settings.
 
     Args:
-        bootstrap_servers: "host:port,host:port"; an IPv6 address in brackets; port 9092 if absent.
-        properties: librdkafka names to values, all of them text.
+        bootstrap_servers: "host:port,host:port"; IPv6 addresses in brackets; the default port is
+            9092.
+        properties: librdkafka names to values, as text.
 
     Raises:
-        UsageError: With fact `problems`, the tuple of every `PropertyProblem` found.
+        UsageError: Fact `problems` is a tuple of all `PropertyProblem`s.
     """
     values, problems = _parse(bootstrap_servers, properties or {})
     if problems:
@@ -241,7 +242,7 @@ def connection_settings(
 def property_problems(
     bootstrap_servers: str, properties: Mapping[str, str]
 ) -> tuple[PropertyProblem, ...]:
-    """Every reason why `connection_settings` would refuse; empty when it would not."""
+    """All problems that `connection_settings` would raise; empty if there are none."""
     return _parse(bootstrap_servers, properties)[1]
 
 
@@ -275,17 +276,17 @@ def _parse(
 
 def _unknown(name: str) -> PropertyProblem:
     if name in _BOOTSTRAP:
-        return PropertyProblem(name, "is set on its own", "use bootstrap-servers")
+        return PropertyProblem(name, "has its own key", "use bootstrap-servers")
     if name in REFUSED:
         return PropertyProblem(name, f"cannot be set: {REFUSED[name]}", "remove it")
     nearest = difflib.get_close_matches(name, [*KNOWN_PROPERTIES, *_java_names()], n=3, cutoff=0.6)
     nearest = list(dict.fromkeys(_java_names().get(one, one) for one in nearest))
     suggestion = f"did you mean {' or '.join(nearest)}?" if nearest else ""
-    return PropertyProblem(name, "is not a property that we know", suggestion)
+    return PropertyProblem(name, "is an unknown property", suggestion)
 
 
 def _java_names() -> dict[str, str]:
-    """Names of the Java client for what librdkafka calls otherwise."""
+    """Names of the Java client that differ from librdkafka's."""
     return {
         "fetch.max.wait.ms": "fetch.wait.max.ms",
         "receive.buffer.bytes": "socket.receive.buffer.bytes",
@@ -301,7 +302,7 @@ def _java_names() -> dict[str, str]:
 
 
 def parse_servers(text: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each server in a list.
+    """Parse a list of servers to (host, port).
 
     Raises:
         ValueError: The list is empty or an entry is not host:port.
@@ -329,7 +330,7 @@ def _server(entry: str) -> tuple[str, int]:
 
 
 def _combinations(values: Mapping[str, object]) -> list[PropertyProblem]:
-    """What no single property can tell."""
+    """Problems of properties in combination."""
     problems = []
     protocol = values.get("security_protocol", "PLAINTEXT")
     mechanism = values.get("sasl_mechanism", "")
@@ -359,7 +360,7 @@ def _combinations(values: Mapping[str, object]) -> list[PropertyProblem]:
     if ("ssl_key_location" in values or "ssl_key_pem" in values) and not (
         "ssl_certificate_location" in values or "ssl_certificate_pem" in values
     ):
-        what = "is missing, though a key is given"
+        what = "is missing although a key is set"
         problems.append(PropertyProblem("ssl.certificate.location", what, ""))
     return problems
 
@@ -368,7 +369,7 @@ def _oauth(values: Mapping[str, object]) -> list[PropertyProblem]:
     if values.get("oauth_method") != "oidc":
         if values.get("oauth_unsecure_jwt"):
             return []
-        what = "is needed to use unsigned tokens"
+        what = "is required for unsigned tokens"
         hint = "set it to true, or sasl.oauthbearer.method to oidc"
         return [PropertyProblem("enable.sasl.oauthbearer.unsecure.jwt", what, hint)]
     return [

@@ -1,11 +1,11 @@
-"""Properties of librdkafka that would mean nothing here, and why: better refused than ignored."""
+"""librdkafka properties that have no effect here, with the reason: refused instead of ignored."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _REASONS: Final[dict[str, tuple[str, ...]]] = {
-    "no consumer group is used, a position comes from the destination": (
+    "no consumer group is used; the position is read from the destination": (
         "group.id group.instance.id group.protocol group.protocol.type group.remote.assignor",
         "partition.assignment.strategy session.timeout.ms heartbeat.interval.ms",
         "coordinator.query.interval.ms max.poll.interval.ms max.poll.records enable.auto.commit",
@@ -13,7 +13,7 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "offset.store.method offset.store.path offset.store.sync.interval.ms",
         "share.acknowledgement.mode",
     ),
-    "always read_committed, up to the last stable offset": ("isolation.level",),
+    "reads are always read_committed, up to the last stable offset": ("isolation.level",),
     "topics are never created by reading them": ("allow.auto.create.topics",),
     "records are always read from the partition's leader": ("client.rack",),
     "nothing is queued between fetches": (
@@ -21,7 +21,7 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "fetch.error.backoff.ms enable.partition.eof queuing.strategy",
         "consume.callback.max.messages consume_cb rebalance_cb offset_commit_cb",
     ),
-    "a copy is always produced in order, with acks=all, in the batches of the source": (
+    "records are always produced in order, with acks=all, in the source's batches": (
         "acks request.required.acks enable.idempotence enable.gapless.guarantee transactional.id",
         "transaction.timeout.ms queue.buffering.max.messages queue.buffering.max.kbytes",
         "queue.buffering.max.ms linger.ms message.send.max.retries retries message.timeout.ms",
@@ -32,11 +32,11 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "sticky.partitioning.linger.ms produce.offset.report msg_order_cmp",
         "max.in.flight max.in.flight.requests.per.connection",
     ),
-    "Kerberos is not offered, see sasl.mechanism": (
+    "Kerberos is not supported, see sasl.mechanism": (
         "sasl.kerberos.service.name sasl.kerberos.principal sasl.kerberos.kinit.cmd",
         "sasl.kerberos.keytab sasl.kerberos.min.time.before.relogin",
     ),
-    "of OAuth only client credentials and unsigned tokens are offered": (
+    "OAuth supports client credentials and unsigned tokens only": (
         "sasl.oauthbearer.grant.type sasl.oauthbearer.assertion.algorithm",
         "sasl.oauthbearer.assertion.claim.aud sasl.oauthbearer.assertion.claim.exp.seconds",
         "sasl.oauthbearer.assertion.claim.iss sasl.oauthbearer.assertion.claim.jti.include",
@@ -49,7 +49,7 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "sasl.oauthbearer.client.credentials.client.secret oauthbearer_token_refresh_cb",
         "oauth_cb enable_sasl_queue",
     ),
-    "certificates and keys are given as PEM, see ssl.ca.*, ssl.certificate.* and ssl.key.*": (
+    "certificates and keys must be PEM, see ssl.ca.*, ssl.certificate.* and ssl.key.*": (
         "ssl.keystore.location ssl.keystore.password ssl.ca.certificate.stores ssl.engine.location",
         "ssl.engine.id ssl.engine.callback.data ssl.providers ssl_key ssl_certificate ssl_ca",
         "ssl.certificate.verify_cb ssl.crl.location ssl.curves.list ssl.sigalgs.list",
@@ -59,18 +59,18 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "api.version.request api.version.request.timeout.ms api.version.fallback.ms",
         "broker.version.fallback",
     ),
-    "leaders are looked up when a broker objects, and at topic.metadata.refresh.interval.ms": (
+    "metadata is refreshed on errors, and by topic.metadata.refresh.interval.ms": (
         "metadata.max.age.ms metadata.request.timeout.ms metadata.recovery.strategy",
         "metadata.recovery.rebootstrap.trigger.ms topic.metadata.refresh.fast.interval.ms",
         "topic.metadata.refresh.fast.cnt topic.metadata.refresh.sparse",
         "topic.metadata.propagation.max.ms topic.blacklist enable.sparse.connections",
     ),
-    "connections are opened when needed, to every address of a name, and opened again when lost": (
+    "connections are opened on demand, try every address of a name, and are reopened when lost": (
         "connections.max.idle.ms broker.address.ttl client.dns.lookup socket.max.fails",
         "socket.nagle.disable socket.blocking.max.ms reconnect.backoff.jitter.ms",
         "socket_cb connect_cb closesocket_cb open_cb resolve_cb",
     ),
-    "it steers librdkafka's own logging, statistics or tests": (
+    "it configures librdkafka's own logging, statistics or tests": (
         "debug log_level log_cb log.queue log.thread.name log.connection.close",
         "statistics.interval.ms stats_cb enabled_events error_cb throttle_cb background_event_cb",
         "opaque default_topic_conf interceptors plugin.library.paths internal.termination.signal",

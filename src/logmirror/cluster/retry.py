@@ -1,10 +1,9 @@
-"""Trying again: which errors, how long, with what pauses.
+"""Retries: which errors, for how long, with which pauses.
 
 Invariants:
-1. What reads, and what can be repeated without doing it twice, is tried again after any failure
-   that may pass.
-2. What writes otherwise (`writes=True`) is tried again only when it certainly was not done: never
-   after an `OutcomeUnknownError`.
+1. Reads, and other idempotent operations, are retried after any transient failure.
+2. Other writes (`writes=True`) are retried only if they certainly were not carried out: never after
+   an `OutcomeUnknownError`.
 """
 
 from __future__ import annotations
@@ -26,25 +25,26 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
 
 MISSING_GRACE_MS: Final = 3_000
-"""How long a topic may be missing from metadata before a reader of it believes that it is gone. A
-broker that has just started, and a topic that was just made, are not known everywhere at once."""
+"""How long a topic may be missing from metadata before a reader reports that it does not exist. The
+metadata of a new broker or a new topic takes time to reach all brokers."""
 
-_DOUBLINGS_MAX: Final = 20
+_BACKOFF_SHIFT_MAX: Final = 20
 _CONCURRENT_PAUSE_MS: Final = 1
-"""First pause after CONCURRENT_TRANSACTIONS, the usual answer for a millisecond after EndTxn."""
+"""First pause after CONCURRENT_TRANSACTIONS, the usual response within a millisecond of EndTxn."""
 
 _T = TypeVar("_T")
 
 
 class NotFoundError(UsageError):
-    """The topic or partition does not exist, as far as the broker that was asked knows."""
+    """The topic or partition does not exist in the broker's metadata."""
 
 
 def is_retriable(error: LogmirrorError) -> bool:
-    """Whether the same read may succeed a little later.
+    """Whether the same read may succeed later.
 
-    An error with a Kafka code (fact `code`) is as retriable as Kafka says, but for a batch that the
-    broker itself finds corrupt: that is for people. One without a code is if it is unavailable.
+    An error with a Kafka error code (fact `code`) is retriable if it is in Kafka, except
+    CORRUPT_MESSAGE, which needs an operator. An error without a code is retriable if it is an
+    `UnavailableError`.
     """
     code = error.facts.get("code")
     if isinstance(code, int):
@@ -58,7 +58,7 @@ class Retrier:
     Args:
         settings: Pauses and budget.
         clock: Measures and waits.
-        before_retry: Called before each further attempt, to forget what may be out of date.
+        before_retry: Called before each retry, to drop metadata that may be out of date.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Retrier:
 
         Args:
             attempt: May be called any number of times.
-            action: Fits before " within": "could not fetch".
+            action: The start of error messages, such as "could not fetch".
             missing_grace_ms: How long a `NotFoundError` counts as retriable.
             writes: See invariant 2.
             facts: Added to every error.
 
         Raises:
-            UnavailableError: The budget is used up; facts tell the last cause.
-            OutcomeUnknownError: An attempt may have been done, or not; with `writes` only.
+            UnavailableError: The budget is used up; its facts are those of the last error.
+            OutcomeUnknownError: With `writes`: an attempt may have been carried out.
             LogmirrorError: The first error that is not retriable.
         """
         begun_ms = self._clock.monotonic_ms()
@@ -122,7 +122,7 @@ class Retrier:
             base_ms, max_ms = settings.retry_backoff_ms, settings.retry_backoff_max_ms
         else:
             base_ms, max_ms = settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
-        return jittered_ms(min(base_ms << min(failures, _DOUBLINGS_MAX), max_ms))
+        return jittered_ms(min(base_ms << min(failures, _BACKOFF_SHIFT_MAX), max_ms))
 
     def _given_up(self, error: LogmirrorError, action: str, *, attempts: int) -> UnavailableError:
         budget_ms = self._settings.retry_budget_ms

@@ -1,8 +1,8 @@
-"""Whom a request goes to, and again when that has changed: leaders, any broker, the controller.
+"""Routing: which broker a request goes to, and retries when that changes.
 
 Invariants:
-1. One request per leader, however many partitions are asked about.
-2. What was answered is kept; only the rest is asked again.
+1. One request per leader, for any number of partitions.
+2. Results are kept; only partitions without a result are requested again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     ]
     """One request to one leader about the partitions that it leads.
 
-    Returns what each was answered: a value, or the error that its code stands for. Raises when
-    nothing was answered at all.
+    Returns the result of each: a value, or the error for its error code. Raises if there was no
+    response.
     """
 
 
 class Router:
-    """What the operations on one cluster share. Not thread-safe.
+    """Sends the requests of one cluster's operations. Not thread-safe.
 
     Args:
-        settings: Of the cluster.
+        settings: The connection settings.
         clock: For deadlines and pauses.
     """
 
@@ -60,19 +60,19 @@ class Router:
         writes: bool = False,
         **facts: object,
     ) -> dict[TopicPartition, _T]:
-        """Ask each partition's leader, and those that failed again, until all have answered.
+        """Send requests to the leaders, and retry failed partitions, until all have a result.
 
         Args:
             partitions: Any number, of any topics.
             call: Called once per leader and attempt.
-            action: Fits before " within": "could not look up offsets".
+            action: The start of error messages, such as "could not look up offsets".
             writes: See `Retrier`.
             facts: Added to every error.
 
         Raises:
-            UsageError: A topic or partition does not exist, or we may not see it.
+            UsageError: A topic or partition does not exist, or is not visible to this user.
             UnavailableError: A partition had no reachable leader within the budget.
-            OutcomeUnknownError: With `writes`: a partition's answer is lost.
+            OutcomeUnknownError: With `writes`: a partition's response is lost.
         """
         found: dict[TopicPartition, _T] = {}
         wanted = dict.fromkeys(partitions)
@@ -93,9 +93,9 @@ class Router:
         call: LeaderCall[_T],
         found: dict[TopicPartition, _T],
     ) -> None:
-        """Put into `found` what can be had now, then raise a failure, if there was one.
+        """Add the results to `found`, then raise an error if there was one.
 
-        An unknown outcome goes before all others: it must not be tried again.
+        An unknown outcome is raised before other errors, because it must not be retried.
         """
         failures: list[LogmirrorError] = []
         for partition, response in self.each_leader(partitions, call).items():
@@ -109,7 +109,7 @@ class Router:
     def each_leader(
         self, partitions: Iterable[TopicPartition], call: LeaderCall[_T]
     ) -> dict[TopicPartition, _T | LogmirrorError]:
-        """Ask each leader once; every partition gets its answer or its error."""
+        """Send one request to each leader; every partition gets a value or an error."""
         wanted = list(partitions)
         self.topology.ensure(partition.topic for partition in wanted)
         responses: dict[TopicPartition, _T | LogmirrorError] = {}
@@ -123,20 +123,20 @@ class Router:
                 by_leader.setdefault(metadata.leader, {})[partition] = metadata
         for leader, led in by_leader.items():
             try:
-                told = call(self.topology.connection(leader), led)
+                results = call(self.topology.connection(leader), led)
             except LogmirrorError as error:
                 responses |= dict.fromkeys(led, error)
             else:
                 for partition in led:
                     responses[partition] = (
-                        told[partition] if partition in told else _left_out(partition)
+                        results[partition] if partition in results else _left_out(partition)
                     )
         return responses
 
 
 def _left_out(partition: TopicPartition) -> LogmirrorError:
     return CorruptionError(
-        "a broker's answer leaves out a partition that it was asked about",
+        "a broker's response does not contain a requested partition",
         topic=partition.topic,
         partition=partition.partition,
     )
@@ -145,7 +145,7 @@ def _left_out(partition: TopicPartition) -> LogmirrorError:
 def by_topic(
     partitions: Iterable[TopicPartition], entry: Callable[[TopicPartition], Any]
 ) -> dict[str, list[Any]]:
-    """Group partitions as requests do: topic to one `entry` per partition."""
+    """Group partitions by topic, with one `entry` per partition, as requests do."""
     topics: dict[str, list[Any]] = {}
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(entry(partition))
@@ -155,7 +155,7 @@ def by_topic(
 def read_entries(
     entries: Iterable[tuple[TopicPartition, Any]], value: Callable[[Any], _T], action: str
 ) -> dict[TopicPartition, _T | LogmirrorError]:
-    """Read a leader's answer: a value per partition, or what its `error_code` stands for."""
+    """Read a leader's response: a value per partition, or the error for its `error_code`."""
     return {
         partition: api_error(
             entry.error_code,

@@ -1,7 +1,7 @@
-"""One SASL exchange over any transport: kafka-python's mechanisms, errors in our words.
+"""One SASL exchange over any transport, with kafka-python's mechanisms and logmirror's errors.
 
-The mechanisms know nothing of sockets: `authenticate` is given a function that sends bytes and
-returns the broker's answer.
+The mechanisms use no sockets: `authenticate` gets a function that sends bytes and returns the
+broker's response.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
 
 _STEPS_MAX: Final = 4
-"""SCRAM needs two answers, the others one; a broker that wants more breaks its mechanism."""
+"""SCRAM needs two responses, the others one; a broker that requires more breaks the mechanism."""
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # its base is untyped
-    """What kafka-python's OAUTHBEARER asks for a token."""
+    """The token provider for kafka-python's OAUTHBEARER."""
 
     def __init__(self, token: str, extensions: dict[str, str]) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ def authenticate(
     Args:
         settings: Mechanism and credentials.
         clock: For the dates in an unsigned token.
-        exchange: Sends one message of the mechanism and returns the answer. Raises by itself when
-            the broker answers with an error code.
-        timeout_ms: For asking a token endpoint.
+        exchange: Sends one message of the mechanism and returns the response. Raises if the broker
+            responds with an error code.
+        timeout_ms: For the request to a token endpoint.
 
     Raises:
         UsageError: The broker's side of the exchange is wrong: it may not know the password, or it
@@ -73,8 +73,8 @@ def authenticate(
     except (KafkaError, ValueError, KeyError) as error:
         # Only the type: the text may quote what was exchanged.
         raise UsageError(
-            "the broker's part of the authentication is not valid",
-            hint="check sasl.mechanism, and that this is the broker it should be",
+            "the broker's SASL message is not valid",
+            hint="check sasl.mechanism, and that this is the intended broker",
             mechanism=settings.sasl_mechanism,
             reason=type(error).__name__,
         ) from error

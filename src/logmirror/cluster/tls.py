@@ -1,4 +1,4 @@
-"""The TLS side of `ConnectionSettings`: one context per client, errors in our words."""
+"""TLS for `ConnectionSettings`: one context per client, with logmirror's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
     """Load certificates and keys.
 
     Raises:
-        UsageError: A file is missing or not what the property says.
+        UsageError: A file is missing or has the wrong content.
     """
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     if settings.ssl_ca_location not in ("", "probe"):
@@ -32,7 +32,7 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
         try:
             context.set_ciphers(settings.ssl_cipher_suites)
         except ssl.SSLError as error:
-            raise UsageError("ssl.cipher.suites names no cipher that we have") from error
+            raise UsageError("ssl.cipher.suites has no supported cipher") from error
     if settings.ssl_certificate_location or settings.ssl_certificate_pem:
         _load_client_certificate(context, settings)
     return context
@@ -58,12 +58,12 @@ def _load_ca_pem(context: ssl.SSLContext, pem: str) -> None:
     try:
         context.load_verify_locations(cadata=pem)
     except (ValueError, ssl.SSLError) as error:
-        raise UsageError("ssl.ca.pem holds no PEM certificate") from error
+        raise UsageError("ssl.ca.pem has no PEM certificate") from error
 
 
 def _load_client_certificate(context: ssl.SSLContext, settings: ConnectionSettings) -> None:
-    # Python loads a key from a file only. Text given in a property goes through a file that only
-    # this user can read and that is gone when loading is over.
+    # Python loads a key only from a file. Text from a property goes through a temporary file that
+    # only this user can read.
     with tempfile.TemporaryDirectory(prefix="logmirror-tls-") as folder:
 
         def path_of(location: str, pem: str, name: str) -> str | None:
@@ -79,24 +79,24 @@ def _load_client_certificate(context: ssl.SSLContext, settings: ConnectionSettin
         )
         key = path_of(settings.ssl_key_location, settings.ssl_key_pem, "key.pem")
         try:
-            # A callback instead of the text: without it OpenSSL would ask on the terminal.
+            # A callback, because OpenSSL would otherwise prompt on the terminal.
             context.load_cert_chain(certificate or "", key, lambda: settings.ssl_key_password)
         except (OSError, ValueError, ssl.SSLError) as error:
             raise UsageError(
                 "the client certificate and its key cannot be loaded",
-                hint="both are PEM, the key belongs to the certificate, "
-                "ssl.key.password opens the key",
+                hint="both must be PEM, the key must belong to the certificate, and "
+                "ssl.key.password must decrypt the key",
                 certificate=settings.ssl_certificate_location or "ssl.certificate.pem",
                 reason=type(error).__name__,
             ) from error
 
 
 def tls_error(error: Exception, *, host: str, port: int) -> LogmirrorError:
-    """What a failed handshake says to the user."""
+    """The error for a failed handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return UsageError(
             f"the certificate of the broker is not trusted: {error.verify_message}",
-            hint="set ssl.ca.location to the authority that signed it",
+            hint="set ssl.ca.location to the CA that signed it",
             host=host,
             port=port,
         )
@@ -104,12 +104,12 @@ def tls_error(error: Exception, *, host: str, port: int) -> LogmirrorError:
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
     ):
         return UsageError(
-            f"TLS could not be agreed on: {error.reason or error}",
-            hint="check that the listener speaks TLS, its versions, and whether it wants a client "
-            "certificate (ssl.certificate.location)",
+            f"TLS handshake failed: {error.reason or error}",
+            hint="check that the listener speaks TLS, its versions, and whether it requires a "
+            "client certificate (ssl.certificate.location)",
             host=host,
             port=port,
         )
     return UnavailableError(
-        "the connection was lost in the TLS handshake", host=host, port=port, reason=str(error)
+        "the connection was lost during the TLS handshake", host=host, port=port, reason=str(error)
     )

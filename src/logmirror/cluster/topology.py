@@ -1,10 +1,10 @@
-"""Who leads what: metadata, the connections to each broker, and when to ask again.
+"""Metadata and connections: the leaders, the brokers, and when to refresh.
 
 Invariants:
-1. Metadata is asked for in version 4 or later with automatic creation off: looking never creates a
+1. Metadata is requested in version 4 or later without automatic creation: reading never creates a
    topic.
-2. Connections are opened when first needed and kept; one that failed is replaced, not repaired.
-3. After a fork the child opens its own connections and leaves the parent's alone.
+2. Connections are opened on first use and kept; a failed one is replaced.
+3. After a fork the child opens its own connections and does not use the parent's.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _NO_ID: Final = bytes(16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionMetadata:
-    """One partition as a broker last described it."""
+    """The metadata of one partition."""
 
     leader: int
-    """Node id; -1: there is none now."""
+    """Node ID; -1 without a leader."""
     leader_epoch: int
-    """-1: the broker does not say."""
+    """-1 if the broker does not report it."""
     error: int
-    """Kafka's error code, 0 if there is none; 5 means that there is no leader."""
+    """Kafka's error code; 0: none, 5: no leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicMetadata:
-    """One topic as a broker last described it."""
+    """The metadata of one topic."""
 
     name: str
     topic_id: bytes | None
-    """16 bytes that no other topic ever has; None: the broker is too old (before 3.1)."""
+    """16 bytes, unique forever; None if the broker is too old (before 3.1)."""
     partitions: Mapping[int, PartitionMetadata]
     """By partition number, ascending."""
 
@@ -66,7 +66,7 @@ class Topology:
     """Metadata cache and connections of one cluster. Not thread-safe.
 
     Args:
-        settings: Of the cluster.
+        settings: The connection settings.
         clock: For ages and deadlines.
     """
 
@@ -88,30 +88,30 @@ class Topology:
         self._connections.clear()
 
     def topic(self, name: str) -> TopicMetadata:
-        """Ask for one topic now.
+        """Request the metadata of one topic.
 
         Raises:
             NotFoundError: It does not exist.
-            UsageError: We may not see it.
-            UnavailableError: No broker answered.
+            UsageError: Not authorized.
+            UnavailableError: No broker responded.
         """
         return self.refresh([name])[name]
 
     def topics(self) -> list[str]:
-        """The names of all topics that we may see, in order."""
-        return sorted(self._ask(None))
+        """The names of all visible topics, sorted."""
+        return sorted(self._request(None))
 
     def refresh(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
-        """Ask for these topics now; see `topic` for errors, of which the first is raised."""
+        """Request the metadata of topics; see `topic` for errors. The first error is raised."""
         wanted = sorted(set(names))
-        found = self._ask(wanted)
+        found = self._request(wanted)
         return {name: self._accept(name, found.get(name)) for name in wanted}
 
     def forget(self, names: Iterable[str] | None = None) -> None:
-        """A broker objected, or could not be reached: ask about topics before their next use.
+        """Drop cached metadata, after a broker has refused a request or was unreachable.
 
         Args:
-            names: Of the topics; None: all.
+            names: The topics; None for all.
         """
         if names is None:
             self._topics.clear()
@@ -120,20 +120,20 @@ class Topology:
                 self._topics.pop(name, None)
 
     def ensure(self, names: Iterable[str]) -> None:
-        """Ask, in one request, for those of the topics that are missing or too old."""
+        """Refresh, in one request, the topics whose metadata is missing or too old."""
         if missing := [name for name in set(names) if self._cached(name) is None]:
             self.refresh(missing)
 
     def known(self, name: str) -> TopicMetadata:
-        """The topic from the cache, asked for where it is missing or too old."""
+        """The metadata of a topic, refreshed if it is missing or too old."""
         return self._cached(name) or self.topic(name)
 
     def partition(self, partition: TopicPartition) -> PartitionMetadata:
-        """The partition from the cache, asked for where it is missing or too old.
+        """The metadata of a partition, refreshed if it is missing or too old.
 
         Raises:
             NotFoundError: There is no such topic or partition.
-            UnavailableError: It has no leader now.
+            UnavailableError: It has no leader.
         """
         found = self.known(partition.topic).partitions.get(partition.partition)
         facts: dict[str, Any] = {"topic": partition.topic, "partition": partition.partition}
@@ -154,26 +154,26 @@ class Topology:
         return entry[0] if fresh else None
 
     def connection(self, node: int) -> Connection:
-        """The open connection to a broker by its node id, opened if necessary."""
+        """The connection to a broker by its node ID, opened if necessary."""
         return self._connection(self._address(node))
 
     def connection_at(self, host: str, port: int) -> Connection:
-        """The open connection to a broker by its address, opened if necessary."""
+        """The connection to a broker by its address, opened if necessary."""
         return self._connection((host, port))
 
     def controller(self) -> Connection:
-        """A connection to the controller; where the brokers hide it (KRaft), to one of them."""
-        self._leave_parent_alone()
+        """A connection to the controller, or to any broker if the controller is hidden (KRaft)."""
+        self._close_after_fork()
         if self._controller in self._brokers:
             return self.connection(self._controller)
         return self.any_connection()
 
     def new_connection(self, node: int, kind: type[_C]) -> _C:
-        """Open a connection that is the caller's own: he closes it, nobody else uses it."""
+        """Open a separate connection, which the caller owns and closes."""
         return kind(*self._address(node), self._settings, self._clock, tls=self._tls)
 
     def nodes(self) -> list[int]:
-        """The node ids of the brokers as last heard of, ascending."""
+        """The node IDs of the brokers in the latest metadata, ascending."""
         return sorted(self._brokers)
 
     def _address(self, node: int) -> tuple[str, int]:
@@ -183,13 +183,13 @@ class Topology:
         return address
 
     def any_connection(self) -> Connection:
-        """A connection to some broker: an open one, else a known one, else a bootstrap server.
+        """A connection to any broker: an open one, a known broker, or a bootstrap server.
 
         Raises:
-            UnavailableError: None could be reached; facts name each and why.
-            UsageError: One refused our settings; the others would, too.
+            UnavailableError: None was reachable; fact `brokers` has the reason for each.
+            UsageError: One refused the settings, as the others would.
         """
-        self._leave_parent_alone()
+        self._close_after_fork()
         for connection in self._connections.values():
             if not connection.closed:
                 return connection
@@ -210,20 +210,20 @@ class Topology:
         )
 
     def _connection(self, address: tuple[str, int]) -> Connection:
-        self._leave_parent_alone()
+        self._close_after_fork()
         connection = self._connections.get(address)
         if connection is None or connection.closed:
             connection = Connection(*address, self._settings, self._clock, tls=self._tls)
             self._connections[address] = connection
         return connection
 
-    def _leave_parent_alone(self) -> None:
+    def _close_after_fork(self) -> None:
         if self._process_id != (now := os.getpid()):
-            # Closing a descriptor here does not end the parent's connection, and sends nothing.
+            # Closing a descriptor here does not close the parent's connection, and sends nothing.
             self.close()
             self._process_id = now
 
-    def _ask(self, names: list[str] | None) -> dict[str, Any]:
+    def _request(self, names: list[str] | None) -> dict[str, Any]:
         topic_class = MetadataRequest.MetadataRequestTopic
         topics = None if names is None else [topic_class(name=name) for name in names]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
@@ -239,7 +239,7 @@ class Topology:
         return {topic.name: topic for topic in response.topics}
 
     def _accept(self, name: str, found: Any) -> TopicMetadata:  # noqa: ANN401  # untyped library
-        """Turn an answer into a value, or into the error that it carries."""
+        """Return the metadata of a topic, or raise its error."""
         self._topics.pop(name, None)
         code = UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error_code
         if code == UNKNOWN_TOPIC_OR_PARTITION:

@@ -1,23 +1,23 @@
-"""Transactions: a producer that owns a transactional id, fences older owners, ends what it began.
+"""Transactions: a producer that owns a transactional ID and fences older owners.
 
 The protocol is the one before KIP-890's second part: partitions are added before they are written
-to, and EndTxn leaves producer id and epoch as they are. Brokers whose `transaction.version` is 2
-serve it all the same; we stay at the versions below, because their own would change the epoch at
-every end, and a lost answer would then leave open which epoch is ours.
+to, and EndTxn keeps producer ID and epoch. Brokers with `transaction.version` 2 support it as well.
+The versions below are the limit: later ones change the epoch at every end, so that a lost response
+would leave the current epoch unknown.
 
     AddPartitionsToTxn <= 3, EndTxn <= 4, TxnOffsetCommit <= 4, InitProducerId <= 5, Produce <= 9
 
 Invariants:
-1. Every request here can be repeated without doing it twice, and is, after a lost answer:
-   InitProducerId fences the owner before, who was we; adding twice adds once; an end repeated is
-   answered as the first time, and with an error when the transaction ended the other way.
-2. A newer owner of the transactional id ends this one for good: `FencedError`, also for everything
-   after it. Where `end` was under way then, its outcome is what the newer owner finds.
-3. A request whose answer was lost may be carried out long after it was repeated, and then would end
-   or begin whatever is under way in the same epoch: after one, `has_stray` says that the next
-   transaction needs a newer epoch, from `init`. (KIP-890 has one for each transaction.)
-4. Progress committed by `commit_offsets` is seen by others if and only if `end(commit=True)` was
-   done.
+1. Every request here is idempotent, and is repeated after a lost response: InitProducerId fences
+the
+   previous owner, which was this producer; adding twice adds once; a repeated end gets the response
+   of the first, or an error if the transaction ended the other way.
+2. A newer owner of the transactional ID fences this producer permanently: `FencedError`, also for
+   every later call. The newer owner reads the outcome of an `end` that was in flight.
+3. A request whose response was lost may be processed long after its repetition, and would then end
+   or begin what is open in the same epoch. So after one `has_stray` is set, and the next
+   transaction needs a newer epoch, from `init`. (With KIP-890 each transaction has its own epoch.)
+4. Offsets committed by `commit_offsets` become visible if and only if `end(commit=True)` succeeded.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ _OFFSET_COMMIT_VERSION_MAX: Final = 4
 
 
 class ProducerIdentity(NamedTuple):
-    """What batches of a transaction carry, and sequences from 0 on for each partition."""
+    """Producer ID and epoch of a transaction's batches; sequences begin at 0 per partition."""
 
     producer_id: int
     producer_epoch: int
 
 
 class TransactionalProducer:
-    """Owns a transactional id from `init` until another owner's. Not thread-safe.
+    """Owns a transactional ID from `init` until another owner's `init`. Not thread-safe.
 
-    One transaction at a time: `add_partitions`, batches through a `ProducePipeline` that was made
-    with this transactional id, `commit_offsets`, `end`. All answers of the pipeline are collected
-    and without error before `end(commit=True)`; else `end(commit=False)`.
+    One transaction at a time: `add_partitions`, batches through a `ProducePipeline` with this
+    transactional ID, `commit_offsets`, `end`. Before `end(commit=True)` all responses of the
+    pipeline must be collected, without an error; otherwise call `end(commit=False)`.
 
     Args:
-        router: Of the cluster; see `ClusterClient.transactional_producer`.
-        transactional_id: Ours alone.
-        timeout_ms: After which the coordinator aborts a transaction that was left open, and fences
-            us; at most the brokers' `transaction.max.timeout.ms`.
+        router: The cluster; see `ClusterClient.transactional_producer`.
+        transactional_id: An ID that no other flow uses.
+        timeout_ms: Time after which the coordinator aborts an open transaction and fences this
+            producer; at most the brokers' `transaction.max.timeout.ms`.
     """
 
     def __init__(self, router: Router, transactional_id: str, *, timeout_ms: int) -> None:
@@ -99,27 +99,28 @@ class TransactionalProducer:
         self._added: set[TopicPartition] = set()
         self._added_groups: set[str] = set()
         self._unsure = False
-        """Whether something may not have been added that was to be."""
+        """Whether a partition or group may be missing from the transaction."""
         self._has_stray = False
 
     @property
     def has_stray(self) -> bool:
-        """Whether a request without an answer may still be on its way; until `init`."""
+        """Whether a request without a response may still be processed; reset by `init`."""
         return self._has_stray
 
     @property
     def identity(self) -> ProducerIdentity:
-        """Producer id and epoch of our batches; only after `init`."""
+        """Producer ID and epoch for batches; only after `init`."""
         return self._owned()
 
     def init(self) -> ProducerIdentity:
-        """Take the transactional id: older owners are fenced, and what they left open is aborted.
+        """Acquire the transactional ID: fence older owners, and abort their open transaction.
 
-        Returns when the markers of that abort are written, each of which took an offset.
+        Returns when the markers of that abort are written, each of which takes an offset.
 
         Raises:
             UsageError: Not allowed, or the timeout is longer than the brokers permit.
-            UnavailableError: No coordinator did it within the budget; older owners may be fenced.
+            UnavailableError: No coordinator responded within the budget; older owners may be
+            fenced.
         """
         self._identity = None
         self._fenced = False
@@ -135,22 +136,22 @@ class TransactionalProducer:
                 producer_epoch=-1,
             )
             response = connection.call(request, high=_INIT_VERSION_MAX)
-            _check(response, "could not take the transactional id")
+            _check(response, "could not acquire the transactional ID")
             return ProducerIdentity(int(response.producer_id), int(response.producer_epoch))
 
-        self._identity = self._run(attempt, "could not take the transactional id")
-        self._has_stray = False  # a late repetition of this one would fence us
+        self._identity = self._run(attempt, "could not acquire the transactional ID")
+        self._has_stray = False  # a late repetition of this request would fence this producer
         return self._identity
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let partitions take part in the transaction; those that do already are not sent again.
+        """Add partitions to the transaction; those added before are not sent again.
 
-        Each gets one control record at `end`, whether anything was written to it or not.
+        Each gets one control record at `end`, even if no record was written to it.
 
         Raises:
             FencedError: There is a newer owner.
             UsageError: No such partition, or not allowed.
-            UnavailableError: No coordinator did it within the budget; it may have been done.
+            UnavailableError: No coordinator responded within the budget; they may have been added.
         """
         owned = self._owned()
         wanted = [
@@ -160,7 +161,7 @@ class TransactionalProducer:
             return
         made = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
         topics = by_topic(wanted, lambda partition: partition.partition)
-        # Ahead of the answer: whether it was done or not, `end` may have something to end.
+        # Before the response: in either case `end` may have a transaction to end.
         self._added.update(wanted)
         unsure, self._unsure = self._unsure, True
 
@@ -191,12 +192,12 @@ class TransactionalProducer:
         self._unsure = unsure
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
-        """Commit progress inside the transaction, as offsets of a consumer group.
+        """Commit offsets of a consumer group as part of the transaction.
 
         Raises:
             FencedError: There is a newer owner.
             UsageError: Not allowed on the group or a topic.
-            UnavailableError: No coordinator did it within the budget; it may have been done.
+            UnavailableError: No coordinator responded within the budget; it may have been done.
         """
         owned = self._owned()
         if group not in self._added_groups:
@@ -230,21 +231,23 @@ class TransactionalProducer:
         self._run(commit, "could not commit offsets", coordinator, group=group)
 
     def end(self, *, commit: bool) -> None:
-        """Commit or abort. With nothing added there is no transaction, and nothing is asked.
+        """Commit or abort. Without added partitions or groups no request is sent.
 
-        It is decided when this returns; the markers follow within milliseconds, each taking an
-        offset. See `await_markers`.
+        The outcome is final when this returns. The markers follow within milliseconds, each taking
+        an offset; see `await_markers`.
 
         Raises:
-            FencedError: There is a newer owner. Whether this transaction was committed before is
-                open where a first answer was lost.
-            OutcomeUnknownError: The answers are lost and the budget is used up. Call it again with
-                the same `commit`, or `init`, which aborts what is not committed.
-            UsageError: The coordinator knows no such transaction (fact `error` INVALID_TXN_STATE).
+            FencedError: There is a newer owner. If an earlier response was lost, the transaction
+            may
+                have been committed.
+            OutcomeUnknownError: Responses were lost until the budget was used up. Call it again
+            with
+                the same `commit`, or call `init`, which aborts an uncommitted transaction.
+            UsageError: The coordinator has no such transaction (fact `error` INVALID_TXN_STATE).
         """
         owned = self._owned()
         if commit and self._unsure:
-            raise InternalError("a transaction that something could not be added to was committed")
+            raise InternalError("commit of a transaction with a partition that was not added")
         if not (self._added or self._added_groups or self._unsure):
             return
 
@@ -265,20 +268,20 @@ class TransactionalProducer:
         except UsageError as error:
             if commit or not self._unsure or error.facts.get("code") != INVALID_TXN_STATE:
                 raise
-            # It was not added, then: nothing was begun.
+            # Nothing was added, so no transaction was begun.
         self._added.clear()
         self._added_groups.clear()
         self._unsure = False
 
     def await_markers(self) -> None:
-        """Wait until the markers of what was ended last are in their logs.
+        """Wait until the markers of the last ended transaction are in their logs.
 
-        The coordinator says so; that a log is as long as expected does not: a marker that a broker
-        wrote twice may stand where one is still to come.
+        The coordinator reports it. The log end alone proves nothing: a marker that a broker wrote
+        twice may be at the offset of one that is still to come.
 
         Raises:
-            FencedError: There is a newer owner; what it found open is ended, too.
-            UnavailableError: No coordinator says so within the budget.
+            FencedError: There is a newer owner; the transaction is ended as well.
+            UnavailableError: No coordinator reported it within the budget.
         """
         owned = self._owned()
 
@@ -287,15 +290,15 @@ class TransactionalProducer:
                 return False
             request = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
             (found,) = connection.call(request).transaction_states
-            _check(found, "could not look up the transaction")
+            _check(found, "could not describe the transaction")
             if (found.producer_id, found.producer_epoch) != owned:
-                raise FencedError("another owner has taken the transactional id")
+                raise FencedError("another producer has acquired the transactional ID")
             if found.transaction_state.startswith("Prepare"):
                 raise api_error(CONCURRENT_TRANSACTIONS, action="could not await the markers")
             return True
 
         if not self._run(attempt, "could not await the markers"):
-            self.init()  # before Apache Kafka 3.0; it waits for the same
+            self.init()  # before Apache Kafka 3.0; it waits for the markers as well
 
     def _offset_commit(
         self, owned: ProducerIdentity, group: str, offsets: Mapping[TopicPartition, GroupOffset]
@@ -324,7 +327,7 @@ class TransactionalProducer:
     def _owned(self) -> ProducerIdentity:
         if self._fenced:
             raise FencedError(
-                "another owner has taken the transactional id",
+                "another producer has acquired the transactional ID",
                 transactional_id=self.transactional_id,
             )
         if self._identity is None:
@@ -337,12 +340,12 @@ class TransactionalProducer:
         action: str,
         coordinator: Coordinator | None = None,
         **facts: object,
-    ) -> Any:  # noqa: ANN401  # whatever the attempt returns
+    ) -> Any:  # noqa: ANN401  # the attempt's result
         def watched(connection: Connection) -> Any:  # noqa: ANN401  # the same
             try:
                 return attempt(connection)
             except LogmirrorError as error:
-                self._has_stray |= "code" not in error.facts  # nobody has answered
+                self._has_stray |= "code" not in error.facts  # no response
                 raise
 
         try:
@@ -360,6 +363,6 @@ def _check(response: Any, action: str) -> None:  # noqa: ANN401  # untyped libra
 
 
 def _raise_cause(codes: list[tuple[int, str, int]], action: str) -> None:
-    """Raise the first error that is a cause; partitions beside it were not attempted."""
+    """Raise the first error that is a cause; other partitions were not attempted."""
     for code, topic, partition in sorted(codes, key=lambda one: one[0] == OPERATION_NOT_ATTEMPTED):
         raise api_error(code, action=action, topic=topic, partition=partition)

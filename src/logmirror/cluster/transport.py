@@ -1,12 +1,13 @@
-"""Bytes to and from one broker: TCP, TLS, and a deadline on every wait.
+"""Bytes to and from one broker: TCP, TLS, and a deadline for every wait.
 
 Invariants:
-1. Every wait ends at a deadline on the monotonic clock that the caller gives, however slowly bytes
-   trickle. Only the look-up of a host name is left to the resolver's own limits.
+1. Every wait ends at the caller's deadline on the monotonic clock, however slowly bytes arrive.
+Only
+   the host name lookup has the resolver's own limits.
 2. Bytes are received straight into the caller's view.
-3. Each failure of the operating system or of TLS is one of our kinds when it leaves this module.
+3. Errors of the operating system and of TLS leave this module as `LogmirrorError`.
 4. Bytes that the kernel has taken reach the broker's machine within `LINGER_MS_MAX`, or the
-   connection fails; bytes of a connection that was aborted and that have not left yet never do.
+   connection fails. Unsent bytes of an aborted connection are never sent.
 """
 
 from __future__ import annotations
@@ -31,19 +32,18 @@ if TYPE_CHECKING:
 
 _SCRATCH_BYTES: Final = 65_536
 LINGER_MS_MAX: Final = 4_000
-"""How long bytes that the kernel took may wait unacknowledged by the broker's machine, or unsent
-because it takes no more, before the kernel gives the connection up (TCP_USER_TIMEOUT, Linux). What
-the broker's own kernel has taken is out of our hands: a broker that was stopped reads it when it
-wakes."""
+"""How long bytes may stay in the kernel, not acknowledged by the broker's machine or unsent because
+its window is full, before the kernel aborts the connection (TCP_USER_TIMEOUT, Linux). This does not
+cover bytes that the broker's kernel has received: a paused broker reads them when it resumes."""
 
-_WORTH_WAKING_BYTES: Final = 262_144
-"""A long answer is received in pieces of at least that many bytes. Woken for whatever has come, a
-reader on the same machine takes some 60 kB at a time, and a tenth more CPU for it."""
+_RECEIVE_BYTES_MIN: Final = 262_144
+"""A large response is received in pieces of at least this size. Without it, a reader on the same
+machine receives some 60 kB at a time, and uses a tenth more CPU."""
 
 _IOV_MAX: Final = 1024
 """How many buffers one `sendmsg` may have (limits.h of Linux)."""
 _RECORD_BYTES: Final = 16_384
-"""The most that one record of TLS holds: smaller buffers are put together into one."""
+"""The largest TLS record; smaller buffers are joined into one."""
 
 _FAMILIES: Final = {"any": socket.AF_UNSPEC, "v4": socket.AF_INET, "v6": socket.AF_INET6}
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -55,19 +55,19 @@ class Transport:
     """One open socket.
 
     Args:
-        host: Name or address; a certificate is checked against it.
-        port: Of the broker.
+        host: Host name or address; the certificate is checked against it.
+        port: The broker's port.
         settings: Security, buffer sizes, address family.
         clock: For deadlines.
-        tls: The context to use; None makes one if the settings ask for TLS.
-        deadline_ms: By when the connection must stand.
+        tls: The context to use; None creates one if the settings require TLS.
+        deadline_ms: Monotonic deadline for the connection and the TLS handshake.
 
     Raises:
-        UnavailableError: The broker could not be reached in time.
-        UsageError: TLS settings do not fit.
+        UnavailableError: The broker was not reached in time.
+        UsageError: TLS settings do not match.
     """
 
-    def __init__(  # noqa: PLR0913  # what a socket needs; `Connection` alone calls it
+    def __init__(  # noqa: PLR0913  # the parameters of a socket; `Connection` alone calls it
         self,
         host: str,
         port: int,
@@ -90,7 +90,7 @@ class Transport:
             self._socket.close()
 
     def abort(self) -> None:
-        """Close the socket so that nothing it still holds is sent any more (RST)."""
+        """Close the socket with RST, so that unsent bytes are dropped."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.close()
@@ -102,11 +102,11 @@ class Transport:
     def has_hung_up(self) -> bool:
         """Whether the broker has closed its side, or the connection has failed; never waits."""
         poller = select.poll()
-        poller.register(self._socket, select.POLLRDHUP)  # POLLHUP and POLLERR come unasked
+        poller.register(self._socket, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
         return bool(poller.poll(0))
 
     def pieces(self, buffers: Iterable[bytes | memoryview]) -> deque[memoryview]:
-        """Put the buffers of one message into the form that `send_some` takes."""
+        """Prepare the buffers of one message for `send_some`."""
         views = deque(memoryview(buffer).cast("B") for buffer in buffers)
         if not isinstance(self._socket, ssl.SSLSocket):
             return views
@@ -125,11 +125,11 @@ class Transport:
         return joined
 
     def send_some(self, pieces: deque[memoryview]) -> int:
-        """Hand over what the kernel takes now, and drop it from `pieces`; never waits.
+        """Send what the kernel accepts now, and remove it from `pieces`; never waits.
 
         Returns:
-            The number of bytes taken; 0: it takes none now, poll and call again with the same
-            pieces (TLS insists on them).
+            The number of bytes sent. 0 if the kernel accepts none: poll, and call again with the
+            same pieces, as TLS requires.
 
         Raises:
             UnavailableError: The connection has failed.
@@ -138,7 +138,7 @@ class Transport:
             if self._socket.gettimeout() != 0:
                 self._socket.settimeout(0)
             if isinstance(self._socket, ssl.SSLSocket):
-                # One record of TLS at a time, so that one call is one write, as without TLS.
+                # One TLS record at a time, so that one call is one write, as without TLS.
                 count = self._socket.send(pieces[0][:_RECORD_BYTES])
             else:
                 count = self._socket.sendmsg(itertools.islice(pieces, _IOV_MAX))
@@ -154,7 +154,7 @@ class Transport:
         return count
 
     def receive_now(self, view: memoryview) -> int:
-        """Receive what has come, at most the view; 0: nothing has; never waits.
+        """Receive available bytes, at most the view; never waits. Returns 0 if there are none.
 
         Raises:
             UnavailableError: The broker closed the connection, or it has failed.
@@ -166,13 +166,13 @@ class Transport:
         except _NOT_NOW:
             return 0
         except OSError as error:
-            self._fail("no answer", error)
+            self._fail("no response", error)
         if count == 0:
             self._fail("the broker closed the connection", None)
         return count
 
     def send(self, data: bytes, deadline_ms: int) -> None:
-        """Send everything or raise UnavailableError."""
+        """Send all bytes, or raise UnavailableError."""
         try:
             self._socket.settimeout(self._remaining_s(deadline_ms))
             self._socket.sendall(data)
@@ -180,21 +180,21 @@ class Transport:
             self._fail("the request could not be sent", error)
 
     def receive_some(self, view: memoryview, deadline_ms: int) -> int:
-        """Receive at least one byte: what has come, at most the view."""
+        """Receive at least one byte, at most the view."""
         try:
             self._socket.settimeout(self._remaining_s(deadline_ms))
             count = self._socket.recv_into(view)
         except OSError as error:
-            self._fail("no answer", error)
+            self._fail("no response", error)
         if count == 0:
             self._fail("the broker closed the connection", None)
         return count
 
     def receive(self, view: memoryview, filled: int, until: int, deadline_ms: int) -> int:
-        """Fill `view` from `filled` to exactly `until`, and return how far it is filled."""
-        if until - filled > _WORTH_WAKING_BYTES and not isinstance(self._socket, ssl.SSLSocket):
-            self._set(socket.SO_RCVLOWAT, _WORTH_WAKING_BYTES)
-            while until - filled > _WORTH_WAKING_BYTES:
+        """Fill `view` from `filled` to exactly `until`; return the new fill level."""
+        if until - filled > _RECEIVE_BYTES_MIN and not isinstance(self._socket, ssl.SSLSocket):
+            self._set(socket.SO_RCVLOWAT, _RECEIVE_BYTES_MIN)
+            while until - filled > _RECEIVE_BYTES_MIN:
                 filled += self.receive_some(view[filled:until], deadline_ms)
             self._set(socket.SO_RCVLOWAT, 1)
         while filled < until:
@@ -207,29 +207,29 @@ class Transport:
             count -= self.receive_some(self._discarded[:count], deadline_ms)
 
     def check_frame(self, size: int, cap: int) -> None:
-        """Refuse a frame by its size, before anything is made for it.
+        """Check the size of a frame, before memory is allocated for it.
 
         Args:
-            size: As the broker says, bytes.
-            cap: The largest that is taken.
+            size: The size field of the frame, in bytes.
+            cap: The largest size to accept.
 
         Raises:
-            UsageError: It is no size: the listener speaks TLS.
-            CorruptionError: It is outside its limits.
+            UsageError: Not a size: the listener speaks TLS.
+            CorruptionError: The size is out of range.
         """
         if 0 < size <= cap:
             return
         facts = {"host": self.host, "port": self.port, "frame_bytes": size, "max_bytes": cap}
         if size.to_bytes(4, "big", signed=True).startswith(_TLS_ALERT):
             raise UsageError(
-                "the listener answers with TLS",
+                "the listener responds with TLS",
                 hint="set security.protocol to SSL or SASL_SSL",
                 **facts,
             )
         raise CorruptionError(
-            "an answer's size is outside its limits",
+            "the size of a response is out of range",
             hint="raise receive.message.max.bytes if the topic's batches are that large; "
-            "else check that this is a Kafka listener",
+            "otherwise check that this is a Kafka listener",
             **facts,
         )
 
@@ -249,7 +249,7 @@ class Transport:
         for tried, (family, kind, protocol, _, address) in enumerate(addresses):
             plain = socket.socket(family, kind, protocol)
             try:
-                # An address that does not answer must leave time for the others.
+                # An unreachable address must leave time for the others.
                 plain.settimeout(self._remaining_s(deadline_ms) / (len(addresses) - tried))
                 _tune(plain, settings)
                 plain.connect(address)
@@ -266,7 +266,7 @@ class Transport:
         try:
             plain.settimeout(self._remaining_s(deadline_ms))
             return self._tls.wrap_socket(plain, server_hostname=self.host)
-        except (OSError, ValueError) as error:  # ValueError: a host name that no certificate has
+        except (OSError, ValueError) as error:  # ValueError: not a valid host name
             plain.close()
             raise tls_error(error, host=self.host, port=self.port) from error
 
@@ -278,7 +278,7 @@ class Transport:
 
     def _fail(self, message: str, error: Exception | None) -> NoReturn:
         if isinstance(error, ssl.SSLError):
-            # In TLS 1.3 the broker's verdict on our certificate comes with the first answer.
+            # With TLS 1.3 a refused client certificate shows in the first response.
             raise tls_error(error, host=self.host, port=self.port) from error
         if isinstance(error, TimeoutError):
             message, error = f"{message} in time", None
@@ -294,8 +294,8 @@ def _tune(plain: socket.socket, settings: ConnectionSettings) -> None:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINGER_MS_MAX)
     if settings.socket_keepalive:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Before connect, because the window's scale is agreed on there. Left alone when not asked for:
-    # a fixed receive buffer switches off the system's own, which grows further.
+    # Before connect, where the window scale is negotiated. Not set by default: a fixed receive
+    # buffer disables the system's autotuning, which grows further.
     if settings.socket_send_buffer_bytes:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.socket_send_buffer_bytes)
     if settings.socket_receive_buffer_bytes:

@@ -26,7 +26,8 @@ from logmirror.to_kafka.idempotence import (
     is_of_another_source,
     padding_producer_id,
 )
-from logmirror.wire.rebatch import filler, stamp
+from logmirror.wire.padding import padding
+from logmirror.wire.rebatch import stamp
 from logmirror.wire.scan import KIND_CONTROL
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class TailCheck:
         while first < end:
             if size != min(PADDING_RECORDS, end - first):
                 size = min(PADDING_RECORDS, end - first)
-                batch = bytearray(filler(size, timestamp_ms=self._clock.now_ms()))
+                batch = bytearray(padding(size, timestamp_ms=self._clock.now_ms()))
             view = memoryview(batch)
             stamp(view, producer_id=producer, producer_epoch=0, sequence=first & SEQUENCE_MASK)
             until_ms = self._clock.monotonic_ms() + SEND_DEADLINE_MS

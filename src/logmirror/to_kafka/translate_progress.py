@@ -43,15 +43,8 @@ from logmirror.errors import (
 )
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.to_kafka.idempotence import target
-from logmirror.wire.records import (
-    HEADER_SIZE,
-    MarkerType,
-    Record,
-    decode_reference,
-    encode_reference,
-    marker_type,
-    parse_header,
-)
+from logmirror.wire.batch_header import HEADER_SIZE, MarkerType, parse_header
+from logmirror.wire.records import Record, decode_reference, encode_reference, marker_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,7 +52,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.mirror.ports import FlowId, KafkaSpec
-    from logmirror.wire.records import BatchHeader
+    from logmirror.wire.batch_header import BatchHeader
 
 PROGRESS_TOPIC: Final = "__logmirror-progress"
 PROGRESS: Final = TopicPartition(PROGRESS_TOPIC, 0)

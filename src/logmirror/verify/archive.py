@@ -1,8 +1,8 @@
-"""Prove a copy in an archive: its names, its content, and what the source still shows.
+"""Verify an archive: its object names, its content, and what the source still has.
 
-Three depths, each including the one before. `names`: the chain, and that no claim lies behind its
-end. `deep`: every object is read whole (`archive.reader`), and each offset without a record has a
-cause. `against_source`: see `verify_source`.
+There are three depths, each including the previous one. `names`: the chain is complete, and no
+claim is beyond its end. `deep`: every object is read completely (`archive.reader`), and each offset
+gap has a cause. `against_source`: see `verify.source`.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 RUNS_REPORTED: Final = 100_000
-"""Holes remembered of one flow; the counts are complete beyond them."""
+"""The most gaps listed per flow; the counts include all."""
 
 _SHOWN: Final = 5
 
 
 @dataclass(slots=True, kw_only=True)
 class FlowReport:
-    """What was found of one flow."""
+    """The findings for one flow."""
 
     flow: FlowId
     objects: int = 0
     first: int | None = None
     next_offset: int | None = None
     record_count: int | None = None
-    """Records read; None unless the objects were read."""
+    """Records read; None if the objects were not read."""
 
     gap_offsets: int | None = None
-    """Offsets without a record, whatever the cause."""
+    """Offsets without a record, of any cause."""
 
     gap_counts: dict[GapCause, int] = field(default_factory=dict)
-    """The same by cause, in archives."""
+    """Offsets without a record by cause, in archives."""
 
     gap_runs: list[Gap] = field(default_factory=list)
-    """Where they are, ascending; of very many the first."""
+    """The gaps, ascending; at most `RUNS_REPORTED`."""
 
     object_bytes: int = 0
     compared: int = 0
-    """Objects that hold what the source serves now."""
+    """Objects that agree with the source."""
 
     gone: int = 0
-    """Objects that cannot be compared: the source no longer has all of their records."""
+    """Objects that cannot be compared, because the source has deleted some of their records."""
 
     compacted_since: int = 0
-    """Records that the copy has and the source has compacted away since."""
+    """Records of the archive that the source has compacted away since."""
 
     unwitnessed: int = 0
-    """Objects without a claim or a footer of ours: nothing says what digest they must have, so a
-    changed byte that still makes sense is seen only beside the source."""
+    """Objects without a claim and without logmirror's footer. They have no expected digest, so a
+    changed byte that leaves the object valid is found only by comparison with the source."""
 
     claimed: OffsetRange | None = None
-    """A range behind the end that is claimed and not published: a writer is at it or has died, or
-    else the newest object is lost. The next run writes it."""
+    """A claimed range behind the end of the chain, without an object: a writer is active or died,
+    or the newest object is lost. The next run writes it."""
 
     unfinished: tuple[OffsetRange, ...] = ()
-    """Merged objects beside which some that they replace still lie; `compact` deletes those."""
+    """Merged objects whose replaced objects still exist; `compact` deletes those."""
 
     problems: list[dict[str, object]] = field(default_factory=list)
-    """Kind, message, hint and facts of each; empty means proven as far as was asked."""
+    """Kind, message, hint and facts of each problem; empty if verified at the requested depth."""
 
     def add_problem(self, error: LogmirrorError) -> None:
-        """Note an error and go on with the next object."""
+        """Record an error; verification continues with the next object."""
         self.problems.append(
             {
                 "kind": error.kind,
@@ -90,7 +90,7 @@ class FlowReport:
         )
 
     def add_gaps(self, gaps: GapFacts) -> None:
-        """Add those of the next object."""
+        """Add the gaps of the next object."""
         self.gap_offsets = (self.gap_offsets or 0) + gaps.offset_count
         for cause, count in gaps.counts.items():
             self.gap_counts[cause] = self.gap_counts.get(cause, 0) + count
@@ -98,7 +98,7 @@ class FlowReport:
 
 
 class _Totals(NamedTuple):
-    """What a report said of records before an object was added to it."""
+    """The totals of a report before an object was added."""
 
     record_count: int | None
     gap_offsets: int | None
@@ -133,7 +133,7 @@ class _Totals(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """One sound object."""
+    """One valid object."""
 
     obj: ArchiveObject
     found: ObjectReport
@@ -152,7 +152,7 @@ def verify_names(
     report = FlowReport(flow=flow)
     start = None if chain_start == "earliest" or snapshots else chain_start or 0
     try:
-        # In this order: whoever claims a range has seen everything before it published.
+        # In this order: a writer claims a range only after everything below it is published.
         newest = latest_claim(store, flow.destination, flow.partition)
         found: Chain | Cover
         if snapshots:
@@ -176,7 +176,7 @@ def verify_names(
         report.add_problem(
             CorruptionError(
                 "objects are missing at the end of the chain",
-                hint="a later range was claimed, which nobody does before everything below it is "
+                hint="a later range was claimed, which happens only after everything below it is "
                 "published. The next run copies them again if the source still has them.",
                 folder=flow.folder,
                 expected=newest.covered.first,
@@ -188,7 +188,7 @@ def verify_names(
     return report, found.objects
 
 
-def verify_content(  # noqa: PLR0913  # what to read, and how it was written
+def verify_content(  # noqa: PLR0913  # what to read, and in which format
     report: FlowReport,
     objects: tuple[ArchiveObject, ...],
     store: BlobStore,
@@ -198,17 +198,18 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
     ask_source: bool = False,
     compacted: bool = False,
 ) -> Iterator[Checked]:
-    """Read every object; yields each sound one.
+    """Read every object; yield each valid one.
 
     Args:
-        report: What is found is added to it.
+        report: Receives the findings.
         objects: The objects of the chain.
-        store: Where they lie.
-        archive: How they were written.
-        on_object: Called after each.
-        ask_source: Offsets that are missing without a cause are no finding yet.
-        compacted: Native objects may end before their names say, as one does whose last offsets
-            were compacted away at the source.
+        store: The store with the objects.
+        archive: Their format.
+        on_object: Called after each object.
+        ask_source: Whether the source can explain gaps without a cause, so that they are not
+            reported here.
+        compacted: Whether native objects may end before the last offset in their name, because
+            their last offsets were compacted away at the source.
     """
     report.record_count, report.gap_offsets = 0, 0
     flow, mirror_v3_before = report.flow, 0
@@ -236,7 +237,7 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
             if gaps.unexplained_count and not ask_source:
                 raise unexplained(obj, gaps)
         except KeyError:
-            # A compaction has replaced it, and perhaps others that were read before it.
+            # A compaction has replaced it, and possibly others that were read before it.
             try:
                 waiting = deque(objects_from(store, flow.folder, obj, archive.extension))
             except CorruptionError as error:
@@ -257,11 +258,11 @@ def verify_content(  # noqa: PLR0913  # what to read, and how it was written
 
 
 def unexplained(obj: ArchiveObject, gaps: GapFacts) -> CorruptionError:
-    """The finding that offsets are missing and nothing says why."""
+    """The finding for an offset gap without a cause."""
     return CorruptionError(
-        "offsets are missing and nothing tells why",
-        hint="the claim that told it is gone, or records were taken out. `logmirror verify "
-        "--against-source` asks the source, as long as it has them.",
+        "offsets are missing without a recorded cause",
+        hint="the claim with the cause is lost, or records were removed. `logmirror verify "
+        "--against-source` reads the cause from the source, if it still has those offsets.",
         name=obj.name,
         missing=gaps.unexplained_count,
         offsets=shown_runs(gaps.unexplained),
@@ -269,7 +270,7 @@ def unexplained(obj: ArchiveObject, gaps: GapFacts) -> CorruptionError:
 
 
 def shown_runs(runs: tuple[OffsetRange, ...]) -> str:
-    """The first runs of many, as text."""
+    """The first few ranges, as text."""
     more = ["..."] if len(runs) > _SHOWN else []
     return ", ".join([f"{run.first}-{run.last}" for run in runs[:_SHOWN]] + more)
 
@@ -277,8 +278,8 @@ def shown_runs(runs: tuple[OffsetRange, ...]) -> str:
 def _same_topic(topic_id: str, found: ObjectReport) -> str:
     if topic_id and found.topic_id and topic_id != found.topic_id:
         raise CorruptionError(
-            "the object is of another topic than those before it",
-            hint="the topic was deleted and created again, or the object comes from elsewhere",
+            "the object has another topic ID than those before it",
+            hint="the topic was deleted and recreated, or the object is from another archive",
             name=found.name,
             expected_topic_id=topic_id,
             found_topic_id=found.topic_id,

@@ -1,13 +1,13 @@
-"""Prove a copy in a cluster: its end, every batch of it, and what the source still shows.
+"""Verify a replica in a cluster: its log end, every batch, and what the source still has.
 
-The depths are those of `verify.archive`: without more the log end is looked up; `deep` reads every
-batch with its checksum and decodes every record; `against_source` compares them, record by record,
-over all offsets that both still have.
+The depths are those of `verify.archive`. By default the log end is read. `deep` reads every batch
+with its checksum and decodes every record. `against_source` compares record by record, over all
+offsets that both sides still have.
 
-A copy at new offsets is proven as a sequence: what its transactions hold must be what the source
-shows below the position, record by record, aligned at the end. That proves that nothing is doubled,
-lost or out of order, if nobody else writes in transactions to the destination's topic; records that
-others wrote without are passed over.
+A replica with new offsets is verified as a sequence: the records of its transactions must be those
+that the source has below the position, in the same order, aligned at the end. That proves that no
+record is duplicated, lost or out of order, if no other client writes to the destination topic in
+transactions. Records that other clients wrote without transactions are skipped.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 def verify_deep(
     report: FlowReport, log: KafkaSource, decoder: RecordDecoder, first: int, end: int
 ) -> None:
-    """Read the whole copy: checksums, structure, order, and that it is there up to its end."""
+    """Read the whole replica: checksums, structure, order, and completeness up to its log end."""
     count, reached = 0, first
     try:
         for table, position in chunks(log, decoder, first, end):
             count, reached = count + table.num_rows, position
         if reached < end:
-            raise CorruptionError("the copy ends below its log end", expected=end, found=reached)
+            raise CorruptionError("the replica ends below its log end", expected=end, found=reached)
     except LogmirrorError as error:
         report.add_problem(error)
     report.record_count, report.gap_offsets = count, end - first - count
 
 
-def verify_against_source(  # noqa: PLR0913  # two sides and the range that both have
+def verify_against_source(  # noqa: PLR0913  # two sides and their common range
     report: FlowReport,
     *,
     spec: KafkaSpec,
@@ -54,14 +54,14 @@ def verify_against_source(  # noqa: PLR0913  # two sides and the range that both
     decoder: RecordDecoder,
     compacted: bool,
 ) -> None:
-    """Compare every record that both sides have; stops at the first that differs."""
+    """Compare every record that both sides have, up to the first difference."""
     end, position = report.next_offset or 0, max(first, view.log_start)
     try:
         if end > view.last_stable_offset:
             raise CorruptionError(
-                "the copy reaches beyond the end of the source",
-                hint="the source was cut or created again, this is another cluster, or someone "
-                "else wrote to the destination's topic",
+                "the replica ends beyond the source",
+                hint="the source was truncated or recreated, this is another cluster, or another "
+                "client wrote to the destination topic",
                 end=end,
                 last_stable_offset=view.last_stable_offset,
             )
@@ -72,7 +72,7 @@ def verify_against_source(  # noqa: PLR0913  # two sides and the range that both
             )
             if differs is not None:
                 raise CorruptionError(
-                    "the copy differs from what the source serves at the same offset",
+                    "the replica differs from the source at the same offset",
                     hint="read both and compare: `kcat -C -p <partition> -o <offset> -c 1`",
                     **differs,
                 )
@@ -83,7 +83,7 @@ def verify_against_source(  # noqa: PLR0913  # two sides and the range that both
         report.add_problem(error)
 
 
-def verify_translated(  # noqa: PLR0913  # two sides and what is known of both
+def verify_translated(  # noqa: PLR0913  # two sides and their metadata
     report: FlowReport,
     *,
     spec: KafkaSpec,
@@ -94,17 +94,17 @@ def verify_translated(  # noqa: PLR0913  # two sides and what is known of both
     decoder: RecordDecoder,
     compacted: bool,
 ) -> None:
-    """Compare the sequence of a copy at new offsets with the source; see the module.
+    """Compare the sequence of a replica with new offsets with the source; see the module.
 
     Args:
-        report: Its `next_offset` is the position, in offsets of the source.
+        report: Its `next_offset` is the position, a source offset.
         spec: The destination.
-        log: The copy.
-        bounds: Where the copy's log begins, and its last stable offset, at that position.
+        log: The replica.
+        bounds: The replica's log start offset and last stable offset, at that position.
         source: The source.
-        view: What it has.
+        view: The offsets of the source.
         decoder: For both.
-        compacted: Whether the source may have dropped records; then nothing can be compared.
+        compacted: Whether the source may have compacted records away; then nothing is compared.
     """
     position = report.next_offset or 0
 
@@ -123,7 +123,7 @@ def verify_translated(  # noqa: PLR0913  # two sides and what is known of both
             return
         if (ours > theirs and not view.log_start) or (ours < theirs and not bounds[0]):
             raise CorruptionError(
-                "the copy has another number of records than the source shows",
+                "the replica does not have as many records as the source",
                 hint=_ALONE,
                 expected=theirs,
                 found=ours,
@@ -136,7 +136,7 @@ def verify_translated(  # noqa: PLR0913  # two sides and what is known of both
         )
         if differs is not None:
             raise CorruptionError(
-                "the copy is not the sequence of records that the source shows",
+                "the replica does not have the source's records in the same order",
                 hint=_ALONE,
                 **differs,
             )
@@ -145,13 +145,13 @@ def verify_translated(  # noqa: PLR0913  # two sides and what is known of both
 
 
 _ALONE: Final = (
-    "this holds only where nobody else writes in transactions to the destination's topic; then "
-    "records were doubled, lost or changed"
+    "records were duplicated, lost or changed, unless another client writes to the destination "
+    "topic in transactions"
 )
 
 
 def _without_first(tables: Iterator[pa.Table], count: int) -> Iterator[pa.Table]:
-    """Leave out the first records; none where `count` is not positive."""
+    """Skip the first `count` records; none if it is not positive."""
     left = max(count, 0)
     for table in tables:
         yield table.slice(min(left, table.num_rows))

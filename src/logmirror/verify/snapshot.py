@@ -1,12 +1,12 @@
-"""Prove the newest snapshot of a compacted topic against its source.
+"""Verify the newest snapshot of a compacted topic against its source.
 
-All that the source still shows up to the snapshot's last offset is read once and reduced to the
-latest record of each key, as the mirror does it. Then, key by key:
+All records that the source still has up to the snapshot's last offset are read once and reduced to
+the latest record of each key, as the mirror does. Then, key by key:
 
-1. A key whose latest record has a value must be in the snapshot, with that very record.
-2. A key whose latest record is a tombstone must not be there.
-3. A key or a record of the snapshot that the source does not show is one that the source has
-   compacted away since: possible only on a topic that compacts, or below the log's start.
+1. A key whose latest record has a value must be in the snapshot, with exactly that record.
+2. A key whose latest record is a tombstone must not be in the snapshot.
+3. A key or record of the snapshot that the source does not have was compacted away since: possible
+   only on a topic that compacts, or below the log start offset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLUMNS: Final = ("value", "timestamp", "timestampType", "headers")
 
 
 def compare_snapshot(report: FlowReport, checked: Checked, side: SourceSide) -> None:
-    """Compare a snapshot with what the source serves up to its last offset."""
+    """Compare a snapshot with the source up to its last offset."""
     obj, end = checked.obj, checked.obj.covered.next_offset
     try:
         check_place(checked, side.view)
@@ -57,26 +57,26 @@ def _source_rows(report: FlowReport, side: SourceSide, end: int) -> Iterator[Any
 
 
 def _compare(theirs: Any, ours: Any, side: SourceSide) -> int:  # noqa: ANN401  # pyarrow has no types
-    """Compare the rows of one range of keys; returns how many of ours the source dropped since."""
+    """Compare the rows of one key range; return how many the source has compacted away since."""
     at = pc.index_in(theirs.column("key"), value_set=ours.column("key"))
     is_here = at.is_valid().to_numpy(zero_copy_only=False)
     is_deleted = theirs.column("value").is_null().to_numpy(zero_copy_only=False)
-    _fail_where(~is_here & ~is_deleted, theirs, "a key of the source is missing in the snapshot")
+    _fail_where(~is_here & ~is_deleted, theirs, "the snapshot lacks a key of the source")
     rows = np.flatnonzero(is_here)
     one, other = theirs.take(pa.array(rows)), ours.take(at.drop_null())
-    told, found = (part.column("offset").to_numpy() for part in (one, other))
+    expected, found = (part.column("offset").to_numpy() for part in (one, other))
     _fail_where(
-        (told > found) & is_deleted[rows], one, "the snapshot holds a key that was deleted before"
+        (expected > found) & is_deleted[rows], one, "the snapshot has a key that was deleted before"
     )
-    _fail_where(told > found, one, "the snapshot holds an older record of a key")
-    same = np.flatnonzero(told == found)
+    _fail_where(expected > found, one, "the snapshot has an older record of a key")
+    same = np.flatnonzero(expected == found)
     _compare_rows(one.take(pa.array(same)), other.take(pa.array(same)))
     is_alone = np.ones(len(ours), np.bool_)
-    is_alone[at.drop_null().to_numpy()[told <= found]] = False
-    is_alone[at.drop_null().to_numpy()[told < found]] = True
+    is_alone[at.drop_null().to_numpy()[expected <= found]] = False
+    is_alone[at.drop_null().to_numpy()[expected < found]] = True
     if not side.compacted:
         is_kept = ours.column("offset").to_numpy() >= side.view.log_start
-        _fail_where(is_alone & is_kept, ours, "the snapshot holds a record that the source lacks")
+        _fail_where(is_alone & is_kept, ours, "the snapshot has a record that the source lacks")
     return int(is_alone.sum())
 
 
@@ -93,7 +93,7 @@ def _fail_where(is_wrong: Any, rows: Any, problem: str) -> None:  # noqa: ANN401
         at = int(np.argmax(is_wrong))
         raise CorruptionError(
             problem,
-            hint="read both: `kcat -C -o <offset> -c 1` shows the source's record",
+            hint="compare both: `kcat -C -o <offset> -c 1` prints the source's record",
             offset=rows.column("offset")[at].as_py(),
             key=rows.column("key")[at].as_py()[:100],
             count=int(is_wrong.sum()),

@@ -1,13 +1,15 @@
-"""Prove an archive against its source, object by object, as far as the source still has them.
+"""Verify an archive against its source, object by object, as far as the source has the records.
 
-1. What the source shows for an object's offsets is read once: its content digest, and why each
-   offset without a record has none (marker, aborted, gone). If the digests agree, the records do.
-2. If not, records are compared one by one. On a topic that compacts, the source may have dropped
-   records since: what it still shows must be there, the same. Elsewhere nothing may differ.
-3. The source must show no record at an offset that the copy lacks, for the cause that the copy's
-   account gives, or because it was compacted since.
+1. The source's records in an object's range are read once, for their content digest and the cause
+of
+   each offset gap (marker, aborted, missing). If the digests agree, the records do.
+2. Otherwise the records are compared one by one. On a topic that compacts, the source may have
+   dropped records since: those it still has must be in the object, unchanged. On other topics
+   nothing may differ.
+3. The source must have no record at an offset that the object lacks, for the recorded cause, or
+   because it was compacted since.
 
-Both sides are read as streams, and compared as columns, up to the offset that both have reached.
+Both sides are read as streams and compared as columns, up to the offset that both have reached.
 """
 
 from __future__ import annotations
@@ -47,16 +49,16 @@ _NO_OFFSETS: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSide:
-    """One flow's source, and how its archive is written."""
+    """One flow's source, and the format of its archive."""
 
     archive: ArchiveSpec
     store: BlobStore
     folder: str
-    """Of the flow's chain."""
+    """The folder of the flow's chain."""
 
     source: KafkaSource
     decoder: RecordDecoder
-    """Of the source's batches."""
+    """The decoder of the source's batches."""
 
     view: SourceView
     compacted: bool
@@ -64,12 +66,12 @@ class SourceSide:
 
     @property
     def is_native(self) -> bool:
-        """Native objects hold aborted records, so there these are no holes."""
+        """Native objects hold aborted records, which are therefore not gaps."""
         return self.archive.format == "native"
 
 
 def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) -> None:
-    """Compare one object with what the source serves for the same offsets."""
+    """Compare one object with the source in the same range."""
     obj, view = checked.obj, side.view
     try:
         check_place(checked, view)
@@ -77,8 +79,8 @@ def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) 
             report.gone += 1
             if checked.gaps.unexplained_count:
                 raise CorruptionError(
-                    "offsets are missing and nothing tells why",
-                    hint="the source no longer has them either",
+                    "offsets are missing without a recorded cause",
+                    hint="the source has deleted them as well",
                     name=obj.name,
                     missing=checked.gaps.unexplained_count,
                     offsets=shown_runs(checked.gaps.unexplained),
@@ -92,19 +94,19 @@ def compare_with_source(report: FlowReport, checked: Checked, side: SourceSide) 
 
 
 def check_place(checked: Checked, view: SourceView) -> None:
-    """Raise CorruptionError if the source cannot be where an object comes from."""
+    """Raise CorruptionError if an object cannot be from this source."""
     obj = checked.obj
     if obj.last >= view.last_stable_offset:
         raise CorruptionError(
-            "the object reaches beyond the end of the source",
-            hint="the source was cut or created again, or this is another cluster",
+            "the object ends beyond the source",
+            hint="the source was truncated or recreated, or this is another cluster",
             name=obj.name,
             last_stable_offset=view.last_stable_offset,
         )
     if view.topic_id and checked.found.topic_id not in {"", view.topic_id.hex()}:
         raise CorruptionError(
-            "the object is of another topic than the source's",
-            hint="the topic was deleted and created again since",
+            "the object has another topic ID than the source",
+            hint="the topic was deleted and recreated since",
             name=obj.name,
             expected_topic_id=view.topic_id.hex(),
             found_topic_id=checked.found.topic_id,
@@ -117,8 +119,8 @@ def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
     if gaps.unexplained_count and not side.compacted:
         raise CorruptionError(
             "the source has neither a record nor a cause for offsets of the object",
-            hint="the topic's cleanup.policy has no `compact`, so nothing explains it: records may "
-            "have been lost at the source (unclean leader election, a repaired disk)",
+            hint="the topic's cleanup.policy has no `compact`: records may have been lost at the "
+            "source (unclean leader election, or a restored disk)",
             missing=gaps.unexplained_count,
             offsets=shown_runs(gaps.unexplained),
         )
@@ -127,8 +129,8 @@ def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
         since = _compare_rows(checked, side)
         if not side.compacted:
             raise CorruptionError(
-                "the records are those of the source, but not the bytes of their batches",
-                hint="the source's log was written anew since, by a restore for instance",
+                "the records are those of the source, but the bytes of their batches differ",
+                hint="the source's log was rewritten since, for instance by a restore",
                 expected=digest,
                 found=checked.found.digest,
             )
@@ -139,27 +141,27 @@ def _compare(report: FlowReport, checked: Checked, side: SourceSide) -> None:
 
 
 def _compare_causes(ours: GapFacts, theirs: GapFacts, *, compacted: bool) -> None:
-    """What is a marker or aborted at the source was the same when it was copied."""
+    """Compare the causes that do not change: markers and aborted records."""
     for cause in (GapCause.CONTROL, GapCause.ABORTED):
-        told, shown_count = ours.count(cause), theirs.count(cause)
-        is_more = told > shown_count and not compacted  # the cleaner takes markers too
-        is_less = told + _unknown(ours) < shown_count
+        found, expected = ours.count(cause), theirs.count(cause)
+        is_more = found > expected and not compacted  # the cleaner removes markers as well
+        is_less = found + _unknown(ours) < expected
         if is_more or is_less:
             raise CorruptionError(
-                "the copy gives other causes for missing offsets than the source",
+                "the archive has other causes for missing offsets than the source",
                 cause=cause.value,
-                expected=shown_count,
-                found=told,
+                expected=expected,
+                found=found,
             )
 
 
 def _unknown(gaps: GapFacts) -> int:
-    """Of how many missing offsets nothing tells why."""
+    """The number of missing offsets without a recorded cause."""
     return gaps.unexplained_count + gaps.count(GapCause.UNRECORDED)
 
 
 def _explain(report: FlowReport, ours: GapFacts, theirs: GapFacts) -> None:
-    """Count what only the source could explain. What it lacks too was compacted by now."""
+    """Count the gaps that the source explains. Records that it lacks too were compacted."""
     rest = _unknown(ours)
     for cause in (GapCause.CONTROL, GapCause.ABORTED):
         extra = min(max(theirs.count(cause) - ours.count(cause), 0), rest)
@@ -174,9 +176,9 @@ def _explain(report: FlowReport, ours: GapFacts, theirs: GapFacts) -> None:
 
 
 def _name_runs(report: FlowReport, ours: GapFacts, theirs: GapFacts) -> None:
-    """Give the runs of the last object, whose causes are not recorded, those that the source tells.
+    """Set the causes of the last object's gaps to those of the source.
 
-    Where the source lacks more by now than the copy, they are left out: only counts are sure.
+    If the source lacks more offsets than the archive, the gaps are left out: only counts are exact.
     """
     unnamed = set(ours.runs)
     while report.gap_runs and report.gap_runs[-1] in unnamed:
@@ -193,13 +195,13 @@ def _name_runs(report: FlowReport, ours: GapFacts, theirs: GapFacts) -> None:
 
 
 class _Piece(NamedTuple):
-    """Some records of the source, valid until the next piece."""
+    """A part of the source's records, valid until the next one."""
 
     fetched: Fetched
     rows: Columns | None
     known: Causes
     reached: int
-    """All below has been shown."""
+    """The offset up to which the source was read."""
 
 
 def _pieces(side: SourceSide, covered: OffsetRange) -> Iterator[_Piece]:
@@ -215,20 +217,20 @@ def _pieces(side: SourceSide, covered: OffsetRange) -> Iterator[_Piece]:
 
 
 def _read_source(side: SourceSide, covered: OffsetRange, copy: GapFacts) -> tuple[str, GapFacts]:
-    """The digest that an object over these offsets must have, and its holes, from the source alone.
+    """The expected digest and gaps of an object with this range, from the source alone.
 
     Raises:
-        CorruptionError: The source gives another cause for a hole than the copy.
+        CorruptionError: The source has another cause for a gap than the archive.
     """
     raw, rows_digest, walk = xxhash.xxh3_128(), ContentDigest(), GapWalk(covered)
-    told = by_cause(copy.runs)
+    recorded = by_cause(copy.runs)
     for piece in _pieces(side, covered):
         offsets = _NO_OFFSETS if piece.rows is None else piece.rows.offsets
         walk.step(offsets, piece.known, reached=piece.reached)
         if piece.rows is not None and not side.is_native:
             rows_digest.update(piece.rows, 0, piece.rows.rows)
         elif piece.rows is None:
-            _check_causes(piece.known, told)
+            _check_causes(piece.known, recorded)
             if side.is_native:
                 raw.update(_bytes_of(piece.fetched, covered.next_offset))
     digest = f"xxh3:{raw.hexdigest()}" if side.is_native else rows_digest.hexdigest()
@@ -236,7 +238,7 @@ def _read_source(side: SourceSide, covered: OffsetRange, copy: GapFacts) -> tupl
 
 
 def _bytes_of(fetched: Fetched, end: int) -> memoryview:
-    """The batches of a response that a native object which ends at `end` holds."""
+    """The batches of a response that belong to a native object with the end `end`."""
     batches = fetched.batches
     stop = int(batches.base_offsets.searchsorted(end))
     if stop <= fetched.start:
@@ -245,16 +247,16 @@ def _bytes_of(fetched: Fetched, end: int) -> memoryview:
     return fetched.buffer[begin : int(batches.positions[stop - 1] + batches.sizes[stop - 1])]
 
 
-def _check_causes(known: Causes, told: Causes) -> None:
+def _check_causes(known: Causes, recorded: Causes) -> None:
     for cause, runs in known.items():
-        for other, listed in told.items():
+        for other, listed in recorded.items():
             if other in {cause, GapCause.UNRECORDED}:
                 continue
             common = listed.overlaps(runs.firsts, runs.lasts)
             if common.any():
                 at = int(np.argmax(common > 0))
                 raise CorruptionError(
-                    "the copy gives another cause for missing offsets than the source",
+                    "the archive has another cause for missing offsets than the source",
                     offsets=f"{runs.firsts[at]}-{runs.lasts[at]}",
                     expected=cause.value,
                     found=other.value,
@@ -265,7 +267,7 @@ def _check_causes(known: Causes, told: Causes) -> None:
 
 
 class _Copy:
-    """The rows of an object, taken from the front."""
+    """The rows of an object, read in order."""
 
     def __init__(self, checked: Checked, side: SourceSide) -> None:
         utf8 = side.archive.encoding == "utf8"
@@ -273,7 +275,7 @@ class _Copy:
         self._left: Any = None
 
     def below(self, end: int) -> Iterator[Any]:
-        """Take the rows below an offset, in Arrow batches that are valid until the next."""
+        """Read the rows below an offset, in Arrow batches that are valid until the next."""
         while True:
             if self._left is None or not len(self._left):
                 self._left = next(self._batches, None)
@@ -288,11 +290,10 @@ class _Copy:
 
 
 def _compare_rows(checked: Checked, side: SourceSide) -> int:
-    """Compare the records; returns how many the source no longer shows.
+    """Compare the records; return how many the source no longer has.
 
     Raises:
-        CorruptionError: They are not those of the source. Facts: `offsets`, or `offset` and both
-            sides.
+        CorruptionError: A record differs. Facts: `offsets`, or `offset` and both sides.
     """
     covered, since = checked.obj.covered, 0
     copy = _Copy(checked, side)
@@ -317,7 +318,7 @@ def _compare_part(
     known: Causes,
     side: SourceSide,
 ) -> int:
-    """Compare rows of the copy with the first `count` of the source, over the same offsets."""
+    """Compare rows of the object with the first `count` of the source, in the same range."""
     offsets = _offsets(ours)
     expected = _NO_OFFSETS if theirs is None else _offsets(theirs)[:count]
     is_shared = np.isin(offsets, expected, assume_unique=True)
@@ -332,7 +333,7 @@ def _compare_part(
         if not one.equals(other):
             at = first_difference(one, other)
             raise CorruptionError(
-                "the copy differs from what the source serves at the same offset",
+                "the archive differs from the source at the same offset",
                 hint="read both and compare: `kcat -C -p <partition> -o <offset> -c 1`",
                 offset=int(expected[at]),
                 expected=shown(other, at),
@@ -346,22 +347,22 @@ def _check_extra(extra: npt.NDArray[np.int64], known: Causes, side: SourceSide) 
         common = runs.overlaps(extra, extra)
         if common.any():
             raise CorruptionError(
-                "the copy has records where the source has none and never had",
+                "the archive has records at offsets where the source never had any",
                 offsets=_spans(extra[common > 0]),
                 cause=cause.value,
             )
     if not side.compacted:
         raise CorruptionError(
-            "the copy has records that the source does not show",
-            hint="the topic's cleanup.policy has no `compact`, so nothing explains it",
+            "the archive has records that the source does not have",
+            hint="the topic's cleanup.policy has no `compact`, which would explain it",
             offsets=_spans(extra),
         )
 
 
 def _lacking(offsets: npt.NDArray[np.int64]) -> CorruptionError:
     return CorruptionError(
-        "the copy lacks records that the source has",
-        hint="keep the archive as it is; copy the partition anew under another destination name",
+        "the archive lacks records that the source has",
+        hint="keep the archive unchanged; copy the partition again with another destination name",
         missing=len(offsets),
         offsets=_spans(offsets),
     )
