@@ -1,7 +1,7 @@
 """Sources and groups of the end-to-end tests.
 
-A run takes seconds, most of them Spark's start, so the tests are spread over groups that two
-processes share out among themselves; each group starts the broker it needs.
+A run takes seconds, most of them the start of Spark. The tests are therefore divided into groups
+that two processes share; each group starts the broker that it needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`logmirror acls print`: what it prints is enough, and nothing of it can be left out.
+"""`logmirror acls print`: the printed permissions suffice, and none of them can be omitted.
 
-Method: a broker with an authorizer; the mirror's user is given what the printed commands say, read
-as a shell reads them, then the copy is made; and once more for each of them without that one, which
-must end with an error that says what is missing. Each time topics are new.
+Method: a broker with an authorizer. The mirror's user gets the permissions of the printed commands,
+which are parsed as a shell parses them, and the mirror runs. Then one permission after the other is
+omitted; each run must end with an error that names it. Every run has new topics.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def of(world, short):
     return (kind, f"{name}{world.name}{end}", pattern, operation)
 
 
-def test_an_exact_copy_is_made_with_what_is_printed(broker):
+def test_the_printed_permissions_suffice_for_an_exact_copy(broker):
     world = World(broker)
     world.fill()
     mirror = world.to_cluster()
@@ -207,7 +207,7 @@ def test_an_exact_copy_is_made_with_what_is_printed(broker):
 
 
 @pytest.mark.parametrize("without", PRESERVE, ids=lambda short: f"{short[1]}{short[2]}")
-def test_an_exact_copy_is_not_made_without_any_of_it(broker, without):
+def test_no_printed_permission_can_be_omitted_for_an_exact_copy(broker, without):
     world = World(broker)
     world.fill()
     mirror = world.to_cluster()
@@ -218,7 +218,7 @@ def test_an_exact_copy_is_not_made_without_any_of_it(broker, without):
     assert without[2] in refusal(mirror).hint
 
 
-def test_a_copy_at_new_offsets_is_made_with_what_is_printed(broker, caplog):
+def test_the_printed_permissions_suffice_for_new_offsets(broker, caplog):
     world = World(broker)
     world.fill()
     mirror = world.to_cluster(offsets="translate")
@@ -242,7 +242,7 @@ def test_a_copy_at_new_offsets_is_made_with_what_is_printed(broker, caplog):
     [short for short in TRANSLATE if short not in PRESERVE],
     ids=lambda short: f"{short[1]}{short[2]}",
 )
-def test_a_copy_at_new_offsets_is_not_made_without_any_of_it(broker, without):
+def test_no_printed_permission_can_be_omitted_for_new_offsets(broker, without):
     world = World(broker)
     world.fill()
     mirror = world.to_cluster(offsets="translate")
@@ -264,16 +264,16 @@ def test_an_archive_needs_two_rights_at_the_source_given_by_kafkas_own_tool(brok
     world.grant([])
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"mirrors": [mirror]}))
-    told = logmirror("acls", "print", "-c", config)
-    assert told.returncode == 0, told.stderr
-    text = told.stdout.replace("\\\n", " ").replace(world.address, broker.bootstrap)
+    shown = logmirror("acls", "print", "-c", config)
+    assert shown.returncode == 0, shown.stderr
+    text = shown.stdout.replace("\\\n", " ").replace(world.address, broker.bootstrap)
     (command,) = [line for line in text.splitlines() if line.startswith("kafka-acls.sh")]
     broker.tool("kafka-acls", *shlex.split(command)[1:])
     copied(mirror)
     assert sorted(path.name[:20] for path in (tmp_path / "archive/lake/0").glob("0*"))
 
 
-def test_what_can_be_left_out_is_said_to_be(broker):
+def test_optional_permissions_are_marked(broker):
     world = World(broker)
     world.fill()
     mirror = world.to_cluster()
@@ -293,7 +293,7 @@ def checked(mirror):
     return {(row.destination, row.severity, row.found.partition(" on the ")[0]) for row in rows}
 
 
-def test_a_check_says_what_is_not_allowed_and_nothing_is_written(broker):
+def test_a_check_reports_missing_permissions_and_writes_nothing(broker):
     world = World(broker)
     world.fill()
     broker.create_topic(f"copy-of-{world.name}", partitions=2)
@@ -317,7 +317,7 @@ def test_a_check_says_what_is_not_allowed_and_nothing_is_written(broker):
 
 
 @pytest.mark.parametrize(
-    ("configs", "more", "told"),
+    ("configs", "more", "expected_rows"),
     [
         ({"cleanup.policy": "compact"}, {}, [("note", "cleanup.policy")]),
         ({}, {"compaction": "log"}, [("note", "cleanup.policy")]),
@@ -326,8 +326,8 @@ def test_a_check_says_what_is_not_allowed_and_nothing_is_written(broker):
         ({"retention.ms": "3600000"}, {}, []),
     ],
 )
-def test_a_check_tells_what_of_the_source_an_archive_suffers_from(
-    broker, tmp_path, configs, more, told
+def test_a_check_reports_source_settings_that_affect_an_archive(
+    broker, tmp_path, configs, more, expected_rows
 ):
     world = World(broker)
     broker.create_topic(world.name, config=configs)
@@ -341,4 +341,4 @@ def test_a_check_tells_what_of_the_source_an_archive_suffers_from(
     }
     rows = check(settings_of(mirror | more))
     expected = {"source", "permissions", "folder", "position"}
-    assert [(row.severity, row.what) for row in rows if row.what not in expected] == told
+    assert [(row.severity, row.what) for row in rows if row.what not in expected] == expected_rows

@@ -1,6 +1,6 @@
-"""What can be wrong at a destination: each is a clear error of the right kind, and nothing is lost.
+"""Faults at a destination: each is a clear error of the right kind, and nothing is lost.
 
-One small archive is made once; each test damages a copy of it and lets the commands look. Exit
+One small archive is written once; each test damages a copy of it and runs the commands on it. Exit
 codes: 65 corruption, 2 usage (the user can fix it), 75 unavailable (try again later).
 """
 
@@ -47,7 +47,7 @@ def files(root):
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def add_stranger(folder):
+def add_foreign(folder):
     (folder / "notes.txt").write_text("who put this here?")
     return "notes.txt", "unknown object in the chain"
 
@@ -66,7 +66,7 @@ def add_gap(folder):
     return after, "gap in the chain"
 
 
-@pytest.mark.parametrize("damage", [add_stranger, add_overlap, add_gap])
+@pytest.mark.parametrize("damage", [add_foreign, add_overlap, add_gap])
 @pytest.mark.mirror_v3("E2E-07")
 def test_an_invalid_chain_stops_every_command(cli_broker, archive, damage):
     config = configure(cli_broker, archive, ["ndjson"])

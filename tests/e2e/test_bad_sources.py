@@ -1,6 +1,7 @@
-"""What can be wrong at a source: the copy stops with the right kind of error and keeps what it has.
+"""Faults at a source: the mirror stops with the right kind of error and keeps what it has copied.
 
-Against Apache Kafka. Exit codes: 2 usage, 69 position (source or copy is not where the chain says).
+Against Apache Kafka. Exit codes: 2 usage, 69 position (the source or the archive does not match the
+chain).
 """
 
 import pytest
@@ -25,7 +26,7 @@ def objects(root):
     return {form: object_names(path) if path.exists() else [] for form, path in folders.items()}
 
 
-def test_a_topic_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
+def test_a_missing_topic_is_a_usage_error(own_kafka, tmp_path):
     config = configure(own_kafka, tmp_path, "no-such-topic")
 
     ran = run_now(config)
@@ -41,7 +42,7 @@ def test_a_topic_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
     assert "no-such-topic" not in admin.list_topics(timeout=10).topics
 
 
-def test_a_partition_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path):
+def test_a_missing_partition_is_a_usage_error(own_kafka, tmp_path):
     topic = own_kafka.create_topic("one-partition")
     one = mirror(topic, own_kafka.bootstrap, tmp_path, partition=7)
     config = write_config(tmp_path / "config.json", one)
@@ -53,7 +54,7 @@ def test_a_partition_that_does_not_exist_is_the_users_to_fix(own_kafka, tmp_path
     assert "missing: [7]" in ran.stderr
 
 
-def test_a_topic_that_was_created_again_is_not_joined_to_the_old_copy(own_kafka, tmp_path):
+def test_a_recreated_topic_does_not_continue_the_old_archive(own_kafka, tmp_path):
     topic = own_kafka.create_topic("again")
     produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
     config = configure(own_kafka, tmp_path, topic)
@@ -77,7 +78,7 @@ def test_a_topic_that_was_created_again_is_not_joined_to_the_old_copy(own_kafka,
     assert logmirror("verify", "--deep", "-c", config).returncode == 0
 
 
-def test_a_topic_that_is_created_again_under_a_running_service_stops_it(own_kafka, tmp_path):
+def test_recreating_a_topic_stops_a_running_service(own_kafka, tmp_path):
     topic = own_kafka.create_topic("again-while-running")
     produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
     config = configure(own_kafka, tmp_path, topic, max_time_ms=200)
@@ -97,7 +98,7 @@ def test_a_topic_that_is_created_again_under_a_running_service_stops_it(own_kafk
     assert objects(tmp_path) == before
 
 
-def test_records_that_are_gone_before_they_were_copied_stop_the_copy(own_kafka, tmp_path):
+def test_records_deleted_before_they_were_copied_stop_the_mirror(own_kafka, tmp_path):
     topic = own_kafka.create_topic("trimmed")
     produce(own_kafka.bootstrap, topic, odd_messages(50, seed=1))
     config = configure(own_kafka, tmp_path, topic)

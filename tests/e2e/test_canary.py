@@ -1,8 +1,8 @@
-"""No output shows a secret: whatever command, log level, format, error, page or process.
+"""No output shows a secret, for any command, log level, format, error, page or process.
 
-Method: canaries stand wherever a secret can stand, some of them the real passwords of a real broker
-and a real bucket; each command is run, well and badly, and all that anybody could see of it is
-searched for each canary, plain, in base64 and as a part of a URL.
+Method: canaries are put wherever a secret can be configured; some of them are the passwords of a
+real broker and a real bucket. Each command runs, successfully and with errors, and all its visible
+output is searched for each canary: plain, in base64 and as a part of a URL.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def test_commands_that_connect_to_nothing(canaries, source, server, tmp_path):
     ],
     ids=str,
 )
-def test_a_file_with_a_fault_where_a_secret_stands(canaries, good, tmp_path, place, put):
+def test_a_faulty_value_in_place_of_a_secret(canaries, good, tmp_path, place, put):
     path, broken = tmp_path / "bad.json", json.loads(good)
     within = broken["mirrors"][0]
     for part in place[:-1]:
@@ -203,7 +203,7 @@ def test_a_file_with_a_fault_where_a_secret_stands(canaries, good, tmp_path, pla
     assert result.returncode == 2 or place[-1] == "ssl.key.pem", seen(result)
 
 
-def test_commands_and_a_run_that_connect_and_its_pages(canaries, source, server, tmp_path):
+def test_commands_that_connect_and_the_http_pages_of_a_run(canaries, source, server, tmp_path):
     path = configuration(tmp_path / "run.json", source, server, tmp_path / "archive")
     checked = logmirror("validate", "--check", "-c", path)
     assert checked.returncode == 0, seen(checked)
@@ -230,7 +230,7 @@ def test_commands_and_a_run_that_connect_and_its_pages(canaries, source, server,
             canaries.check(str(written), written.read_bytes().decode("latin-1"))
 
 
-def test_who_is_refused_or_reaches_nobody(canaries, source, server, tmp_path):
+def test_failed_authentication_and_unreachable_brokers(canaries, source, server, tmp_path):
     wrong = {**source, "properties": source["properties"] | {"sasl.password": WRONG}}
     path = configuration(tmp_path / "wrong.json", wrong, server, tmp_path / "archive")
     file = json.loads(path.read_text())
@@ -260,7 +260,7 @@ def test_who_is_refused_or_reaches_nobody(canaries, source, server, tmp_path):
     canaries.check("run", run.text)
 
 
-def test_spark_its_pages_its_event_log_and_its_processes(canaries, source, server, tmp_path):
+def test_spark_pages_event_log_and_process_list(canaries, source, server, tmp_path):
     events, port = tmp_path / "events", free_ports(1)[0]
     events.mkdir()
     spark = {
@@ -279,9 +279,9 @@ def test_spark_its_pages_its_event_log_and_its_processes(canaries, source, serve
         assert any("java" in process.name() for process in run.processes())
         ui = f"http://{HOST}:{port}"
         (application,) = json.loads(got(f"{ui}/api/v1/applications"))
-        told = got(f"{ui}/api/v1/applications/{application['id']}/environment")
-        assert "spark.example.passphrase" in told
-        canaries.check("what Spark's interface tells", told)
+        shown = got(f"{ui}/api/v1/applications/{application['id']}/environment")
+        assert "spark.example.passphrase" in shown
+        canaries.check("Spark's interface", shown)
         for page in ("environment", "jobs", "executors"):
             canaries.check(page, got(f"{ui}/{page}/"))
         run.signal(signal.SIGTERM)

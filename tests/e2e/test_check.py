@@ -1,8 +1,8 @@
-"""The commands that only look: `validate --check`, and what `run` looks at before Spark starts.
+"""Checks that change nothing: `validate --check`, and those of `run` before Spark starts.
 
-Method: two embedded brokers and a real bucket, one configuration, changed until each row of the
-table has been seen good and bad; after every look clusters, bucket and disk are as they were. What
-brokers allow is looked at in app/test_acls.py.
+Method: two embedded brokers, a real bucket and one configuration, varied until each row of the
+table was seen with and without an error. After every check, clusters, bucket and disk are
+unchanged. Permissions of brokers are tested in app/test_acls.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def seen(rows: list[dict[str, str]]) -> set[tuple[str, str, str]]:
     return {(row["destination"], row["what"], row["severity"]) for row in rows}
 
 
-def test_a_new_copy_is_announced_and_nothing_is_made(brokers, tmp_path):
+def test_a_new_destination_is_announced_and_nothing_is_created(brokers, tmp_path):
     brokers[0].create_topic("new", partitions=2)
     before = topics(brokers[1])
 
@@ -80,7 +80,7 @@ def test_a_new_copy_is_announced_and_nothing_is_made(brokers, tmp_path):
     assert not (tmp_path / "archive").exists()
 
 
-def test_a_topic_that_is_not_there_is_told_before_spark_starts(brokers, tmp_path):
+def test_a_missing_topic_is_reported_before_spark_starts(brokers, tmp_path):
     path = config(tmp_path, brokers, "misspelt")
 
     checked = logmirror("validate", "--check", "-c", path, "--format", "json")
@@ -94,7 +94,7 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(brokers, tmp_path
     assert "mirror starts" not in ran.stderr
 
 
-def test_a_destination_that_would_break_the_copy_is_an_error_with_what_to_do(brokers, tmp_path):
+def test_incompatible_destination_settings_are_an_error_with_a_hint(brokers, tmp_path):
     brokers[0].create_topic("unfit", partitions=1)
     brokers[1].create_topic("unfit", partitions=1, config={"max.message.bytes": "1000"})
 
@@ -111,7 +111,7 @@ def test_a_destination_that_would_break_the_copy_is_an_error_with_what_to_do(bro
 def test_a_destination_that_is_ahead_of_its_source_is_an_error(brokers, tmp_path):
     brokers[0].create_topic("ahead", partitions=1)
     brokers[1].create_topic("ahead", partitions=1)
-    produce(brokers[1].bootstrap, "ahead", [Message(value=b"someone else's")])
+    produce(brokers[1].bootstrap, "ahead", [Message(value=b"of another client")])
 
     result = logmirror(
         "validate", "--check", "-c", config(tmp_path, brokers, "ahead"), "--format", "json"
@@ -122,7 +122,7 @@ def test_a_destination_that_is_ahead_of_its_source_is_an_error(brokers, tmp_path
     assert "ends beyond the source's" in row["found"]
 
 
-def test_only_the_mirror_that_was_asked_for_is_looked_at(brokers, tmp_path):
+def test_only_the_selected_mirror_is_checked(brokers, tmp_path):
     brokers[0].create_topic("some", partitions=1)
     path = config(tmp_path, brokers, "some")
     text = json.loads(path.read_text())
@@ -166,7 +166,7 @@ def everything_in(path: Path) -> list[str]:
     return sorted(str(each) for each in path.rglob("*"))
 
 
-def test_a_folder_is_tried_and_left_as_it_was(brokers, tmp_path):
+def test_a_directory_is_probed_and_left_unchanged(brokers, tmp_path):
     brokers[0].create_topic("tried")
     (tmp_path / "there" / "lake").mkdir(parents=True)
     (tmp_path / "file").write_text("x")
@@ -181,7 +181,7 @@ def test_a_folder_is_tried_and_left_as_it_was(brokers, tmp_path):
     assert everything_in(tmp_path) == before
 
 
-def test_a_folder_that_may_not_be_written_to_is_an_error(brokers, tmp_path):
+def test_a_read_only_directory_is_an_error(brokers, tmp_path):
     topic = brokers[0].create_topic("denied")
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == 0 and path != path.parent and "pytest" in str(path):
@@ -198,7 +198,7 @@ def test_a_folder_that_may_not_be_written_to_is_an_error(brokers, tmp_path):
     assert "permission denied" in row["found"].lower()
 
 
-def test_a_bucket_is_tried_and_left_as_it_was(brokers, server):
+def test_a_bucket_is_probed_and_left_unchanged(brokers, server):
     topic = brokers[0].create_topic("to-bucket")
     bucket = server.new_bucket()
     good = server.destination(bucket, name="lake", prefix="p")
@@ -214,14 +214,13 @@ def test_a_bucket_is_tried_and_left_as_it_was(brokers, server):
         assert row.advice
 
 
-def test_who_may_not_write_to_a_bucket_is_told_and_who_may_not_delete_is_told_what_stays(
-    brokers, server
-):
+def test_missing_write_and_delete_permissions_of_a_bucket_are_reported(brokers, server):
     topic = brokers[0].create_topic("to-users")
     bucket = server.new_bucket()
     writer, reader = server.new_user(), server.new_user()
-    told = policies([server.location(bucket, "p")])["archiver"]["Statement"]
-    server.allow(bucket, (writer, told), (reader, [s for s in told if "Put" not in str(s)]))
+    statements = policies([server.location(bucket, "p")])["archiver"]["Statement"]
+    without_put = [statement for statement in statements if "Put" not in str(statement)]
+    server.allow(bucket, (writer, statements), (reader, without_put))
 
     def as_user(user):
         keys = {
@@ -240,7 +239,7 @@ def test_who_may_not_write_to_a_bucket_is_told_and_who_may_not_delete_is_told_wh
     assert left.name in row.advice
 
 
-def test_a_bucket_that_replaces_is_an_error_unless_that_is_accepted(brokers, server):
+def test_a_bucket_without_conditional_writes_is_an_error_unless_accepted(brokers, server):
     topic = brokers[0].create_topic("to-replacing")
     bucket = server.new_bucket()
 
@@ -263,7 +262,7 @@ def test_a_bucket_that_replaces_is_an_error_unless_that_is_accepted(brokers, ser
 # -- clusters --------------------------------------------------------------------------------------
 
 
-def test_a_destination_out_of_reach_hides_nothing_else(brokers, tmp_path):
+def test_an_unreachable_destination_hides_no_other_check(brokers, tmp_path):
     topic = brokers[0].create_topic("far")
     far = {"name": "far", "type": "kafka", "bootstrap-servers": f"{HOST}:{free_ports(1)[0]}"}
     found = rows(brokers[0], topic, far, folder(tmp_path / "archive"))

@@ -1,10 +1,10 @@
-"""What `keys` and `values` of a mirror say is true of every copy, wherever it goes.
+"""The `keys` and `values` types of a mirror hold in every destination.
 
 Of the checklist: RUN-16.
 
-Method: a real broker, records written by librdkafka, the product without Spark. Each case is copied
-into Parquet, native and NDJSON files and into other topics; DuckDB, json, the reference decoder and
-librdkafka read what is there. It must be all records, or all before the one that is refused.
+Method: a real broker, records produced by librdkafka, the product without Spark. Each case is
+copied to Parquet, native and NDJSON files and to other topics. DuckDB, json, the reference decoder
+and librdkafka read the result. It must hold all records, or all records before the refused one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def copied(case: Case, *mirrors: dict[str, object]) -> list[bytes | None]:
 @EMBEDDED
 @pytest.mark.parametrize("form", ["parquet", "native", "ndjson"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_run_16_an_archive_holds_what_stands_before_a_bad_value(
+def test_run_16_an_archive_holds_the_records_before_a_bad_value(
     cli_broker, topic_name, tmp_path, case, form
 ):
     if form == "ndjson":  # which takes no other type (CFG-19)
@@ -107,7 +107,7 @@ def test_run_16_an_archive_holds_what_stands_before_a_bad_value(
 
 @EMBEDDED
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_run_16_another_topic_holds_what_stands_before_a_bad_value(cli_broker, topic_name, case):
+def test_run_16_another_topic_holds_the_records_before_a_bad_value(cli_broker, topic_name, case):
     filled(cli_broker, case, topic_name)
     where, there = cli_broker.bootstrap, f"{topic_name}-copy"
 
@@ -119,7 +119,7 @@ def test_run_16_another_topic_holds_what_stands_before_a_bad_value(cli_broker, t
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_run_16_a_copy_at_new_offsets_holds_what_stands_before_a_bad_value(
+def test_run_16_a_replica_with_new_offsets_holds_the_records_before_a_bad_value(
     kafka_431, topic_name, case
 ):
     filled(kafka_431, case, topic_name)
@@ -130,7 +130,7 @@ def test_run_16_a_copy_at_new_offsets_holds_what_stands_before_a_bad_value(
 
 
 @EMBEDDED
-def test_the_run_ends_with_what_and_where_and_goes_on_when_the_type_is_right(
+def test_the_error_names_value_and_offset_and_a_corrected_type_resumes(
     cli_broker, topic_name, tmp_path
 ):
     case = CASES["json-parseable-refused"]
@@ -142,8 +142,8 @@ def test_the_run_ends_with_what_and_where_and_goes_on_when_the_type_is_right(
     refused = run_now(config)
 
     assert refused.returncode == UsageError.exit_code, refused.stderr
-    for told in ("a value is not JSON", "column: value", "offset: 7", "byte: 2"):
-        assert told in refused.stderr
+    for text in ("a value is not JSON", "column: value", "offset: 7", "byte: 2"):
+        assert text in refused.stderr
     config.write_text(config_text(base | {"values": {"type": "json"}}))
     assert run_now(config).returncode == 0
     assert mixed(tmp_path / "archive" / "0") == ["[1]"] * BAD + ["[1"] + ["[1]"] * 2

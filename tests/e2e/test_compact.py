@@ -1,8 +1,8 @@
-"""`logmirror compact` in files and in a bucket: the copy is exact before, after and in between.
+"""`logmirror compact` in files and in a bucket: the archive is exact before, during and after.
 
-Method: archives of many small objects are compacted, by processes that die at every named point and
-at random moments, while a mirror writes and a reader reads by the rule of docs/compact.md. What
-counts is read by programs that share no code with the product and compared with the source.
+Method: archives of many small objects are compacted by processes that crash at every failpoint and
+at random times, while a mirror writes and a reader reads by the rule of docs/compact.md. The result
+is read by programs that share no code with the product, and compared with the source.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Filled(NamedTuple):
 
     def alone(self, where: str, form: str, folder: Path) -> Path:
         """A configuration of one of them."""
-        told = json.loads(self.config.read_text())
-        told["mirrors"] = [m for m in told["mirrors"] if m["name"] == f"{form}-{where}"]
+        content = json.loads(self.config.read_text())
+        content["mirrors"] = [m for m in content["mirrors"] if m["name"] == f"{form}-{where}"]
         path = folder / "alone.json"
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(content))
         return path
 
 
@@ -127,7 +127,7 @@ def rows_that_count(folder: Path, form: str, copy: Path) -> list:
     if NIGHTLY
     else [("filesystem", "native"), ("s3", "parquet"), ("filesystem", "ndjson")],
 )
-def test_death_at_every_point_leaves_what_readers_can_read_and_the_next_one_finishes(
+def test_a_crash_at_every_failpoint_stays_readable_and_the_next_run_finishes(
     filled, tmp_path, where, form
 ):
     truth, folder = filled.source.rows(0), filled.roots[where] / form / "0"
@@ -158,7 +158,9 @@ def test_death_at_every_point_leaves_what_readers_can_read_and_the_next_one_fini
 
 
 @pytest.mark.parametrize("where", ["files", "bucket"])
-def test_kills_while_a_mirror_writes_and_a_reader_reads(cli_broker, server, tmp_path, where):
+def test_compact_is_killed_while_a_mirror_writes_and_a_reader_reads(
+    cli_broker, server, tmp_path, where
+):
     topic = f"compact-kills-{where}"
     cli_broker.create_topic(topic, partitions=1)
     chooser, bucket = random.Random(where), server.new_bucket()
@@ -167,10 +169,10 @@ def test_kills_while_a_mirror_writes_and_a_reader_reads(cli_broker, server, tmp_
         "files": {"type": "filesystem", "root": str(root), "name": "parquet"},
         "bucket": server.destination(bucket, name="parquet"),
     }
-    told = mirror(
+    one = mirror(
         topic, cli_broker.bootstrap, "", destinations=[destinations[where]], max_time_ms=20
     )
-    config = write_config(tmp_path / "config.json", told)
+    config = write_config(tmp_path / "config.json", one)
     folder, source = root / "parquet" / "0", Source(cli_broker.bootstrap, topic)
     reader = Reader(folder)
     with (
@@ -191,7 +193,7 @@ def test_kills_while_a_mirror_writes_and_a_reader_reads(cli_broker, server, tmp_
                 assert code in (0, -signal.SIGKILL), (tmp_path / "err").read_text()
             whole = logmirror("compact", "-c", config, *SMALL)
             assert whole.returncode == 0, whole.stdout + whole.stderr
-            wait_until(lambda: reader.looks > 3, what=lambda: "a reader that goes on")
+            wait_until(lambda: reader.looks > 3, what=lambda: "a reader that continues")
         run.signal(signal.SIGTERM)
         assert run.wait() == 0, run.text
     result = run_now(config)
@@ -244,15 +246,15 @@ class Reader:
             self.looks += 1
 
 
-def test_a_damaged_and_a_foreign_object_are_refused_by_exit_code_and_name(
+def test_damaged_and_foreign_objects_are_refused_with_exit_code_and_name(
     cli_broker, server, tmp_path
 ):
     cli_broker.create_topic("compact-damage", partitions=2)
     for partition in range(2):
         messages = odd_messages(100, seed=partition)
         produce(cli_broker.bootstrap, "compact-damage", messages, partition=partition)
-    told = mirror("compact-damage", cli_broker.bootstrap, tmp_path, name="a", max_offsets=5)
-    config = write_config(tmp_path / "config.json", told)
+    one = mirror("compact-damage", cli_broker.bootstrap, tmp_path, name="a", max_offsets=5)
+    config = write_config(tmp_path / "config.json", one)
     assert run_now(config).returncode == 0
     folders = [tmp_path / "a" / str(n) for n in range(2)]
     victim = sorted(folders[0].iterdir())[3]
@@ -281,7 +283,7 @@ def test_a_damaged_and_a_foreign_object_are_refused_by_exit_code_and_name(
     assert result.returncode == 65, result.stderr
 
 
-def test_a_dry_run_tells_and_changes_nothing(filled):
+def test_a_dry_run_reports_and_changes_nothing(filled):
     files = filled.roots["filesystem"]
     listed = sorted(path for path in files.rglob("*") if path.is_file())
 
@@ -294,21 +296,21 @@ def test_a_dry_run_tells_and_changes_nothing(filled):
 
 
 @pytest.mark.parametrize("size", ["many", "1 TB", "-1", "1.5MiB", "MiB", "256mib"])
-def test_a_size_that_is_none_is_a_usage_error(filled, size):
+def test_an_invalid_size_is_a_usage_error(filled, size):
     result = logmirror("compact", "-c", filled.config, "--target-bytes", size)
 
     assert result.returncode == 2
     assert "256MiB" in result.stderr
 
 
-def test_the_page_about_compacting_works_as_it_stands(cli_broker, tmp_path, monkeypatch):
-    (told,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+def test_the_compact_page_works_as_written(cli_broker, tmp_path, monkeypatch):
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^logmirror (\S+) -c archive.yaml(.*)$", PAGE, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     config = Path("archive.yaml")
-    told = told.replace("127.0.0.1:9092", cli_broker.bootstrap)
-    told = told.replace("orders", "compact-page").replace("65536", "2000")
-    config.write_text(told.replace("root: archive", f"root: {tmp_path / 'archive'}"))
+    text = text.replace("127.0.0.1:9092", cli_broker.bootstrap)
+    text = text.replace("orders", "compact-page").replace("65536", "2000")
+    config.write_text(text.replace("root: archive", f"root: {tmp_path / 'archive'}"))
     cli_broker.create_topic("compact-page", partitions=1)
     produce(cli_broker.bootstrap, "compact-page", odd_messages(600, seed=1))
     assert run_now(config.absolute()).returncode == 0

@@ -1,9 +1,9 @@
-"""Topics that Kafka's own cleaner compacts, mirrored as snapshots and as all that is left there.
+"""Topics that Kafka's log cleaner compacts, mirrored as snapshots and with all remaining records.
 
-R13: the cleaner really ran, before, between and while we read, with and without tombstones; runs
-die by SIGKILL at the worst moments and at any. Snapshots are read by DuckDB and compared with what
-librdkafka reads from the source, reduced to the latest record of each key. Copies of all records
-hold at least what the source still shows, and nothing that was never produced.
+R13: the cleaner ran before, between and during the reads, with and without tombstones; runs end by
+SIGKILL at failpoints and at random times. Snapshots are read by DuckDB and compared with the
+records that librdkafka reads from the source, reduced to the latest of each key. Archives of all
+records hold at least the records that the source still has, and none that was never produced.
 """
 
 import random
@@ -32,7 +32,7 @@ APPEND = ("native", "parquet", "ndjson")
 
 
 def messages(first, count, *, tombstones=0.0, seed=0):
-    """Records over a few keys, each value telling which record it is."""
+    """Records over a few keys, whose values number them."""
     chooser = random.Random(seed)
     for number in range(first, first + count):
         value = None if chooser.random() < tombstones else b"value-%d" % number
@@ -72,7 +72,7 @@ def newest_snapshot(destination):
 
 
 def check_append(root, broker, topic, produced):
-    """Nothing that the source still shows is missing, nothing was made up, every offset is told."""
+    """All remaining records of the source are there, none was invented, names cover all offsets."""
     shown = {Row(*row) for row in rows_by_librdkafka(broker.bootstrap, topic)}
     end = log_bounds(broker.bootstrap, topic, 0)[1]
     for form in APPEND:
@@ -113,7 +113,7 @@ def test_r13_a_topic_that_the_cleaner_has_compacted(own_kafka, tmp_path):
     assert proven.returncode == 0, proven.stdout
 
 
-def test_r13_what_was_claimed_is_compacted_before_it_is_written(own_kafka, tmp_path):
+def test_r13_claimed_records_are_compacted_before_they_are_written(own_kafka, tmp_path):
     topic = own_kafka.create_topic("r13-claimed", config=COMPACTED)
     first = list(messages(0, 200, tombstones=0.2, seed=1))
     more = list(messages(200, 200, tombstones=0.2, seed=2))

@@ -1,8 +1,8 @@
-"""A topic is copied into another cluster: every record once, at its offset, unchanged.
+"""A topic is replicated to another cluster: every record once, at its offset, unchanged.
 
 Sources and destinations are both releases of Apache Kafka and the embedded broker, all nine pairs:
-two by the command line on Spark, the others with the slices carried out in this process. The
-sources hold what is hard to copy; verdicts come from kcat and aiokafka on both sides.
+two by the command line on Spark, the others with the slices executed in this process. The sources
+hold records that are hard to copy. kcat and aiokafka read both clusters and decide.
 """
 
 import time
@@ -254,10 +254,10 @@ def all_records(bootstrap, topic):
     return sorted((int(partition), int(offset), value) for partition, offset, value in rows)
 
 
-# Old records: no guard
+# Old records: no idempotent-producer check
 
 
-def test_of_old_records_one_batch_is_on_its_way_while_the_broker_forgets_who_wrote(
+def test_old_records_are_sent_one_batch_at_a_time_while_producer_state_expires(
     brokers, topic_name, monkeypatch
 ):
     source, destination = brokers["embedded"], brokers["4.3.1"]

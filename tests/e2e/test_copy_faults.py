@@ -1,8 +1,9 @@
-"""A copy over a network that fails in every way stays exact, and goes on when it has healed.
+"""Replication over a faulty network stays exact, and resumes when the fault is over.
 
-One mirror reads its source through Toxiproxy, another writes its destination through it; both links
-are spoiled at once, in one way after the other, while producers write. One topic is of today, so
-that the destination's guard is alive; one of years ago, so that it is not.
+One mirror reads its source through Toxiproxy, another writes its destination through it. Both links
+get one fault after the other while producers write. One topic has records of today, so that the
+destination's idempotent-producer check applies; the other has records of years ago, so that it does
+not.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ IMPATIENT = {
     "request.timeout.ms": "1000",
     "socket.connection.setup.timeout.ms": "1500",
 }
-"""So that a black hole is noticed within the test."""
+"""So that a connection without responses times out within the test."""
 
 FAULT_S = 2.5
 FAULTS = {
@@ -41,7 +42,7 @@ FAULTS = {
     "pieces": {"slicer": {"average_size": 200, "size_variation": 100, "delay": 1000}},
     "reset": {"reset_peer": {"timeout": 0}},
     "slow close": {"limit_data": {"bytes": 3000}, "slow_close": {"delay": 1000}},
-    "black hole": {"timeout": {"timeout": 0}},
+    "no packets": {"timeout": {"timeout": 0}},
 }
 """The toxics that make each fault, with their attributes."""
 
@@ -80,7 +81,7 @@ def mirror_through(link, name, topic, direct):
 
 
 @pytest.mark.mirror_v3("E2E-06")
-def test_a_copy_through_every_fault_goes_on_and_is_exact(faulty, tmp_path):
+def test_replication_through_every_network_fault_resumes_and_is_exact(faulty, tmp_path):
     broker, links = faulty
     topics = {"fresh": 0, "old": LONG_AGO_MS}
     for topic in topics:
@@ -146,7 +147,7 @@ def wait_for_progress(ends, runs, when):
 
 
 def test_a_batch_that_takes_longer_than_the_deadline_gets_through(faulty, topic_name):
-    """20 MB over a link of 4 MB/s: the broker's guard stands for the deadline."""
+    """20 MB over a link of 4 MB/s: producer state replaces the deadline."""
     broker, links = faulty
     largest, copied = 32 << 20, f"copy-of-{topic_name}"
     broker.create_topic(topic_name, config={"max.message.bytes": largest})

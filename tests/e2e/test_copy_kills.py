@@ -1,9 +1,9 @@
-"""Death at any moment leaves a copy that the next run finishes exactly, at the source's offsets.
+"""A crash at any time leaves a replica that the next run finishes exactly, at the source's offsets.
 
-The mirror dies by SIGKILL at every named point of the way into a cluster, and at random moments
-while producers write; so do the brokers at both ends. In the end a clean run finishes, and kcat and
-aiokafka compare both clusters offset by offset. `LOGMIRROR_TEST_KILLS` says how often (`make
-nightly`: 50), `LOGMIRROR_TEST_SEED` repeats a run's choices.
+The mirror ends by SIGKILL at every failpoint of replication to a cluster, and at random times while
+producers write; so do the brokers at both ends. At the end a clean run finishes, and kcat and
+aiokafka compare both clusters offset by offset. `LOGMIRROR_TEST_KILLS` is the number of kills
+(`make nightly`: 50), `LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def crashed(brokers, tmp_path_factory):
     source.create_topic(SOURCE_TOPIC, partitions=2)
     for partition in range(2):
         messages = odd_messages(RECORDS, seed=partition)
-        if partition == 0:  # of today: several batches are on their way; the others go one by one
+        if partition == 0:  # current records: several batches are in flight; old ones go one by one
             messages = [message._replace(timestamp_ms=0) for message in messages]
         config = {"batch.num.messages": 20, "linger.ms": 5}
         produce(source.bootstrap, SOURCE_TOPIC, messages, partition=partition, config=config)
@@ -102,13 +102,13 @@ def die_at(death, mirror, folder):
 
 
 @pytest.mark.parametrize("death", DEATHS, ids="{0[0]}-{0[1]}".format)
-def test_after_a_death_at_a_point_the_next_run_finishes_the_copy_exactly(crashed, death):
+def test_after_a_crash_at_a_failpoint_the_next_run_finishes_exactly(crashed, death):
     for partition in range(2):
         found = partition_anomalies(crashed.source, crashed.copies[death], partition)
         assert found == [], partition
 
 
-def test_the_points_were_died_at_before_and_behind_what_they_stand_for(crashed):
+def test_each_failpoint_crashed_before_or_after_its_step(crashed):
     ends = {death: sum(found) for death, found in crashed.ends.items()}
 
     for point in ("plan.positions", "plan.dispatch", "fetch.answered", "produce.prepared"):

@@ -1,7 +1,7 @@
-"""What must stop a copy: the error names what happened, and nothing is written at a wrong offset.
+"""Conditions that stop replication: the error names the cause, no offset gets a wrong record.
 
-Each test makes one side something that a copy cannot go on with: trimmed, deleted and made again,
-written to by others. In this process, so that a test can choose the moment.
+Each test brings one side into a state that a replica cannot continue: trimmed, recreated, written
+to by others. The mirror runs in this process, so that a test can choose the time.
 """
 
 import pytest
@@ -77,7 +77,7 @@ def test_a_topic_is_not_copied_onto_itself(ends, topic_name):
 
 
 @both_ways
-def test_records_that_are_gone_before_they_were_copied_stop_the_copy(ends, mirror, topic_name):
+def test_records_deleted_before_they_were_copied_stop_the_mirror(ends, mirror, topic_name):
     source, destination = ends
     copy(mirror)
     fill(source, topic_name, 50, seed=2)
@@ -91,7 +91,7 @@ def test_records_that_are_gone_before_they_were_copied_stop_the_copy(ends, mirro
     assert rows(destination, topic_name) == before
 
 
-def test_what_is_copied_may_be_deleted_at_the_source(ends, mirror, topic_name):
+def test_copied_records_may_be_deleted_at_the_source(ends, mirror, topic_name):
     source, destination = ends
     copy(mirror)
     before = rows(destination, topic_name)
@@ -106,7 +106,7 @@ def test_what_is_copied_may_be_deleted_at_the_source(ends, mirror, topic_name):
 
 
 @both_ways
-def test_records_that_are_deleted_under_way_stop_the_copy(ends, mirror, topic_name, monkeypatch):
+def test_records_deleted_during_a_run_stop_the_mirror(ends, mirror, topic_name, monkeypatch):
     """The driver has seen them; when the executor asks they are gone."""
     source, destination = ends
     copy(mirror)
@@ -147,7 +147,7 @@ def at_point(monkeypatch, point, act, *, nth=1):
 
 
 @pytest.mark.parametrize(("count", "reason"), [(20, "SourceWentBackwards"), (80, "ContentDiffers")])
-def test_a_source_that_was_made_again_is_not_joined_to_the_old_copy(
+def test_a_recreated_source_does_not_continue_the_old_replica(
     ends, mirror, topic_name, count, reason
 ):
     source, destination = ends
@@ -163,7 +163,7 @@ def test_a_source_that_was_made_again_is_not_joined_to_the_old_copy(
 
 
 @both_ways
-def test_a_source_that_was_made_again_and_begins_where_the_copy_ends_is_not_joined_to_it(
+def test_a_recreated_source_that_starts_at_the_replicas_end_does_not_continue_it(
     ends, mirror, topic_name
 ):
     """Nothing can be compared: the copy itself says which topic it is of."""
@@ -182,7 +182,7 @@ def test_a_source_that_was_made_again_and_begins_where_the_copy_ends_is_not_join
 
 
 @both_ways
-def test_a_copy_goes_on_from_another_exact_copy(ends, mirror, topic_name):
+def test_a_replica_continues_from_another_exact_replica(ends, mirror, topic_name):
     """Equal records prove more than the name of a topic: the first source may be lost."""
     source, destination = ends
     second = f"{topic_name}-second"
@@ -204,7 +204,7 @@ def test_a_copy_goes_on_from_another_exact_copy(ends, mirror, topic_name):
 
 
 @both_ways
-def test_a_source_that_is_made_again_under_a_running_mirror_stops_it(ends, mirror, topic_name):
+def test_recreating_the_source_stops_a_running_mirror(ends, mirror, topic_name):
     source, destination = ends
 
     def while_running():
@@ -241,7 +241,7 @@ def make_again(broker, topic, count):
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_a_destination_with_records_of_others_is_not_written_to(ends, mirror, topic_name, count):
+def test_a_destination_with_foreign_records_is_refused(ends, mirror, topic_name, count):
     _, destination = ends
     destination.create_topic(topic_name)
     produce(destination.bootstrap, topic_name, [FOREIGN] * count)
@@ -255,7 +255,7 @@ def test_a_destination_with_records_of_others_is_not_written_to(ends, mirror, to
     assert rows(destination, topic_name) == before
 
 
-def test_a_destination_that_has_more_than_the_source_is_not_written_to(ends, mirror, topic_name):
+def test_a_destination_longer_than_its_source_is_refused(ends, mirror, topic_name):
     _, destination = ends
     destination.create_topic(topic_name)
     produce(destination.bootstrap, topic_name, [FOREIGN] * 51)
@@ -271,9 +271,7 @@ def test_a_destination_that_has_more_than_the_source_is_not_written_to(ends, mir
     assert rows(destination, topic_name) == before
 
 
-def test_a_destination_whose_last_record_alone_is_of_others_is_not_written_to(
-    ends, mirror, topic_name
-):
+def test_a_destination_whose_last_record_is_foreign_is_refused(ends, mirror, topic_name):
     source, destination = ends
     copy(mirror)
     produce(destination.bootstrap, topic_name, [FOREIGN])
@@ -288,7 +286,7 @@ def test_a_destination_whose_last_record_alone_is_of_others_is_not_written_to(
 
 @both_ways
 @pytest.mark.parametrize("nth", [1, 3])
-def test_a_record_of_others_meanwhile_is_seen_at_the_next_response(
+def test_a_foreign_record_is_detected_by_the_next_produce_response(
     ends, mirror, topic_name, monkeypatch, nth
 ):
     """It comes between the look and the send, where nothing can keep it out."""
@@ -317,7 +315,7 @@ def test_a_record_of_others_meanwhile_is_seen_at_the_next_response(
 
 
 @both_ways
-def test_a_record_of_others_while_a_running_mirror_waits_stops_it(ends, mirror, topic_name):
+def test_a_foreign_record_stops_an_idle_mirror(ends, mirror, topic_name):
     source, destination = ends
 
     def while_running():
@@ -335,7 +333,7 @@ def test_a_record_of_others_while_a_running_mirror_waits_stops_it(ends, mirror, 
         assert rows(destination, topic_name) == before
 
 
-def test_a_destination_whose_settings_would_break_the_copy_is_not_written_to(ends, topic_name):
+def test_a_destination_with_incompatible_settings_is_refused(ends, topic_name):
     source, destination = ends
     source.create_topic(topic_name, config={"max.message.bytes": 2 << 20})
     fill(source, topic_name, 5, seed=1)
@@ -350,7 +348,7 @@ def test_a_destination_whose_settings_would_break_the_copy_is_not_written_to(end
     assert rows(destination, topic_name) == []
 
 
-def test_a_copy_that_was_stopped_by_others_and_made_anew_is_exact(ends, mirror, topic_name):
+def test_a_recreated_destination_is_filled_exactly_after_foreign_records(ends, mirror, topic_name):
     source, destination = ends
     destination.create_topic(topic_name)
     produce(destination.bootstrap, topic_name, [FOREIGN])

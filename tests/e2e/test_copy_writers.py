@@ -1,9 +1,9 @@
-"""Two mirrors at one copy, one of them paused: whoever wakes up late changes nothing.
+"""Two mirrors of one replica, one of them paused: a zombie changes nothing when it resumes.
 
-One sort of topic holds records of today, so that the destination remembers who wrote them and
-refuses what does not continue the log; the other records of years ago, which the destination
-forgets within a second: there a deadline and the successor's patience must do. See
-docs/decisions/0004-kafka-destination.md.
+One kind of topic holds records of today, so that the destination keeps producer state and refuses
+batches that do not continue the log. The other holds records of years ago, whose producer state the
+destination drops within a second: there a deadline and the successor's waiting time must suffice.
+See docs/decisions/0004-kafka-destination.md.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ def growing(broker, topics):
         yield
 
 
-def test_a_mirror_that_stops_anywhere_and_wakes_up_late_changes_nothing(
+def test_a_mirror_paused_at_any_failpoint_changes_nothing_when_it_resumes(
     source, destination, tmp_path
 ):
     """Each stops at one moment of its way; one other takes all of their copies over."""
@@ -140,12 +140,12 @@ def test_a_mirror_that_stops_anywhere_and_wakes_up_late_changes_nothing(
         assert found == [], name
 
 
-# Between the last look at the clock and the kernel, where nothing of ours can look again
+# Between the last look at the clock and the kernel, where logmirror cannot check again
 
 
 @pytest.fixture(scope="module")
 def late(source, destination, tmp_path_factory):
-    """Two mirrors of old records that stopped there, went on when others had finished the copies.
+    """Two mirrors of old records, paused there and resumed after others had finished the replicas.
 
     One copy is at the embedded broker, which sweeps producers every ten minutes; the other at the
     broker that does so every second.
@@ -182,9 +182,7 @@ def late(source, destination, tmp_path_factory):
         yield runs, mirrors
 
 
-def test_the_successors_own_batches_keep_out_what_left_behind_the_last_look(
-    late, source, destination
-):
+def test_the_successors_batches_fence_requests_sent_after_the_last_check(late, source, destination):
     run, mirror = late[0]["remembered"], late[1]["remembered"]
     time.sleep(3)
     stop_cleanly(run)
@@ -194,7 +192,7 @@ def test_the_successors_own_batches_keep_out_what_left_behind_the_last_look(
     assert anomalies(destination.bootstrap, "remembered", source.bootstrap) == []
 
 
-def test_what_remains_is_seen_at_once_and_nothing_more_is_written(late, source, destination):
+def test_a_late_batch_is_detected_at_once_and_nothing_more_is_written(late, source, destination):
     """The destination has forgotten the successor, too: nothing can refuse the late batch."""
     run, mirror = late[0]["forgotten"], late[1]["forgotten"]
 
@@ -244,9 +242,7 @@ def test_two_mirrors_at_once_make_one_exact_copy(source, destination, tmp_path):
         assert anomalies(source.bootstrap, topic, destination.bootstrap) == [], topic
 
 
-def test_requests_that_wait_in_a_stopped_brokers_socket_come_late_and_change_nothing(
-    source, destination, tmp_path
-):
+def test_requests_delayed_in_a_paused_brokers_socket_change_nothing(source, destination, tmp_path):
     """The broker stops, the mirror dies, another begins, and then the broker reads on."""
     topics = {"socket-fresh": "fresh", "socket-old": "old"}
     for topic in topics:

@@ -1,10 +1,10 @@
-"""Whatever happens to an archive, `verify` says so: 10,000 times on a push, 100,000 in a night.
+"""`verify` reports every damage to an archive: 10,000 cases on a push, 100,000 in a night.
 
-Copies of a real topic with transactions, in every format, are damaged one way at a time
-(kit.runs.damage), with seeds. `verify --deep` must report each; `verify` alone each that names
-show. A flip that is not reported must change nothing: DuckDB and pyarrow read the same rows as
-before, with and without a filter that uses the footer's statistics, and the object's account of
-itself is the same, but for the name of its checksum.
+Archives of a real topic with transactions, in every format, are damaged in one way at a time
+(kit.runs.damage), with seeds. `verify --deep` must report each case; `verify` alone must report
+those that are visible in names. A flip that is not reported must change nothing: DuckDB and pyarrow
+read the same rows as before, with and without a filter that uses the footer's statistics, and the
+object's metadata is the same except for the name of its checksum.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def verify(form, chain, touched=None):
     return names, deep
 
 
-def is_told(report):
+def is_reported(report):
     return bool(report.problems or report.claimed or report.unwitnessed)
 
 
@@ -118,7 +118,7 @@ def rows_by_others(data, tmp_path):
 
 
 def is_harmless(form, before, after, found, tmp_path):
-    """Whether the damage changed nothing that anybody reads, by readers that are not ours."""
+    """Whether other readers read the same rows as before the damage."""
     if found.kind == "claim":
         return claims_by_others(before) == claims_by_others(after)
     [name] = found.touched
@@ -146,10 +146,10 @@ def claims_by_others(chain):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_sound_archive_is_proven_and_its_gaps_are_told(chains, form):
+def test_an_intact_archive_passes_and_its_gaps_are_reported(chains, form):
     names, deep = verify(form, chains[form, 0])
-    assert not is_told(names)
-    assert not is_told(deep)
+    assert not is_reported(names)
+    assert not is_reported(deep)
     assert len(chains[form, 0].objects) > 8
     assert all(name.endswith(EXTENSIONS[form]) for name in chains[form, 0].objects)
     assert deep.gap_counts["control"] > 5
@@ -160,21 +160,21 @@ def test_a_sound_archive_is_proven_and_its_gaps_are_told(chains, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_corruption_is_reported(chains, form, tmp_path, record_property):
     sound, foreign = chains[form, 0], chains[form, 1]
-    told, harmless = collections.Counter(), collections.Counter()
+    reported, harmless = collections.Counter(), collections.Counter()
     for number in range(ROUNDS // len(FORMATS)):
         found = damage.draw(random.Random(f"{form} {number}"), sound, foreign)
         names, deep = verify(form, found.chain, found.touched)
         if found.shows_in_names:
-            assert is_told(names), (number, found.kind, sorted(found.chain.objects))
-        if is_told(deep):
-            told[found.kind] += 1
+            assert is_reported(names), (number, found.kind, sorted(found.chain.objects))
+        if is_reported(deep):
+            reported[found.kind] += 1
         else:
             where = (number, found.kind, found.touched)
             assert found.kind in {"bit flip", "claim"}, where
             assert is_harmless(form, sound, found.chain, found, tmp_path), where
             harmless[found.kind] += 1
-    record_property("told", dict(told))
+    record_property("reported", dict(reported))
     record_property("harmless", dict(harmless))
-    print(form, dict(told), "harmless:", dict(harmless))  # noqa: T201  # shown with -s, or on failure
-    assert told.keys() == KINDS
-    assert harmless.total() < told.total() / 50
+    print(form, dict(reported), "harmless:", dict(harmless))  # noqa: T201  # shown with -s, or on failure
+    assert reported.keys() == KINDS
+    assert harmless.total() < reported.total() / 50

@@ -1,8 +1,8 @@
-"""Death at every named point of the data path loses, doubles and changes nothing.
+"""A crash at every failpoint of the data path loses, duplicates and changes nothing.
 
-For each point of `failpoints.POINTS` on the way into files a run dies there by SIGKILL; what it
-leaves behind shows that it was this point and no other. Each has folders of its own, so that one
-clean run over all of them must find every kind of remains and finish every copy.
+For each point of `failpoints.POINTS` on the path to files, a run ends there by SIGKILL; the files
+that it leaves show that it was this point and no other. Each point has its own directories, so that
+one clean run over all of them finds every kind of leftover and must finish every archive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POINTS = [
     for p in ALL_POINTS
     if p.split(".")[0] not in {"head", "hole", "produce", "translate", "compact"}
 ]
-"""Those on the way into files; copies in clusters have tests of their own."""
+"""Those of the path to files; test_copy_kills.py has those of replication to clusters."""
 
 TOPIC = "crash-points"
 
@@ -160,12 +160,12 @@ def recovered(crashed):
     return crashed
 
 
-def test_every_named_point_is_died_at():
+def test_every_failpoint_crashes():
     assert list(DEATHS) == list(POINTS)
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_death_at_a_point_leaves_what_the_point_promises(crashed, point):
+def test_a_crash_at_a_failpoint_leaves_the_documented_state(crashed, point):
     assert crashed.shown[point], crashed.remains[point]
 
 
@@ -178,7 +178,7 @@ def test_the_next_run_finishes_every_copy_exactly(recovered, point):
     assert files_below(root / ".logmirror" / "staged") == []
 
 
-def test_each_copy_that_was_finished_is_proven_by_verify(recovered):
+def test_verify_accepts_each_finished_archive(recovered):
     result = logmirror("verify", "--deep", "--against-source", "-c", recovered.config)
 
     assert result.returncode == 0, result.stdout

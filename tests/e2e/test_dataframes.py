@@ -1,8 +1,8 @@
-"""Archives as DataFrames: each row of every format is what the source's own clients see.
+"""Archives as DataFrames: in every format, the rows are those that the source's clients read.
 
-One Spark session reads archives that mirrors have written from Apache Kafka, with transactions,
-nulls, headers and holes; the judge is what aiokafka and kcat read from the source. The session is
-that of a user: none of our settings, on a machine with the package.
+One Spark session reads archives that mirrors wrote from Apache Kafka, with transactions, nulls,
+headers and offset gaps; aiokafka and kcat read the source for comparison. The session is that of a
+user: it has none of logmirror's settings, on a machine with the package.
 """
 
 from __future__ import annotations
@@ -156,13 +156,13 @@ def test_every_format_shows_what_the_source_shows(spark, archive, form):
     assert rows_of(frame, "frames") == truth(archive.source)
 
 
-def test_tasks_of_few_objects_know_how_transactions_end(spark, archive):
+def test_tasks_with_few_objects_resolve_transactions(spark, archive):
     frame = load(spark, archive.root, "native", maxPartitionBytes=20_000)
     assert frame.rdd.getNumPartitions() > 5
     assert rows_of(frame, "frames") == truth(archive.source)
 
 
-def test_who_asks_for_uncommitted_records_gets_those_of_aborted_transactions_too(spark, archive):
+def test_read_uncommitted_includes_aborted_transactions(spark, archive):
     committed = load(spark, archive.root, "native").count()
     everything = load(spark, archive.root, "native", isolationLevel="read_uncommitted").count()
     assert everything == committed + 150 + 60
@@ -180,7 +180,7 @@ def test_options_and_columns_choose_a_part(spark, archive, form):
     assert found == [(1, row.offset, row.value) for row in wanted]
 
 
-def test_filters_keep_objects_shut_where_spark_passes_them_on(spark, archive, tmp_path):
+def test_pushed_down_filters_skip_objects(spark, archive, tmp_path):
     form = "ndjson"
     shutil.copytree(archive.root / form, tmp_path / form)
     first = tmp_path / form / "1" / object_names(tmp_path / form / "1")[0]
@@ -205,7 +205,7 @@ def test_filters_keep_objects_shut_where_spark_passes_them_on(spark, archive, tm
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_wrong_with_an_archive_ends_the_query(spark, archive, form, tmp_path):
+def test_a_damaged_archive_fails_the_query(spark, archive, form, tmp_path):
     shutil.copytree(archive.root / form, tmp_path / form)
     shutil.copytree(archive.root / ".logmirror", tmp_path / ".logmirror")
     folder = tmp_path / form / "1"
@@ -229,16 +229,14 @@ def test_what_is_wrong_with_an_archive_ends_the_query(spark, archive, form, tmp_
         load(spark, tmp_path, form).count()
 
 
-def test_a_wrong_option_is_told_with_what_to_do(spark, archive):
+def test_a_wrong_option_is_reported_with_a_hint(spark, archive):
     with pytest.raises(PySparkException, match="hint: did you mean `root`"):
         spark.read.format("logmirror").option("roott", "/archive").load().count()
     with pytest.raises(PySparkException, match=r"exactly one destination.*native, ndjson, parquet"):
         spark.read.format("logmirror").load(str(archive.root)).count()
 
 
-def test_an_archive_that_grows_and_is_compacted_meanwhile_shows_a_whole_beginning(
-    spark, own_kafka, tmp_path
-):
+def test_an_archive_that_grows_and_is_compacted_shows_a_complete_prefix(spark, own_kafka, tmp_path):
     topic = own_kafka.create_topic("frames-grow")
     mirrors = [
         mirror(topic, own_kafka.bootstrap, tmp_path, form=form, max_bytes=2_000) for form in FORMATS
@@ -259,7 +257,7 @@ def test_an_archive_that_grows_and_is_compacted_meanwhile_shows_a_whole_beginnin
             assert rows_of(load(spark, tmp_path, form), topic) == {0: rows}, form
 
 
-def test_of_snapshots_the_newest_is_the_table(spark, own_kafka, tmp_path):
+def test_the_newest_snapshot_is_the_table(spark, own_kafka, tmp_path):
     topic = own_kafka.create_topic("frames-table", config={"cleanup.policy": "compact"})
     more = {"compaction": "log", "snapshots": "keep-all", "name": "table"}
     config = write_config(tmp_path / "c.json", mirror(topic, own_kafka.bootstrap, tmp_path, **more))
@@ -285,7 +283,7 @@ def test_of_snapshots_the_newest_is_the_table(spark, own_kafka, tmp_path):
         load(spark, tmp_path, "table", startingOffset=3).count()
 
 
-def test_a_bucket_is_read_and_its_keys_stand_in_no_plan(spark, archive, tmp_path, capfd):
+def test_a_bucket_is_read_and_no_plan_shows_its_keys(spark, archive, tmp_path, capfd):
     with S3Server(tmp_path / "s3") as server:
         bucket = server.new_bucket()
         shutil.copytree(archive.root / "native", server.files(bucket) / "deep" / "native")
@@ -309,7 +307,7 @@ def test_a_bucket_is_read_and_its_keys_stand_in_no_plan(spark, archive, tmp_path
     assert server.secret_key not in shown.out + shown.err + str(caught.value)
 
 
-def patiently(act):
+def with_retries(act):
     """Spark gives the process that plans a stream ten seconds to start: few for a busy machine."""
     for _ in range(4):
         try:
@@ -322,7 +320,7 @@ def patiently(act):
 
 def stream(spark, root, form, folder, **options):
     """Run a stream to what is there now."""
-    return patiently(lambda: _stream(spark, root, form, folder, options))
+    return with_retries(lambda: _stream(spark, root, form, folder, options))
 
 
 def _stream(spark, root, form, folder, options):
@@ -341,7 +339,7 @@ def _stream(spark, root, form, folder, options):
     return query.recentProgress
 
 
-def test_a_stream_goes_on_where_its_checkpoint_stands(spark, own_kafka, tmp_path):
+def test_a_stream_resumes_at_its_checkpoint(spark, own_kafka, tmp_path):
     topic = own_kafka.create_topic("frames-stream", partitions=2)
     one = mirror(topic, own_kafka.bootstrap, tmp_path, form="native", max_bytes=4_000)
     config = write_config(tmp_path / "config.json", one)
@@ -370,7 +368,7 @@ def test_the_page_works_by_copy_and_paste(spark, archive, tmp_path):
             continue
         code = block.replace('"/archive"', repr(str(tmp_path / "archive")))
         code = code.replace('"/tables', f'"{tmp_path}/tables').replace("2-3", "1")
-        patiently(lambda code=code: exec(compile(code, str(PAGE), "exec"), names))
+        with_retries(lambda code=code: exec(compile(code, str(PAGE), "exec"), names))
     assert names["spark"] is spark or names["spark"].sparkContext is spark.sparkContext
     rows = sum(len(archive.source.rows(partition)) for partition in range(2))
     assert names["orders"].count() == rows

@@ -1,8 +1,8 @@
-"""A disk that fails for a while holds its flows up and costs nothing: they go on when it is well.
+"""A disk that fails for a while delays its flows and loses nothing; they resume afterwards.
 
-Method: the whole service in this process, over a topic that grows, with the system calls of its
-stores failing as a disk does, one kind after the other. What lies there at the end is judged by
-independent readers.
+Method: the whole service runs in this process, over a topic that grows, while the system calls of
+its stores fail as those of a faulty disk, one kind after the other. Independent readers check the
+result.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from kit.runs.writer import writing
 from logmirror.app.run import build_service
 from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
-from logmirror.stores.filesystem import Syscalls
+from logmirror.stores.syscalls import Syscalls
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
 
@@ -36,7 +36,7 @@ FAULTS = [
 
 
 class Disk:
-    """Fails the calls of a name while it is told to."""
+    """Fails the calls of a name while `failing` is set."""
 
     def __init__(self, monkeypatch):
         self.call, self.code, self.is_short = "", 0, False
@@ -66,7 +66,7 @@ def serving(config):
         def run():
             try:
                 service.run()
-            except BaseException as error:  # noqa: BLE001  # told below
+            except BaseException as error:  # noqa: BLE001  # reported below
                 errors.append(error)
 
         thread = threading.Thread(target=run)
@@ -81,7 +81,7 @@ def serving(config):
         assert not thread.is_alive()
 
 
-def test_each_way_in_which_a_disk_fails_is_waited_out(cli_broker, tmp_path, monkeypatch, caplog):
+def test_each_disk_fault_is_retried_until_it_passes(cli_broker, tmp_path, monkeypatch, caplog):
     topic = cli_broker.create_topic("disk-faults")
     limits = {"max_time_ms": 100, "max_bytes": 15_000}
     mirrors = (mirror(topic, cli_broker.bootstrap, tmp_path, form=f, **limits) for f in FORMATS)

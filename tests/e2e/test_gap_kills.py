@@ -1,10 +1,10 @@
-"""Death in the middle of holes: the next run finishes the copy, every offset in its place.
+"""Crashes while offset gaps are filled: the next run finishes, every record at its offset.
 
-The mirror dies by SIGKILL twenty times at the named points of the way over a hole and of a missing
-head, in a topic that is trimmed, compacted and full of transactions, and at random moments while
-transactions are written; into a destination that grants markers, and into one that does not. Then
-the brokers of a destination are restarted one after the other. The judge is Apache Kafka's console
-consumer, as in test_holes. `LOGMIRROR_TEST_KILLS` says how often at random (`make nightly`: 50),
+The mirror ends by SIGKILL twenty times at the failpoints of gaps and of a missing head, in a topic
+that is trimmed, compacted and full of transactions, and at random times while transactions are
+written; once with a destination that allows markers, once with one that does not. Then the brokers
+of a destination are restarted one after the other. Apache Kafka's console consumer decides, as in
+test_gaps. `LOGMIRROR_TEST_KILLS` is the number of random kills (`make nightly`: 50),
 `LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
@@ -44,7 +44,7 @@ from logmirror.failpoints import POINTS, VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("e2e-hole-kills"), pytest.mark.timeout(1200)]
 
-SOURCE, GUARDED = "4.3.1", "3.9.2"
+SOURCE, RESTRICTED = "4.3.1", "3.9.2"
 WAYS = ("markers", "transactions")
 
 
@@ -55,8 +55,8 @@ def source(kafka_431):
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
-    broker = secured_kafka(GUARDED, tmp_path_factory.mktemp("guarded"))
+def restricted(tmp_path_factory):
+    broker = secured_kafka(RESTRICTED, tmp_path_factory.mktemp("restricted"))
     try:
         yield broker.start()
     finally:
@@ -64,11 +64,11 @@ def guarded(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def destinations(source, guarded):
-    """By way of making holes: the broker, and how a mirror reaches it."""
+def destinations(source, restricted):
+    """By kind of gap filling: the broker, and how a mirror reaches it."""
     return {
         "markers": (source, source.bootstrap, {}),
-        "transactions": (guarded, guarded.address("SASL"), {"properties": CREDENTIALS}),
+        "transactions": (restricted, restricted.address("SASL"), {"properties": CREDENTIALS}),
     }
 
 
@@ -171,15 +171,15 @@ def write_points(bootstrap, partition):
     plain.send(plain_messages(60, seed=partition, keys=5, start_ms=now_ms))
 
 
-def test_every_point_of_gaps_and_heads_is_died_at():
+def test_every_failpoint_of_gaps_and_heads_crashes():
     wanted = [point for point in POINTS if point.split(".")[0] in {"hole", "head"}]
 
     assert list(dict.fromkeys(point for point, _ in DEATHS)) == wanted
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_death_leaves_what_its_point_promises(crashed, way):
-    # The first hole: a marker and an aborted transaction with its own. The second: a marker. The
+def test_a_crash_leaves_the_state_that_its_failpoint_documents(crashed, way):
+    # The first gap: a marker and an aborted transaction with its own. The second: a marker. The
     # third: what the cleaner left out.
     begin, end, second = 30, 35, 53
     left = {DEATHS[number]: crashed[way, number] for w, number in crashed if w == way}
@@ -191,7 +191,7 @@ def test_a_death_leaves_what_its_point_promises(crashed, way):
     assert left["hole.begin", 2] == (HEAD, second - 1)
     assert left["hole.filled", 2] == (HEAD, second)
     assert left["hole.filled", 3][1] > 63
-    if way == "markers":  # all of a hole at once, as far as the source was read
+    if way == "markers":  # a whole gap at once, as far as the source was read
         assert begin < left["hole.marked", 1][1] <= end
         assert begin < left["hole.marked", 2][1] <= second
     else:  # one by one; the last one is promised and may still come
@@ -201,7 +201,7 @@ def test_a_death_leaves_what_its_point_promises(crashed, way):
 
 
 @pytest.mark.usefixtures("crashed")
-def test_the_next_run_finishes_what_all_of_them_left(source, destinations):
+def test_the_next_run_finishes_after_all_crashes(source, destinations):
     copy(*(mirror_of(destinations, POINTS_TOPIC, way) for way in WAYS))
 
     copies = [(destinations[way][0], target_of(POINTS_TOPIC, way)) for way in WAYS]
@@ -250,11 +250,11 @@ def cluster(tmp_path):
         yield cluster
 
 
-def test_brokers_restarted_one_by_one_spoil_nothing_unseen(source, cluster, monkeypatch):
-    """A broker that is restarted while it writes a marker may write it twice; that must be found.
+def test_a_rolling_restart_of_brokers_causes_no_undetected_anomaly(source, cluster, monkeypatch):
+    """A broker that is restarted while it writes a marker may write it twice, which must be found.
 
-    For each partition: the copy is exact, or the mirror has stopped because a log ends beyond a
-    hole, and every record that is there stands where the source has it.
+    For each partition: the replica is exact, or the mirror has stopped because a log ends beyond a
+    gap, and every record of the replica has the source's offset.
     """
     monkeypatch.setattr(Admin, "may_write_markers", lambda _: False)
     topic, partitions = "hole-restarts", 4

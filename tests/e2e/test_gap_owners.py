@@ -1,7 +1,7 @@
-"""Several writers of holes: one fills a hole, and what another still has in hand comes too late.
+"""Several writers of offset gaps: one fills a gap; pending writes of the other come too late.
 
-Two that are awake, one that was paused, one that is silent, and somebody who writes a marker too
-many; Apache Kafka, both releases, and the embedded broker where owners are not needed.
+Two running writers, one that was paused, one that is silent, and a client that writes an extra
+marker; against both releases of Apache Kafka, and the embedded broker where gaps need no owner.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def end_of(client, partition):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_markers_of_a_writer_that_was_paused_are_refused(
-    brokers, client, kind, topic_name, monkeypatch
-):
+def test_markers_of_a_paused_writer_are_refused(brokers, client, kind, topic_name, monkeypatch):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     paused, other = GapWriter(client), GapWriter(client)
@@ -78,15 +76,13 @@ def test_markers_of_a_writer_that_was_paused_are_refused(
 
     assert caught.value.facts["error"] == "TRANSACTION_COORDINATOR_FENCED"
     assert end_of(client, partition) == 2
-    # A clock that is behind keeps nobody out for long: the next try goes beyond what was seen.
+    # A clock that is behind fences others only briefly: the next try goes beyond what was seen.
     paused.fill(partition, 2, 5, **NAME, verified_ms=verified_ms)
     assert end_of(client, partition) == 5
 
 
 @pytest.mark.parametrize("kind", VERSIONS[-1:])
-def test_of_two_writers_that_are_awake_the_later_one_finds_the_gap_filled(
-    brokers, client, kind, topic_name
-):
+def test_the_second_of_two_running_writers_finds_the_gap_filled(brokers, client, kind, topic_name):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     verified_ms = SYSTEM_CLOCK.monotonic_ms() - 50
@@ -103,9 +99,7 @@ ROUNDS = 8
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_of_two_writers_at_one_gap_at_the_same_moment_one_fills_it(
-    brokers, kind, topic_name, monkeypatch
-):
+def test_one_of_two_concurrent_writers_fills_a_gap(brokers, kind, topic_name, monkeypatch):
     monkeypatch.setattr(gap_leases, "SEND_DEADLINE_MS", 500)
     monkeypatch.setattr(gap_leases, "QUIESCE_MS", 2000)
     settings = connection_settings(brokers[kind].bootstrap, {})
@@ -133,7 +127,7 @@ def test_of_two_writers_at_one_gap_at_the_same_moment_one_fills_it(
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_the_gaps_of_an_owner_that_is_silent_are_taken_over_after_its_time(
+def test_the_gaps_of_a_silent_owner_are_taken_over_after_its_timeout(
     brokers, client, kind, topic_name, monkeypatch
 ):
     monkeypatch.setattr(gap_leases, "LEASE_TIMEOUT_MS", 600)
@@ -161,7 +155,7 @@ def test_the_gaps_of_an_owner_that_is_silent_are_taken_over_after_its_time(
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_two_writers_of_empty_transactions_take_the_ids_from_each_other(
+def test_two_writers_of_empty_transactions_fence_each_other(
     brokers, client, kind, topic_name, monkeypatch
 ):
     monkeypatch.setattr(client.admin, "may_write_markers", lambda: False)
@@ -180,7 +174,7 @@ def test_two_writers_of_empty_transactions_take_the_ids_from_each_other(
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_an_add_that_comes_late_begins_no_transaction_behind_the_gap(
+def test_a_late_add_partitions_request_begins_no_transaction_after_the_gap(
     brokers, client, kind, topic_name, monkeypatch
 ):
     """It would be left open, and end with a marker in the place of a record."""
@@ -203,13 +197,13 @@ def test_an_add_that_comes_late_begins_no_transaction_behind_the_gap(
 
 @pytest.fixture(params=["markers", "transactions"])
 def writer(request, client, monkeypatch):
-    """A writer of holes that may write markers, or may not."""
+    """A writer of gaps that may write markers, or may not."""
     monkeypatch.setattr(client.admin, "may_write_markers", lambda: request.param == "markers")
     return GapWriter(client)
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_a_marker_too_many_is_found_before_anything_else_is_written(
+def test_an_extra_marker_is_found_before_anything_else_is_written(
     brokers, writer, kind, topic_name
 ):
     brokers[kind].create_topic(topic_name)
@@ -226,7 +220,7 @@ def test_a_marker_too_many_is_found_before_anything_else_is_written(
     assert (facts["reason"], facts["expected"], facts["found"]) == ("HoleTooLong", 2, 3)
 
 
-# A hole to one, a batch to another: the source was cleaned between two readings
+# One reads a gap, the other a batch: the source was cleaned between two readings
 
 
 def one_batch(partition, count, *, epoch, sequence):
@@ -238,9 +232,7 @@ def one_batch(partition, count, *, epoch, sequence):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_that_were_on_their_way_before_a_fence_are_refused_behind_it(
-    brokers, client, kind, topic_name
-):
+def test_batches_in_flight_before_a_fence_are_refused_after_it(brokers, client, kind, topic_name):
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
 
@@ -255,7 +247,7 @@ def test_batches_that_were_on_their_way_before_a_fence_are_refused_behind_it(
     assert write(5, epoch=0, sequence=0) == (0, 0)
     writer = GapWriter(client)
     assert not writer.fill(partition, 5, 8, **NAME, verified_ms=0)
-    assert write(2, epoch=0, sequence=5) == (0, 8), "most holes leave the data's sequence alone"
+    assert write(2, epoch=0, sequence=5) == (0, 8), "most gaps leave the data's sequence alone"
 
     assert writer.fill(partition, 10, 13, **NAME, verified_ms=0, new_epoch=1)
 
@@ -273,7 +265,7 @@ def test_batches_that_were_on_their_way_before_a_fence_are_refused_behind_it(
     assert [row.offset for row in rows] == [*range(5), 8, 9, *range(13, 22)]
 
 
-def test_a_batch_in_hand_whose_records_the_cleaner_takes_meanwhile_is_refused(brokers, tmp_path):
+def test_a_pending_batch_whose_records_were_compacted_meanwhile_is_refused(brokers, tmp_path):
     """One stops with it; another fills its place, and stops before it has written behind it."""
     source, destination, topic = brokers["4.3.1"], brokers["3.9.2"], "cleaned-meanwhile"
     source.create_topic(topic, config=COMPACTED)
@@ -298,7 +290,7 @@ def test_a_batch_in_hand_whose_records_the_cleaner_takes_meanwhile_is_refused(br
             end = log_bounds(destination.bootstrap, topic, 0)[1]
             assert end > 30, "its place is taken"
             late.signal(signal.SIGCONT)
-            time.sleep(2)  # it is refused, then looks and goes on behind the hole
+            time.sleep(2)  # it is refused, then checks and continues after the gap
             source_end = log_bounds(source.bootstrap, topic, 0)[1]
             assert log_bounds(destination.bootstrap, topic, 0)[1] in range(end, source_end + 1)
             other.signal(signal.SIGCONT)

@@ -1,9 +1,9 @@
-"""Offsets without a record keep their places: what follows a hole stands where the source has it.
+"""Offsets without a record keep their places: records after a gap have the source's offsets.
 
-Holes are made as in practice: by transactions of real producers, by Kafka's own cleaner, by
-DeleteRecords. The judge is Apache Kafka's console consumer (read_committed) on both sides: it must
-print the same, offset by offset, and both logs must begin and end alike. Destinations that grant
-WriteTxnMarkers get markers, others empty transactions.
+Gaps arise as in practice: from transactions of real producers, Kafka's log cleaner and
+DeleteRecords. Apache Kafka's console consumer (read_committed) must print the same for both sides,
+offset by offset, and both logs must begin and end at the same offsets. Destinations that allow
+WriteTxnMarkers get markers, others get empty transactions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.xdist_group("e2e-holes"), pytest.mark.timeout(600)]
 KINDS = (*VERSIONS, BrokerCommand.version)
 PAIRS = tuple(product(VERSIONS, KINDS))
 HEAD = 1_200_000
-"""More than two of our filler batches."""
+"""More than two padding batches."""
 
 PRODUCER = producer_id("t", 0, None)
 PARTITIONS = {"kept": 4, "cleaned": 3}
@@ -113,9 +113,9 @@ def fill(origin):
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
+def restricted(tmp_path_factory):
     """Brokers that grant the mirror what its documentation asks for, and no right to markers."""
-    made = {v: secured_kafka(v, tmp_path_factory.mktemp(f"guarded-{v}")) for v in VERSIONS}
+    made = {v: secured_kafka(v, tmp_path_factory.mktemp(f"restricted-{v}")) for v in VERSIONS}
     try:
         yield {version: broker.start() for version, broker in made.items()}
     finally:
@@ -172,7 +172,7 @@ def copied(brokers, origins):
 
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-to-".join)
-def test_the_console_consumer_prints_the_same_of_source_and_copy(copied, pair, name):
+def test_the_console_consumer_prints_the_same_for_source_and_replica(copied, pair, name):
     origin, kind = pair
     truth, found = copied[origin, "", name], copied[origin, kind, name]
 
@@ -218,9 +218,9 @@ def test_a_second_run_finds_nothing_to_do(copied, brokers, origins):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_documented_permissions_suffice_and_gaps_are_empty_transactions(
-    copied, origins, guarded, version
+    copied, origins, restricted, version
 ):
-    origin, broker = origins[VERSIONS[1 - VERSIONS.index(version)]], guarded[version]
+    origin, broker = origins[VERSIONS[1 - VERSIONS.index(version)]], restricted[version]
     targets = {name: origin.topic(name) + "-copy" for name in PARTITIONS}
     allow_copies(broker, targets.values())
 
@@ -243,7 +243,7 @@ def test_documented_permissions_suffice_and_gaps_are_empty_transactions(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_where_it_is_allowed_gaps_are_markers_of_our_own(copied, brokers, origins, version):
+def test_gaps_are_filled_with_markers_where_permitted(copied, brokers, origins, version):
     origin = origins[version]
     topic = origin.topic("kept") + "-copy"
     with ClusterClient(connection_settings(origin.broker.bootstrap, {})) as client:
@@ -255,9 +255,9 @@ def test_where_it_is_allowed_gaps_are_markers_of_our_own(copied, brokers, origin
 
 
 @pytest.fixture
-def limited(guarded, version):
+def limited(restricted, version):
     """A client of the mirror's user."""
-    address = guarded[version].address("SASL")
+    address = restricted[version].address("SASL")
     with ClusterClient(connection_settings(address, CREDENTIALS)) as client:
         yield client
 
@@ -267,30 +267,30 @@ def producers_of_markers(broker, topic):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_markers_that_are_refused_after_all_become_empty_transactions(
-    guarded, limited, version, topic_name, monkeypatch
+def test_refused_markers_are_replaced_by_empty_transactions(
+    restricted, limited, version, topic_name, monkeypatch
 ):
     monkeypatch.setattr(limited.admin, "may_write_markers", lambda: True)
-    guarded[version].create_topic(topic_name)
-    allow_copies(guarded[version], [topic_name])
+    restricted[version].create_topic(topic_name)
+    allow_copies(restricted[version], [topic_name])
 
     GapWriter(limited).fill(TopicPartition(topic_name, 0), 0, 5, verified_ms=0, producer=PRODUCER)
 
-    assert log_bounds(guarded[version].bootstrap, topic_name, 0) == (0, 5)
-    assert max(producers_of_markers(guarded[version], topic_name)) < 1 << 40
+    assert log_bounds(restricted[version].bootstrap, topic_name, 0) == (0, 5)
+    assert max(producers_of_markers(restricted[version], topic_name)) < 1 << 40
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_who_may_alter_the_cluster_may_write_markers(guarded, limited, version, topic_name):
-    guarded[version].create_topic(topic_name)
-    allow_copies(guarded[version], [topic_name])
+def test_alter_permission_on_the_cluster_allows_markers(restricted, limited, version, topic_name):
+    restricted[version].create_topic(topic_name)
+    allow_copies(restricted[version], [topic_name])
 
-    with allowed_on_cluster(guarded[version], "ALTER"):  # includes Describe
+    with allowed_on_cluster(restricted[version], "ALTER"):  # includes Describe
         GapWriter(limited).fill(
             TopicPartition(topic_name, 0), 0, 5, verified_ms=0, producer=PRODUCER
         )
 
-    assert producers_of_markers(guarded[version], topic_name) == {marker_producer_id(PRODUCER)}
+    assert producers_of_markers(restricted[version], topic_name) == {marker_producer_id(PRODUCER)}
 
 
 # Open transactions
@@ -351,7 +351,7 @@ def compacted(broker, topic):
     ("make", "offset", "cause"),
     [(aborted, 10, "aborted"), (committed, 15, "control"), (compacted, 10, "compacted")],
 )
-def test_gaps_that_are_not_wanted_stop_the_copy_before_the_first(brokers, make, offset, cause):
+def test_the_fail_policy_stops_before_the_first_gap(brokers, make, offset, cause):
     source, destination = brokers["4.3.1"], brokers["3.9.2"]
     topic = f"refused-{cause}"
     source.create_topic(topic, config=COMPACTED if make is compacted else {})
@@ -370,7 +370,7 @@ def test_gaps_that_are_not_wanted_stop_the_copy_before_the_first(brokers, make, 
     assert rows == list(rows_by_librdkafka(source.bootstrap, topic))[:offset]
 
 
-def test_a_head_that_is_not_wanted_stops_the_copy_before_anything_is_written(brokers):
+def test_the_fail_policy_stops_before_a_missing_head(brokers):
     source, destination, topic = brokers["4.3.1"], brokers["3.9.2"], "refused-head"
     source.create_topic(topic)
     Writer(source.bootstrap, topic).send(plain_messages(10, seed=2))
@@ -384,7 +384,7 @@ def test_a_head_that_is_not_wanted_stops_the_copy_before_anything_is_written(bro
     assert log_bounds(destination.bootstrap, topic, 0) == (0, 0)
 
 
-def test_a_record_that_lost_its_place_to_a_marker_is_found_at_the_next_start(brokers):
+def test_a_record_displaced_by_a_marker_is_found_at_the_next_start(brokers):
     source, destination, topic = brokers["3.9.2"], brokers["4.3.1"], "overtaken"
     source.create_topic(topic)
     committed(source, topic)

@@ -1,4 +1,4 @@
-"""deploy/install.sh: what it installs copies on Spark, as a user who may write only the copy.
+"""deploy/install.sh: the installed program copies on Spark, as a user without other rights.
 
 Everything is downloaded, built and installed, which takes minutes: at night only.
 """
@@ -22,7 +22,7 @@ from kit.servers.machine import program
 pytestmark = [pytest.mark.timeout(1500)]
 
 SCRIPT: Final = Path(__file__).resolve().parents[2] / "deploy" / "install.sh"
-NOBODY: Final = 65534
+UNPRIVILEGED: Final = 65534
 
 
 def allow_writing(folder: Path, *, is_allowed: bool) -> None:
@@ -33,10 +33,10 @@ def allow_writing(folder: Path, *, is_allowed: bool) -> None:
 
 
 def another_user() -> list[str]:
-    """What runs a command as nobody, where we are allowed to."""
+    """The prefix that runs a command as an unprivileged user, if permitted."""
     if os.getuid() != 0:
         return []
-    ids = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    ids = [f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"]
     return [program("setpriv"), *ids, "--no-new-privs"]
 
 
@@ -71,7 +71,7 @@ def test_what_the_script_installs_runs_on_spark_as_another_user(kafka_431):
             folder / "mirror.yaml", mirror(topic, kafka_431.bootstrap, own / "archive")
         )
         if as_other:
-            os.chown(own, NOBODY, NOBODY)
+            os.chown(own, UNPRIVILEGED, UNPRIVILEGED)
         done = subprocess.run(
             [*as_other, installed / "bin/logmirror", "run", "--until-now", "-c", config],
             env={

@@ -1,11 +1,11 @@
-"""`kill -9` at random moments while a producer writes: nothing is lost or doubled.
+"""`kill -9` at random times while a producer writes: nothing is lost or duplicated.
 
-One mirror service after the other copies a topic that grows all the time, in all formats, with
-limits so small that objects appear several times a second; each is killed, and the next begins at
-once, so that it meets what the dead one was in the middle of. In the end a clean run finishes and
-an independent checker compares. Half of the kills are against Apache Kafka as source, half against
-the embedded broker. `LOGMIRROR_TEST_KILLS` says how often (`make nightly`: 50, all of them on
-Spark), `LOGMIRROR_TEST_SEED` repeats a run's choices.
+One mirror service after the other copies a growing topic in all formats, with limits so small that
+objects appear several times a second. Each is killed, and the next starts at once, so that it finds
+the unfinished work of the last. At the end a clean run finishes and an independent checker
+compares. Half of the kills have Apache Kafka as the source, half the embedded broker.
+`LOGMIRROR_TEST_KILLS` is the number of kills (`make nightly`: 50, all of them on Spark),
+`LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Executors and drivers of a real cluster die, and tasks finish twice: the copies stay exact.
+"""Executors and drivers of a real cluster fail, and tasks finish twice: the archives stay exact.
 
-Spark's `local-cluster` has a master and executors in processes of their own. One executor is killed
-while an object is under construction; another is stopped, so that Spark runs its task elsewhere,
-and woken, so that it finishes too; then the driver is killed, and another run begins at once beside
-the executors that it has left. `make nightly` does the first two ten times.
+Spark's `local-cluster` runs a master and executors in separate processes. One executor is killed
+while it writes an object. Another is stopped, so that Spark runs its task elsewhere, and continued,
+so that it finishes too. Then the driver is killed, and another run starts at once beside the
+executors that it left. `make nightly` does the first two ten times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTITIONS = 2
 SPARK = {
     "spark.executor.memory": "512m",
     "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-    # An executor that is silent for so long is lost: its task runs again while it may wake up.
+    # An executor without a heartbeat for so long is lost: its task runs again, and it may resume.
     "spark.executor.heartbeatInterval": "1s",
     "spark.network.timeout": "8s",
     "spark.network.timeoutInterval": "1s",
@@ -88,7 +88,7 @@ def wait_for_more(run: Run, archive: Path, count: int = 12) -> None:
 
 
 def kill_one(run: Run, archive: Path) -> None:
-    """Its Python workers may go on for a moment, beside the retry."""
+    """Its Python workers may continue for a moment, beside the retry."""
     busy_executor(run, archive).kill()
     wait_for_more(run, archive)
     wait_until(lambda: len(executors(run)) == 2, what=lambda: f"a new executor:\n{run.text}")
@@ -109,9 +109,7 @@ def let_one_sleep(run: Run, archive: Path) -> None:
     wait_for_more(run, archive)
 
 
-def test_executors_and_drivers_that_are_lost_and_tasks_that_finish_twice_change_nothing(
-    cli_broker, tmp_path
-):
+def test_lost_executors_lost_drivers_and_duplicate_tasks_change_nothing(cli_broker, tmp_path):
     cli_broker.create_topic("lost", partitions=PARTITIONS)
     archive = tmp_path / "archive"
     limits = {"max_time_ms": 100, "max_bytes": 15_000}

@@ -1,8 +1,8 @@
-"""The main job, end to end: what any source holds is in the files, and nothing else.
+"""The main path, end to end: the files hold what the source holds, and nothing else.
 
-The same bodies over Apache Kafka 3.9.2 and 4.3.1 and over the embedded broker. Each source gets
-records that a copy may get wrong, in batches of every codec and of several producers; the command
-line copies them once into all three formats, and each test looks at the result from another side.
+The same tests run over Apache Kafka 3.9.2 and 4.3.1 and over the embedded broker. Each source gets
+records that are hard to copy, in batches of every codec and of several producers. The command line
+copies them once to all three formats, and each test checks another aspect of the result.
 """
 
 import json

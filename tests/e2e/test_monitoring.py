@@ -1,8 +1,8 @@
-"""Alert rules and dashboard: right, naming only what exists, and taken by a real Prometheus.
+"""Alert rules and dashboard: they name existing metrics, and a real Prometheus accepts them.
 
 Method: promtool checks the rules and runs their unit tests. One Prometheus scrapes one real run and
-is asked every expression of the dashboard and of the rules; its own formatter parses them before
-names are taken out of them and looked up in the catalogue.
+evaluates every expression of the dashboard and of the rules. Its own formatter parses them, before
+names are extracted and looked up in the catalogue.
 """
 
 import importlib.util
@@ -99,13 +99,13 @@ def test_panels_do_not_overlap_and_each_has_a_query():
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-def test_prometheus_s_own_tool_takes_the_rules():
+def test_promtool_accepts_the_rules():
     result = promtool("check", "rules", RULES)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{len(rules())} rules found" in result.stdout
 
 
-def test_each_alert_fires_when_it_should_and_keeps_quiet_when_it_should():
+def test_each_alert_fires_and_stays_silent_as_specified():
     result = promtool("test", "rules", UNIT_TESTS)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -170,7 +170,7 @@ def scraped(cli_broker, tmp_path_factory):
             assert run.wait() == 0
 
 
-def test_each_expression_of_the_dashboard_gives_what_it_promises(scraped):
+def test_each_dashboard_expression_returns_data(scraped):
     prometheus, _ = scraped
     for title, number, expression in dashboard_queries():
         found = prometheus.query(expression)
@@ -178,7 +178,7 @@ def test_each_expression_of_the_dashboard_gives_what_it_promises(scraped):
         assert bool(found) != is_empty, (title, expression, found)
 
 
-def test_rules_are_evaluated_and_a_healthy_run_rings_no_alarm(scraped):
+def test_a_healthy_run_fires_no_alert(scraped):
     prometheus, _ = scraped
     (group,) = prometheus.api("rules")["groups"]
 
@@ -193,7 +193,7 @@ def test_rules_are_evaluated_and_a_healthy_run_rings_no_alarm(scraped):
     assert prometheus.query("logmirror_ready == 1")
 
 
-def test_every_metric_and_label_that_is_named_exists(scraped):
+def test_every_named_metric_and_label_exists(scraped):
     prometheus, _ = scraped
     known = known_names()
     expressions = [expression for _, _, expression in dashboard_queries()]
@@ -209,7 +209,7 @@ def test_every_metric_and_label_that_is_named_exists(scraped):
     assert len(used) > 20
 
 
-def test_names_are_found_wherever_they_stand(scraped):
+def test_metric_names_are_found_in_every_expression(scraped):
     prometheus, _ = scraped
     expression = (
         'sum by (a, b) (rate(one_total{c="x", d=~"y{"}[5m])) / on (e) group_left (f) '

@@ -1,9 +1,9 @@
-"""Executors that have nothing but a packed environment copy exactly, however the driver starts.
+"""Executors that have only a packed environment copy exactly, however the driver starts.
 
 A cluster of Spark's own master and worker, in which no PYTHONPATH names the product, gets the
 environment that `docs/deploy/spark-submit.md` describes: by `spark-submit --archives`, and by
-`spark.archives` of a configuration on `local-cluster`. What runs Python there is looked at while it
-runs: program and libraries are those of the pack.
+`spark.archives` in a configuration with `local-cluster`. The Python processes are inspected while
+they run: program and libraries come from the packed environment.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_brok
         assert source.anomalies(archive, form) == [], form
 
 
-def test_a_run_of_ours_sends_the_pack_along(cli_broker, pack, tmp_path):
+def test_spark_archives_ships_the_packed_environment(cli_broker, pack, tmp_path):
     source = filled(cli_broker, "packed-along")
     archive = tmp_path / "archive"
     home = spark_home(tmp_path)

@@ -1,4 +1,4 @@
-"""Partitions that appear while a service runs, and one that is so far behind that slots share it.
+"""Partitions that are added while a service runs, and a backlog that several slots share.
 
 Against Apache Kafka, whose own tool adds the partitions.
 """
@@ -52,7 +52,7 @@ def test_partitions_that_are_added_while_a_service_runs_are_copied_from_their_st
         assert source.anomalies(tmp_path, form) == []
 
 
-def test_a_long_backlog_of_one_partition_is_copied_side_by_side_and_published_in_order(
+def test_a_long_backlog_of_one_partition_is_copied_in_parallel_and_published_in_order(
     own_kafka, tmp_path
 ):
     topic = own_kafka.create_topic("backlog")
@@ -89,7 +89,7 @@ def big_messages(first, stop):
 
 
 def watch_staged_objects(run, root, end):
-    """Wait for the copy's end; returns the problems seen on the way.
+    """Wait for the copy's end; returns the problems seen meanwhile.
 
     Staged objects that lie behind the chain's end while another slice still writes before them are
     the sign of slices side by side.

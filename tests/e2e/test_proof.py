@@ -1,7 +1,7 @@
-"""`verify` tells why offsets of real topics are missing in archives, and asks the source of each.
+"""`verify` reports why offsets of real topics are missing in archives, and checks it at the source.
 
-Holes are made as in practice: transactions of librdkafka, Kafka's own cleaner, also after the copy.
-The judge of which offsets are missing is librdkafka, with and without read_committed.
+Gaps arise as in practice: from transactions of librdkafka and from Kafka's log cleaner, also after
+the copy. librdkafka decides which offsets are missing, with and without read_committed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def offsets_of(report):
 
 @pytest.mark.parametrize("topic", [TRANSACTIONS, CLEANED])
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_missing_offset_is_told_with_its_cause_and_the_source_agrees(archives, topic, form):
+def test_every_missing_offset_is_reported_with_its_cause(archives, topic, form):
     config, before = archives
     [report] = logmirror_json(
         "verify", "--against-source", "--mirror", f"{topic}-{form}", "-c", config
@@ -79,7 +79,7 @@ def test_every_missing_offset_is_told_with_its_cause_and_the_source_agrees(archi
     assert ("aborted" in report["holes"]) == ("aborted" in causes) or topic == CLEANED
 
 
-def test_people_see_counts_and_the_first_runs(archives):
+def test_the_text_report_shows_counts_and_the_first_runs(archives):
     result = logmirror("verify", "--deep", "--mirror", f"{TRANSACTIONS}-parquet", "-c", archives[0])
     assert result.returncode == 0, result.stdout + result.stderr
     assert "offsets without a record: " in result.stdout
@@ -88,7 +88,7 @@ def test_people_see_counts_and_the_first_runs(archives):
     assert "more runs (--format json has them)" in result.stdout
 
 
-def test_records_that_the_cleaner_took_after_the_copy_are_counted_apart(archives, own_kafka):
+def test_records_compacted_after_the_copy_are_counted_separately(archives, own_kafka):
     config, before = archives
     start_cleaning(own_kafka, CLEANED)
     clean(own_kafka, CLEANED, 1)

@@ -1,7 +1,7 @@
-"""Kafka to S3 and back to the truth: the archive of a bucket is what the same archive in files is.
+"""Kafka to S3: an archive in a bucket is the same as an archive in files.
 
-The judge reads the server's own files, which are the objects, with the readers that judge archives
-in folders: DuckDB, json, and a parser of batches that is not ours.
+The server's own files, which are the objects, are read by the readers that check archives in
+directories: DuckDB, json, and a parser of batches that shares no code with logmirror.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def to_bucket(where, topic, bootstrap, form, **more):
 
 
 @pytest.mark.mirror_v3("S3-01", "S3-02", "E2E-03")
-def test_spark_fills_a_bucket_in_all_formats_and_verify_proves_it(own_kafka, server, tmp_path):
+def test_spark_fills_a_bucket_in_all_formats_and_verify_accepts_it(own_kafka, server, tmp_path):
     source, topic = own_kafka, own_kafka.create_topic("to-s3", partitions=2)
     for partition in range(2):
         produce(source.bootstrap, topic, odd_messages(2000, seed=partition), partition=partition)
@@ -77,7 +77,7 @@ def test_spark_fills_a_bucket_in_all_formats_and_verify_proves_it(own_kafka, ser
     assert status.returncode == 0, status.stdout + status.stderr
 
 
-def test_death_at_every_named_point_leaves_what_the_next_run_finishes(cli_broker, server, tmp_path):
+def test_after_a_crash_at_every_failpoint_the_next_run_finishes(cli_broker, server, tmp_path):
     cli_broker.create_topic("s3-points", partitions=2)
     for partition in range(2):
         config = {"batch.num.messages": 20, "linger.ms": 5}
@@ -136,7 +136,7 @@ def test_kills_at_random_moments_leave_exact_archives(cli_broker, server, tmp_pa
         assert source.anomalies(server.files(bucket), form) == [], form
 
 
-def test_two_instances_one_of_which_sleeps_make_one_archive(cli_broker, server, tmp_path):
+def test_a_running_and_a_paused_instance_write_one_archive(cli_broker, server, tmp_path):
     cli_broker.create_topic("s3-writers", partitions=2)
     bucket = server.new_bucket()
     mirrors = [
@@ -176,7 +176,7 @@ def test_two_instances_one_of_which_sleeps_make_one_archive(cli_broker, server, 
 
 
 @pytest.mark.mirror_v3("E2E-06")
-def test_a_store_that_is_down_holds_no_other_up_and_catches_up_later(
+def test_an_unavailable_store_delays_no_other_and_catches_up(
     cli_broker, tmp_path, tmp_path_factory
 ):
     cli_broker.create_topic("s3-down", partitions=2)
@@ -185,8 +185,8 @@ def test_a_store_that_is_down_holds_no_other_up_and_catches_up_later(
         bucket = mortal.new_bucket()
         folder = {"type": "filesystem", "root": str(tmp_path / "files"), "name": "files"}
         both = [folder, mortal.destination(bucket, name="bucket")]
-        told = mirror("s3-down", cli_broker.bootstrap, "", destinations=both, **limits)
-        config = write_config(tmp_path / "config.json", told)
+        one = mirror("s3-down", cli_broker.bootstrap, "", destinations=both, **limits)
+        config = write_config(tmp_path / "config.json", one)
         with (
             writing(cli_broker.bootstrap, "s3-down", partitions=2, seed=1),
             InlineRun(config, folder=tmp_path) as run,
@@ -207,13 +207,13 @@ def test_a_store_that_is_down_holds_no_other_up_and_catches_up_later(
     assert source.anomalies(mortal.files(bucket), "parquet", name="bucket") == []
 
 
-def test_the_page_about_s3_works_as_it_stands(cli_broker, server, tmp_path, monkeypatch):
+def test_the_s3_page_works_as_written(cli_broker, server, tmp_path, monkeypatch):
     """With the AWS tools' own variables for who we are and where the store is."""
     page = (ROOT / "docs" / "archive-to-s3.md").read_text()
-    (told,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^logmirror (\S+) -c s3.yaml(.*)$", page, re.MULTILINE)
     config = tmp_path / "s3.yaml"
-    config.write_text(told.replace("127.0.0.1:9092", cli_broker.bootstrap))
+    config.write_text(text.replace("127.0.0.1:9092", cli_broker.bootstrap))
     cli_broker.create_topic("orders", partitions=3)
     for partition in range(3):
         produce(cli_broker.bootstrap, "orders", odd_messages(100, seed=1), partition=partition)

@@ -1,9 +1,10 @@
-"""Two instances at one bucket, with objects of different sizes: one successor per position.
+"""Two instances with one bucket and different object sizes: one successor per position.
 
-Both write through a proxy that notes every request that made an object visible. They run side by
-side; then one sleeps (SIGSTOP) while the other takes over, and wakes with what it knew; then the
-other way round. Each name became visible once, and the loser says who was first. A store that
-replaces is told of, and what it is accepted for holds in ordinary times.
+Both write through a proxy that records every request that made an object visible. They run at the
+same time; then one is paused (SIGSTOP) while the other takes over, and resumes with its old state;
+then the same with roles changed. Each name became visible once, and the loser logs who was first. A
+store that ignores `If-None-Match` is reported, and holds its documented promise in normal
+operation.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ def configured(server, proxy, cli_broker, tmp_path):
     def write(topic, bucket, *, max_bytes=8_000, **more):
         destination = server.destination(bucket, name="native", endpoint=proxy.endpoint, **more)
         limits = {"max_time_ms": 150, "max_bytes": max_bytes, "destinations": [destination]}
-        told = mirror(topic, cli_broker.bootstrap, "", form="native", **limits)
-        return write_config(tmp_path / f"{max_bytes}.json", told)
+        one = mirror(topic, cli_broker.bootstrap, "", form="native", **limits)
+        return write_config(tmp_path / f"{max_bytes}.json", one)
 
     return write
 
 
 @pytest.mark.mirror_v3("E2E-08")
-def test_of_two_instances_with_objects_of_different_sizes_each_position_has_one_successor(
+def test_two_instances_with_different_object_sizes_leave_one_successor_per_position(
     cli_broker, server, proxy, configured, tmp_path
 ):
     topic, bucket = cli_broker.create_topic("s3-two-sizes", partitions=2), server.new_bucket()
@@ -103,19 +104,17 @@ def test_of_two_instances_with_objects_of_different_sizes_each_position_has_one_
     assert len(proxy.created) == len(set(proxy.created)), "a name became visible twice"
     objects = {p.name for p in (server.files(bucket) / "native").rglob("*.batches")}
     assert {path.rpartition("/")[2] for path in proxy.created} >= objects
-    told = [loss for run in (one, two) for loss in losses(run.text)]
-    assert told, "nobody lost a claim, so nothing was tried"
-    assert all(winner != loser for winner, loser in told)
+    lost = [loss for run in (one, two) for loss in losses(run.text)]
+    assert lost, "no claim was contested, so the test shows nothing"
+    assert all(winner != loser for winner, loser in lost)
 
 
 def losses(text):
-    """Who was first and who was not, as the log tells it."""
+    """The winner and the loser of each claim, by the log."""
     return re.findall(r" another writer was first .*claimed_by=(\S+).* writer=(\S+)", text)
 
 
-def test_every_fault_in_turn_while_a_mirror_runs_costs_nothing(
-    cli_broker, server, proxy, configured, tmp_path
-):
+def test_a_mirror_survives_every_s3_fault_in_turn(cli_broker, server, proxy, configured, tmp_path):
     """F7 end to end: every third request or so meets one, whatever it is."""
     topic, bucket = cli_broker.create_topic("s3-faults", partitions=2), server.new_bucket()
     config = configured(topic, bucket, drift_check_ms=500)
@@ -153,7 +152,7 @@ def test_every_fault_in_turn_while_a_mirror_runs_costs_nothing(
     assert len(proxy.created) == len(set(proxy.created))
 
 
-def test_a_store_that_replaces_ends_the_command_or_is_told_of_everywhere(
+def test_a_store_without_conditional_writes_is_refused_or_reported(
     cli_broker, server, proxy, configured
 ):
     topic, bucket = cli_broker.create_topic("s3-replaces"), server.new_bucket()
@@ -177,7 +176,7 @@ def test_a_store_that_replaces_ends_the_command_or_is_told_of_everywhere(
 
 
 @pytest.mark.mirror_v3("S3-15")
-def test_an_object_that_somebody_takes_away_is_missed_while_the_mirror_runs(
+def test_a_deleted_object_is_detected_while_the_mirror_runs(
     cli_broker, server, configured, tmp_path
 ):
     topic, bucket = cli_broker.create_topic("s3-drift"), server.new_bucket()

@@ -1,7 +1,7 @@
-"""One topic to several destinations: folders, buckets and a cluster, of one process.
+"""One topic to several destinations: directories, buckets and a cluster, from one process.
 
-Against the embedded broker and a real S3 server, mostly without Spark, whose part in it is small.
-The judge reads every destination by itself.
+Against the embedded broker and a real S3 server, mostly without Spark. Every destination is checked
+by itself.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ def folder(root, name):
 
 
 @pytest.mark.mirror_v3("E2E-20")
-def test_the_page_about_several_destinations_works_as_it_stands(
-    cli_broker, server, tmp_path, monkeypatch
-):
+def test_the_several_destinations_page_works_as_written(cli_broker, server, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "several-destinations.md").read_text()
-    (told,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^logmirror (\S+) -c several.yaml(.*)$", page, re.MULTILINE)
     cli_broker.create_topic("orders-page", partitions=3)
     for partition in range(3):
@@ -59,11 +57,11 @@ def test_the_page_about_several_destinations_works_as_it_stands(
     try:
         standby.start()
         for address, there in (("9092", cli_broker.bootstrap), ("9093", standby.bootstrap)):
-            told = told.replace(f"127.0.0.1:{address}", there)
-        told = told.replace("topic: orders", "topic: orders-page")
-        told = told.replace("root: archive", f"root: {tmp_path / 'archive'}")
+            text = text.replace(f"127.0.0.1:{address}", there)
+        text = text.replace("topic: orders", "topic: orders-page")
+        text = text.replace("root: archive", f"root: {tmp_path / 'archive'}")
         config = tmp_path / "several.yaml"
-        config.write_text(told)
+        config.write_text(text)
         for name, options in commands:
             if name == "run":
                 result = run_now(config)
@@ -89,7 +87,7 @@ def test_the_page_about_several_destinations_works_as_it_stands(
 
 
 @pytest.mark.mirror_v3("E2E-21")
-def test_a_destination_that_is_added_catches_up_and_the_first_one_goes_on(cli_broker, tmp_path):
+def test_an_added_destination_catches_up_and_the_first_continues(cli_broker, tmp_path):
     topic = cli_broker.create_topic("several-added")
     produce(cli_broker.bootstrap, topic, odd_messages(300, seed=1))
     first, second = folder(tmp_path, "first"), folder(tmp_path, "second")
@@ -110,7 +108,7 @@ def test_a_destination_that_is_added_catches_up_and_the_first_one_goes_on(cli_br
 
 
 @pytest.mark.parametrize(("on_fatal", "copied"), [("exit", 0), ("isolate", 200)])
-def test_a_mirror_that_must_not_go_on_ends_the_process_or_stops_alone(
+def test_a_fatal_error_ends_the_process_or_stops_its_mirror_only(
     cli_broker, tmp_path, on_fatal, copied
 ):
     topic = cli_broker.create_topic(f"several-{on_fatal}")
@@ -127,10 +125,10 @@ def test_a_mirror_that_must_not_go_on_ends_the_process_or_stops_alone(
 
     assert result.returncode == 65, result.stderr
     assert "error (corruption): unknown object in the chain" in result.stderr
-    told = re.findall(r" ERROR mirror stopped: .*", result.stderr)
-    assert len(told) == 1
-    assert "mirror=spoilt" in told[0]
-    assert "kind=corruption" in told[0]
+    stopped = re.findall(r" ERROR mirror stopped: .*", result.stderr)
+    assert len(stopped) == 1
+    assert "mirror=spoilt" in stopped[0]
+    assert "kind=corruption" in stopped[0]
     assert [entry.name for entry in (tmp_path / "spoilt" / "0").iterdir()] == ["notes.txt"]
     if copied:
         assert (
@@ -141,10 +139,10 @@ def test_a_mirror_that_must_not_go_on_ends_the_process_or_stops_alone(
 
 
 ALLOWED_MIB = 32
-"""What allocators keep back, and what TLS, sockets and answers of a bucket's server need."""
+"""What allocators keep back, and what TLS, sockets and S3 responses need."""
 
 
-def test_a_budget_bounds_what_a_process_holds(cli_broker, server, tmp_path):
+def test_a_memory_budget_bounds_a_process(cli_broker, server, tmp_path):
     """The peak of its resident memory over that of a process which copies next to nothing."""
     chooser = random.Random(1)
     large = cli_broker.create_topic("several-large")

@@ -1,7 +1,7 @@
-"""Under `spark-submit` a run takes over what it was told, and copies as ever.
+"""Under `spark-submit` a run takes master and properties from it, and copies as usual.
 
-Spark's own event log is the witness of master and properties. Executors with a packed environment
-are in `test_packed_executors.py`, at night.
+Spark's event log shows master and properties. Executors with a packed environment are in
+`test_packed_executors.py`, at night.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from kit.servers.spark_cluster import SubmittedRun
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 
-def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing(
-    cli_broker, tmp_path
-):
+def test_spark_submit_settings_apply_where_the_file_has_none(cli_broker, tmp_path):
     topic = cli_broker.create_topic("submitted")
     produce(cli_broker.bootstrap, topic, odd_messages(300, seed=1))
     one = mirror(topic, cli_broker.bootstrap, tmp_path / "archive")
@@ -30,7 +28,7 @@ def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing
     config.write_text(json.dumps({**json.loads(config_text(one)), "spark": {"properties": ours}}))
     events = tmp_path / "events"
     events.mkdir()
-    told = {
+    given = {
         "spark.app.name": "copies",
         "spark.locality.wait": "5s",
         "spark.speculation": "true",
@@ -40,7 +38,7 @@ def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing
         "spark.eventLog.dir": events.as_uri(),
     }
 
-    with SubmittedRun(config, "--master", "local[1]", properties=told, folder=tmp_path) as run:
+    with SubmittedRun(config, "--master", "local[1]", properties=given, folder=tmp_path) as run:
         assert run.wait() == 0, run.text
         run.wait_until_nothing_is_left()
 
@@ -49,7 +47,7 @@ def test_master_and_properties_of_spark_submit_count_where_the_file_says_nothing
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     (seen,) = [line["Spark Properties"] for line in lines if "Spark Properties" in line]
     wanted = {
-        **told,
+        **given,
         **ours,
         "spark.master": "local[1,4]",
         "spark.python.daemon.module": "logmirror.engine.executor",

@@ -1,4 +1,4 @@
-"""Who stamps records: a destination that is told to gives its own time."""
+"""Timestamps: a destination topic with LogAppendTime has its own time."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(300)]
 
 
 @pytest.mark.mirror_v3("E2E-11")
-def test_a_destination_that_stamps_gives_its_own_time(own_kafka, cli_broker, tmp_path, topic_name):
+def test_log_append_time_at_the_destination(own_kafka, cli_broker, tmp_path, topic_name):
     own_kafka.create_topic(topic_name)
     messages = [Message(b"k", b"%d" % n, (), 1_700_000_000_000 + n) for n in range(20)]
     produce(own_kafka.bootstrap, topic_name, messages)

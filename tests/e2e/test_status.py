@@ -1,8 +1,8 @@
-"""`status`: what it asks, how much of it at once, and that it leaves everything as it was.
+"""`status`: its requests, their concurrency, and that it changes nothing.
 
-Method: the command's own code against the embedded broker in another process, over archives of
-which only names are there, because names are the position. Requests are counted where they leave;
-that listings run side by side is shown by listings that wait for each other.
+Method: the command's own code against the embedded broker in another process, over archives that
+consist of names only, because names are the position. Requests are counted where they are sent.
+Listings that wait for each other show that listings run concurrently.
 """
 
 import threading
@@ -70,7 +70,7 @@ def asked(monkeypatch):
     return counts
 
 
-def test_a_thousand_partitions_cost_the_source_as_many_questions_as_one(
+def test_a_thousand_partitions_cost_the_source_as_many_requests_as_one(
     cli_broker, large_topic, archive, tmp_path, asked
 ):
     totals = []
@@ -86,7 +86,7 @@ def test_a_thousand_partitions_cost_the_source_as_many_questions_as_one(
     assert sum(asked.values()) <= 10, asked
 
 
-def test_hundreds_of_mirrors_of_one_source_cost_it_as_many_questions_as_one(
+def test_hundreds_of_mirrors_cost_their_source_as_many_requests_as_one(
     cli_broker, large_topic, archive, tmp_path, asked
 ):
     """As users of mirror-v3 have them: a mirror for each partition."""
@@ -109,7 +109,7 @@ def test_hundreds_of_mirrors_of_one_source_cost_it_as_many_questions_as_one(
     assert sum(asked.values()) <= 10, asked
 
 
-def test_listings_run_side_by_side(cli_broker, large_topic, archive, tmp_path, monkeypatch):
+def test_listings_run_concurrently(cli_broker, large_topic, archive, tmp_path, monkeypatch):
     together, tail, mine = threading.Barrier(status.WIDTH, timeout=60), FilesystemStore.tail, {}
 
     def wait_for_the_others(self, *arguments):
@@ -126,7 +126,7 @@ def test_listings_run_side_by_side(cli_broker, large_topic, archive, tmp_path, m
     assert all(row.error is None for row in rows)
 
 
-def test_each_chain_is_looked_at_twice_whatever_its_neighbours(
+def test_each_chain_is_listed_twice_independently_of_others(
     cli_broker, large_topic, archive, tmp_path, monkeypatch
 ):
     """Its objects and its claims."""
@@ -149,7 +149,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_one_mirror_lacks_is_its_own_row_and_the_others_stand_as_they_are(
+def test_an_error_of_one_mirror_is_one_row_and_leaves_the_others(
     cli_broker, large_topic, archive, tmp_path
 ):
     here = cli_broker.bootstrap
@@ -176,11 +176,11 @@ def test_what_one_mirror_lacks_is_its_own_row_and_the_others_stand_as_they_are(
     ]  # fmt: skip
 
 
-def test_a_source_that_fails_between_two_questions_is_an_error_of_each_row(
+def test_a_source_that_fails_between_two_requests_is_an_error_of_each_row(
     cli_broker, large_topic, archive, tmp_path, monkeypatch
 ):
     def fail(*_, **__):
-        raise UnavailableError("no answer")
+        raise UnavailableError("no response")
 
     monkeypatch.setattr(ClusterClient, "list_offsets", fail)
     mirrors = [
@@ -227,14 +227,14 @@ def test_nothing_is_ever_created(tmp_path):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_source_that_is_not_reached_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
+def test_an_unreachable_source_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
     """CLI-03."""
     config = write_config(tmp_path / "config.json", mirror("t", "127.0.0.1:1", archive))
     result = CliRunner().invoke(main.app, ["status", "-c", str(config)])
     assert result.exit_code == 1
-    _, row, *told = result.stdout.splitlines()
+    _, row, *rest = result.stdout.splitlines()
     assert row.startswith("parquet  parquet      t      all")
-    assert "could not describe" in "".join(told)
+    assert "could not describe" in "".join(rest)
 
 
 def test_json_has_the_lag_of_each_flow(cli_broker, tmp_path):

@@ -1,4 +1,4 @@
-"""Stopping on purpose: the first signal flushes what was seen, the second ends at once.
+"""Shutdown: the first signal flushes pending records, the second ends the process at once.
 
 Neither loses anything, and neither leaves a process behind.
 """
@@ -34,9 +34,7 @@ def anomalies(broker, topic, root):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.mirror_v3("SUP-01", "E2E-04")
-def test_a_signal_flushes_the_tail_that_no_limit_has_reached(
-    cli_broker, make_config, tmp_path, number
-):
+def test_a_signal_flushes_the_pending_records(cli_broker, make_config, tmp_path, number):
     topic = cli_broker.create_topic(f"stop-{number.name}")
     produce(cli_broker.bootstrap, topic, odd_messages(50, seed=1))
     config = make_config(topic, max_time_ms=600_000, max_bytes=1 << 30)

@@ -1,9 +1,9 @@
-"""Copies at new offsets: what a reader of committed records sees, once, in order, whatever happens.
+"""Replicas with new offsets: a reader of committed records sees all of them, once, in order.
 
-Method: both topics are read by librdkafka (read_committed), and what it shows must be the same
-sequence of keys, values, headers and timestamps. Copiers are processes without Spark that die by
-SIGKILL or fall asleep by SIGSTOP at named points of the data path and at random moments. Source and
-destination are topics of one broker.
+Method: librdkafka reads both topics (read_committed) and must see the same sequence of keys,
+values, headers and timestamps. Mirrors are processes without Spark that end by SIGKILL or are
+paused by SIGSTOP at failpoints and at random times. Source and destination are topics of one
+broker.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def is_subsequence(few: list[tuple[object, ...]], many: list[tuple[object, ...]]
 # -- what is copied ------------------------------------------------------------------------------
 
 
-def test_committed_records_of_all_kinds_are_there_once_and_in_order(apache_kafka, topic_name):
+def test_committed_records_of_all_kinds_are_copied_once_and_in_order(apache_kafka, topic_name):
     broker = apache_kafka
     broker.create_topic(topic_name, partitions=3)
     write_transactions(broker.bootstrap, topic_name, 0)
@@ -112,7 +112,9 @@ def test_committed_records_of_all_kinds_are_there_once_and_in_order(apache_kafka
     assert ends[2] == 0  # of nothing but aborted records there is no trace
 
 
-def test_a_compacted_and_trimmed_topic_is_copied_as_far_as_it_is_there(apache_kafka, topic_name):
+def test_the_remaining_records_of_a_compacted_and_trimmed_topic_are_copied(
+    apache_kafka, topic_name
+):
     broker = apache_kafka
     broker.create_topic(topic_name, config=COMPACTED)
     write_duplicated_keys(broker.bootstrap, topic_name)
@@ -127,7 +129,7 @@ def test_a_compacted_and_trimmed_topic_is_copied_as_far_as_it_is_there(apache_ka
     assert len(copied) > 20
 
 
-def test_records_of_others_stay_where_they_are(apache_kafka, topic_name):
+def test_foreign_records_stay_unchanged(apache_kafka, topic_name):
     broker, there = apache_kafka, f"{topic_name}-copy"
     broker.create_topic(topic_name)
     broker.create_topic(there)
@@ -142,7 +144,7 @@ def test_records_of_others_stay_where_they_are(apache_kafka, topic_name):
     assert [row[2] for row in found if row[1] == b"other"] == [o.value for o in others]
 
 
-def test_status_tells_the_position_in_offsets_of_the_source(apache_kafka, topic_name, config):
+def test_status_reports_the_position_as_a_source_offset(apache_kafka, topic_name, config):
     apache_kafka.create_topic(topic_name)
     write_transactions(apache_kafka.bootstrap, topic_name)
     end = log_bounds(apache_kafka.bootstrap, topic_name, 0)[1]
@@ -159,7 +161,7 @@ def test_status_tells_the_position_in_offsets_of_the_source(apache_kafka, topic_
 
 @pytest.mark.parametrize("apache_kafka", ["4.3.1"], indirect=True)
 @pytest.mark.parametrize("point", PASSED)
-def test_death_at_a_point_neither_doubles_nor_loses(
+def test_a_crash_at_a_failpoint_loses_and_duplicates_nothing(
     apache_kafka, topic_name, config, tmp_path, point
 ):
     apache_kafka.create_topic(topic_name)
@@ -174,7 +176,9 @@ def test_death_at_a_point_neither_doubles_nor_loses(
 
 
 @pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
-def test_death_at_any_moment_neither_doubles_nor_loses(apache_kafka, topic_name, config, tmp_path):
+def test_a_crash_at_any_time_loses_and_duplicates_nothing(
+    apache_kafka, topic_name, config, tmp_path
+):
     apache_kafka.create_topic(topic_name)
     chooser = random.Random(5)
     over = threading.Event()
@@ -207,7 +211,7 @@ def test_death_at_any_moment_neither_doubles_nor_loses(apache_kafka, topic_name,
 
 
 @pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
-def test_death_between_large_transactions_neither_doubles_nor_loses(
+def test_a_crash_between_large_transactions_loses_and_duplicates_nothing(
     apache_kafka, topic_name, config, tmp_path
 ):
     apache_kafka.create_topic(topic_name)
@@ -225,7 +229,7 @@ def test_death_between_large_transactions_neither_doubles_nor_loses(
 
 @pytest.mark.parametrize("apache_kafka", ["3.9.2"], indirect=True)
 @pytest.mark.parametrize("point", OURS)
-def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes(
+def test_a_paused_instance_changes_nothing_after_another_took_over(
     apache_kafka, topic_name, config, tmp_path, point
 ):
     apache_kafka.create_topic(topic_name)
@@ -249,7 +253,7 @@ def test_a_copier_that_sleeps_while_another_copies_changes_nothing_when_it_wakes
 
 
 @pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
-def test_of_two_instances_the_newer_one_goes_on(apache_kafka, topic_name, config, tmp_path):
+def test_the_newer_of_two_instances_continues(apache_kafka, topic_name, config, tmp_path):
     apache_kafka.create_topic(topic_name)
     write_transactions(apache_kafka.bootstrap, topic_name)
     with InlineRun(config, folder=tmp_path) as older:
@@ -293,7 +297,7 @@ def test_a_refused_batch_leaves_no_transaction_open(kafka_431, topic_name):
     assert visible(kafka_431, there) == []
 
 
-def test_a_source_that_was_made_anew_is_refused(kafka_431, topic_name):
+def test_a_recreated_source_is_refused(kafka_431, topic_name):
     kafka_431.create_topic(topic_name)
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
     copy(mirror_of(kafka_431, topic_name))
@@ -306,7 +310,7 @@ def test_a_source_that_was_made_anew_is_refused(kafka_431, topic_name):
     assert len(visible(kafka_431, f"{topic_name}-copy")) == 10
 
 
-def test_a_source_that_was_trimmed_past_the_position_is_refused(kafka_431, topic_name):
+def test_a_source_trimmed_past_the_position_is_refused(kafka_431, topic_name):
     kafka_431.create_topic(topic_name)
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
     copy(mirror_of(kafka_431, topic_name))
@@ -329,7 +333,7 @@ def test_a_mirror_under_a_new_name_does_not_copy_everything_again(kafka_431, top
     assert len(visible(kafka_431, f"{topic_name}-copy")) == 10
 
 
-def test_a_destination_that_was_made_anew_is_filled_anew(kafka_431, topic_name):
+def test_a_recreated_destination_is_filled_again(kafka_431, topic_name):
     there = f"{topic_name}-copy"
     kafka_431.create_topic(topic_name)
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
@@ -340,15 +344,13 @@ def test_a_destination_that_was_made_anew_is_filled_anew(kafka_431, topic_name):
     assert visible(kafka_431, there) == visible(kafka_431, topic_name)
 
 
-def test_a_destination_that_is_made_anew_while_the_mirror_runs_is_filled_anew(
-    kafka_431, topic_name
-):
+def test_a_destination_recreated_during_a_run_is_filled_again(kafka_431, topic_name):
     there = f"{topic_name}-copy"
     kafka_431.create_topic(topic_name)
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
     copy(mirror_of(kafka_431, topic_name))
     with copying(mirror_of(kafka_431, topic_name)):
-        time.sleep(3)  # so that nobody holds the flow: each second a slice begins, all are empty
+        time.sleep(3)  # slices are empty now, so the flow has no open transaction
         kafka_431.delete_topic(there)
         kafka_431.create_topic(there)
         produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=2))

@@ -1,8 +1,8 @@
-"""Copies at new offsets in a cluster whose leaders die and move while transactions are under way.
+"""Replicas with new offsets in a cluster whose leaders fail and move during transactions.
 
-Method: Apache Kafka with three brokers, which lead partitions, progress and transactions by turns.
-What librdkafka shows of both topics must be the same sequence, and each pair of offsets that was
-told must be of one record.
+Method: Apache Kafka with three brokers, which lead partitions, progress and transactions in turn.
+The sequence that librdkafka reads must be the same for both topics, and each offset sync must map
+the offsets of one record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
 
 
 def wrong_pairs(source: ApacheKafka, cluster: KafkaCluster, topic: str) -> list[str]:
-    """Pairs that were told and are not of one record; each partition has some."""
+    """Syncs that do not map one record; fails for a partition without syncs."""
     syncs = defaultdict(list)
     for row in rows_by_librdkafka(source.bootstrap, topic_of(ALIAS)):
         sync = decode(row.key, row.value)
@@ -60,7 +60,7 @@ def wrong_pairs(source: ApacheKafka, cluster: KafkaCluster, topic: str) -> list[
 
 
 @pytest.mark.timeout(600)
-def test_leaders_that_die_and_move_neither_double_nor_lose(kafka_431, cluster, topic_name):
+def test_failing_and_moving_leaders_lose_and_duplicate_nothing(kafka_431, cluster, topic_name):
     source = kafka_431
     source.create_topic(topic_name, partitions=PARTITIONS)
     servers = (source.bootstrap, cluster.bootstrap)

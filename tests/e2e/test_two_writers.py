@@ -1,8 +1,8 @@
-"""Two instances at one destination: for every position there is one successor, whoever wrote it.
+"""Two instances with one destination: every position has one successor.
 
-Two services copy the same growing topic to the same folders. First they run side by side; then one
-is paused as a whole (SIGSTOP to driver, JVM and workers) while the other takes over, and wakes up
-with the knowledge of long ago; then the same with roles changed.
+Two services copy the same growing topic to the same directories. First they run at the same time;
+then one is paused as a whole (SIGSTOP to driver, JVM and workers) while the other takes over, and
+resumes with its old state; then the same with roles changed.
 """
 
 import signal
@@ -34,7 +34,7 @@ def wait_for_more(run: Run, count: int = 6) -> None:
     assert run.alive, run.text
 
 
-def test_an_instance_that_wakes_up_changes_nothing_that_the_other_wrote(cli_broker, tmp_path):
+def test_an_instance_resumed_after_a_pause_changes_nothing(cli_broker, tmp_path):
     cli_broker.create_topic("writers", partitions=PARTITIONS)
     archive = tmp_path / "archive"
     limits = {"max_time_ms": 100, "max_bytes": 15_000}
@@ -74,7 +74,7 @@ def leftovers(archive):
     return [path for path in (archive / ".logmirror" / "staged").rglob("*") if path.is_file()]
 
 
-def test_a_run_that_was_paused_between_claim_and_object_finds_it_published(cli_broker, tmp_path):
+def test_a_run_paused_between_claim_and_object_finds_it_published(cli_broker, tmp_path):
     """The narrowest gap: a worker dies with its claim made; the driver sleeps through the rest."""
     cli_broker.create_topic("gap")
     archive = tmp_path / "archive"

@@ -1,9 +1,10 @@
-"""An archive and a configuration of mirror-v3 are taken over by following the page, and are exact.
+"""An archive and a configuration of mirror-v3 are taken over by following the page, and stay exact.
 
-Method: records are written to Kafka; the first of them, as stock clients read them there, become
-an archive in mirror-v3's format (`kit.runs.mirror_v3_archive`). Then the commands of the page are
-run as they stand there, over the configurations that stand there. In the end DuckDB and json read
-every object, theirs and ours, and must find what stock clients read from the source.
+Method: records are produced to Kafka. The first of them, as standard clients read them there,
+become an archive in mirror-v3's format, which `kit.runs.mirror_v3_archive` writes from its
+description. Then the commands of the page run as written, with the configurations of the page. At
+the end DuckDB and json read every object, mirror-v3's and logmirror's, and must find what standard
+clients read from the source.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ def follow_page(text, folder, source, position):
         else:
             done = logmirror(name, "-c", config, *options.split())
         assert done.returncode == 0, f"{name}: {done.stdout}\n{done.stderr}"
-    assert " not-recorded" not in done.stdout, "the source tells every cause"
-    (told,) = logmirror_json("verify", "-c", config, "--deep")
-    assert (told["problems"], told["next_offset"]) == ([], end)
-    assert told["holes"].get("not-recorded", 0) == position - BEFORE
-    return told
+    assert " not-recorded" not in done.stdout, "the source has every cause"
+    (report,) = logmirror_json("verify", "-c", config, "--deep")
+    assert (report["problems"], report["next_offset"]) == ([], end)
+    assert report["holes"].get("not-recorded", 0) == position - BEFORE
+    return report
 
 
 def rows_in(folder, form, topic, theirs):
@@ -160,9 +161,9 @@ def test_parquet_with_destinations_in_each_mirror(own_kafka, tmp_path, topic_nam
     before = {name: (folder / name).read_bytes() for name in theirs}
 
     assert position > BEFORE
-    told = follow_page(PER_MIRROR, tmp_path, source, position)
+    report = follow_page(PER_MIRROR, tmp_path, source, position)
 
-    assert told["unwitnessed"] == len(theirs)
+    assert report["unwitnessed"] == len(theirs)
     check_exact(source, folder, "parquet", theirs)
     assert {name: (folder / name).read_bytes() for name in theirs} == before
 
@@ -173,9 +174,9 @@ def test_ndjson_with_one_destination_for_all_mirrors(cli_broker, tmp_path, topic
     folder = tmp_path / "archive" / topic_name / "0"
     theirs, position = mirror_v3_chain(source, folder, form="ndjson")
 
-    told = follow_page(FOR_ALL, tmp_path, source, position)
+    report = follow_page(FOR_ALL, tmp_path, source, position)
 
-    assert told["unwitnessed"] == len(theirs)
+    assert report["unwitnessed"] == len(theirs)
     check_exact(source, folder, "ndjson", theirs)
 
 
@@ -224,8 +225,8 @@ def test_a_bucket_with_keys_from_the_environment(
     check_exact(source, server.files(bucket) / "kafka" / "lake" / "0", "parquet", theirs)
 
 
-def test_a_chain_that_two_mirrors_v3_have_spoilt_is_refused(cli_broker, tmp_path, topic_name):
-    """E2E-07, E2E-08: an overlap and a foreign file stop every command that would go on."""
+def test_a_chain_spoilt_by_two_mirror_v3_writers_is_refused(cli_broker, tmp_path, topic_name):
+    """E2E-07, E2E-08: an overlap and a foreign file stop every command that would continue."""
     cli_broker.create_topic(topic_name)
     produce(cli_broker.bootstrap, topic_name, [Message(value=b"%d" % n) for n in range(20)])
     source = Source(cli_broker.bootstrap, topic_name)

@@ -1,7 +1,7 @@
-"""Offsets without a record, as operators see them: figures, not lines (R10); who says what (R11).
+"""Operators see offset gaps as metrics, not log lines (R10); every event names its mirror (R11).
 
-Method: real transactions at Apache Kafka, copied into files and into clusters by one run without
-Spark in a thread of this process.
+Method: real transactions at Apache Kafka, copied to files and to clusters by one run without Spark
+in a thread of this process.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""What operators see of a run: its port, its log, each flush with its reason (R9, R12; KNB-02).
+"""A run as operators see it: HTTP port, log, each flush with its reason (R9, R12; KNB-02).
 
-Method: real runs without Spark against the embedded broker, in processes of their own where the
-environment and exit codes are what is asked for, else in a thread of this one; metrics are read by
-Prometheus's parser, positions by a listing of the folder.
+Method: real runs without Spark against the embedded broker. They are processes where the test needs
+an environment or an exit code, otherwise threads of this process. Metrics are read by Prometheus's
+parser, positions by a listing of the directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def some(count):
     return [Message(b"k%d" % n, b"value %d" % n, (), 1_700_000_000_000 + n) for n in range(count)]
 
 
-def told(caplog, name):
+def events(caplog, name):
     return [r.facts for r in caplog.records if r.getMessage() == name]
 
 
@@ -77,7 +77,7 @@ def test_r9_all_five_reasons_in_one_run(cli_broker, tmp_path, caplog):
     config = write_config(tmp_path / "config.json", *mirrors)
 
     def seen():
-        return {facts["mirror"] for facts in told(caplog, "flushed")}
+        return {facts["mirror"] for facts in events(caplog, "flushed")}
 
     with running(config) as run:
         wait_until(lambda: run.errors or len(seen()) == 4, what=lambda: f"flushes: {seen()}")
@@ -85,7 +85,7 @@ def test_r9_all_five_reasons_in_one_run(cli_broker, tmp_path, caplog):
     assert run.errors == []
     counted = run.of("destination_flushes_total")
     for name in reasons:
-        flushed = [facts for facts in told(caplog, "flushed") if facts["mirror"] == name]
+        flushed = [facts for facts in events(caplog, "flushed") if facts["mirror"] == name]
         said = {facts["from"]: facts["trigger"] for facts in flushed}
         flow = (name, name, topic, "0")
         assert said[0] == name
@@ -105,7 +105,7 @@ def own_broker(tmp_path):
         broker.remove()
 
 
-def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
+def test_the_http_port_during_a_run(own_broker, tmp_path):
     topic = own_broker.create_topic("seen-life", 2)
     root, port = tmp_path / "archive", free_ports(1)[0]
     limits = {"max-time-ms": 100, "max-bytes": 1 << 30, "max-offsets": 40}
@@ -141,7 +141,7 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
 
         own_broker.kill()
         wait_until(
-            # A mirror may be unable to look its topic up before its flows find nobody, too.
+            # The lookup of a mirror's topic may fail before its flows report an unreachable source.
             lambda: (
                 {(f["mirror"], f["partition"]) for f in those_that_wait()} >= {("a", 0)}
                 and readiness().text.count("state=waiting kind=unavailable") == 2
@@ -161,12 +161,12 @@ def test_the_port_through_the_life_of_a_run(own_broker, tmp_path):
 
 
 @pytest.mark.mirror_v3("CFG-06")
-def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker, tmp_path):
+def test_an_unreachable_destination_excluded_from_readiness(cli_broker, tmp_path):
     topic = cli_broker.create_topic("seen-silent")
     produce(cli_broker.bootstrap, topic, some(10))
-    root, (port, nobody) = tmp_path / "archive", free_ports(2)
+    root, (port, unused) = tmp_path / "archive", free_ports(2)
     files = {"name": "files", "type": "filesystem", "root": str(root)}
-    standby = {"name": "standby", "type": "kafka", "bootstrap-servers": f"127.0.0.1:{nobody}"}
+    standby = {"name": "standby", "type": "kafka", "bootstrap-servers": f"127.0.0.1:{unused}"}
     config = write_config(
         tmp_path / "config.json",
         mirror(
@@ -190,7 +190,7 @@ def test_a_destination_without_a_say_in_readiness_may_be_out_of_reach(cli_broker
 
 
 def test_lag_in_seconds_is_by_the_timestamps_of_records(cli_broker, tmp_path):
-    """Those of `some` are years old, which no clock of ours could know."""
+    """Those of `some` are years old, so the wall clock alone cannot explain them."""
     topic = cli_broker.create_topic("seen-old", 2)
     produce(cli_broker.bootstrap, topic, some(10))
     limits = {"max-time-ms": 600_000, "max-bytes": 1 << 30, "max-offsets": 1_000_000}
@@ -218,11 +218,11 @@ def test_r12_the_heartbeat_of_a_run_is_a_debug_line_of_json(small_config, tmp_pa
     variables["LOGMIRROR_METRICS_PARTITIONS"] = "off"
     with InlineRun(small_config, *arguments, folder=tmp_path, environment=variables) as run:
         run.wait_for('"event": "heartbeat"')
-        told = ask(port, "/metrics").text
+        text = ask(port, "/metrics").text
         assert (
-            'logmirror_mirror_flows{destination="parquet",mirror="parquet",state="running"}' in told
+            'logmirror_mirror_flows{destination="parquet",mirror="parquet",state="running"}' in text
         )
-        assert 'partition="' not in told
+        assert 'partition="' not in text
         run.signal(signal.SIGTERM)
         assert run.wait() == 0
     events = [json.loads(line) for line in run.text.splitlines()]
@@ -269,7 +269,7 @@ def test_logs_go_to_stderr_alone_and_json_has_one_event_a_line(small_config, tmp
     }
 
 
-def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tmp_path):
+def test_a_port_in_use_is_a_warning_and_the_run_finishes(small_config, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as other:
         variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
         variables |= {"MIRROR_V3_CACHE_PORT": "8080", "MIRROR_V3_READINESS_LAG": "5"}
@@ -290,7 +290,7 @@ def test_a_port_that_is_taken_is_a_warning_and_the_copy_is_made(small_config, tm
         "MIRROR_V3_HEARTBEAT_SECS",
     ],
 )
-def test_a_value_that_is_not_taken_is_told_at_the_start(small_config, tmp_path, variable):
+def test_an_invalid_environment_value_is_reported_at_the_start(small_config, tmp_path, variable):
     with InlineRun(small_config, folder=tmp_path, environment={variable: "9o"}) as run:
         assert run.wait() == 2
     assert f"variable: {variable}" in run.text

@@ -1,7 +1,7 @@
-"""What copies at new offsets tell others: offset syncs for MirrorMaker 2, and verify's verdict.
+"""Outputs of replicas with new offsets: offset syncs for MirrorMaker 2, and the report of `verify`.
 
-Method: syncs are read by MirrorMaker itself, by its formatter and by its checkpoint connector,
-which translates groups by them; copies are spoilt by hand, and verify must find it.
+Method: MirrorMaker itself reads the syncs, by its formatter and by its checkpoint connector, which
+translates group offsets with them. Replicas are damaged by hand, and `verify` must find it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mirrormaker() -> MirrorMakerTools:
     return MirrorMakerTools("4.3.1")
 
 
-def test_mirrormaker_prints_our_syncs_and_each_names_one_record_twice(
+def test_mirrormaker_formats_the_syncs_and_each_maps_one_record(
     apache_kafka, topic_name, mirrormaker
 ):
     broker, there = apache_kafka, f"{topic_name}-copy"
@@ -130,7 +130,7 @@ def translated(
         worker.end(kill=True)
 
 
-def test_mirrormaker_translates_groups_by_our_syncs(translated):
+def test_mirrormaker_translates_group_offsets_with_the_syncs(translated):
     here = list(rows_by_librdkafka(translated.source.bootstrap, translated.topic))
     copied = list(rows_by_librdkafka(translated.target.bootstrap, translated.topic))[33:]
     assert [row[1:] for row in copied] == [row[1:] for row in here]
@@ -143,7 +143,7 @@ def test_mirrormaker_translates_groups_by_our_syncs(translated):
     assert (last.upstream, last.downstream) == (end, copied[-1].offset + 1)
 
 
-def test_a_source_that_forbids_the_topic_for_syncs_is_copied_without(kafka_431, topic_name):
+def test_a_topic_is_copied_without_syncs_if_their_topic_cannot_exist(kafka_431, topic_name):
     kafka_431.create_topic(topic_name)
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
     mirror = mirror_of(kafka_431, topic_name)
@@ -186,7 +186,7 @@ def copied(kafka_431, topic_name, tmp_path) -> Path:
     return path
 
 
-def test_verify_proves_the_sequence_beside_records_of_others(kafka_431, topic_name, copied):
+def test_verify_accepts_the_sequence_between_foreign_records(kafka_431, topic_name, copied):
     code, row = verified(copied)
     count = len(visible(kafka_431, topic_name))
     assert (code, row["problems"]) == (0, [])
@@ -203,7 +203,7 @@ def test_verify_proves_the_sequence_beside_records_of_others(kafka_431, topic_na
 
 
 @pytest.mark.parametrize("how", ["doubled", "changed"])
-def test_verify_finds_a_record_that_is_not_the_sources(kafka_431, topic_name, copied, how):
+def test_verify_finds_a_foreign_record(kafka_431, topic_name, copied, how):
     there = f"{topic_name}-copy"
     more = plain_messages(1, seed=500)
     wrong = more if how == "doubled" else [more[0]._replace(value=b"another")]
