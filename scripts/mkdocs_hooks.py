@@ -36,7 +36,14 @@ COPIED: Final = ("LICENSE", "schemas/logmirror.config.schema.json", "deploy/requ
 """Files outside docs/ that are copied to the site."""
 _LONGEST: Final = 200
 """Lines. Longer files are copied, not shown."""
-_LANGUAGES: Final = {".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".service": "ini"}
+_LANGUAGES: Final = {
+    "Dockerfile": "docker",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".sh": "sh",
+    ".service": "ini",
+}
+"""By suffix; by name if there is none."""
 _LINKS: Final = re.compile(
     r"(?P<before>\]\(|(?:src|srcset|href)=\"|^\[[^\]\n]+\]:[ ])(?P<target>[^\s)\"#]+)", re.MULTILINE
 )
@@ -109,7 +116,7 @@ def _directory_page(directory: str) -> str:
         if _long(name):
             parts.append(f"[{name}](files/{name})\n")
         else:
-            language = _LANGUAGES.get(Path(name).suffix, "text")
+            language = _LANGUAGES.get(Path(name).suffix or Path(name).name, "text")
             parts.append(f"````{language}\n{_text(name).rstrip()}\n````\n")
     return "\n".join(parts)
 

@@ -21,9 +21,22 @@ from markdown_it import MarkdownIt
 import logmirror
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = sorted((ROOT / "docs").rglob("*.md"))
 API: Final = ROOT / "docs" / "reference" / "api.md"
 """Its content comes from docstrings."""
+PAGES: Final = {
+    path: path.relative_to(ROOT / "docs").with_suffix(".html").as_posix().replace("README", "index")
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+} | {
+    ROOT / "README.md": "index.html",
+    ROOT / "ARCHITECTURE.md": "architecture.html",
+    ROOT / "CHANGELOG.md": "changelog.html",
+}
+"""Each page of the repository, and its place on the site."""
+
+pytestmark = [
+    pytest.mark.gate("builds the site, which takes ten seconds"),
+    pytest.mark.xdist_group("site"),  # one build for all
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +99,13 @@ def test_the_site_loads_nothing_from_other_hosts(site):
 
 
 @pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page != API],
-    ids=lambda page: str(page.relative_to(ROOT / "docs")),
+    "page", sorted(PAGES.keys() - {API}), ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_a_page_has_the_same_structure_as_on_github(site, page):
-    name = page.relative_to(ROOT / "docs").with_suffix(".html")
-    if name.name == "README.html":
-        name = name.with_name("index.html")
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    on_github = parser.render(page.read_text(encoding="utf-8"))
 
-    assert structure(article(site / name)) == structure(
-        parser.render(page.read_text(encoding="utf-8"))
-    )
+    assert structure(article(site / PAGES[page])) == structure(on_github)
 
 
 def structure(html: str) -> dict[str, int]:
