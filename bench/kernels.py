@@ -4,7 +4,7 @@
 
 Each call gets one response of 2 MB in batches of 500 kB, as a fetch returns it, fresh in the cache.
 A record has a key of 16 bytes and a JSON-like value. MB/s counts bytes of record batches on the
-wire, also for NDJSON and encode, so that all lines compare; for compressed batches it counts the
+wire, also for NDJSON, so that all lines compare; for compressed batches it counts the
 decompressed bytes. "CRC" includes the checksums; "decode" ends in columns, "to Arrow" in an Arrow
 record batch.
 """
@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -25,12 +27,14 @@ from logmirror.model import ColumnTypes
 from logmirror.wire.columns import SCHEMA, ContentDigest
 from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.encode import encode_batches
 from logmirror.wire.gate import first_refused
 from logmirror.wire.kernels_crc32c import crc32c_at
 from logmirror.wire.ndjson import encode_ndjson
 from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner, address_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from kit.runs.arrow_batches import encode_batches  # after the path is set
 
 DATA_BYTES = 2_000_000
 BATCH_BYTES = 500_000
@@ -135,7 +139,6 @@ def measure_shape(measured, value_bytes, headers):
         add(f"gate, {kind}", lambda types=types: first_refused(columns, types))
     add("NDJSON, base64", lambda: lines(columns, utf8=False))
     add("NDJSON, text", lambda: lines(columns, utf8=True))
-    add("encode, CRC", lambda: encode_batches(rows, batch_bytes=BATCH_BYTES))
 
 
 def measure_codecs(measured, value_bytes=1024, count=2000):

@@ -25,8 +25,10 @@ from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.model import Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.columns import SCHEMA
-from logmirror.wire.records import Codec, MarkerType, encode_marker
+from logmirror.wire.compression import Codec
+from logmirror.wire.records import encode_marker
 
 FORMATS = ["batches", "parquet", "ndjson"]
 RECORDS = odd_records(60, first=100)

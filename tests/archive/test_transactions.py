@@ -16,7 +16,8 @@ from logmirror.archive.piece_rows import LastStableOffset, PieceRows, outcomes
 from logmirror.archive.pieces import cut, list_partition
 from logmirror.model import OFFSET_MAX, OffsetRange, TimestampType
 from logmirror.testing import MemoryStore
-from logmirror.wire.records import MarkerType, Record, encode_marker, encode_reference
+from logmirror.wire.batch_header import MarkerType
+from logmirror.wire.records import Record, encode_marker, encode_reference
 
 FOLDER = "orders/0"
 

@@ -26,7 +26,8 @@ from kit.judges.clients import (
     rows_by_kcat,
     rows_by_librdkafka,
 )
-from logmirror.wire.records import Codec, parse_header
+from logmirror.wire.batch_header import parse_header
+from logmirror.wire.compression import Codec
 
 if TYPE_CHECKING:
     from kit.servers.embedded import EmbeddedBroker

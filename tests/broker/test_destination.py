@@ -21,14 +21,9 @@ from kit.judges.partition_client import (
 )
 from kit.servers.kafka import create_topic
 from logmirror.model import TimestampType
-from logmirror.wire.records import (
-    Codec,
-    MarkerType,
-    Record,
-    encode_marker,
-    encode_reference,
-    parse_header,
-)
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.compression import Codec
+from logmirror.wire.records import Record, encode_marker, encode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

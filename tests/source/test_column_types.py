@@ -31,8 +31,9 @@ from logmirror.errors import CorruptionError, UsageError
 from logmirror.mirror.ports import FlowId, Slice, Work
 from logmirror.model import ColumnTypes, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.compression import Codec
-from logmirror.wire.records import MarkerType, encode_marker, encode_reference
+from logmirror.wire.records import encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]

@@ -32,8 +32,9 @@ from logmirror.to_archive.positions import read_chain
 from logmirror.verify.archive import verify_content, verify_names
 from logmirror.verify.snapshot import compare_snapshot
 from logmirror.verify.source import SourceSide, compare_with_source
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import MarkerType, Record, encode_marker, encode_reference
+from logmirror.wire.records import Record, encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 LAYOUTS = [

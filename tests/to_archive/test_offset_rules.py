@@ -24,7 +24,8 @@ from logmirror.mirror.ports import FlowId, Slice
 from logmirror.model import GapCause, TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
-from logmirror.wire.records import MarkerType, encode_marker, encode_reference
+from logmirror.wire.batch_header import MarkerType
+from logmirror.wire.records import encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]

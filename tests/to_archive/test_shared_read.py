@@ -24,9 +24,10 @@ from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.transfer import Transfer
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import MarkerType, encode_marker, encode_reference
+from logmirror.wire.records import encode_marker, encode_reference
 
 FORMATS = ["native", "parquet", "ndjson"]
 

@@ -30,8 +30,9 @@ from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.mirror.ports import FlowId, Slice
 from logmirror.model import OffsetRange, Trigger
 from logmirror.testing import MemoryStore
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.compression import Codec
-from logmirror.wire.records import MarkerType, decode_reference, encode_marker, encode_reference
+from logmirror.wire.records import decode_reference, encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]

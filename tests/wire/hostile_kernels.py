@@ -1,10 +1,10 @@
-"""Feed a million damaged batches to the kernels between guard pages; run by `test_kernels_memory`.
+"""Feed a million damaged batches to the kernels in bounded buffers; run by `test_kernels_memory`.
 
-Every buffer that a kernel reads or writes ends where a page begins that nobody may touch, and
-begins behind such a page or a run of canary bytes. One byte too far is a segmentation fault, which
-takes this process down, and only this one.
+Every buffer that a kernel reads or writes ends at an inaccessible page, and begins after another
+one or after canary bytes. An access one byte beyond is a segmentation fault, which ends only this
+process.
 
-Prints one line of JSON: how many rounds ended how.
+Prints one line of JSON: the number of rounds by outcome.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import json
 import mmap
 import sys
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from numba import njit
 
 from logmirror.model import TimestampType
 from logmirror.wire import kernels_columns as c
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.kernels_address import SLACK, copy, load_i64, load_u8, store_8, store_64
 from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL
 from logmirror.wire.kernels_decode import (
@@ -30,11 +32,13 @@ from logmirror.wire.kernels_decode import (
     decode_batches,
     decode_payload,
 )
-from logmirror.wire.kernels_encode import encode_rows
 from logmirror.wire.kernels_ndjson import RESULT_WORDS, TEXTS, put_lines
 from logmirror.wire.kernels_patch import patch_producer
 from logmirror.wire.kernels_scan import COLUMNS, STATE_WORDS, scan_batches
-from logmirror.wire.records import MarkerType, Record, encode_marker, encode_reference
+from logmirror.wire.records import Record, encode_marker, encode_reference
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from kit.runs.arrow_kernels import encode_rows  # after the path is set
 
 ROWS_MAX, HEADERS_MAX, BYTES_MAX = 16, 16, 600
 TABLE_ROWS = 3
@@ -42,8 +46,8 @@ OUT_BYTES = 4096
 CANARY = 0xA5
 
 
-class Guarded:
-    """`size` bytes that end at a page nobody may touch; canary bytes before them."""
+class BoundedBuffer:
+    """`size` bytes that end at an inaccessible page; canary bytes before them."""
 
     kept: ClassVar[list[mmap.mmap]] = []
 
@@ -54,8 +58,8 @@ class Guarded:
         self.kept.append(area)
         start = ctypes.addressof(ctypes.c_char.from_buffer(area))
         protect = ctypes.CDLL(None, use_errno=True).mprotect
-        for guard in (start, start + (pages + 1) * page):
-            if protect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) != 0:
+        for edge in (start, start + (pages + 1) * page):
+            if protect(ctypes.c_void_p(edge), ctypes.c_size_t(page), 0) != 0:
                 raise OSError(ctypes.get_errno(), "mprotect")
         self.size = size
         self.end = start + (pages + 1) * page
@@ -70,13 +74,13 @@ class Guarded:
         return bytes(self._canaries).count(CANARY) == len(self._canaries)
 
 
-def checked_columns() -> tuple[np.ndarray, list[Guarded]]:
+def checked_columns() -> tuple[np.ndarray, list[BoundedBuffer]]:
     """A context whose every array is as large as documented, and not a byte larger."""
     rows, headers, data = ROWS_MAX, HEADERS_MAX, BYTES_MAX + SLACK
     sizes = [8 * rows, 8 * rows, 4 * rows]
     sizes += [4 * (rows + 1), data, rows] * 2
     sizes += [4 * (rows + 1), 4 * (headers + 1), data, 4 * (headers + 1), data, headers]
-    areas = [Guarded(size) for size in sizes]
+    areas = [BoundedBuffer(size) for size in sizes]
     context = np.zeros(c.CONTEXT_WORDS, np.int64)
     context[c.ROWS_MAX // 8 : c.OFFSETS // 8] = rows, headers, BYTES_MAX
     context[c.OFFSETS // 8 :] = [area.address for area in areas]
@@ -228,15 +232,15 @@ def main(count: int) -> None:
         np.int64,
     )
     kept = [np.frombuffer(one, np.uint8) for one in data]
-    source = Guarded(max(map(len, data)))
-    table, state = Guarded(8 * len(COLUMNS) * TABLE_ROWS), Guarded(8 * STATE_WORDS)
+    source = BoundedBuffer(max(map(len, data)))
+    table, state = BoundedBuffer(8 * len(COLUMNS) * TABLE_ROWS), BoundedBuffer(8 * STATE_WORDS)
     words = np.array([1, 1, 10, 0, 7, 0], np.int64)
-    aborted = Guarded(words.nbytes)
+    aborted = BoundedBuffer(words.nbytes)
     aborted.fill(words.tobytes())
-    progress, result = Guarded(8 * PROGRESS_WORDS), Guarded(8 * RESULT_WORDS)
-    held = Guarded(context.nbytes)
+    progress, result = BoundedBuffer(8 * PROGRESS_WORDS), BoundedBuffer(8 * RESULT_WORDS)
+    held = BoundedBuffer(context.nbytes)
     held.fill(context.tobytes())
-    out = Guarded(OUT_BYTES)
+    out = BoundedBuffer(OUT_BYTES)
     ended = np.zeros(7, np.int64)
     rounds(
         *(count, 88172645463325252),

@@ -1,9 +1,9 @@
-"""Feed damaged batches to the rebatch kernels between guard pages; run by `test_rebatch`.
+"""Feed damaged batches to the rebatch kernels in bounded buffers; run by `test_rebatch`.
 
 The memory that they may touch is as in `hostile_kernels`: one byte too far takes this process down.
 What a codec unpacks is stood in for by the packed bytes, and packing by cutting off the end.
 
-Prints one line of JSON: how many rounds ended how.
+Prints one line of JSON: the number of rounds by outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 
 import numpy as np
-from hostile_kernels import Guarded, mutate, next_random, originals
+from hostile_kernels import BoundedBuffer, mutate, next_random, originals
 from numba import njit
 
 from logmirror.model import TimestampType
@@ -144,13 +144,13 @@ def more() -> list[bytes]:
 
 def main(count: int) -> None:
     kept = [np.frombuffer(one, np.uint8) for one in originals() + more()]
-    source = Guarded(max(one.size for one in kept))
-    table, scan = Guarded(8 * len(COLUMNS) * TABLE_ROWS), Guarded(8 * STATE_WORDS)
+    source = BoundedBuffer(max(one.size for one in kept))
+    table, scan = BoundedBuffer(8 * len(COLUMNS) * TABLE_ROWS), BoundedBuffer(8 * STATE_WORDS)
     words = np.array([1, 1, 10, 0, 7, 0], np.int64)
-    aborted = Guarded(words.nbytes)
+    aborted = BoundedBuffer(words.nbytes)
     aborted.fill(words.tobytes())
-    state, out = Guarded(8 * WORDS), Guarded(OUT_BYTES)
-    pieces = Guarded(8 * k.PIECE_WORDS * LIST_ROWS)
+    state, out = BoundedBuffer(8 * WORDS), BoundedBuffer(OUT_BYTES)
+    pieces = BoundedBuffer(8 * k.PIECE_WORDS * LIST_ROWS)
     counted = np.zeros(5, np.int64)
     rounds(
         *(count, 88172645463325252),

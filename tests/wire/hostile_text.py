@@ -1,9 +1,9 @@
-"""Feed damaged texts to the kernels of `kernels_text` between guard pages; run by `test_gate`.
+"""Feed damaged texts to the kernels of `kernels_text` in bounded buffers; run by `test_gate`.
 
-The texts end where a page begins that nobody may touch (`hostile_kernels.Guarded`); so do the
+The texts end at an inaccessible page (`hostile_kernels.BoundedBuffer`); so do the
 places where values begin and end, and the stack of open arrays and objects.
 
-Prints one line of JSON: how many rounds ended how.
+Prints one line of JSON: the number of rounds by outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 
 import numpy as np
-from hostile_kernels import Guarded, mutate, next_random
+from hostile_kernels import BoundedBuffer, mutate, next_random
 from numba import njit
 
 from logmirror.wire.kernels_address import copy, store_8, store_32
@@ -64,8 +64,8 @@ def rounds(  # noqa: PLR0913, PLR0917  # a compiled loop takes plain words
 
 def main(count: int) -> None:
     kept = [np.frombuffer(text, np.uint8) for text in TEXTS]
-    data, offsets, valid = Guarded(max(map(len, TEXTS))), Guarded(12), Guarded(2)
-    stack, result = Guarded(DEPTH_MAX), Guarded(8 * RESULT_WORDS)
+    data, offsets, valid = BoundedBuffer(max(map(len, TEXTS))), BoundedBuffer(12), BoundedBuffer(2)
+    stack, result = BoundedBuffer(DEPTH_MAX), BoundedBuffer(8 * RESULT_WORDS)
     ended = np.zeros(5, np.int64)
     rounds(
         *(count, 88172645463325252),

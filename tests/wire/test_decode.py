@@ -22,15 +22,10 @@ from kit.runs.record_batches import (
 )
 from logmirror.errors import CorruptionError, InternalError, UsageError
 from logmirror.model import TimestampType
+from logmirror.wire.batch_header import MarkerType
+from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import (
-    Codec,
-    MarkerType,
-    Record,
-    decode_reference,
-    encode_marker,
-    encode_reference,
-)
+from logmirror.wire.records import Record, decode_reference, encode_marker, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 MIB = 1 << 20

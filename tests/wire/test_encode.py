@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.runs.arrow_batches import encode_batches
 from kit.runs.record_batches import OFFSET_END, records, relaxed
 from logmirror.errors import UsageError
 from logmirror.model import TimestampType
+from logmirror.wire.batch_header import parse_header
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.encode import encode_batches
-from logmirror.wire.records import Record, decode_reference, encode_reference, parse_header
+from logmirror.wire.records import Record, decode_reference, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 

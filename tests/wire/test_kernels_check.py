@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logmirror.errors import LogmirrorError
+from logmirror.wire.batch_header import HEADER_SIZE
 from logmirror.wire.kernels_check import count_sound_records
 from logmirror.wire.kernels_crc32c import crc32c_at
-from logmirror.wire.records import HEADER_SIZE, Record, decode_reference, encode_reference
+from logmirror.wire.records import Record, decode_reference, encode_reference
 from logmirror.wire.scan import address_of, as_bytes_array
 
 RECORDS = [

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from kit.runs.record_batches import batches, relaxed
 from logmirror.model import TimestampType
+from logmirror.wire.batch_header import crc32c_reference, parse_header
 from logmirror.wire.kernels_patch import (
     BAD_BATCH,
     patch_listed,
     patch_producer,
     patch_transactional,
 )
-from logmirror.wire.records import Record, crc32c_reference, encode_reference, parse_header
+from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import address_of
 
 ONE = encode_reference([Record(5, 0, TimestampType.CREATE_TIME, b"k", b"v" * 5000, ())])

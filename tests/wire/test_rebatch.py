@@ -25,18 +25,11 @@ from kit.runs.record_batches import (
 )
 from logmirror.errors import CorruptionError, InternalError, UsageError
 from logmirror.model import TimestampType
-from logmirror.wire.rebatch import Rebatcher, filler, stamp
-from logmirror.wire.records import (
-    HEADER_SIZE,
-    Codec,
-    MarkerType,
-    Record,
-    crc32c_reference,
-    decode_reference,
-    encode_marker,
-    encode_reference,
-    parse_header,
-)
+from logmirror.wire.batch_header import HEADER_SIZE, MarkerType, crc32c_reference, parse_header
+from logmirror.wire.compression import Codec
+from logmirror.wire.padding import padding
+from logmirror.wire.rebatch import Rebatcher, stamp
+from logmirror.wire.records import Record, decode_reference, encode_marker, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 CREATE = TimestampType.CREATE_TIME
@@ -420,19 +413,19 @@ def test_misuse_is_refused():
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 9000])
-def test_a_filler_is_so_many_empty_records(count):
-    rows = decode_reference(filler(count, timestamp_ms=NOW_MS))
+def test_padding_has_as_many_empty_records_as_asked(count):
+    rows = decode_reference(padding(count, timestamp_ms=NOW_MS))
     assert rows == [row(at, None, key=None) for at in range(count)]
 
 
-def test_a_large_filler_fits_into_a_request_and_an_impossible_one_is_refused():
-    data = filler(100_000, timestamp_ms=NOW_MS)
+def test_large_padding_fits_into_a_request_and_an_impossible_count_is_refused():
+    data = padding(100_000, timestamp_ms=NOW_MS)
     listed = BatchScanner().scan(data, len(data))
     assert listed.record_counts.tolist() == [100_000]
     assert len(data) < 1_000_000
     for count in (0, -1, 2**31):
         with pytest.raises(InternalError):
-            filler(count, timestamp_ms=0)
+            padding(count, timestamp_ms=0)
 
 
 SCRIPT = Path(__file__).with_name("hostile_rebatch.py")

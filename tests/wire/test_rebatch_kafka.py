@@ -1,7 +1,7 @@
 """Apache Kafka takes every kind of piece, and readers find the source's records where they were.
 
 Method: pieces go to a topic as raw produce requests of a producer that the broker never heard of;
-fillers stand where offsets are missing. Two independent clients read everything back.
+padding stands where offsets are missing. Two independent clients read everything back.
 """
 
 from datetime import timedelta
@@ -18,8 +18,10 @@ from kit.judges.raw_client import (
     request_frame,
 )
 from logmirror.model import TimestampType
-from logmirror.wire.rebatch import Rebatcher, filler, stamp
-from logmirror.wire.records import Codec, Record, decode_reference, encode_reference
+from logmirror.wire.compression import Codec
+from logmirror.wire.padding import padding
+from logmirror.wire.rebatch import Rebatcher, stamp
+from logmirror.wire.records import Record, decode_reference, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 PRODUCE, VERSION = 0, 7
@@ -100,7 +102,9 @@ class Destination:
     def put(self, offset, data):
         """Write a batch that is to land at `offset`; fill up what is missing before it."""
         if offset > self.end:
-            self._append(self.end, memoryview(bytearray(filler(offset - self.end, timestamp_ms=1))))
+            self._append(
+                self.end, memoryview(bytearray(padding(offset - self.end, timestamp_ms=1)))
+            )
         self._append(offset, data)
 
     def _append(self, offset, data):
@@ -169,7 +173,7 @@ def test_merged_pieces_of_full_size_are_within_the_default_limit_of_a_topic(kafk
     assert found == [one.value for one in decode_reference(source)]
 
 
-def test_a_filler_of_many_records_is_taken_at_once(kafka_431, topic_name):
+def test_padding_of_many_records_is_accepted_in_one_request(kafka_431, topic_name):
     with Destination(kafka_431, topic_name) as destination:
         copy(encode_reference(rows(100_000, 3)), destination)
         assert destination.end == 100_003

@@ -13,17 +13,9 @@ from kafka.record.util import calc_crc32c
 from kit.runs.record_batches import batches, relaxed
 from logmirror.errors import CorruptionError
 from logmirror.model import TimestampType
-from logmirror.wire.records import (
-    HEADER_SIZE,
-    Codec,
-    MarkerType,
-    Record,
-    crc32c_reference,
-    decode_reference,
-    encode_marker,
-    encode_reference,
-    parse_header,
-)
+from logmirror.wire.batch_header import HEADER_SIZE, MarkerType, crc32c_reference, parse_header
+from logmirror.wire.compression import Codec
+from logmirror.wire.records import Record, decode_reference, encode_marker, encode_reference
 
 NAMED = [
     Record(0, 1_700_000_000_000, TimestampType.CREATE_TIME, b"k", b"v", ((b"h", b"1"),)),

@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from kit.runs.record_batches import batches, relaxed, runs_of_batches, with_right_checksums
 from logmirror.errors import CorruptionError, InternalError, UsageError
 from logmirror.model import TimestampType
-from logmirror.wire.records import (
-    Codec,
-    MarkerType,
-    Record,
-    decode_reference,
-    encode_marker,
-    encode_reference,
-    parse_header,
-)
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.compression import Codec
+from logmirror.wire.records import Record, decode_reference, encode_marker, encode_reference
 from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, KIND_DATA, BatchScanner
 
 

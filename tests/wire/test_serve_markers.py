@@ -8,7 +8,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logmirror.wire.records import MarkerType, crc32c_reference, encode_marker, parse_header
+from logmirror.wire.batch_header import MarkerType, crc32c_reference, parse_header
+from logmirror.wire.records import encode_marker
 from logmirror.wire.serve_markers import MARKER_BYTES, coordinator_epoch_of, pack_marker
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from logmirror.wire.records import MarkerType, marker_type, parse_header
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.records import marker_type
 from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, as_bytes_array
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logmirror.wire.records import HEADER_SIZE, parse_header
+from logmirror.wire.batch_header import HEADER_SIZE, parse_header
 
 if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient

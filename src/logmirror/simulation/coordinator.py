@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.messages import (
     CONCURRENT_TRANSACTIONS,
     INVALID_TXN_STATE,
     NONE,
 )
-from logmirror.wire.records import MarkerType, encode_marker
+from logmirror.wire.records import encode_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

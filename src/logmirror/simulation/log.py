@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logmirror.wire.records import MarkerType, Record, encode_marker, encode_reference, parse_header
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.records import Record, encode_marker, encode_reference
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 OUT_OF_ORDER: Final = 45

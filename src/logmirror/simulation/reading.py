@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from logmirror.archive.naming import split_name
 from logmirror.testing.checker import Row
-from logmirror.wire.records import MarkerType, decode_reference, marker_type, parse_header
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.records import decode_reference, marker_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from logmirror.cluster.properties import ConnectionSettings
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.simulation.world import write_under_faults
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.messages import (
     DESCRIBE_TRANSACTIONS,
     NONE,
@@ -18,7 +19,6 @@ from logmirror.wire.messages import (
     TRANSACTIONAL_ID_NOT_FOUND,
     api_error,
 )
-from logmirror.wire.records import MarkerType
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from logmirror.model import TimestampType
 from logmirror.simulation.topics import Topics
 from logmirror.testing.checker import Row, Truth
-from logmirror.wire.records import MarkerType, Record
+from logmirror.wire.batch_header import MarkerType
+from logmirror.wire.records import Record
 
 if TYPE_CHECKING:
     from logmirror.clock import Chooser

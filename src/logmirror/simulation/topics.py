@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from logmirror.simulation.coordinator import Transactions
 from logmirror.simulation.log import Appended, Log
+from logmirror.wire.batch_header import parse_header
 from logmirror.wire.messages import INVALID_TXN_STATE
-from logmirror.wire.records import parse_header
 
 if TYPE_CHECKING:
     from logmirror.clock import Chooser

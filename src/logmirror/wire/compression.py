@@ -124,7 +124,7 @@ class Decompressor:
             if exact and bound > left:
                 raise _BadDataError(_OVER)
             try:
-                # One byte more than allowed, so that reaching the cap is told from passing it.
+                # One byte more than allowed, to distinguish reaching the limit from exceeding it.
                 room = max(1, min(bound, left + 1))
                 output = self._zstd.decompress(view[:size], max_output_size=room)
             except zstandard.ZstdError as error:

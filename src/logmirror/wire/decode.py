@@ -1,7 +1,7 @@
 """Scanned batches -> columns of records, in bounded memory.
 
-Uncompressed batches are decoded where they lie, any number in one call; a compressed one is
-decompressed on the way, with a cap. What is legal is told in `logmirror.wire.records`.
+Uncompressed batches are decoded in place, any number in one call. A compressed batch is
+decompressed first, up to a limit. `logmirror.wire.records` defines what is legal.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RecordDecoder:
 
         Args:
             buffer: What was scanned, unchanged since.
-            batches: The scan's answer. Control and aborted batches are passed over.
+            batches: The result of the scan. Control and aborted batches are skipped.
             first: First offset wanted.
             end: First offset not wanted any more.
 
@@ -177,7 +177,7 @@ class _Run:
     def _error(self, why: str) -> CorruptionError:
         return CorruptionError(
             "record batch breaks its format",
-            hint="Its checksum is right, so it was written like this: look at its producer.",
+            hint="Its checksum is valid, so it was written like this: check its producer.",
             position=self._position(),
             offset=self._base_offset(),
             why=why,

@@ -1,7 +1,7 @@
-"""The client's Fetch, packed by hand: one partition a request, record bytes left alone.
+"""The client's Fetch (key 1, versions 4-16), encoded by hand: one partition per request.
 
-Versions 4 to 12 name the topic, 13 to 16 give its id. From 12 on the message is "flexible": compact
-lengths (unsigned varint of length + 1) and tagged fields. The answer, in the order of the bytes:
+Versions 4 to 12 name the topic, 13 to 16 give its ID. From 12 on the message is flexible: compact
+lengths (unsigned varint of length + 1) and tagged fields. The response, in the order of the bytes:
 
     size                    int32
     correlation id          int32
@@ -22,10 +22,10 @@ lengths (unsigned varint of length + 1) and tagged fields. The answer, in the or
     record size             int32   12+: compact
     -- here the head ends --
     records                 that many bytes
-    tagged fields           12+: of partition, topic, answer; the rest of the frame
+    tagged fields           12+: of partition, topic, response; the rest of the frame
 
 Invariants:
-1. Nothing here touches the records: the caller receives them wherever it wants.
+1. Records are neither read nor copied here: the caller receives them into its own buffer.
 2. Every length is checked against the frame before it is used.
 """
 
@@ -38,7 +38,7 @@ from logmirror.errors import CorruptionError
 from logmirror.wire.messages import FETCH
 
 FETCH_VERSION_MIN: Final = 4
-"""The first that can carry record batches with magic 2; older brokers are refused."""
+"""The first version with record batches of magic 2; older brokers are refused."""
 FETCH_VERSION_BY_NAME_MAX: Final = 12
 FETCH_VERSION_BY_ID_MIN: Final = 13
 FETCH_VERSION_MAX: Final = 16
@@ -54,53 +54,54 @@ _ABORTED_TAGGED: Final = struct.Struct(">qqx")
 
 
 class FetchRequest(NamedTuple):
-    """One fetch of one partition, all that the bytes depend on but version and correlation id."""
+    """A fetch of one partition."""
 
     topic: str
     topic_id: bytes | None
     """16 bytes; used from version 13 on."""
     partition: int
     leader_epoch: int
-    """-1 when unknown; else a broker that knows another epoch answers with an error."""
+    """-1 if unknown. A broker with another epoch responds with an error."""
     offset: int
     max_bytes: int
     max_wait_ms: int
     min_bytes: int
     read_committed: bool
-    """True ends at the last stable offset and lists the aborted transactions."""
+    """Whether to stop at the last stable offset and list the aborted transactions."""
 
 
 class FetchHead(NamedTuple):
-    """Everything before the records."""
+    """The part of a response before the records."""
 
     error_code: int
     high_watermark: int
     last_stable_offset: int
-    """-1 when the broker does not say."""
+    """-1 if the broker does not report it."""
     log_start_offset: int
-    """-1 when the broker does not say, always below version 5."""
+    """-1 if the broker does not report it, and always below version 5."""
     aborted: tuple[tuple[int, int], ...]
-    """(producer id, first offset) of each aborted transaction that overlaps the records."""
+    """(producer ID, first offset) of each aborted transaction that overlaps the records."""
     record_bytes: int
     head_bytes: int
-    """Size of the head, frame size field included: the records begin there in the frame. After an
-    error the rest of the frame may be anything."""
+    """Size of the head in bytes, size field included: where the records begin in the frame. After
+    an error the rest of the frame is undefined."""
     throttle_ms: int
-    """How long the broker will not read our next request."""
+    """How long the broker will not read the next request, in ms."""
 
 
 class Fetched(NamedTuple):
-    """A fetch answer whose records lie in the caller's view."""
+    """A Fetch response whose records are in the caller's view."""
 
     head: FetchHead
     size: int
-    """Bytes of records in the view. The last batch may be cut off, the first may begin early."""
+    """Bytes of records in the view. The last batch may be truncated; the first may begin before the
+    requested offset."""
     needed_bytes: int
-    """0, or: nothing was put into the view because it must hold at least so many bytes."""
+    """If not 0: the view was too small and is unchanged; it needs at least this many bytes."""
 
 
 class Asked(NamedTuple):
-    """A fetch that was sent, and by when it must be answered (monotonic clock)."""
+    """A Fetch in flight, and the deadline of its response (monotonic clock)."""
 
     request: FetchRequest
     version: int
@@ -120,12 +121,12 @@ def _varint(value: int) -> bytes:
 def encode_fetch(
     request: FetchRequest, *, version: int, correlation_id: int, client_id: bytes
 ) -> bytes:
-    """The request as bytes, size in front.
+    """Return the request frame, size field included.
 
     Args:
-        request: What to fetch.
-        version: 4 to 12, or 13 to 16 when `request.topic_id` is given.
-        correlation_id: Comes back in the answer.
+        request: The request.
+        version: 4 to 12, or 13 to 16 with `request.topic_id`.
+        correlation_id: Returned in the response.
         client_id: UTF-8.
     """
     flexible = version >= _FLEXIBLE
@@ -157,7 +158,7 @@ def encode_fetch(
         parts.append(b"\xff\xff\xff\xff\xff\xff\xff\xff")  # log start -1: for followers
     parts.append(struct.pack(">i", request.max_bytes))
     if flexible:
-        parts.append(b"\0\0\1\1\0")  # no tags, no tags; nothing forgotten, no rack, no tags
+        parts.append(b"\0\0\1\1\0")  # no tags, no tags; no forgotten topics, no rack, no tags
     elif version >= 11:  # noqa: PLR2004  # the version that changed the layout
         parts.append(b"\0\0\0\0\0\0")
     elif version >= 7:  # noqa: PLR2004  # the version that changed the layout
@@ -167,7 +168,7 @@ def encode_fetch(
 
 
 def _topic_bytes(request: FetchRequest, version: int) -> bytes:
-    """How this version names the topic, in the request and in the answer alike."""
+    """Return the topic's name or ID as this version encodes it, in request and response."""
     if version >= FETCH_VERSION_BY_ID_MIN:
         if request.topic_id is None or len(request.topic_id) != _UUID_BYTES:
             message = f"fetch version {version} needs a topic id of 16 bytes"
@@ -180,10 +181,10 @@ def _topic_bytes(request: FetchRequest, version: int) -> bytes:
 
 
 def head_bytes_hint(request: FetchRequest, version: int) -> int:
-    """Upper end of a first read: the head of an answer with records and no aborted transactions.
+    """Return the size for a first read: a head with records and without aborted transactions.
 
-    A little may be left over for the records (at most 4 bytes), since the last length is a varint
-    whose size is not known beforehand. An answer with an error may be shorter.
+    It may include up to 4 bytes of records, because the last length is a varint of unknown size. A
+    response with an error may be shorter.
     """
     return _fixed_bytes(version) + len(_topic_bytes(request, version))
 
@@ -198,7 +199,7 @@ def _fixed_bytes(version: int) -> int:
 
 
 class _MoreNeededError(Exception):
-    """The head goes on; `args[0]` is how many bytes of the frame must be there to go on reading."""
+    """The head is incomplete; `args[0]` is the number of bytes of the frame needed to continue."""
 
 
 class _Reader:
@@ -214,10 +215,10 @@ class _Reader:
         self.frame = _LENGTH_BYTES + int(self.take(">i")[0])
 
     def need(self, count: int) -> int:
-        """Where the next `count` bytes begin; moves past them."""
+        """Return the position of the next `count` bytes, and skip them."""
         begin, end = self.position, self.position + count
         if count < 0 or end > self.frame:
-            message = "a fetch answer ends before its own lengths say"
+            message = "lengths in a Fetch response exceed its frame"
             raise CorruptionError(message, frame_bytes=self.frame, wanted=end)
         if end > self.filled:
             raise _MoreNeededError(end)
@@ -238,7 +239,7 @@ class _Reader:
             value |= (byte & 0x7F) << shift
             if not byte & 0x80:
                 return value
-        raise CorruptionError("a varint in a fetch answer is longer than 5 bytes")
+        raise CorruptionError("varint in a Fetch response is longer than 5 bytes")
 
     def tags(self) -> None:
         for _ in range(self.varint()):
@@ -246,28 +247,28 @@ class _Reader:
             self.need(self.varint())
 
     def count(self, *, flexible: bool) -> int:
-        """An array's or a byte string's length; -1 for null."""
+        """Return the length of an array or a byte string; -1 for null."""
         return self.varint() - 1 if flexible else self.take(">i")[0]
 
 
 def parse_fetch_head(
     request: FetchRequest, *, version: int, correlation_id: int, buffer: memoryview, filled: int
 ) -> FetchHead | int:
-    """Read the head of an answer as far as it has arrived.
+    """Read the head of a response from the bytes that have arrived.
 
     Args:
-        request: What was asked.
-        version: In which version.
-        correlation_id: Of the request.
+        request: The request.
+        version: The request's version.
+        correlation_id: The request's correlation ID.
         buffer: The frame from its size field on.
-        filled: How many bytes of it have arrived.
+        filled: Bytes of the frame that have arrived.
 
     Returns:
-        The head, or the number of bytes of the frame (more than `filled`) without which it cannot
-        be read any further. Ask again, from the start, when they are there.
+        The head; or the number of bytes of the frame, more than `filled`, that are needed. Call
+        again, from the start, when they have arrived.
 
     Raises:
-        CorruptionError: The answer is not one to this request or contradicts itself.
+        CorruptionError: The response does not match the request, or is malformed.
     """
     try:
         return _parse(request, version, correlation_id, _Reader(buffer, filled))
@@ -279,7 +280,7 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
     flexible = version >= _FLEXIBLE
     if (found := reader.take(">i")[0]) != correlation_id:
         raise CorruptionError(
-            "the answer belongs to another request", expected=correlation_id, found=found
+            "response has another request's correlation ID", expected=correlation_id, found=found
         )
     if flexible:
         reader.tags()
@@ -290,15 +291,15 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
     if (topics := reader.count(flexible=flexible)) != 1:
         if top_error and topics <= 0:
             return FetchHead(top_error, -1, -1, -1, (), 0, reader.position, throttle_ms)
-        raise CorruptionError("a fetch answer does not have our one topic", topic_count=topics)
+        raise CorruptionError("Fetch response does not have exactly one topic", topic_count=topics)
     expected = _topic_bytes(request, version)
     if (name := reader.bytes(len(expected))) != expected:
-        raise CorruptionError("a fetch answer is about another topic", found=name.hex())
+        raise CorruptionError("Fetch response is for another topic", found=name.hex())
     partitions = reader.count(flexible=flexible)
     partition, error, high, stable = reader.take(">ihqq")
     if partitions != 1 or partition != request.partition:
         raise CorruptionError(
-            "a fetch answer is about another partition",
+            "Fetch response is for another partition",
             partition_count=partitions,
             expected=request.partition,
             found=partition,
@@ -320,13 +321,13 @@ def _aborted(reader: _Reader, version: int, *, flexible: bool) -> tuple[tuple[in
         return ()
     layout = _ABORTED_TAGGED if flexible else _ABORTED
     begin = reader.position
-    # With what must follow the list, so that a long one is not read again for the last few bytes.
+    # Including what follows the list, so that a long list is not read twice for a few more bytes.
     reader.need(count * layout.size + (4 if version >= 11 else 0) + (1 if flexible else 4))  # noqa: PLR2004  # the version that changed the layout
     reader.position = begin + count * layout.size
     data = reader.buffer[begin : reader.position]
     if not flexible or not any(bytes(data[_ABORTED.size :: layout.size])):
         return tuple((producer_id, first) for producer_id, first in layout.iter_unpack(data))
-    # Entries with tagged fields, which no version has had so far.
+    # Entries with tagged fields, which no version has so far.
     reader.position = begin
     entries = []
     for _ in range(count):
@@ -337,11 +338,11 @@ def _aborted(reader: _Reader, version: int, *, flexible: bool) -> tuple[tuple[in
 
 
 def _check_end(reader: _Reader, size: int, *, flexible: bool) -> None:
-    """The records must lie in the frame; before version 12 they are its end."""
+    """Check that the records fit the frame; before version 12 they end it."""
     rest = reader.frame - reader.position - size
     if rest < 0 or (rest != 0 and not flexible):
         raise CorruptionError(
-            "the record size of a fetch answer does not fit its frame",
+            "record size of a Fetch response does not match its frame",
             record_bytes=size,
             left_bytes=reader.frame - reader.position,
         )

@@ -1,19 +1,19 @@
-"""Requests as a server sees them: where a frame ends, what its header says, how to read fields.
+"""Request frames as a server receives them: framing, request header, and a cursor for the fields.
 
     frame     int32 size | request header | body          size counts everything after itself
     header    int16 api key | int16 version | int32 correlation id | client id | (tagged fields)
 
-Everything here comes from a stranger. Three rules hold for every byte of it:
+The bytes come from untrusted clients. Three rules hold:
 
-1. Nothing is believed before it is compared with what is there: a length or a count that the rest
-   of the frame cannot hold ends the connection and allocates nothing. (A codec that reserves memory
-   for the announced count can be ended by a frame of thirty bytes.)
-2. The size of a frame is judged when its first eight bytes are here, and the buffer grows with the
-   bytes that arrive, not with the size that was announced.
-3. What is wrong with a frame is a `RemoteProtocolError`: it ends that connection and no other.
+1. Every length and count is compared with the rest of the frame before it is used. One that the
+   frame cannot hold ends the connection and allocates nothing. (A codec that reserves memory for
+   the announced count can be crashed by a frame of thirty bytes.)
+2. The size of a frame is checked when its first eight bytes have arrived. The buffer grows with the
+   bytes that arrive, not with the announced size.
+3. A malformed frame is a `RemoteProtocolError`, which ends that connection and no other.
 
-Bytes behind the last field are passed over, as Kafka does: librdkafka sends some (after a Metadata
-request for all topics).
+Bytes after the last field are ignored, as in Kafka: librdkafka sends some after a Metadata request
+for all topics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INT64: Final = struct.Struct(">q")
 _HEADER: Final = struct.Struct(">hhi")
 
 HEADER_BYTES: Final = 8
-"""API key, version and correlation id: the least that a request can hold."""
+"""API key, version and correlation ID: the smallest request."""
 
 FIRST_BUFFER_BYTES: Final = 16 * 1024
 KEPT_BUFFER_BYTES: Final = 2 * 1024 * 1024
@@ -43,11 +43,11 @@ _SIZE_BYTES: Final = 4
 
 
 class RemoteProtocolError(CorruptionError):
-    """The peer sent bytes that are no request; only its own connection ends."""
+    """The peer sent a malformed or unsupported request; only its own connection ends."""
 
 
 class RequestHeader(NamedTuple):
-    """The part that all requests begin with."""
+    """The fixed part of every request header."""
 
     api_key: int
     version: int
@@ -55,7 +55,7 @@ class RequestHeader(NamedTuple):
 
 
 def read_header(frame: memoryview) -> RequestHeader:
-    """Return the first eight bytes of a frame as what they mean."""
+    """Read the first eight bytes of a frame."""
     if len(frame) < HEADER_BYTES:
         message = "frame is shorter than a request header"
         raise RemoteProtocolError(message, frame_bytes=len(frame))
@@ -74,7 +74,7 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """How many bytes of the frame are not read yet."""
+        """The number of unread bytes."""
         return self._end - self.position
 
     def take(self, size: int) -> memoryview:
@@ -82,7 +82,7 @@ class Cursor:
         start = self.position
         stop = start + size
         if size < 0 or stop > self._end:
-            message = "field runs past the end of its frame"
+            message = "field exceeds its frame"
             raise RemoteProtocolError(message, position=start, size=size, frame_bytes=self._end)
         self.position = stop
         return self._data[start:stop]
@@ -101,7 +101,7 @@ class Cursor:
         return self._number(_INT8)
 
     def int16(self) -> int:
-        """Read a signed 16-bit integer, big endian as all of Kafka."""
+        """Read a signed 16-bit integer. All integers are big-endian."""
         return self._number(_INT16)
 
     def int32(self) -> int:
@@ -113,7 +113,7 @@ class Cursor:
         return self._number(_INT64)
 
     def uvarint(self) -> int:
-        """Read an unsigned varint of at most 32 bits; five bytes, no more."""
+        """Read an unsigned varint of at most 32 bits (five bytes)."""
         value = 0
         start = self.position
         for index in range(min(_MAX_VARINT_BYTES, self._end - start)):
@@ -124,21 +124,21 @@ class Cursor:
                     break
                 self.position = start + index + 1
                 return value
-        message = "no varint of 32 bits"
+        message = "varint is malformed or exceeds 32 bits"
         raise RemoteProtocolError(message, position=start)
 
     def count(self, *, compact: bool, least_bytes: int = 1) -> int:
         """Read the length of an array; -1 stands for null.
 
         Args:
-            compact: Whether this version of the message is a flexible one.
-            least_bytes: The fewest bytes one element can take; what the rest of the frame cannot
-                hold is refused before anything is reserved for it.
+            compact: Whether this version of the message is flexible.
+            least_bytes: The smallest size of one element. A count that the rest of the frame cannot
+                hold is refused before memory is allocated.
         """
         start = self.position
         found = self.uvarint() - 1 if compact else self.int32()
         if found < -1 or found * least_bytes > self.remaining:
-            message = "array claims more elements than its frame can hold"
+            message = "array count exceeds what its frame can hold"
             raise RemoteProtocolError(message, position=start, count=found)
         return found
 
@@ -163,7 +163,7 @@ class Cursor:
         start = self.position
         found = self.string(compact=compact)
         if found is None:
-            message = "string is null where a name must stand"
+            message = "string must not be null"
             raise RemoteProtocolError(message, position=start)
         return found
 
@@ -306,7 +306,7 @@ class FrameBuffer:
             return None
         api_key = _INT16.unpack_from(self._data, self._start + _SIZE_BYTES)[0]
         if size > (limit := self._limit_of(api_key)):
-            message = "frame is larger than this kind of request may be"
+            message = "frame exceeds the size limit for this API"
             raise RemoteProtocolError(
                 message, api_key=api_key, frame_bytes=size, max_frame_bytes=limit
             )

@@ -1,4 +1,4 @@
-"""Loads, stores and copies on raw addresses: the words in which all kernels are written.
+"""Loads, stores and copies on raw addresses, from which all kernels are built.
 
 Inside a compiled kernel a numpy array costs reference counts, negative-index checks and reloads as
 soon as the control flow is not trivial (measured: 12 instead of 50 million records a second for one
@@ -13,9 +13,9 @@ Invariants:
 - K2 Where a copy may run over (`copy_with_slack`), both sides own `SLACK` bytes behind the run.
 - K3 The machine is little-endian (x86-64, aarch64); Kafka's fields are big-endian.
 
-numba keeps compiled kernels in `__pycache__` and notices a change in the kernel's own file only,
-not in a file whose functions were compiled into it. `kernel` therefore puts a fingerprint of the
-shared files into the cached name: after an edit here everything is compiled anew by itself.
+numba caches compiled kernels in `__pycache__`. It invalidates the cache when the kernel's own file
+changes, but not when a file changes whose functions were compiled into it. `kernel` therefore adds
+a fingerprint of the shared files to the cached name: a change there recompiles all kernels.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FINGERPRINT: Final = _fingerprint()
 
 
 def kernel(signature: str) -> Callable[[_Function], _Function]:
-    """Compile a function for Python to call: eagerly, cached on disk, without the interpreter lock.
+    """Compile a function for Python to call: eagerly, cached on disk, without the GIL.
 
     Args:
         signature: numba's notation, for example `int64(int64,int64)`; addresses are int64.

@@ -1,7 +1,7 @@
-"""Whether the records of one batch are what its header says, without making anything of them.
+"""Checks the records of one batch against its header, without decoding them.
 
-A broker stores a batch as opaque bytes, so what is wrong inside it would come to light at every
-reader, for ever. This walk costs a few nanoseconds a record and reads no key or value.
+A broker stores a batch as opaque bytes, so every later reader would fail on a malformed one. The
+check costs a few nanoseconds per record and reads no key or value.
 
 A producer's batch is stricter than one that was compacted: its offset deltas are 0, 1, 2, ...
 """

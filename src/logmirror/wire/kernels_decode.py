@@ -1,12 +1,12 @@
 """Records of whole batches -> columns: one call for a whole fetch response.
 
-Progress is an int64 array that a call leaves for the next one; words that say where to go on start
-as 0, PREVIOUS as -1:
+Progress is an int64 array that each call updates for the next one. All words are 0 at first, except
+PREVIOUS, which is -1:
 
-    BATCH              row of the table where to go on
-    POSITION           where in that batch's payload
-    RECORD, PREVIOUS   records of that batch behind us, offset delta of the last of them
-    FIRST, END         the offsets wanted: first <= offset < end
+    BATCH              row of the table to continue with
+    POSITION           position in that batch's payload
+    RECORD, PREVIOUS   records of that batch already decoded, offset delta of the last of them
+    FIRST, END         the offsets to decode: first <= offset < end
     NEED_BYTES         after FULL: the size of the next record's body
 """
 
@@ -336,7 +336,7 @@ def decode_batches(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain w
         context: Where the columns are (`kernels_columns`).
         progress: See the module.
 
-    COMPRESSED: the batch must be decompressed; call `decode_payload`, then go on behind it.
+    COMPRESSED: the batch must be decompressed; call `decode_payload`, then continue after it.
     """
     readable_end = base + size
     first, stop = load_i64(progress + FIRST), load_i64(progress + END)

@@ -5,8 +5,8 @@ follows from the 40 header bytes behind it alone:
 
     crc' = crc ^ advance(register(old 40 bytes) ^ register(new 40 bytes), bytes behind the header)
 
-where both registers start from 0. The source's checksum goes on guarding the records: a batch that
-was damaged on the way is still wrong afterwards.
+where both registers start from 0. The source's checksum still protects the records: a batch that
+was damaged in transit still fails its checksum afterwards.
 """
 
 from __future__ import annotations

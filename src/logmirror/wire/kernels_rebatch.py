@@ -1,22 +1,22 @@
-"""Record batches -> batches that a producer may send: listed where they lie, or written anew.
+"""Record batches -> batches that a producer may send: listed in place, or rewritten.
 
-One call walks many batches. A dense batch is listed and not read. The records of the others are
-poured into the open piece, one after the other: their three varints are written anew, the rest is
-copied. A piece is closed where an offset is missing, where it is full, where the codec changes or
-where a batch that passes as it is comes next.
+One call walks many batches. A batch without offset gaps is listed and not read. The records of the
+others are appended to the open piece: their three varints are rewritten, the rest is copied. A
+piece is closed at an offset gap, when it is full, when the codec changes, or before a batch that is
+passed through.
 
-The state is an int64 array; the constants are byte offsets into it. What the caller sets for a run:
+The state is an int64 array; the constants are byte offsets into it. The caller sets for a run:
 
-    FIRST, END                  the offsets wanted: first <= offset < end
-    MAX_BATCH                   the most that a piece takes, its header included
+    FIRST, END                  the requested offsets: first <= offset < end
+    MAX_BATCH                   the largest size of a piece, header included
     MERGE_BELOW, MERGE_COMPRESSED_BELOW   batches of fewer bytes are merged with their neighbours
     PIECES, CAPACITY            address of the list of pieces, and its rows
     OUT, ROOM                   address of the memory for new pieces, and its bytes, SLACK of them
                                 never filled
 
-and what a call leaves for the next one, all 0 at first but PREVIOUS, which is -1:
+and each call updates for the next one (all 0 at first, PREVIOUS -1):
 
-    ROW, POSITION, RECORD, PREVIOUS   where to go on, as in `kernels_decode`
+    ROW, POSITION, RECORD, PREVIOUS   where to continue, as in `kernels_decode`
     LISTED                      pieces in the list; the caller empties it
     OPEN, FILL                  where in OUT the open piece begins, and where it ends
     COUNT                       its records; 0: none is open
@@ -89,9 +89,9 @@ PIECE_WORDS: Final = 6
 
 # How a call ends, beside what `kernels_columns` says.
 SEAL: Final = 3
-"""The open piece is complete and has a codec: compress it, call `seal`, then go on."""
+"""The open piece is complete and has a codec: compress it, call `seal`, then continue."""
 NO_ROOM: Final = 4
-"""OUT is too small: move the open piece into memory of NEED_BYTES or more, then go on."""
+"""OUT is too small: move the open piece into memory of NEED_BYTES or more, then continue."""
 
 _GAP: Final = 5
 _OVER: Final = 6
@@ -212,7 +212,7 @@ def _way_of(cell: int, stride: int, state: int, is_last: bool) -> int:
 
 
 class _Record(NamedTuple):
-    """One record of the source: what is written anew, and where the rest lies."""
+    """One record of the source: the fields to rewrite, and the addresses of the rest."""
 
     status: int
     body: int
@@ -257,7 +257,7 @@ def _pour(  # noqa: PLR0913, PLR0915, PLR0917  # one loop that keeps everything 
 ) -> int:
     """Records of one batch into the open piece, as far as they go; why it stopped.
 
-    DONE: all of them. _HOLE, _OVER: the next one belongs into another piece.
+    DONE: all of them. _GAP, _OVER: the next one belongs into another piece.
     """
     log_append = load_be16(header + 21) & _LOG_APPEND
     base_timestamp = load_be64(header + 35) if log_append else load_be64(header + 27)
@@ -412,9 +412,8 @@ def rebatch(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
         payload: Address of the decompressed records of the row in the state, or 0.
         payload_size: Their bytes.
 
-    DONE: all rows are done, and no piece is open. FULL: empty the list, then go on. COMPRESSED:
-    decompress the row and call with its records, until the row is another one. SEAL, NO_ROOM: see
-    there.
+    DONE: all rows are done, and no piece is open. FULL: empty the list, then continue. COMPRESSED:
+    decompress the row and call with its records, until the row changes. SEAL, NO_ROOM: see there.
     """
     row = load_i64(state + ROW)
     while row < stop:
@@ -457,34 +456,3 @@ def seal(state: int, payload_bytes: int, codec: int) -> None:
     """
     store_64(state + FILL, load_i64(state + OPEN) + _HEADER + payload_bytes)
     _seal(state, codec)
-
-
-@inlined
-def _empty_record_size(delta: int) -> int:
-    """A record without key, value and headers, its length field included."""
-    return 6 + varint_size(zigzag(delta))
-
-
-@kernel("int64(int64,int64,int64)")
-def put_empty_records(out: int, capacity: int, count: int) -> int:
-    """Write `count` records without key, value and headers; bytes written, or NO_ROOM negated."""
-    written = 0
-    for delta in range(count):
-        size = _empty_record_size(delta)
-        if size > capacity - written:
-            return -NO_ROOM
-        at = put_varint(out + written, zigzag(size - 1))
-        store_8(at, 0)
-        store_8(at + 1, 0)
-        at = put_varint(at + 2, zigzag(delta))
-        store_8(at, 1)
-        store_8(at + 1, 1)
-        store_8(at + 2, 0)
-        written += size
-    return written
-
-
-@kernel("void(int64,int64,int64,int64,int64)")
-def put_header(batch: int, size: int, timestamp: int, codec: int, count: int) -> None:
-    """Make the `size` bytes at `batch` a batch of `count` records of one timestamp."""
-    put_batch_header(batch, size, 0, timestamp, timestamp, codec, count)

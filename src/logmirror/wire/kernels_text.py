@@ -1,10 +1,10 @@
-"""Is it UTF-8, is it JSON: the values of a column of type Arrow `binary`, one after the other.
+"""Checks the values of an Arrow `binary` column for UTF-8 or JSON.
 
 UTF-8 is that of RFC 3629: no surrogates, nothing overlong. JSON is one value of RFC 8259 with
 white space around it: no byte order mark, no comments, numbers of any size, escapes of half a
 surrogate allowed, names that appear twice too. `DEPTH_MAX` is the one bound that we add.
 
-A value's fault is told by the address of the byte at which it is seen.
+An invalid value is reported by the address of the first invalid byte.
 """
 
 from __future__ import annotations

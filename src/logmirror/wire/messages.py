@@ -1,13 +1,13 @@
-"""Kafka's API keys and error codes, and which of our kinds each code becomes.
+"""Kafka's API keys and error codes, and the exception class for each code.
 
 Invariants:
 1. `ERRORS` has every code of Apache Kafka 4.3 (-1 to 133); code, name, `retriable` and
    `stale_metadata` are Kafka's own (`org.apache.kafka.common.protocol.Errors`: a subclass of
    RetriableException, of InvalidMetadataException).
-2. `kind` says what someone must do about it once retrying has ended, see `logmirror.errors`. A code
-   that leaves open whether something was written is an `OutcomeUnknownError`.
-3. A code that no table knows is `UnavailableError` and not retriable: a newer broker says something
-   we cannot read, and claims about our data would be invented.
+2. `kind` states what the user must do once retries have ended, see `logmirror.errors`. A code that
+   leaves open whether the request took effect is an `OutcomeUnknownError`.
+3. An unknown code, from a newer broker, is `UnavailableError` and not retriable: it allows no
+   conclusion about the data.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 
 
 class ApiError(NamedTuple):
-    """What one error code means to us."""
+    """The meaning of one error code."""
 
     code: int
     name: str
     kind: type[LogmirrorError]
     text: str
-    """Lower case, no full stop: fits after "could not fetch: "."""
+    """Message in lower case, without a full stop: fits after "could not fetch: "."""
     retriable: bool
-    """The same request may succeed a little later."""
+    """Whether the same request may succeed later."""
     stale_metadata: bool
-    """Ask for the topic's leaders again before the next attempt."""
+    """Whether to refresh the topic's metadata before the next attempt."""
 
 
 _FINAL: Final = (False, False)
@@ -171,7 +171,7 @@ _TABLE: Final[tuple[_Row, ...]] = (
     (80, "PREFERRED_LEADER_NOT_AVAILABLE", UnavailableError, "preferred leader is off", _REFRESH),
     (81, "GROUP_MAX_SIZE_REACHED", UsageError, "the group is full", _FINAL),
     (82, "FENCED_INSTANCE_ID", FencedError, "another member took the instance id", _FINAL),
-    (83, "ELIGIBLE_LEADERS_NOT_AVAILABLE", UnavailableError, "nobody can lead now", _REFRESH),
+    (83, "ELIGIBLE_LEADERS_NOT_AVAILABLE", UnavailableError, "no eligible leader", _REFRESH),
     (84, "ELECTION_NOT_NEEDED", UsageError, "the leader is the right one already", _REFRESH),
     (85, "NO_REASSIGNMENT_IN_PROGRESS", UsageError, "no replicas are being moved", _FINAL),
     (86, "GROUP_SUBSCRIBED_TO_TOPIC", UsageError, "the group still reads the topic", _FINAL),
@@ -244,7 +244,7 @@ GRANTS: Final = {
     "could not add partitions to the transaction": "Write on the topic and on the transactional id",
     "could not write control records": "ClusterAction on the cluster",
 }
-"""What an action needs, where it was not allowed."""
+"""The ACL that an action needs, by action."""
 
 _NOT_ALLOWED: Final = (29, 31, 53)
 
@@ -257,24 +257,24 @@ _HINTS: Final = {
 
 
 def error_of(code: int) -> ApiError:
-    """The meaning of an error code other than 0; see invariant 3 for one we do not know."""
+    """Return the meaning of an error code other than 0; see invariant 3 for unknown codes."""
     known = ERRORS.get(code)
     if known is not None:
         return known
-    text = "the broker gave an error code that we do not know"
+    text = "the broker returned an unknown error code"
     return ApiError(code, f"ERROR_{code}", UnavailableError, text, *_FINAL)
 
 
 def api_error(code: int, *, action: str, **facts: object) -> LogmirrorError:
-    """Make the exception for an error code.
+    """Return the exception for an error code.
 
     Args:
         code: Kafka's error code, not 0.
-        action: What was tried, fits before a colon: "could not fetch".
-        facts: Where, for example `topic` and `partition`. `code` and `error` are added.
+        action: The failed action, to stand before a colon: "could not fetch".
+        facts: For example `topic` and `partition`. `code` and `error` are added.
 
     Returns:
-        An exception of the kind that `ERRORS` prescribes, to be raised by the caller.
+        An exception of the class in `ERRORS`, to be raised by the caller.
     """
     known = error_of(code)
     facts = {**facts, "code": code, "error": known.name}

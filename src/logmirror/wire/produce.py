@@ -1,8 +1,8 @@
-"""The client's Produce, packed by hand: batches are sent from where they lie, never copied.
+"""The client's Produce (key 0, versions 3-9), encoded by hand: batches are sent without a copy.
 
-Versions 3 to 8 have fixed lengths. From 9 on the message is "flexible": compact lengths (unsigned
-varint of length + 1) and tagged fields. Version 9 is the last that we use: 10 and 11 add nothing
-for us, 12 joins partitions to transactions by itself (KIP-890), 13 names topics by id. The request:
+Versions 3 to 8 have fixed lengths. From 9 on the message is flexible: compact lengths (unsigned
+varint of length + 1) and tagged fields. Later versions are not used: 10 and 11 add nothing needed
+here, 12 adds partitions to transactions implicitly (KIP-890), 13 has topic IDs. The request:
 
     size                    int32
     api key, version        int16, int16
@@ -22,7 +22,7 @@ for us, 12 joins partitions to transactions by itself (KIP-890), 13 names topics
       tagged fields         9+
     tagged fields           9+
 
-The answer, in the same order of topics and partitions or in any other:
+The response, with topics and partitions in any order:
 
     correlation id          int32
     tagged fields           9+
@@ -42,8 +42,8 @@ The answer, in the same order of topics and partitions or in any other:
     tagged fields           9+
 
 Invariants:
-1. Nothing here copies or reads a batch: it is a buffer of its own between packed heads.
-2. An answer is read whole, and every length is checked against its frame before it is used.
+1. Batches are neither copied nor read: each is a separate buffer between encoded parts.
+2. A response is read whole, and every length is checked against its frame before it is used.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PRODUCE_VERSION_MIN: Final = 3
-"""The first that carries record batches with magic 2; older brokers are refused."""
+"""The first version with record batches of magic 2; older brokers are refused."""
 PRODUCE_VERSION_MAX: Final = 9
 
 ACKS_ALL: Final = -1
-"""Answered when every in-sync replica has the batch, of which there are `min.insync.replicas`."""
+"""The leader responds when all in-sync replicas, at least `min.insync.replicas`, have the batch."""
 ACKS_LEADER: Final = 1
-"""Answered when the leader has it."""
+"""The response is sent when the leader has the batch."""
 
 _FLEXIBLE: Final = 9
 _LOG_START_SINCE: Final = 5
@@ -82,54 +82,54 @@ _RESPONSE_START: Final = struct.Struct(">ihqqq")
 
 
 class ProduceRequest(NamedTuple):
-    """One Produce, all that the bytes depend on but version, correlation id and client id."""
+    """A Produce request."""
 
     batches: Sequence[tuple[TopicPartition, memoryview]]
-    """One record batch (magic 2) for each partition, none twice; views of bytes, contiguous."""
+    """One record batch (magic 2) per partition, as contiguous views. No partition twice."""
     acks: int = ACKS_ALL
     timeout_ms: int = 30_000
-    """How long the leader waits for the replicas before it answers with REQUEST_TIMED_OUT (7)."""
+    """How long the leader waits for the replicas before it returns REQUEST_TIMED_OUT (7)."""
     transactional_id: str | None = None
 
 
 class ProduceResult(NamedTuple):
-    """What the leader says about one partition."""
+    """The result for one partition."""
 
     partition: TopicPartition
     error_code: int
     base_offset: int
-    """Where the first record stands now; -1 after an error, but for some (7, 20: it was written).
-    For a duplicate that the broker recognised: where it was written the first time."""
+    """Offset of the first record. -1 after an error, except where the batch was written (7, 20).
+    For a duplicate: the offset of the first write."""
     log_append_time_ms: int
-    """The leader's time where `message.timestamp.type` is LogAppendTime, else -1; a duplicate that
-    the broker recognised (error 0, nothing written again) has a time on every topic."""
+    """The append time with `message.timestamp.type=LogAppendTime`, else -1. A duplicate (error 0,
+    not written again) has a time on every topic."""
     log_start_offset: int
-    """-1: the broker does not say."""
+    """-1 if the broker does not report it."""
     message: str | None
-    """The broker's own words about an error; None: it says nothing."""
+    """The broker's error message, if any."""
 
 
 class ProduceResponses(NamedTuple):
-    """One answer frame."""
+    """One response frame."""
 
     results: list[ProduceResult]
     throttle_ms: int
-    """How long the broker will not read our next request."""
+    """How long the broker will not read the next request, in ms."""
 
 
 def encode_produce(
     request: ProduceRequest, *, version: int, correlation_id: int, client_id: bytes
 ) -> list[bytes | memoryview]:
-    """The request as buffers to be sent one after the other; the caller's views are among them.
+    """Return the request frame as buffers, which include the caller's views.
 
     Args:
-        request: What to write. The views are used when the buffers are sent, not before.
+        request: The request. Its views are read when the buffers are sent, not before.
         version: 3 to 9.
-        correlation_id: Comes back in the answer.
+        correlation_id: Returned in the response.
         client_id: UTF-8.
 
     Returns:
-        Buffers whose first begins with the size of the whole frame.
+        Buffers to send in order. The first begins with the size of the whole frame.
     """
     flexible = version >= _FLEXIBLE
     topics: dict[str, list[tuple[int, memoryview]]] = {}
@@ -164,21 +164,21 @@ def encode_produce(
 
 
 def parse_produce(frame: memoryview, *, version: int, correlation_id: int) -> ProduceResponses:
-    """Read an answer.
+    """Read a response.
 
     Args:
-        frame: The answer without its size field.
-        version: Of the request.
-        correlation_id: Of the request.
+        frame: The response without its size field.
+        version: The request's version.
+        correlation_id: The request's correlation ID.
 
     Raises:
-        CorruptionError: The answer is not one to this request or contradicts itself.
+        CorruptionError: The response does not match the request, or is malformed.
     """
     flexible = version >= _FLEXIBLE
     cursor = Cursor(frame)
     if (found := cursor.int32()) != correlation_id:
         raise CorruptionError(
-            "the answer belongs to another request", expected=correlation_id, found=found
+            "response has another request's correlation ID", expected=correlation_id, found=found
         )
     if flexible:
         cursor.tagged_fields()
@@ -194,7 +194,7 @@ def parse_produce(frame: memoryview, *, version: int, correlation_id: int) -> Pr
         cursor.tagged_fields()
     if cursor.remaining:
         raise CorruptionError(
-            "bytes follow the end of a produce answer", left_bytes=cursor.remaining
+            "bytes after the end of a Produce response", left_bytes=cursor.remaining
         )
     return ProduceResponses(results, throttle_ms)
 

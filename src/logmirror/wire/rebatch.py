@@ -1,23 +1,26 @@
-"""Fetched batches -> batches that a stock broker accepts from a producer, at the same offsets.
+"""Fetched batches -> batches that a broker accepts from a producer, for the same offsets.
 
-A producer's batch starts at offset 0, has a record for each of its offsets, is in no transaction
-that the broker does not know, and says create time. A request takes one batch per partition. So:
+A producer's batch starts at offset 0, has a record for each of its offsets, is part of no
+transaction that the broker does not know, and has create time. A request holds one batch per
+partition. Therefore:
 
-- R1 A batch that has all of its offsets, says create time and is wanted whole passes as it is: only
-  its header is patched, in the caller's buffer. Its records are not read (the broker reads them),
-  and the source's checksum goes on guarding them.
-- R2 Small neighbours that could pass are merged where that costs less than a request, which takes
-  about 0.2 ms of a broker's CPU and 0.05 ms of ours before the first byte. Uncompressed ones are
-  merged below 128 KiB: 0.2 to 0.3 ms a MB (3 to 4.5 GB/s, records of 100 B and of 1 KiB).
-  Compressed ones must be unpacked and packed again, whatever the codec 3 to 4 ms a MB of records;
-  for one batch of 3 KB 0.02 to 0.03 ms, of 9 KB 0.07, of 30 KB 0.2. They are merged below 4 KiB,
-  where it spares our own CPU, too. A batch that could pass is never split.
-- R3 All others are written anew: batches with offsets missing inside, with offsets not wanted, or
-  with log-append time (every record gets the batch's max timestamp, which is what readers saw).
-- R4 Where an offset is missing, a piece ends: what stands in between is for the caller to see from
-  `base_offset` and `count`.
-- R5 Records that are written anew keep their codec, unless that makes them larger. They are counted
-  uncompressed against the limit, so a new piece never passes it but with a single record.
+- R1 A batch without missing offsets, with create time, all of whose offsets are requested, is
+passed
+  through: only its header is patched, in the caller's buffer. Its records are not read (the broker
+  reads them), and the source's checksum still protects them.
+- R2 Small adjacent batches that could be passed through are merged where that costs less than a
+  request. A request costs about 0.2 ms of broker CPU and 0.05 ms of client CPU. Uncompressed
+  batches are merged below 128 KiB: 0.2 to 0.3 ms per MB (3 to 4.5 GB/s, records of 100 B and 1
+  KiB). Compressed batches must be decompressed and compressed again: 3 to 4 ms per MB of records
+  with any codec; 0.02 to 0.03 ms for a batch of 3 KB, 0.07 ms for 9 KB, 0.2 ms for 30 KB. They are
+  merged below 4 KiB, where that saves client CPU, too. A batch that could be passed through is
+  never split.
+- R3 All other batches are rewritten: batches with offset gaps, with offsets that are not requested,
+  or with log-append time (every record gets the batch's max timestamp, as readers see it).
+- R4 A piece ends at an offset gap. The caller sees the gap from `base_offset` and `count`.
+- R5 Rewritten records keep their codec, unless that makes them larger. Their uncompressed size
+counts
+  against the limit, so only a piece with a single record can exceed it.
 """
 
 from __future__ import annotations
@@ -54,7 +57,6 @@ _CHUNK_BATCHES: Final = 4
 
 _SPARE_CHUNKS: Final = 4
 _PIECES_LISTED: Final = 512
-_FILLER_MAX: Final = 1_000_000
 
 
 class Piece(NamedTuple):
@@ -65,11 +67,11 @@ class Piece(NamedTuple):
         count: Its records, and the offsets it takes.
         data: The batch: base offset 0, no leader epoch, no producer. Writable.
         max_timestamp_ms: The largest timestamp of its records, as the batch says.
-        verbatim: Whether the records are the source's own bytes, which nobody read.
+        verbatim: Whether the records are the source's unread bytes.
     """
 
     base_offset: int
-    count: int  # type: ignore[assignment]  # hides a method of tuple that nobody misses
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
     data: memoryview
     max_timestamp_ms: int
     verbatim: bool
@@ -111,11 +113,11 @@ class Rebatcher:
         Args:
             buffer: What was scanned; writable. Batches that pass as they are, are patched there, so
                 it cannot be scanned again; the same run may be made again.
-            batches: The scan's answer. Control and aborted batches are passed over.
-            start: First batch to look at.
-            stop: First batch not to look at any more.
-            first: First offset wanted.
-            end: First offset not wanted any more.
+            batches: The result of the scan. Control and aborted batches are skipped.
+            start: The first batch.
+            stop: The batch after the last one.
+            first: The first offset.
+            end: The offset after the last one.
 
         Yields:
             Pieces without gaps inside. A piece's memory is its own while it lives: a new one's
@@ -216,7 +218,7 @@ class _Run:
         self.set(k.ROOM, self._chunks.current.size)
 
     def step(self) -> int:
-        """Go on until there is something to do here."""
+        """Continue until the kernel needs Python."""
         table, payload = self._batches.table, self._payload
         if payload is not None and self.get(k.ROW) != self._payload_row:
             payload = self._payload = None
@@ -287,7 +289,7 @@ class _Run:
         row = self.get(k.ROW)
         return CorruptionError(
             "record batch breaks its format",
-            hint="Its checksum is right, so it was written like this: look at its producer.",
+            hint="Its checksum is valid, so it was written like this: check its producer.",
             position=int(self._batches.positions[row]),
             offset=int(self._batches.base_offsets[row]),
             why=why,
@@ -302,33 +304,17 @@ def stamp(
     sequence: int,
     transactional: bool = False,
 ) -> None:
-    """Put a producer into a piece; its checksum is patched.
+    """Set the producer of a piece, and patch its checksum.
 
     Args:
         data: A piece's batch.
-        producer_id: Whose batch it is to be; -1: nobody's. Epoch and sequence alike.
-        producer_epoch: See `producer_id`.
-        sequence: Of the first record, 0..2^31-1.
-        transactional: Whether it is to be part of a transaction of that producer.
+        producer_id: The producer ID; -1 for none, with epoch and sequence -1.
+        producer_epoch: The producer epoch.
+        sequence: The sequence of the first record, 0..2^31-1.
+        transactional: Whether the batch is part of a transaction of the producer.
     """
     array = as_bytes_array(data)
     patch = patch_transactional if transactional else patch_producer
     where = (address_of(array), array.size)
     if patch(*where, producer_id, producer_epoch, sequence) == BAD_BATCH:
         raise InternalError("not a piece", size=array.size)
-
-
-def filler(count: int, *, timestamp_ms: int) -> bytes:
-    """One gzip batch of `count` records without key, value and headers, without producer.
-
-    What a log must hold before its first record that counts, until it is deleted.
-    """
-    if not 0 < count <= _FILLER_MAX:
-        raise InternalError("filler of that many records", count=count)
-    records = np.empty(11 * count, np.uint8)
-    size = k.put_empty_records(address_of(records), records.size, count)
-    packed = as_bytes_array(compress(Codec.GZIP, records[:size].data))
-    batch = np.empty(BATCH_HEADER_BYTES + packed.size, np.uint8)
-    batch[BATCH_HEADER_BYTES:] = packed
-    k.put_header(address_of(batch), batch.size, timestamp_ms, Codec.GZIP, count)
-    return batch.tobytes()

@@ -1,20 +1,8 @@
-"""Record batches (format v2) in plain Python: slow, obvious, the judge of the compiled kernels.
+"""Record batches (format v2) in plain Python: slow and obvious, the reference for the kernels.
 
-Nothing here stands on a data path. The kernels are tested against it: both must accept and refuse
-the same bytes, and find the same records.
-
-Layout of a batch, big-endian, 61 bytes of header and then the records, compressed as a whole:
-
-    0   int64   base offset             27  int64   base timestamp, ms
-    8   int32   bytes behind this one   35  int64   max timestamp, ms
-    12  int32   leader epoch            43  int64   producer id, -1: none
-    16  int8    magic, 2                51  int16   producer epoch
-    17  uint32  CRC-32C of 21..end      53  int32   base sequence
-    21  int16   attributes              57  int32   record count
-    23  int32   last offset - base      61  the records
-
-Attributes: bits 0-2 codec, 3 log-append time, 4 transactional, 5 control, 6 the base timestamp is a
-delete horizon. Bits 7-15 are not used by Kafka; readers ignore them, and so do we.
+It is not on a data path. The kernels are tested against it: both must accept and refuse the same
+bytes, and find the same records. A batch is a header (`batch_header`) and its records, compressed
+as a whole.
 
 Layout of a record (varints are zigzag, `varint` at most 5 and `varlong` at most 10 bytes):
 
@@ -37,102 +25,34 @@ What is legal, beyond the obvious:
 
 from __future__ import annotations
 
-import enum
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.errors import CorruptionError, UsageError
 from logmirror.model import OFFSET_MAX, TimestampType
+from logmirror.wire.batch_header import (
+    CRC_START,
+    FLAG_CONTROL,
+    FLAG_LOG_APPEND,
+    FLAG_TRANSACTIONAL,
+    HEADER_SIZE,
+    LENGTH_END,
+    MAGIC,
+    BatchHeader,
+    MarkerType,
+    crc32c_reference,
+    parse_header,
+)
 from logmirror.wire.compression import Codec, compress, decompress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "HEADER_SIZE",
-    "BatchHeader",
-    "Codec",
-    "Record",
-    "crc32c_reference",
-    "decode_reference",
-    "encode_marker",
-    "encode_reference",
-    "marker_type",
-    "parse_header",
-]
-
-HEADER_SIZE: Final = 61
-"""Bytes before the records."""
-
 MAX_BATCH_BYTES: Final = 256 * 1024 * 1024
 """The most that one batch may hold decompressed."""
 
-_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_CRC_START: Final = 21
-_LENGTH_END: Final = 12
-_MAGIC: Final = 2
-_FLAG_LOG_APPEND: Final = 8
-_FLAG_TRANSACTIONAL: Final = 16
-_FLAG_CONTROL: Final = 32
 _VARINT: Final = 32
 _VARLONG: Final = 64
-
-
-class MarkerType(enum.IntEnum):
-    """How a transaction marker ends its transaction."""
-
-    ABORT = 0
-    COMMIT = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchHeader:
-    """The header of one batch, fields as in the module's layout."""
-
-    position: int
-    """Where the batch begins in its buffer."""
-
-    base_offset: int
-    batch_length: int
-    """Bytes behind the length field; `size_bytes` is the whole."""
-
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_offset_delta: int
-    base_timestamp_ms: int
-    max_timestamp_ms: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    record_count: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole batch."""
-        return _LENGTH_END + self.batch_length
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last position that the batch covers."""
-        return self.base_offset + self.last_offset_delta
-
-    @property
-    def timestamp_type(self) -> TimestampType:
-        """Who set the timestamps."""
-        return TimestampType((self.attributes & _FLAG_LOG_APPEND) != 0)
-
-    @property
-    def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction."""
-        return (self.attributes & _FLAG_TRANSACTIONAL) != 0
-
-    @property
-    def is_control(self) -> bool:
-        """Whether the batch holds a marker instead of data."""
-        return (self.attributes & _FLAG_CONTROL) != 0
 
 
 class Record(NamedTuple):
@@ -144,43 +64,6 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[bytes, bytes | None], ...]
-
-
-def crc32c_reference(data: bytes) -> int:
-    """CRC-32C, bit by bit in a table of 256."""
-    register = 0xFFFFFFFF
-    for byte in data:
-        register = (register >> 8) ^ _CRC_TABLE[(register ^ byte) & 0xFF]
-    return register ^ 0xFFFFFFFF
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)  # noqa: PLW2901  # a register
-        table.append(value)
-    return table
-
-
-_CRC_TABLE: Final = _crc_table()
-
-
-def parse_header(buffer: bytes | bytearray | memoryview, position: int) -> BatchHeader:
-    """Read the 61 bytes at `position`, judging nothing.
-
-    Raises:
-        CorruptionError: Fewer than 61 bytes are left (fact `position`).
-    """
-    if position < 0 or position + HEADER_SIZE > len(buffer):
-        raise CorruptionError("record batch header is cut off", position=position, why="length")
-    names = (
-        *("base_offset", "batch_length", "leader_epoch", "magic", "crc", "attributes"),
-        *("last_offset_delta", "base_timestamp_ms", "max_timestamp_ms", "producer_id"),
-        *("producer_epoch", "base_sequence", "record_count"),
-    )
-    fields = dict(zip(names, _HEADER.unpack_from(buffer, position), strict=True))
-    return BatchHeader(position=position, **fields)
 
 
 def marker_type(data: bytes | memoryview, header: BatchHeader) -> MarkerType | None:
@@ -257,16 +140,16 @@ def _next_batch(data: bytes, position: int, *, check_crc: bool) -> BatchHeader |
     offset, length, _, magic = struct.unpack_from(">qiib", data, position)
     if magic in (0, 1):
         raise UsageError("record format is older than v2", magic=magic, offset=offset)
-    if magic != _MAGIC or length < HEADER_SIZE - _LENGTH_END:
-        why = "length" if magic == _MAGIC else "magic"
+    if magic != MAGIC or length < HEADER_SIZE - LENGTH_END:
+        why = "length" if magic == MAGIC else "magic"
         raise CorruptionError(
             "record batch breaks its format", position=position, offset=offset, why=why
         )
-    if position + _LENGTH_END + length > len(data):
+    if position + LENGTH_END + length > len(data):
         return None
     header = parse_header(data, position)
     if check_crc:
-        found = crc32c_reference(data[position + _CRC_START : position + header.size_bytes])
+        found = crc32c_reference(data[position + CRC_START : position + header.size_bytes])
         if found != header.crc:
             raise _corrupt(header, "crc")
     _check_header(header)
@@ -461,8 +344,8 @@ def encode_reference(  # noqa: PLR0913  # one keyword for each header field
     payload = b"".join(_encode_record(record, base_offset, first_ms) for record in records)
     if records:
         payload = bytes(compress(codec, payload))
-    attributes = int(codec) | timestamp_type * _FLAG_LOG_APPEND | attribute_bits
-    attributes |= transactional * _FLAG_TRANSACTIONAL | control * _FLAG_CONTROL
+    attributes = int(codec) | timestamp_type * FLAG_LOG_APPEND | attribute_bits
+    attributes |= transactional * FLAG_TRANSACTIONAL | control * FLAG_CONTROL
     tail = struct.pack(
         ">hiqqqhii",
         *(attributes, last_offset - base_offset, first_ms, max_ms),
@@ -470,7 +353,7 @@ def encode_reference(  # noqa: PLR0913  # one keyword for each header field
     )
     tail += payload
     crc = crc32c_reference(tail)
-    return struct.pack(">qiibI", base_offset, len(tail) + 9, leader_epoch, _MAGIC, crc) + tail
+    return struct.pack(">qiibI", base_offset, len(tail) + 9, leader_epoch, MAGIC, crc) + tail
 
 
 def encode_marker(

@@ -1,13 +1,13 @@
 """List, check and classify the batches of a fetch response, a produce request or a segment.
 
-Every batch is checked (structure, CRC-32C, offsets that ascend) and classified; records are not
-decoded. What is legal is told in `logmirror.wire.records`.
+Every batch is checked (structure, CRC-32C, ascending offsets) and classified; records are not
+decoded. `logmirror.wire.records` defines what is legal.
 
-Classification follows Kafka's own consumer with read_committed. The broker names, beside the bytes,
-every aborted transaction that overlaps them: producer id and first offset. A transaction becomes
-active with the first batch that ends at or behind its first offset; while it is active, the
-transactional batches of its producer are aborted; the producer's ABORT marker ends it. A list is
-good for the response it came with and for no other.
+Classification follows Kafka's consumer with read_committed. The broker lists every aborted
+transaction that overlaps the records: producer ID and first offset. A transaction becomes active
+with the first batch that ends at or after its first offset. While it is active, the transactional
+batches of its producer are aborted; the producer's ABORT marker ends it. A list is valid only for
+the response that contains it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HEADER_SIZE: Final = 61
 
 
 def as_bytes_array(buffer: Buffer) -> npt.NDArray[np.uint8]:
-    """A buffer as numpy sees it, without a copy; it keeps the buffer alive and unresizable."""
+    """Return a numpy view of a buffer. The view keeps the buffer alive and prevents resizing."""
     return np.frombuffer(buffer, np.uint8) if len(buffer) else _NOTHING  # numpy refuses empty ones
 
 
@@ -60,7 +60,7 @@ _NOTHING: Final = np.zeros(1, np.uint8)[:0]
 
 
 def address_of(array: npt.NDArray[np.generic]) -> int:
-    """Where an array's memory begins; good while the array lives."""
+    """Return the address of an array's memory, valid while the array lives."""
     address: int = array.__array_interface__["data"][0]  # four times as fast as `.ctypes.data`
     return address
 
@@ -69,9 +69,9 @@ class Batches:
     """The batches of one buffer, as columns; valid until the scanner scans again.
 
     Attributes:
-        count: How many whole batches there are.
-        consumed_bytes: Where the last whole batch ends; a batch that is cut off is left.
-        needed_bytes: Size of the batch that is cut off, 0 if there is none or it cannot be told.
+        count: Number of whole batches.
+        consumed_bytes: Where the last whole batch ends. A truncated batch is not consumed.
+        needed_bytes: Size of the truncated batch; 0 if there is none or its size is unknown.
     """
 
     __slots__ = ("consumed_bytes", "count", "needed_bytes", "table")

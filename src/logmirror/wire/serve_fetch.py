@@ -1,8 +1,8 @@
-"""Fetch as a server reads and answers it, versions 4 to 17, packed by hand.
+"""The server's Fetch (key 1, versions 4-17), encoded and decoded by hand.
 
-The answer is packed around the records: a caller says how many bytes of records each partition has
-and gets the pieces that stand before and between them, so records go from file to socket without
-passing through a codec.
+A response is encoded around the records: the caller gives the number of record bytes of each
+partition and gets the parts before, between and after them. So records go from file to socket
+without passing through a codec.
 
     request   int32 replica (..v14) | int32 max_wait_ms | int32 min_bytes | int32 max_bytes
               | int8 isolation | int32 session id, int32 session epoch (v7+) | topics
@@ -42,20 +42,20 @@ _LOG_START: Final = Struct(">q")
 
 
 class FetchPartition(NamedTuple):
-    """What a client wants of one partition."""
+    """One partition of a Fetch request."""
 
     partition: int
     leader_epoch: int
-    """The epoch the client believes in; -1 if it does not say."""
+    """The client's current leader epoch; -1 if not given."""
     offset: int
     max_bytes: int
 
 
 class FetchTopic(NamedTuple):
-    """What a client wants of one topic."""
+    """One topic of a Fetch request."""
 
     name: str | bytes
-    """The name, or from version 13 on the 16 bytes of the topic id."""
+    """The name; from version 13 on, the 16 bytes of the topic ID."""
     partitions: list[FetchPartition]
 
 
@@ -71,7 +71,7 @@ class FetchRequest(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The answer for one partition; its records follow from elsewhere."""
+    """The response for one partition, without its records."""
 
     partition: int
     error: int
@@ -88,7 +88,7 @@ def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
     """
     compact = version >= _FLEXIBLE_FROM
     cursor = body_cursor(frame, flexible=compact)
-    if version <= 14:  # noqa: PLR2004  # later a tagged field, and we follow nobody either way
+    if version <= 14:  # noqa: PLR2004  # replica id, later a tagged field; there are no followers
         cursor.int32()
     max_wait_ms, min_bytes, max_bytes, _isolation = _LIMITS.unpack(cursor.take(_LIMITS.size))
     session_id, session_epoch = 0, -1
@@ -107,7 +107,7 @@ def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
 
 
 def _skip_tail(cursor: Cursor, version: int) -> None:
-    """Check what a session forgets and where the client stands; neither matters here."""
+    """Check and skip the forgotten topics and the rack, which are not used."""
     compact = version >= _FLEXIBLE_FROM
     if version >= 7:  # noqa: PLR2004  # sessions came with v7
         for _ in range(cursor.count(compact=compact)):
@@ -148,10 +148,10 @@ def pack_fetch_response(
     *,
     error: int = 0,
 ) -> list[bytearray]:
-    """Return the pieces of a response frame; the size field in the first counts the records too.
+    """Return the parts of a response frame. The size field in the first part includes the records.
 
-    The records of the n-th partition that has any (`records_bytes` > 0) stand between pieces n and
-    n + 1, so there is always one piece more than there are runs of records.
+    The records of the n-th partition with records (`records_bytes` > 0) belong between parts n and
+    n + 1, so there is one part more than partitions with records.
     """
     compact = version >= _FLEXIBLE_FROM
     out = bytearray(_HEAD.pack(0, correlation_id) + (b"\0" if compact else b"") + b"\0\0\0\0")
@@ -193,7 +193,7 @@ def _pack_topic(out: bytearray, version: int, name: str | bytes, partition_count
 
 def _pack_partition(out: bytearray, version: int, fetched: Fetched) -> None:
     watermark = fetched.high_watermark
-    # No transactions: what is readable is stable, so the last stable offset is the watermark.
+    # There are no transactions, so the last stable offset is the high watermark.
     out += _PARTITION.pack(fetched.partition, fetched.error, watermark, watermark)
     if version >= 5:  # noqa: PLR2004  # log start came with v5
         out += _LOG_START.pack(fetched.log_start)

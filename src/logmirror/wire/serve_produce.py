@@ -1,7 +1,7 @@
-"""Produce as a server reads and answers it, versions 3 to 11, packed by hand.
+"""The server's Produce (key 0, versions 3-11), encoded and decoded by hand.
 
-A generated codec copies the records and needs ten times as long for the answer; with requests of
-16 KiB that alone costs as much as all the rest of the broker. Records are views of the frame.
+A generated codec copies the records and takes ten times as long for the response; with requests of
+16 KiB that costs as much as the rest of the broker. Records are views of the frame.
 
     request   transactional id (nullable) | int16 acks | int32 timeout_ms | topics
               topic: name | partitions;  partition: int32 index | bytes records
@@ -36,21 +36,21 @@ _NO_ERRORS_COMPACT: Final = b"\1\0\0"  # the same, then no tagged fields
 
 
 class ProducePartition(NamedTuple):
-    """What is to be appended to one partition."""
+    """The records for one partition."""
 
     partition: int
     records: memoryview | None
 
 
 class ProduceTopic(NamedTuple):
-    """What is to be appended to one topic."""
+    """The partitions of one topic."""
 
     name: str
     partitions: list[ProducePartition]
 
 
 class ProduceRequest(NamedTuple):
-    """A Produce request; record views are valid as long as its frame is."""
+    """A Produce request. Its record views are valid as long as the frame."""
 
     transactional_id: str | None
     acks: int
@@ -58,14 +58,14 @@ class ProduceRequest(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """The answer for one partition."""
+    """The response for one partition."""
 
     partition: int
     error: int
     base_offset: int
     log_start: int
     append_time_ms: int = -1
-    """Of its records, where the broker and not the producer says it."""
+    """The append time with `message.timestamp.type=LogAppendTime`, else -1."""
 
 
 def parse_produce(frame: memoryview, version: int) -> ProduceRequest:
@@ -98,7 +98,7 @@ def parse_produce(frame: memoryview, version: int) -> ProduceRequest:
 def pack_produce_response(
     version: int, correlation_id: int, topics: Sequence[tuple[str, Sequence[Produced]]]
 ) -> bytearray:
-    """Return a whole response frame, its size field included."""
+    """Return a response frame, size field included."""
     compact = version >= _FLEXIBLE_FROM
     out = bytearray(_HEAD.pack(0, correlation_id))
     if compact:

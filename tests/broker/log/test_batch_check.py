@@ -15,16 +15,10 @@ from kio.schema.errors import ErrorCode
 
 from logmirror.broker.log import batch_check
 from logmirror.broker.log.batch_check import RefusedBatchError, check_batch, place
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.compression import Codec
 from logmirror.wire.kernels_crc32c import crc32c_at
-from logmirror.wire.records import (
-    Codec,
-    MarkerType,
-    Record,
-    decode_reference,
-    encode_marker,
-    encode_reference,
-    parse_header,
-)
+from logmirror.wire.records import Record, decode_reference, encode_marker, encode_reference
 from logmirror.wire.scan import address_of, as_bytes_array
 
 RECORDS = [Record(n, 1000 + n, 0, b"k%d" % n, b"v" * 20, ((b"h", b"x"),)) for n in range(3)]

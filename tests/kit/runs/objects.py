@@ -11,8 +11,9 @@ from logmirror.archive.naming import format_name
 from logmirror.model import GapCause, OffsetRange, TimestampType, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
+from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import Codec, Record, encode_reference
+from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 FOLDER = "orders/3"

@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from logmirror.model import TimestampType
+from logmirror.wire.batch_header import crc32c_reference
+from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import Codec, Record, crc32c_reference, encode_reference
+from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:

@@ -283,11 +283,6 @@ class PartitionLog:
             self._ack_waiters.popleft()[1](None)
         self._notify_watchers()
 
-    @property
-    def is_syncing(self) -> bool:
-        """Whether a job is running."""
-        return self._syncing
-
     # Deleting
 
     def advance_start(self, offset: int) -> None:

@@ -8,16 +8,16 @@ The rules are Kafka's:
   producer with only a marker must begin at 0.
 - P3 A lower epoch is refused; a higher one begins at sequence 0.
 - P4 A producer without state may begin with any sequence, so that a dropped state does not stop it.
-- P5 A transaction marker counts like a batch for the epoch, and does not change the sequences of its
-  epoch. A marker from a replaced coordinator is refused.
+- P5 A transaction marker counts like a batch for the epoch, and does not change the sequences of
+  its epoch. A marker from a replaced coordinator is refused.
 
 Deviation from Kafka: state does not expire by age. Kafka drops a producer whose *records* have
 timestamps older than `producer.id.expiration.ms` (one day), at the next sweep, so a replication of
 old records loses the check. Here a producer is dropped only when `MAX_PRODUCERS` others of the
 partition have written since.
 
-The state is a function of the log. A snapshot beside the sealed segments saves recovery from reading
-them, and keeps producers whose records were deleted:
+The state is a function of the log. A snapshot beside the sealed segments saves recovery from
+reading them, and keeps producers whose records were deleted:
 
     magic "LMP2" | uint32 CRC-32 of what follows | int64 next offset | int32 producers
     producer: int64 id | int16 epoch | int32 coordinator epoch | int64 last timestamp ms
