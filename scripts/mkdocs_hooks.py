@@ -61,7 +61,7 @@ def on_files(files: Files, *, config: Any) -> Files:  # noqa: ANN401  # typed by
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:  # noqa: ANN401
+def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:  # noqa: ANN401  # MkDocs
     """Rewrite the links of one page, outside code."""
     here = page.file.src_uri
     sources = {uri: name for name, uri in PAGES.items()}

@@ -160,7 +160,7 @@ def record() -> list[tuple[float, str]]:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603  # a constant
         COMMAND,
         stdin=subprocess.DEVNULL,
         stdout=terminal,
@@ -178,11 +178,11 @@ def record() -> list[tuple[float, str]]:
             break
         if not data:
             break
-        now = time.monotonic()  # noqa: TID251
+        now = time.monotonic()  # noqa: TID251  # as above
         pieces.append((now - started, decoder.decode(data)))
     if process.wait():
         screen = sample(pieces, speed=1)[-1]
-        print("\n".join("".join(text for text, _ in row) for row in screen))  # noqa: T201
+        print("\n".join("".join(text for text, _ in row) for row in screen))  # noqa: T201  # a script
         sys.exit(f"{' '.join(COMMAND)} ended with exit code {process.returncode}")
     return pieces
 
@@ -301,7 +301,7 @@ def main() -> None:
     seconds = pieces[-1][0]
     screens = shown(sample(pieces, seconds / PLAYED_S))
     FILE.write_text(draw(screens, seconds), encoding="utf-8")
-    print(f"{FILE}: {FILE.stat().st_size:,} bytes")  # noqa: T201
+    print(f"{FILE}: {FILE.stat().st_size:,} bytes")  # noqa: T201  # a script
 
 
 if __name__ == "__main__":
