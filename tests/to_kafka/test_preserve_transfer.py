@@ -1,9 +1,7 @@
-"""Slices of several flows on their way into one cluster: what is sent, and what answers lead to.
+"""Slices of several flows into one cluster: what is sent, and the effect of each response.
 
-Method: scripted sources (kit.fakes.scripted) and a destination drawn by the test
-(kit.fakes.scripted_copies), which keeps logs and answers as a broker would, or as the test says; a
-clock that moves only when somebody sleeps or the test wants it. What is appended is read back by
-the reference decoder.
+Method: scripted sources and a scripted destination (kit.fakes), which keeps logs and responds like a
+broker; a clock that moves only in `sleep_ms`. The reference decoder reads back what is appended.
 """
 
 from collections import deque
@@ -81,11 +79,11 @@ def test_a_log_that_ends_elsewhere_than_the_driver_thought_is_left_alone():
     assert (world.destination.requests, result.receipts) == ([], ())
 
 
-# Answers
+# Responses
 
 
 @pytest.mark.parametrize("code", [45, 46, 59])
-def test_a_refused_sequence_means_that_the_position_is_read_anew(code):
+def test_after_a_refused_sequence_the_position_is_read_again(code):
     world = World(Log(large_batches(0, 20)))
     world.destination.instead[0] = deque([None, None, refuse(code, PositionError)])
 
@@ -124,7 +122,7 @@ def test_a_batch_at_another_offset_stops_the_flow_with_both_offsets():
 
 
 def test_what_the_broker_knows_already_is_done():
-    """Error 0 with the first base offset: our own batch, whose answer was lost before."""
+    """Error 0 with the first base offset: a duplicate whose first response was lost."""
     world = World(Log(large_batches(0, 3)))
     destination = world.destination
 
@@ -167,7 +165,7 @@ def test_a_source_that_fails_stops_its_own_flow():
 
     assert (one.error, covered(one)) == (None, [(0, 49)])
     assert other.error.kind == "corruption"
-    assert other.receipts == (), "what is on its way when a flow fails is looked at by the next"
+    assert other.receipts == (), "the next reading covers what is in flight when a flow fails"
     assert world.destination.values(1) == [(n, value(n)) for n in range(world.destination.ends[1])]
 
 
@@ -186,7 +184,7 @@ def test_a_destination_that_cannot_be_looked_at_fails_each_flow_with_an_error_of
     assert world.destination.requests == []
 
 
-# Guard and deadline
+# Sequence check and deadline
 
 
 def test_old_records_between_those_of_today_let_nothing_pass_them():
@@ -201,7 +199,7 @@ def test_old_records_between_those_of_today_let_nothing_pass_them():
     assert seen[:14] == [*range(11), 0, 0, 1]
 
 
-def test_without_a_guard_exactly_one_batch_is_on_its_way():
+def test_without_sequence_check_one_batch_is_in_flight():
     world = World(Log(old_batches(0, 30)), sequence_checked=False)
 
     (result,) = world.run()
@@ -211,7 +209,7 @@ def test_without_a_guard_exactly_one_batch_is_on_its_way():
     assert len(world.destination.requests) == 30
 
 
-def test_with_a_guard_many_are():
+def test_with_sequence_check_many_batches_are_in_flight():
     world = World(Log(large_batches(0, 80)))
 
     (result,) = world.run()
@@ -228,7 +226,7 @@ def test_the_first_batch_of_a_new_partition_goes_alone():
     world.run()
 
     assert seen[:2] == [0, 0], "the second waited for the first"
-    assert max(seen) > 5, "then the guard stands"
+    assert max(seen) > 5, "then sequences are checked"
 
 
 def test_a_look_that_is_too_old_is_repeated_before_anything_is_sent():
@@ -254,7 +252,7 @@ def test_a_log_that_moved_while_we_were_paused_is_left_alone():
 
 
 def test_a_pause_between_the_check_and_the_send_sends_nothing():
-    """What the pipeline refuses because it is late never left: look again."""
+    """A batch that the pipeline refuses as late was not sent: read the position again."""
     world = World(Log(old_batches(0, 3)), sequence_checked=False)
 
     def pause():
@@ -268,7 +266,7 @@ def test_a_pause_between_the_check_and_the_send_sends_nothing():
     assert (world.destination.requests, result.receipts, result.next_offset) == ([], (), 0)
 
 
-def test_the_partition_that_nobody_guards_decides_when_a_request_is_too_late():
+def test_the_partition_without_sequence_check_sets_the_send_deadline():
     world = World(Log(batches(0, 5)), Log(batches(0, 5)))
     world.destination.states[1] = None
     deadlines = []
@@ -285,7 +283,7 @@ def test_the_partition_that_nobody_guards_decides_when_a_request_is_too_late():
 
 
 def successor(world, *, at_look, end):
-    """Somebody else has written by the time of this look."""
+    """Another writer has appended by the time of this reading."""
 
     def act():
         if world.destination.looks == at_look:
@@ -416,18 +414,18 @@ def test_a_lease_ends_for_all_when_one_flow_has_failed():
     assert world.clock.ms < 100
 
 
-# Proof, holes, a source that was cut
+# Tail check, gaps, a truncated source
 
 
 def test_what_is_not_proven_is_compared_before_anything_is_sent():
     world = World(Log(batches(0, 5)), Log(batches(0, 5)))
     world.tail_check.error = PositionError("differs", reason="ContentDiffers")
 
-    one, other = world.run(proven=False)
+    one, other = world.run(tail_checked=False)
 
     assert world.tail_check.asked == [(0, 0), (1, 0)]
-    assert (one.error, one.proven, one.receipts) == (world.tail_check.error, False, ())
-    assert (other.error, other.proven, covered(other)) == (None, True, [(0, 4)])
+    assert (one.error, one.tail_checked, one.receipts) == (world.tail_check.error, False, ())
+    assert (other.error, other.tail_checked, covered(other)) == (None, True, [(0, 4)])
     assert [sorted(request) for request in world.destination.requests] == [[1]]
 
 
@@ -441,7 +439,7 @@ def test_a_missing_head_is_a_gap_of_the_copy():
     world = World(Log(batches(20, 30), log_start=20))
     world.tail_check.head, world.tail_check.destination = 20, world.destination
 
-    (result,) = world.run(proven=False)
+    (result,) = world.run(tail_checked=False)
 
     assert world.tail_check.asked == [(0, 20)]
     assert (result.error, covered(result)) == (None, [(0, 29)])
@@ -492,7 +490,7 @@ def test_a_gap_that_nothing_explains_stops_the_flow_unless_the_topic_is_compacte
     assert world.gap_writer.filled == [(0, 5, 30)]
 
 
-def test_a_source_that_no_longer_delivers_what_it_called_stable_is_told():
+def test_a_source_that_delivers_nothing_below_its_last_stable_offset_is_reported():
     world = World(Log(batches(0, 5)))
 
     (result,) = world.run(end=9)

@@ -162,7 +162,7 @@ class Discovery:
                 log_start=views[flow.source].log_start,
                 position=destination.check(spec, flow, position(found[flow]), views[flow.source]),
                 next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
-                proven=isinstance(spec, ArchiveSpec),
+                tail_checked=isinstance(spec, ArchiveSpec),
             )
             self._observer.flow_opened(state)
             destination.opened(state)

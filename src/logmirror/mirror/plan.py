@@ -99,8 +99,8 @@ class FlowState:
     newest: str = ""
     """File name of the chain's last known object. Empty: none."""
 
-    proven: bool = True
-    """See `Work.proven`."""
+    tail_checked: bool = True
+    """See `Work.tail_checked`."""
 
     fenced: bool = False
     """See `Work.fenced`."""

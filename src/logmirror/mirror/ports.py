@@ -201,7 +201,7 @@ class Work:
     estimated_bytes: int
     """Expected payload in bytes, for packing slots evenly."""
 
-    proven: bool = True
+    tail_checked: bool = True
     """False: the replica's tail must be compared with the source before anything is written. Always
     True for archives: their claims hold the topic ID of the source."""
 
@@ -313,7 +313,7 @@ class SliceResult:
     """Bytes of the batches that were received."""
 
     elapsed_ms: int = 0
-    proven: bool = False
+    tail_checked: bool = False
     """The replica's tail was compared with the source, and matches."""
 
     fenced: bool = False

@@ -107,7 +107,7 @@ class SourcePoll:
         state.position = destination.check(spec, flow, position(found[flow]), view)
         state.log_start = view.log_start
         state.probed_bytes, state.probed_end = 0, state.position
-        state.position_stale, state.proven = False, isinstance(spec, ArchiveSpec)
+        state.position_stale, state.tail_checked = False, isinstance(spec, ArchiveSpec)
         state.fenced = False
         destination.opened(state)
         self._observer.position_changed(state)

@@ -99,7 +99,7 @@ class Tick:
             destination=state.destination,
             writer_id=self._writer_id,
             estimated_bytes=planned.estimated_bytes,
-            proven=state.proven,
+            tail_checked=state.tail_checked,
             fenced=state.fenced,
             window_ms=window_ms,
             memory_bytes=memory_bytes,

@@ -1,7 +1,7 @@
-"""What a log event looks like on stderr: a line of text for people, or of JSON for programs.
+"""The formats of log events on stderr: one line of text or of JSON per event.
 
-Events carry their facts as `extra={"facts": {...}}`; a mirror's events have `mirror` among them,
-and `topic` and `partition` where these apply.
+Events have their fields in `extra={"facts": {...}}`. Events of a mirror have the field `mirror`,
+and `topic` and `partition` where they apply.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class JsonLine(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: Format = "text") -> None:
-    """Show the events of this process from `level` up on stderr."""
+    """Write the events of this process with at least this level to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLine() if form == "json" else TextLine())
     logging.getLogger("logmirror").addHandler(handler)
@@ -70,7 +70,7 @@ def _value(value: object) -> str:
 
 
 class _Reporter(logging.Handler):
-    """Hands each log record on as an `Event`."""
+    """Converts each log record to an `Event` for the callback."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _Reporter(logging.Handler):
 
 @contextlib.contextmanager
 def reporting(on_event: Callable[[Event], None]) -> Iterator[None]:
-    """Report the events of level INFO and above to a callback, meanwhile."""
+    """Pass the events of level INFO and above to a callback until the block ends."""
     logger, reporter = logging.getLogger("logmirror"), _Reporter(on_event)
     level = logger.level
     logger.addHandler(reporter)

@@ -238,7 +238,7 @@ class PreserveDestination:
             progress.add(receipt)
             self._observer.copied(state.flow, receipt)
         self._log_progress(state)
-        state.proven |= result.proven
+        state.tail_checked |= result.tail_checked
         state.fenced |= result.fenced
         state.advance(result, position, self._clock.monotonic_ms())
         failpoints.reach("commit.done")

@@ -109,7 +109,7 @@ class PreserveSlice(KafkaSlice):
     """The progress of one slice that keeps the source's offsets."""
 
     writer: PartitionWriter
-    proven: bool = False
+    tail_checked: bool = False
     fenced: bool = False
     """See `Work.fenced`."""
 
@@ -158,7 +158,7 @@ class PreserveSlice(KafkaSlice):
             next_offset=writer.verified,
             source_bytes=self.source_bytes,
             elapsed_ms=elapsed_ms,
-            proven=self.proven,
+            tail_checked=self.tail_checked,
             fenced=self.fenced,
             error=error,
         )

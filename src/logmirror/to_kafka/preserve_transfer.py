@@ -159,7 +159,7 @@ class PreserveTransfer:
     def _begin(self) -> None:
         try:
             self._read_positions(self._copies)
-            unchecked = [copy for copy in self._copies if not copy.work.proven]
+            unchecked = [copy for copy in self._copies if not copy.work.tail_checked]
             sources = {copy.work.slice.flow.source for copy in unchecked}
             starts = self._source_client.list_offsets(sources, EARLIEST) if sources else {}
         except LogmirrorError as error:
@@ -200,7 +200,7 @@ class PreserveTransfer:
         if copy.writer.error is None:
             before = copy.writer.verified
             end = self._tail_check.check(copy, source_start=source_start)
-            copy.proven = True
+            copy.tail_checked = True
             if end != before:
                 copy.gaps.add(before, end - 1, GapCause.COMPACTED)
                 self._read_positions([copy])

@@ -96,7 +96,7 @@ class TranslateSlice(KafkaSlice):
             next_offset=self.verified,
             source_bytes=self.source_bytes,
             elapsed_ms=elapsed_ms,
-            proven=True,
+            tail_checked=True,
             error=self.with_flow_facts(self.error, self.where),
         )
 

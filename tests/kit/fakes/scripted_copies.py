@@ -1,7 +1,7 @@
-"""A cluster drawn by the test that receives copies, and a transfer into it without a network.
+"""A scripted destination cluster, and a transfer to it without a network.
 
-The destination keeps logs and answers as a broker would, or as the test says. That the real client
-and real brokers behave alike is what tests/cluster and tests/e2e show.
+The destination keeps logs and responds like a broker, or as the test specifies. tests/cluster and
+tests/e2e show that the real client and real brokers behave alike.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from logmirror.source.column_types import Gate
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.to_kafka.idempotence import producer_id
 from logmirror.to_kafka.preserve_transfer import PreserveTransfer
+from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
-from logmirror.wire.records import MarkerType, decode_reference, encode_marker, encode_reference
+from logmirror.wire.records import decode_reference, encode_marker, encode_reference
 
 NOW_MS = 1_700_000_000_000
 """The time of the records of `kit.fakes.scripted`, and of the clock: the guard is alive."""
@@ -34,7 +35,7 @@ LARGE = b"x" * 70_000
 
 @dataclass
 class Destination:
-    """A cluster that receives: logs, memory of producers, answers that the test may replace."""
+    """A destination cluster: logs, producer state, and responses that the test may replace."""
 
     clock: SteppingClock
     logs: dict[int, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
@@ -82,13 +83,13 @@ class Destination:
         return ProduceResponse(where, 0, base, -1, 0, None)
 
     def collect(self, *, block):
-        """Answers come when somebody waits for them, one request's worth at a time."""
+        """Responses arrive when the caller waits for them, those of one request at a time."""
         if not block or not self.responses:
             return []
         return [self.responses.popleft()]
 
     def values(self, partition=0):
-        """Offset and value of everything appended."""
+        """Return offset and value of all appended records."""
         return [
             (base + row.offset, row.value)
             for base, batch in self.logs[partition]
@@ -97,7 +98,7 @@ class Destination:
 
 
 def refuse(code, kind=UnavailableError):
-    """The broker refuses."""
+    """Return an error response."""
 
     def response(where, _batch):
         return ProduceResponse(where, code, -1, -1, -1, kind("could not write", code=code))
@@ -106,7 +107,7 @@ def refuse(code, kind=UnavailableError):
 
 
 def lose(written_by=None):
-    """The answer is lost; the batch is written if `written_by` is given."""
+    """Drop the response; the batch is written if `written_by` is given."""
 
     def response(where, batch):
         if written_by is not None:
@@ -118,7 +119,7 @@ def lose(written_by=None):
 
 
 def elsewhere(base):
-    """The broker says another base offset."""
+    """Return a response with another base offset."""
     return lambda where, _batch: ProduceResponse(where, 0, base, -1, 0, None)
 
 
@@ -142,7 +143,7 @@ class GapWriter:
 
 @dataclass
 class TailCheck:
-    """Finds what the test says."""
+    """Returns the result that the test sets."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
     error: PositionError | None = None
@@ -173,7 +174,7 @@ class World:
                 self.destination.states[number] = ProducerState(0, -1, NOW_MS)
 
     def run(self, *firsts, merge=False, gaps="markers", **fields):
-        """Carry out one slice for each partition, from these offsets."""
+        """Execute one slice for each partition, from these offsets."""
         firsts = firsts or (0,) * len(self.source.logs)
         works = [self._work(n, first, gaps, dict(fields)) for n, first in enumerate(firsts)]
         buffer = FetchBuffer(64)
@@ -200,7 +201,7 @@ class World:
         return results
 
     def _work(self, number, first, gaps, fields):
-        window_ms, proven = fields.pop("window_ms", 0), fields.pop("proven", True)
+        window_ms, tail_checked = fields.pop("window_ms", 0), fields.pop("tail_checked", True)
         end = fields.pop("end", None)
         types = fields.pop("types", ColumnTypes())
         slice_ = Slice(
@@ -218,7 +219,7 @@ class World:
             destination=KafkaSpec(cluster=None, topic="copy", gaps=gaps, types=types),
             writer_id="w",
             estimated_bytes=1,
-            proven=proven,
+            tail_checked=tail_checked,
             window_ms=window_ms,
         )
 
@@ -240,7 +241,7 @@ def large_batches(first, stop, *, timestamp_ms=NOW_MS):
 
 
 def old_batches(first, stop):
-    """The same, of records so old that a broker forgets who wrote them."""
+    """The same, with records so old that a broker drops their producer state."""
     return large_batches(first, stop, timestamp_ms=NOW_MS - 86_400_000)
 
 
@@ -257,7 +258,7 @@ def slow_fetch(world, duration_ms):
 
 
 def arrive_while_waiting(world, arrivals):
-    """Records appear at the source at moments of the clock; a long poll lets time pass."""
+    """Append records to the source at given times; a long poll advances the clock."""
     pending = dict(sorted(arrivals.items()))
 
     def arrive():
