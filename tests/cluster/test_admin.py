@@ -1,6 +1,6 @@
-"""What changes a cluster is asked for once: lost answers are told, refusals that pass waited for.
+"""Changes to a cluster are requested once: lost responses are reported, transient refusals retried.
 
-Method: scripted brokers that lose answers or refuse; what they were asked is counted.
+Method: scripted brokers that lose responses or refuse; their requests are counted.
 """
 
 import socket
@@ -138,32 +138,32 @@ def test_markers_of_a_partition_travel_in_one_request_to_its_leader(client, brok
     assert [marker.producer_id for marker in request.markers] == [7, 7, 7]
     (request,) = brokers[2].asked(WRITE_TXN_MARKERS)
     (marker,) = request.markers
-    told = (marker.producer_id, marker.producer_epoch, marker.transaction_result)
-    assert told == (8, 2, True)
+    sent = (marker.producer_id, marker.producer_epoch, marker.transaction_result)
+    assert sent == (8, 2, True)
     assert [version for key, version, _ in brokers[1].requests if key == WRITE_TXN_MARKERS] == [1]
 
 
 @pytest.mark.parametrize("fault", [hang, hang_up, cut_after(9)])
 def test_markers_whose_response_is_lost_are_unknown_for_that_leader_only(client, brokers, fault):
     brokers[2].once(WRITE_TXN_MARKERS, fault)
-    told = client.admin.write_txn_markers({T0: [TxnMarker(7, 0)], T1: [TxnMarker(7, 0)]})
-    assert told[T0] is None
-    assert type(told[T1]) is OutcomeUnknownError
+    sent = client.admin.write_txn_markers({T0: [TxnMarker(7, 0)], T1: [TxnMarker(7, 0)]})
+    assert sent[T0] is None
+    assert type(sent[T1]) is OutcomeUnknownError
     assert len(brokers[2].asked(WRITE_TXN_MARKERS)) == 1
 
 
 @pytest.mark.parametrize(
     ("code", "kind"), [(6, UnavailableError), (31, UsageError), (7, OutcomeUnknownError)]
 )
-def test_a_refusal_of_markers_is_told_and_not_tried_again(client, brokers, code, kind):
+def test_refused_markers_are_reported_and_not_retried(client, brokers, code, kind):
     brokers[1].codes[WRITE_TXN_MARKERS].append(code)
-    told = client.admin.write_txn_markers({T0: [TxnMarker(7, 0)], T1: [TxnMarker(7, 0)]})
-    assert (type(told[T0]), told[T1]) == (kind, None)
-    assert told[T0].facts["code"] == code
+    sent = client.admin.write_txn_markers({T0: [TxnMarker(7, 0)], T1: [TxnMarker(7, 0)]})
+    assert (type(sent[T0]), sent[T1]) == (kind, None)
+    assert sent[T0].facts["code"] == code
     assert len(brokers[1].asked(WRITE_TXN_MARKERS)) == 1
 
 
-def test_brokers_that_cannot_tell_are_taken_to_forbid_markers(client):
+def test_brokers_that_do_not_report_permissions_count_as_forbidding_markers(client):
     assert client.admin.may_write_markers() is False
 
 
@@ -194,11 +194,11 @@ def test_a_lost_response_to_a_read_is_asked_for_again(client, brokers, fault):
 
 
 def test_an_end_of_another_epoch_is_never_taken_for_the_log_s(client, brokers, monkeypatch):
-    answer = WritableBroker._offset_for_leader_epoch  # noqa: SLF001  # what a new leader may say
+    original = WritableBroker._offset_for_leader_epoch  # noqa: SLF001  # what a new leader may say
     wrong = [(4, 17), (-1, -1)]
 
     def stale(broker, version, request):
-        response = answer(broker, version, request)
+        response = original(broker, version, request)
         if wrong:
             one = response.topics[0].partitions[0]
             one.leader_epoch, one.end_offset = wrong.pop()
@@ -209,7 +209,7 @@ def test_an_end_of_another_epoch_is_never_taken_for_the_log_s(client, brokers, m
     assert len(brokers[1].asked(OFFSET_FOR_LEADER_EPOCH)) == 3
 
 
-def test_brokers_that_do_not_tell_epochs_are_too_old(client, world):
+def test_brokers_without_leader_epochs_are_too_old(client, world):
     world.topics["t"].leaders[0] = (1, -1)
     with pytest.raises(UsageError) as caught:
         client.log_ends([T0])
@@ -217,15 +217,15 @@ def test_brokers_that_do_not_tell_epochs_are_too_old(client, world):
 
 
 def test_a_response_that_leaves_out_a_partition_is_no_response(client, brokers, monkeypatch):
-    answer = WritableBroker._describe_producers  # noqa: SLF001  # cut down
+    original = WritableBroker._describe_producers  # noqa: SLF001  # cut down
 
     def less(broker, version, request):
-        response = answer(broker, version, request)
+        response = original(broker, version, request)
         response.topics[0].partitions.pop()
         return response
 
     monkeypatch.setattr(WritableBroker, "_describe_producers", less)
-    with pytest.raises(Exception, match="leaves out") as caught:
+    with pytest.raises(Exception, match="does not contain") as caught:
         client.producer_states({T0: 7})
     assert caught.value.kind == "corruption"
     assert caught.value.facts == {"topic": "t", "partition": 0}

@@ -1,7 +1,7 @@
-"""The client against Apache Kafka itself, both releases: what it reads is what stock clients wrote.
+"""The client against Apache Kafka, both releases: it reads what stock clients wrote.
 
-Method: librdkafka writes, the client reads raw batches, the pure Python decoder says what is in
-them. Topics are deleted, trimmed and created again under the reader.
+Method: librdkafka writes, the client reads raw batches, the pure Python decoder decodes them.
+Topics are deleted, trimmed and recreated while they are read.
 """
 
 import time
@@ -148,7 +148,7 @@ def test_an_empty_end_is_waited_at_as_long_as_asked(apache_kafka, client, topic_
 
 
 @pytest.mark.mirror_v3("E2E-14")
-def test_a_position_that_retention_has_passed_is_told_with_the_bounds(
+def test_a_position_below_the_log_start_is_reported_with_the_bounds(
     apache_kafka, client, topic_name
 ):
     apache_kafka.create_topic(topic_name)

@@ -1,7 +1,7 @@
-"""The client finds who leads, tries again what may succeed, and says clearly what cannot.
+"""The client finds the leader, retries what may succeed, and reports clearly what cannot.
 
-Method: two or three scripted brokers that share one world, which the test changes under the
-client: leaders move, topics vanish and come back, brokers go silent or away.
+Method: two or three scripted brokers that share one world, which the test changes: leaders move,
+topics disappear and come back, brokers stop responding.
 """
 
 import os
@@ -236,8 +236,8 @@ def test_a_topic_that_vanishes_is_believed_gone_only_after_a_while(client, world
     del world.topics["t"]
     settings = replace(client._settings, retry_budget_ms=10_000)  # noqa: SLF001  # the same but for one
     begun = time.monotonic()
-    with ClusterClient(settings) as patient, pytest.raises(NotFoundError):
-        fetched(patient, T0, topic_id=topic_id)
+    with ClusterClient(settings) as long_timeout, pytest.raises(NotFoundError):
+        fetched(long_timeout, T0, topic_id=topic_id)
     assert 2.5 < time.monotonic() - begun < 6
 
 
@@ -261,7 +261,7 @@ def test_a_partition_that_does_not_exist_is_a_usage_error(client):
 
 def test_a_refused_topic_is_not_tried_again(client, brokers):
     def deny(data):
-        # The partition's error code follows its index; the answer's high watermark is 100.
+        # The partition's error code follows its index; the response's high watermark is 100.
         at = data.index((100).to_bytes(8, "big")) - 2
         data[at : at + 2] = (29).to_bytes(2, "big")
 
@@ -283,7 +283,7 @@ def test_a_response_that_contradicts_itself_is_corruption_and_not_tried_again(cl
     assert fetched(client, T0) == b"zero" * 50
 
 
-def test_a_view_that_is_too_small_is_told_so(client):
+def test_a_view_that_is_too_small_gets_the_required_size(client):
     result = client.fetch(T0, 10, view()[:10], topic_id=TOPIC_ID)
     assert (result.size, result.needed_bytes) == (0, 200)
     assert (result.high_watermark, result.last_stable_offset, result.log_start_offset) == (

@@ -1,7 +1,7 @@
-"""One connection keeps its promises whatever the broker does: deadlines, limits, typed errors.
+"""One connection, for any behaviour of the broker: deadlines, limits, typed errors.
 
-Method: a scripted broker that answers rightly but for one fault, over a real loopback socket; time
-limits are short, so that a test that passes is quick and one that hangs is cut by its timeout.
+Method: a scripted broker that responds correctly except for one fault, over a real loopback socket.
+Time limits are short, so that a passing test is quick and a hanging one is ended by its timeout.
 """
 
 import socket
@@ -82,12 +82,12 @@ def fetch(connection, size=1 << 16, request=REQUEST):
     return fetched, view
 
 
-def test_the_broker_is_told_who_asks_and_in_which_version(broker, connect):
+def test_the_client_sends_its_software_name_and_version(broker, connect):
     connect()
     (request,) = broker.asked(API_VERSIONS)
     project = tomllib.loads(PYPROJECT.read_text())["project"]
-    told = (request.client_software_name, request.client_software_version)
-    assert told == (project["name"], project["version"])
+    sent = (request.client_software_name, request.client_software_version)
+    assert sent == (project["name"], project["version"])
 
 
 def test_the_highest_common_versions_are_used(broker, connect):
@@ -136,7 +136,7 @@ def test_records_land_in_the_view_and_nothing_behind_them(connect, by_id):
     assert fetched.head[:5] == (0, 100, 90, 10, ())
 
 
-def test_a_view_that_is_too_small_is_left_alone_and_told_how_large_it_must_be(connect):
+def test_a_view_that_is_too_small_stays_empty_and_gets_the_required_size(connect):
     connection = connect()
     fetched, view = fetch(connection, size=100)
     assert (fetched.size, fetched.needed_bytes) == (0, len(LOG))
@@ -247,7 +247,7 @@ def test_a_throttled_client_waits_before_its_next_request(broker, connect):
     assert time.monotonic() - begun >= 0.24
 
 
-def test_nobody_listening_is_unavailable():
+def test_a_refused_connection_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(UnavailableError) as caught:

@@ -1,6 +1,6 @@
-"""What was asked ahead is used if it is what is wanted; whatever else becomes of it costs nothing.
+"""A prefetched response is used if it matches the next fetch; otherwise it has no effect.
 
-Method: two scripted brokers, whose requests say what was asked and what was fetched.
+Method: two scripted brokers, whose requests show what was prefetched and what was fetched.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_asking_goes_on_between_takes(client, brokers):
     assert fetched_by(brokers[1]) == [(n, offset) for offset in range(10, 20) for n in (0, 1)]
 
 
-def test_empty_responses_that_follow_each_other_are_told_apart(client, world):
+def test_consecutive_empty_responses_are_distinguished(client, world):
     """They are shorter than what is read of one at first."""
     world.topics["t"].logs = [b"", b"", b"x", b""]
     for number in range(3):
@@ -116,7 +116,7 @@ def test_asked_twice_is_asked_once(client, brokers):
     assert fetched_by(brokers[1]) == [(0, 10)]
 
 
-def test_responses_that_nobody_takes_are_passed_over(client, brokers):
+def test_unused_responses_are_skipped(client, brokers):
     for number in range(3):
         ask(client, number)
 
@@ -192,7 +192,7 @@ def test_a_leader_out_of_reach_does_not_stop_who_asks_ahead(client, brokers):
     assert fetch(client, 0)[0] == LOGS[0]
 
 
-def test_an_offset_that_is_gone_is_told_when_it_is_fetched(client):
+def test_a_deleted_offset_is_reported_when_it_is_fetched(client):
     ask(client, 0, 5)
 
     with pytest.raises(PositionError):

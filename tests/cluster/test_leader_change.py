@@ -1,8 +1,8 @@
-"""Writing goes on while leaders come and go, and what the client says of each batch stays true.
+"""Writing continues across leader changes, and the response to each batch stays true.
 
 Method: three brokers of Apache Kafka, both releases, replication factor 3, min.insync.replicas 2. A
-leader is killed while requests are under way; later two of three are gone. A writer that looks at
-the log's end after every failure, as a mirror does, must end with each record once, in order.
+leader is killed while requests are in flight; later two of three are down. A writer that reads the
+log end after every failure, as a mirror does, must end with each record once, in order.
 """
 
 import time
@@ -50,8 +50,8 @@ def batch(first, count=10):
         Record(n, now_ms, TimestampType.CREATE_TIME, None, b"%d" % (first + n), ())
         for n in range(count)
     ]
-    guard = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": first}
-    return memoryview(encode_reference(rows, base_offset=0, last_offset=count - 1, **guard))
+    producer = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": first}
+    return memoryview(encode_reference(rows, base_offset=0, last_offset=count - 1, **producer))
 
 
 def collect_all(pipeline):
@@ -106,6 +106,7 @@ def test_records_arrive_once_and_in_order_over_a_killed_leader(cluster, client, 
     assert client.group_offsets(topic_name, partitions[:1])[partitions[0]].offset == 1
 
 
+@pytest.mark.gate("a cluster of three brokers")
 def test_what_was_appended_and_not_acknowledged_is_in_the_log_s_end(cluster, client, topic_name):
     cluster.create_topic(topic_name)
     cluster.wait_until_in_sync(topic_name)

@@ -1,7 +1,7 @@
-"""A right is one process's at a time, and what a broker is told keeps it so, however answers go.
+"""A lease has one owner at a time, also when responses are lost.
 
-Method: Apache Kafka itself, both releases; its own tool tells how an id stands. Answers are lost by
-a connection that drops them after the broker has done what was asked.
+Method: Apache Kafka, both releases; its own tool shows the state of an ID. Responses are lost by a
+connection that drops them after the broker has processed the request.
 """
 
 from dataclasses import replace
@@ -35,10 +35,10 @@ def other(client, topic_name):
     return client.lease(topic_name)
 
 
-def test_who_takes_it_fences_the_owner_before(client, one, other):
+def test_acquiring_fences_the_previous_owner(client, one, other):
     assert client.has_leases()
     assert one.owner() is None
-    assert one.acquire(None), "nobody ever had it"
+    assert one.acquire(None), "it never had an owner"
     one.check()
     seen = other.owner()
     assert seen is not None
@@ -55,17 +55,17 @@ def test_who_takes_it_fences_the_owner_before(client, one, other):
     assert one.owner().is_holding
 
 
-def test_what_was_given_back_is_free_and_kafkas_own_tool_says_so(apache_kafka, one, other):
+def test_a_released_lease_is_free_as_kafkas_own_tool_shows(apache_kafka, one, other):
     one.acquire(None)
     one.release()
     seen = other.owner()
     assert not seen.is_holding
-    told = apache_kafka.tools.run(
+    described = apache_kafka.tools.run(
         "kafka-transactions",
         *("--bootstrap-server", apache_kafka.bootstrap, "describe"),
         *("--transactional-id", other.transactional_id),
     )
-    line = told.stdout.splitlines()[-1].split()
+    line = described.stdout.splitlines()[-1].split()
     assert [str(seen.producer_id), str(seen.producer_epoch), "Empty", "1"] == line[2:6]
 
     assert other.acquire(seen)
@@ -86,14 +86,14 @@ def test_of_two_that_saw_it_free_one_took_it_from_the_other(one, other):
         one.check()
 
 
-def test_of_two_that_saw_nobody_one_took_it_from_the_other(one, other):
+def test_of_two_that_saw_no_owner_one_fences_the_other(one, other):
     assert [one.owner(), other.owner()] == [None, None]
     assert [one.acquire(None), other.acquire(None)] == [True, False]
 
 
 @pytest.fixture
 def dropping(monkeypatch):
-    """A connection drops the next good answer to what is named."""
+    """A connection drops the next successful response to a request."""
     drops = []
     call = Connection.call
 
@@ -102,7 +102,7 @@ def dropping(monkeypatch):
         if drops and request.name == drops[0] and not response.error_code:
             drops.pop()
             connection.close()
-            raise UnavailableError("the answer was dropped")
+            raise UnavailableError("the response was dropped")
         return response
 
     monkeypatch.setattr(Connection, "call", lossy)

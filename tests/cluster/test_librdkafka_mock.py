@@ -1,7 +1,7 @@
-"""The client against three brokers at once: librdkafka's mock cluster, a protocol of its own make.
+"""The client against three brokers at once: librdkafka's mock cluster, another implementation.
 
-Method: the mock lives inside a confluent-kafka producer, which writes to partitions that three
-brokers lead; older fetch versions come for free.
+Method: the mock runs inside a confluent-kafka producer, which writes to partitions of three
+leaders. It also covers older Fetch versions.
 """
 
 import pytest

@@ -1,8 +1,7 @@
-"""The pipeline tells the truth about each batch: written, not written, or nobody knows.
+"""The pipeline reports the outcome of each batch: written, not written, or unknown.
 
-Method: scripted brokers that keep what is appended; what they keep is the judge of what the
-pipeline said. Here they answer, be it with a refusal; `test_produce_faults` is about those that do
-not.
+Method: scripted brokers that keep what is appended, which decides whether a response is true. Here
+they respond, also with errors; `test_produce_faults` is about brokers that do not.
 """
 
 import socket
@@ -117,7 +116,7 @@ def test_writing_without_responses_is_not_offered(client):
         client.pipeline(acks=0)
 
 
-# Answers that say no.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_writing_without_responses_is_not_offered(client):
         (45, PositionError),
     ],
 )
-def test_an_error_code_is_told_as_its_kind(pipeline, brokers, code, kind):
+def test_an_error_code_becomes_its_error_class(pipeline, brokers, code, kind):
     brokers[1].codes[PRODUCE].append(code)
     brokers[1].said = "no"
     pipeline.send([(T0, batch())])
@@ -159,8 +158,8 @@ def test_nothing_more_is_sent_to_a_partition_whose_failure_was_not_collected(pip
 
 
 @pytest.fixture
-def patient_pipeline(brokers):
-    """Its broker may be slow to answer."""
+def slow_pipeline(brokers):
+    """A pipeline with a long timeout."""
     with (
         ClusterClient(quick(brokers[1].address, socket_timeout_ms=10_000)) as client,
         client.pipeline() as pipeline,
@@ -169,9 +168,9 @@ def patient_pipeline(brokers):
 
 
 def test_a_batch_that_was_not_sent_has_response_after_those_that_were_sent_before_it(
-    patient_pipeline, brokers
+    slow_pipeline, brokers
 ):
-    pipeline, refuse, release = patient_pipeline, threading.Event(), threading.Event()
+    pipeline, refuse, release = slow_pipeline, threading.Event(), threading.Event()
     brokers[2].codes[PRODUCE].append(45)
     brokers[2].once(PRODUCE, held(refuse), held(release))
     pipeline.send([(T1, batch(1))])

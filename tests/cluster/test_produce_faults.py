@@ -1,7 +1,7 @@
-"""The pipeline tells the truth about each batch also when answers are lost, wrong or late.
+"""The pipeline reports the outcome of each batch also when responses are lost, wrong or late.
 
-Method: scripted brokers that keep what is appended, and that are slow, silent, gone, or wrong at a
-point that the test chooses. What they keep is the judge of what the pipeline said.
+Method: scripted brokers that keep what is appended, and that are slow, silent, gone, or wrong where
+the test says so. What they keep decides whether a response is true.
 """
 
 import socket
@@ -52,7 +52,7 @@ def pipeline(client):
         yield pipeline
 
 
-# Answers that do not come.
+# Missing responses.
 
 
 def swap_correlation_id(data):
@@ -111,11 +111,11 @@ def test_after_a_lost_response_everything_behind_it_is_unknown_and_responded_onc
 def test_a_response_that_is_late_but_here_counts(pipeline, brokers):
     pipeline.send([(T0, batch(1))])
     until(lambda: written(brokers[1], T0))
-    time.sleep(0.5)  # as after SIGSTOP: past the deadline of 300 ms, the answer long here
+    time.sleep(0.5)  # as after SIGSTOP: past the deadline of 300 ms, the response already here
     assert kinds(pipeline.collect(block=True)) == [type(None)]
 
 
-def test_each_response_starts_the_wait_for_the_next_anew(pipeline, brokers):
+def test_each_response_restarts_the_deadline_of_the_next(pipeline, brokers):
     def slowly(connection, _request, response):
         time.sleep(0.2)
         connection.sendall(response)
@@ -152,8 +152,8 @@ def test_a_request_that_is_half_sent_at_its_moment_is_cut_off_and_never_processe
     brokers,
 ):
     release = threading.Event()
-    patient = quick(brokers[1].address, socket_timeout_ms=20_000)
-    with ClusterClient(patient) as client, client.pipeline() as pipeline:
+    long_timeout = quick(brokers[1].address, socket_timeout_ms=20_000)
+    with ClusterClient(long_timeout) as client, client.pipeline() as pipeline:
         pipeline.send([(T0, batch(0))])
         collect_all(pipeline)
         brokers[1].once(PRODUCE, held(release))
@@ -214,7 +214,7 @@ def test_a_large_send_goes_on_while_the_broker_waits_for_us_to_read_its_response
             pipeline.send([(T0, batch())])
         timer = threading.Timer(0.2, release.set)
         timer.start()
-        pipeline.send([(T0, large)])  # 24 MB of answers come before it is taken
+        pipeline.send([(T0, large)])  # 24 MB of responses come before it is taken
         responses = collect_all(pipeline)
         timer.join()
     assert [response.error_code for response in responses] == [19] * 61
@@ -244,8 +244,8 @@ def test_a_throttle_is_waited_out_before_the_next_send(client, pipeline, brokers
 @pytest.mark.parametrize("newest", range(3, 14))
 def test_any_version_that_a_broker_speaks_will_do(brokers, newest):
     brokers[1].versions[PRODUCE] = (3, newest)
-    patient = quick(brokers[1].address, socket_timeout_ms=20_000)
-    with ClusterClient(patient) as client, client.pipeline() as pipeline:
+    long_timeout = quick(brokers[1].address, socket_timeout_ms=20_000)
+    with ClusterClient(long_timeout) as client, client.pipeline() as pipeline:
         pipeline.send([(T0, batch(7))])
         (response,) = collect_all(pipeline)
     assert (response.error, response.base_offset) == (None, 0)
@@ -279,7 +279,7 @@ actions = st.lists(
 
 @settings(max_examples=25)
 @given(actions)
-def test_whatever_happens_what_is_said_of_each_batch_is_true(actions):
+def test_every_response_is_true_whatever_happens(actions):
     world = World({"t": Topic(TOPIC_ID, [(1, 0), (2, 0), (2, 0)])})
     brokers = {node: WritableBroker(world, node) for node in (1, 2)}
     marks, responses = [], []
@@ -304,8 +304,8 @@ def test_whatever_happens_what_is_said_of_each_batch_is_true(actions):
 
     for partition in (T0, T1, T2):
         stored = written(brokers[1], partition) + written(brokers[2], partition)
-        told = [response.error for response in responses if response.partition == partition]
-        for mark, error in zip(marks, told, strict=True):
+        errors = [response.error for response in responses if response.partition == partition]
+        for mark, error in zip(marks, errors, strict=True):
             possible = {1} if error is None else {0}
             if isinstance(error, OutcomeUnknownError):
                 possible = {0, 1}

@@ -1,6 +1,6 @@
-"""Properties mean what librdkafka's mean; none is silently without effect; secrets stay secret.
+"""Properties mean what librdkafka's mean; none is silently ignored; secrets stay secret.
 
-Method: tables, and librdkafka itself as the judge of which names and values exist.
+Method: tables, compared with the names and values of librdkafka itself.
 """
 
 import pickle
@@ -106,7 +106,7 @@ def test_a_name_like_no_other_gets_no_suggestion():
 
 def test_a_property_without_meaning_here_is_refused_with_the_reason():
     ((_, message, _),) = problems({"group.id": "g"})
-    assert "position comes from the destination" in message
+    assert "position is read from the destination" in message
     ((_, message, _),) = problems({"isolation.level": "read_uncommitted"})
     assert "read_committed" in message
 

@@ -1,6 +1,6 @@
-"""What can be tried again is, as long as that can help, and no longer than the budget.
+"""Retriable operations are retried, within the budget.
 
-Method: a clock that moves only when somebody sleeps; attempts that fail as scripted.
+Method: a clock that moves only in `sleep_ms`; attempts that fail as scripted.
 """
 
 from dataclasses import replace

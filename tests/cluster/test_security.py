@@ -1,7 +1,7 @@
-"""Encryption and authentication against Apache Kafka: each mechanism, each way to get it wrong.
+"""Encryption and authentication against Apache Kafka: each mechanism, each misconfiguration.
 
-Method: one broker with TLS and SASL listeners; a session of one listener ends after seconds, and is
-read over its end.
+Method: one broker with TLS and SASL listeners. The sessions of one listener expire after seconds,
+and are read across their end.
 """
 
 import http.server
@@ -98,7 +98,7 @@ def test_a_client_certificate_is_shown_from_files_or_from_text(
     assert fetched_bytes(client, topic)
 
 
-def test_a_missing_client_certificate_is_told_as_such(open_client, certificates):
+def test_a_missing_client_certificate_is_reported(open_client, certificates):
     ca = {"ssl.ca.location": str(certificates.authority)}
     with pytest.raises(UsageError) as caught:
         open_client("TLS", {"security.protocol": "SSL", **ca}).topics()
@@ -279,7 +279,7 @@ def test_a_token_is_asked_from_the_endpoint_and_accepted(open_client, token_endp
         (200, b'{"access_token": 7}', UsageError),
     ],
 )
-def test_an_endpoint_that_gives_no_token_is_told_without_the_secret(
+def test_an_endpoint_without_a_token_is_reported_without_the_secret(
     open_client, token_endpoint, status, body, kind
 ):
     token_endpoint.responses = (status, body)
@@ -306,7 +306,7 @@ def test_a_token_configuration_that_makes_none_is_refused(open_client, config):
         ({"ssl.cipher.suites": "NONE-SUCH"}, "ssl.cipher.suites"),
     ],
 )
-def test_tls_files_that_are_none_are_told_before_connecting(properties, named):
+def test_invalid_tls_files_are_reported_before_connecting(properties, named):
     settings = connection_settings("h:1", {"security.protocol": "SSL", **properties})
     with pytest.raises(UsageError, match=named):
         ClusterClient(settings)

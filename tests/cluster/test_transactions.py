@@ -1,8 +1,8 @@
-"""Transactions begin, end and fence as their owner is told, also when answers are lost.
+"""Transactions begin, end and fence as reported to their owner, also when responses are lost.
 
-Method: Apache Kafka itself, both releases, read by librdkafka; answers are lost there by a
-connection that drops them after the broker has done what was asked. Scripted brokers where a broker
-must say what a real one seldom does: coordinators that move, load, are gone.
+Method: Apache Kafka, both releases, read by librdkafka. Responses are lost by a connection that
+drops them after the broker has processed the request. Scripted brokers for responses that real ones
+seldom give: coordinators that move, load, or are unavailable.
 """
 
 import time
@@ -250,11 +250,11 @@ def test_each_lost_response_is_asked_for_again_and_nothing_is_done_twice(
     assert found == (GroupOffset(7, -1, "") if commit else None)
 
 
-@pytest.mark.parametrize("anew", [True, False], ids=["newer epoch", "same epoch"])
+@pytest.mark.parametrize("newer_epoch", [True, False], ids=["newer epoch", "same epoch"])
 def test_an_end_that_comes_late_ends_the_next_transaction_unless_that_has_a_newer_epoch(
-    apache_kafka, client, dropping, topic_name, anew
+    apache_kafka, client, dropping, topic_name, newer_epoch
 ):
-    """What a broker does to a request that was lost on its way and is repeated meanwhile."""
+    """What a broker does to a request that was delayed and repeated meanwhile."""
     apache_kafka.create_topic(topic_name, 1)
     partition, producer = TopicPartition(topic_name, 0), client.transactional_producer(topic_name)
     producer.init()
@@ -263,19 +263,19 @@ def test_an_end_that_comes_late_ends_the_next_transaction_unless_that_has_a_newe
         assert not producer.has_stray
         producer.add_partitions([partition])
         writer = Writer(client, producer)
-        writer.next = {partition: 0 if anew or value == b"a" else 1}
+        writer.next = {partition: 0 if newer_epoch or value == b"a" else 1}
         assert writer.write(partition, value).error is None
         writer.pipeline.close()
         if value == b"b":
             break
         producer.end(commit=True)
         assert producer.has_stray
-        if anew:
+        if newer_epoch:
             producer.init()
         else:
             producer._has_stray = False  # noqa: SLF001  # the rule that is left out
     response = dropping.arrives_late(high=4)
-    if anew:
+    if newer_epoch:
         assert response.error_code in (INVALID_PRODUCER_EPOCH, PRODUCER_FENCED)
         producer.end(commit=False)
         assert values(apache_kafka, partition) == [b"a"]
@@ -292,7 +292,7 @@ def test_an_abort_after_an_add_that_may_not_have_been_done_ends_cleanly(
     settings = replace(connection_settings(apache_kafka.bootstrap), retry_budget_ms=200)
     with ClusterClient(settings) as hasty:
         producer = hasty.transactional_producer(topic_name)
-        producer._coordinator = client.transactional_producer(topic_name)._coordinator  # noqa: SLF001  # patient until here
+        producer._coordinator = client.transactional_producer(topic_name)._coordinator  # noqa: SLF001  # with a long timeout until here
         producer.init()
         producer._coordinator = hasty.transactional_producer(topic_name)._coordinator  # noqa: SLF001  # hasty from here
         call = Connection.call

@@ -1,8 +1,8 @@
-"""A long answer arrives whole, however it is cut on the way, and its end is never waited for.
+"""A large response is received whole, in any pieces, and without waiting for more than its end.
 
 Method: a thread on loopback sends what the test says, in pieces, over a plain socket. The reader
-wants to be woken for large pieces only; what must not happen is that it sleeps on bytes that are
-there, or on a peer that is gone.
+waits for large pieces only; it must not block on bytes that have arrived, or on a closed
+connection.
 """
 
 import socket

@@ -1,7 +1,7 @@
-"""Writing to Apache Kafka itself, both releases: what was written is what stock clients read.
+"""Writing to Apache Kafka, both releases: stock clients read what was written.
 
 Method: the pipeline writes batches of the pure Python encoder, librdkafka reads them back; log ends
-and producer states are compared with what was written. Brokers are shared, topics are not.
+and producer states are compared with what was written. Tests share brokers, but no topics.
 """
 
 import time
@@ -34,7 +34,7 @@ def records(count, *, first=0):
 
 
 def batch(count, *, first=0, sequence=None, codec=Codec.NONE, timestamp_ms=None, **fields):
-    """Records whose values are as long as their numbers; guarded by `sequence` if it is given."""
+    """Records whose values are as long as their numbers; with a sequence if `sequence` is given."""
     rows = records(count, first=first)
     if timestamp_ms is not None:
         rows = [row._replace(timestamp_ms=timestamp_ms) for row in rows]
@@ -115,8 +115,8 @@ def test_what_follows_a_refused_batch_is_refused_and_a_duplicate_is_recognised(
     responses = []
     while pipeline.in_flight():
         responses += pipeline.collect(block=True)
-    told = [response.error_code for response in responses]
-    assert told[:3] == [0, 0, 45]
+    codes = [response.error_code for response in responses]
+    assert codes[:3] == [0, 0, 45]
     assert responses[3].error_code in (45, -2), "refused there, or here when the refusal was in"
     pipeline.send([(partition, batch(10, sequence=0))])
     (again,) = collect_all(pipeline)
@@ -147,7 +147,7 @@ def test_a_damaged_batch_is_refused_with_the_broker_s_words(pipeline, client, pa
 # Ends and states.
 
 
-def test_the_end_of_a_log_is_told_new_filled_trimmed_and_behind_open_transactions(
+def test_the_log_end_is_read_when_new_filled_trimmed_and_behind_open_transactions(
     apache_kafka, client, pipeline, topic_name
 ):
     apache_kafka.create_topic(topic_name, 2)
@@ -255,7 +255,7 @@ def test_records_cannot_be_deleted_beyond_the_end(client, pipeline, partition):
     assert client.list_offsets([partition], EARLIEST) == {partition: 4}
 
 
-def test_each_broker_tells_its_configuration(client):
+def test_each_broker_returns_its_configuration(client):
     ((node, configs),) = client.admin.broker_configs().items()
     assert node == 1
     assert configs["producer.id.expiration.ms"] == "86400000"
@@ -265,9 +265,7 @@ def test_each_broker_tells_its_configuration(client):
 # Control records.
 
 
-def test_markers_take_one_offset_each_and_nobody_sees_them(
-    apache_kafka, client, pipeline, topic_name
-):
+def test_markers_take_one_offset_each_and_are_invisible(apache_kafka, client, pipeline, topic_name):
     apache_kafka.create_topic(topic_name, 2)
     one, other = (TopicPartition(topic_name, n) for n in range(2))
     pipeline.send([(one, batch(3, sequence=0)), (other, batch(3, sequence=0))])

@@ -1,6 +1,6 @@
-"""Writing to the embedded broker is writing to a broker: the same client, the same answers.
+"""Writing to the embedded broker: the same client, the same responses as from Apache Kafka.
 
-Method: the pipeline writes, librdkafka reads; ends and states are compared, as with Apache Kafka.
+Method: the pipeline writes, librdkafka reads; log ends and producer states are compared.
 """
 
 import time
@@ -35,8 +35,8 @@ def batch(count, *, sequence):
         Record(n, now_ms, TimestampType.CREATE_TIME, None, b"%d" % (sequence + n), ())
         for n in range(count)
     ]
-    guard = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
-    return memoryview(encode_reference(rows, base_offset=0, last_offset=count - 1, **guard))
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+    return memoryview(encode_reference(rows, base_offset=0, last_offset=count - 1, **producer))
 
 
 def collect_all(pipeline):
@@ -75,15 +75,15 @@ def test_a_topic_is_made_written_measured_and_trimmed(broker, client, topic_name
     assert len(client.topic(topic_name).partitions) == 3
 
 
-def test_control_records_take_offsets_that_nobody_reads(broker, client, topic_name):
+def test_control_records_take_offsets_and_are_invisible(broker, client, topic_name):
     client.admin.create_topic(topic_name, partition_count=1)
     partition = TopicPartition(topic_name, 0)
     assert client.admin.may_write_markers() is True
     with client.pipeline() as pipeline:
         pipeline.send([(partition, batch(2, sequence=0))])
         collect_all(pipeline)
-        told = client.admin.write_txn_markers({partition: [TxnMarker(99, 0)] * 3})
-        assert told == {partition: None}
+        responses = client.admin.write_txn_markers({partition: [TxnMarker(99, 0)] * 3})
+        assert responses == {partition: None}
         assert client.log_ends([partition])[partition].end_offset == 5
         pipeline.send([(partition, batch(2, sequence=2))])
         (response,) = collect_all(pipeline)

@@ -1,8 +1,8 @@
-"""Writing over TLS and SASL, and with rights that are missing, to Apache Kafka.
+"""Writing to Apache Kafka over TLS and SASL, and without permissions.
 
-Method: the listeners of `kit.servers.security`; sessions of one of them end every three seconds
-while many requests are under way. A broker of its own has an authorizer and a user who may do
-little.
+Method: the listeners of `kit.servers.security`; the sessions of one of them expire every three
+seconds while many requests are in flight. A separate broker has an authorizer and a user with few
+permissions.
 """
 
 import time
@@ -37,8 +37,10 @@ CREDENTIALS = {"sasl.mechanism": "PLAIN", "sasl.username": USER, "sasl.password"
 def batch(values, *, sequence):
     kind = TimestampType.CREATE_TIME
     rows = [Record(n, 1_700_000_000_000, kind, None, value, ()) for n, value in enumerate(values)]
-    guard = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
-    return memoryview(encode_reference(rows, base_offset=0, last_offset=len(values) - 1, **guard))
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+    return memoryview(
+        encode_reference(rows, base_offset=0, last_offset=len(values) - 1, **producer)
+    )
 
 
 def collect_all(pipeline):
@@ -108,7 +110,7 @@ def test_a_session_that_ends_is_renewed_between_responses_and_requests(
 
 @pytest.fixture(scope="module", params=RELEASES)
 def secured_kafka(request, tmp_path_factory):
-    """A broker with an authorizer; whoever comes by the plain listener may do everything."""
+    """A broker with an authorizer; users of the plain listener may do everything."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     listener = Listener(
         name="SASL",
@@ -163,7 +165,7 @@ def limited(secured_kafka):
 
 
 @pytest.mark.xdist_group("guarded-kafka")
-def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
+def test_missing_permissions_are_distinguished_and_nothing_is_written(
     secured_kafka, limited, grant, topic_name
 ):
     secured_kafka.create_topic(topic_name)
@@ -198,7 +200,7 @@ def test_what_is_not_allowed_is_told_apart_and_nothing_is_written(
 
 
 @pytest.mark.xdist_group("guarded-kafka")
-def test_markers_are_allowed_with_the_right_to_cluster_actions_and_told_with_that_to_describe(
+def test_cluster_action_permits_markers_and_describe_reports_it(
     secured_kafka, limited, grant, topic_name
 ):
     secured_kafka.create_topic(topic_name)

@@ -1,7 +1,7 @@
-"""Offset syncs are those of MirrorMaker 2: the same bytes, told by the same rule.
+"""Offset syncs are those of MirrorMaker 2: the same bytes, written by the same rule.
 
-Method: byte vectors that its own classes produced; its rule, written out record by record from its
-description, as the judge of ours, which goes by runs; a topic read back by confluent-kafka.
+Method: byte vectors that its own classes produced; its rule, implemented record by record from its
+description, compared with logmirror's, which works on runs; a topic read back by confluent-kafka.
 """
 
 import struct
@@ -77,21 +77,21 @@ def test_the_topic_is_named_after_the_destination():
 def by_record(pairs, lag_max):
     """MirrorMaker's rule as it is described: for each record, with its own words."""
     previous_up = previous_down = last_sync_down = -1
-    told = []
+    syncs = []
     for up, down in pairs:
         no_sync_yet = last_sync_down == -1
         too_far = down - (last_sync_down + 1) >= lag_max
         skipped = up - previous_up != 1
         cut = down < previous_down
         if no_sync_yet or too_far or skipped or cut:
-            told.append((up, down))
+            syncs.append((up, down))
             last_sync_down = down
         previous_up, previous_down = up, down
-    return told
+    return syncs
 
 
 @pytest.mark.parametrize(
-    ("lag_max", "told"),
+    ("lag_max", "syncs"),
     [
         (100, [0, 101, 202, 303]),
         (10, list(range(0, 400, 11))),
@@ -99,10 +99,10 @@ def by_record(pairs, lag_max):
         (0, list(range(400))),
     ],
 )
-def test_contiguous_records_are_told_at_even_distances(lag_max, told):
+def test_contiguous_records_are_synced_at_even_distances(lag_max, syncs):
     rule = SyncRule(lag_max)
-    assert rule.due([Run(0, 0, 150), Run(150, 150, 250)]) == [(at, at) for at in told]
-    last = [] if told[-1] == 399 else [(399, 399)]
+    assert rule.due([Run(0, 0, 150), Run(150, 150, 250)]) == [(at, at) for at in syncs]
+    last = [] if syncs[-1] == 399 else [(399, 399)]
     assert rule.flush() == last
     assert rule.flush() == []
 
@@ -111,15 +111,15 @@ def test_mirrormakers_own_example_gives_the_same_syncs():
     pairs = [(0, 100), (2, 102), (3, 152), (4, 153), (5, 154), (6, 203), (7, 204), (2, 206)]
     pairs += [(3, 207), (4, 3), (5, 4), (7, 6)]
     rule = SyncRule(50)
-    told = [bool(rule.due([Run(up, down, 1)])) for up, down in pairs]
-    assert told == [letter == "T" for letter in "TTFTFFTTFTFT"]
+    syncs = [bool(rule.due([Run(up, down, 1)])) for up, down in pairs]
+    assert syncs == [letter == "T" for letter in "TTFTFFTTFTFT"]
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(-20, 40), st.integers(0, 60)), max_size=12),
     st.integers(0, 30),
 )
-def test_runs_are_told_as_their_records_would_be(steps, lag_max):
+def test_runs_are_synced_as_their_records_would_be(steps, lag_max):
     runs, up, down = [], 0, 0
     for skip_up, skip_down, count in steps:
         up, down = up + skip_up, max(down + skip_down, 0)
@@ -127,13 +127,13 @@ def test_runs_are_told_as_their_records_would_be(steps, lag_max):
         up, down = up + count, down + count
     pairs = [(run.upstream + i, run.downstream + i) for run in runs for i in range(run.count)]
     rule = SyncRule(lag_max)
-    told = [pair for run in runs for pair in rule.due([run])]
-    assert told == by_record(pairs, lag_max)
-    assert rule.flush() == ([pairs[-1]] if pairs and pairs[-1] != told[-1] else [])
+    syncs = [pair for run in runs for pair in rule.due([run])]
+    assert syncs == by_record(pairs, lag_max)
+    assert rule.flush() == ([pairs[-1]] if pairs and pairs[-1] != syncs[-1] else [])
 
 
 @given(st.integers(0, 500))
-def test_few_of_many_are_told_with_the_first_and_the_last(count):
+def test_few_of_many_syncs_include_the_first_and_the_last(count):
     pairs = [(at, 2 * at) for at in range(count)]
     kept = thinned(pairs)
     assert len(kept) == min(count, 10)
@@ -165,7 +165,7 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
     ]
 
 
-def test_a_topic_that_is_not_there_stops_the_telling_and_nothing_else(apache_kafka, topic_name):
+def test_a_missing_topic_disables_syncs_and_nothing_else(apache_kafka, topic_name):
     with (
         ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client,
         client.pipeline() as pipeline,

@@ -1,6 +1,6 @@
-"""The books of one partition's writer: what may be sent, what an answer means, what stops it.
+"""The state of one partition's writer: what may be sent, what a response means, what stops it.
 
-Method: looks and answers are made by hand, one after the other, as a broker could give them.
+Method: log ends and responses are constructed one by one, as a broker could return them.
 """
 
 import struct
@@ -75,15 +75,15 @@ def refused(code):
 @pytest.mark.mirror_v3("KAF-05")
 def test_a_writer_begins_at_the_log_end_with_the_sequence_that_the_broker_expects():
     assert send(writer()) == (100, 100, PRODUCER)
-    assert send(writer(end=130)) == (130, 100, PRODUCER), "30 of the offsets are holes"
+    assert send(writer(end=130)) == (130, 100, PRODUCER), "30 of the offsets are gaps"
     assert send(writer(state=None)) == (100, 100, PRODUCER), "nothing remembered: the offset"
 
 
-def test_a_gap_that_begins_an_epoch_begins_sequences_anew():
+def test_a_gap_that_begins_an_epoch_restarts_sequences():
     made = writer()
     assert made.next_epoch == 1
     made.passed_gap(107, 2000)
-    assert made.next_epoch == 1, "most holes leave the data's producer alone"
+    assert made.next_epoch == 1, "most gaps do not affect the data's producer"
 
     made.passed_gap(130, 2000, fenced=True)
 
@@ -130,7 +130,7 @@ def test_what_is_verified_is_what_was_responded_and_never_what_was_sent():
 
 
 @pytest.mark.parametrize(("state", "most"), [(ALIVE, IN_FLIGHT_MAX), (None, 1)])
-def test_many_batches_are_on_their_way_with_a_guard_and_one_without(state, most):
+def test_many_batches_are_in_flight_with_sequence_check_and_one_without(state, most):
     made = writer(state=state)
 
     while made.may_send():
@@ -139,14 +139,14 @@ def test_many_batches_are_on_their_way_with_a_guard_and_one_without(state, most)
     assert made.in_flight == most
 
 
-def test_a_guard_that_is_about_to_expire_is_none():
+def test_producer_state_that_is_about_to_expire_does_not_count():
     assert is_sequence_checked(ProducerState(0, 0, FRESH_MS), NOW_MS)
     assert not is_sequence_checked(ProducerState(0, 0, OLD_MS), NOW_MS)
     assert not is_sequence_checked(ProducerState(0, 0, -1), NOW_MS), "records without a time"
     assert not is_sequence_checked(None, NOW_MS)
 
 
-def test_the_first_acknowledged_batch_of_today_opens_the_guard_and_old_ones_do_not():
+def test_the_first_acknowledged_current_batch_enables_the_sequence_check_and_old_ones_do_not():
     for stamp_ms, most in ((FRESH_MS, IN_FLIGHT_MAX), (OLD_MS, 1)):
         made = writer(state=None)
         send(made, stamp_ms=stamp_ms)
@@ -158,7 +158,7 @@ def test_the_first_acknowledged_batch_of_today_opens_the_guard_and_old_ones_do_n
 
 
 def test_nothing_is_sent_behind_old_records_before_they_are_acknowledged():
-    """The broker may forget us as soon as it has them, and guards nothing from there on."""
+    """The broker may forget the producer when it has them, and then checks no sequences."""
     made = writer()
     send(made)
     send(made)
@@ -166,7 +166,7 @@ def test_nothing_is_sent_behind_old_records_before_they_are_acknowledged():
 
     assert not made.may_send()
     response(made, 100)
-    assert not made.may_send(), "the answer to an earlier batch says nothing about the old one"
+    assert not made.may_send(), "the response to an earlier batch proves nothing about the old one"
     response(made, 110)
     assert not made.may_send()
     response(made, 120)
@@ -175,7 +175,7 @@ def test_nothing_is_sent_behind_old_records_before_they_are_acknowledged():
     assert not made.may_send(), "one at a time"
 
 
-def test_records_of_today_behind_old_ones_bring_the_guard_back():
+def test_current_records_behind_old_ones_restore_the_sequence_check():
     made = writer(state=None)
     send(made, stamp_ms=OLD_MS)
     response(made, 100)
@@ -186,7 +186,7 @@ def test_records_of_today_behind_old_ones_bring_the_guard_back():
     assert made.may_send()
 
 
-def test_another_base_offset_is_a_record_of_someone_else():
+def test_another_base_offset_is_a_foreign_record():
     made = writer()
     send(made)
 
@@ -200,7 +200,7 @@ def test_another_base_offset_is_a_record_of_someone_else():
 
 
 def test_a_duplicate_response_with_the_first_offset_is_success():
-    """The broker had the batch already: an attempt of ours whose answer was lost."""
+    """The broker had the batch already: an earlier attempt whose response was lost."""
     made = writer()
     send(made)
     response(made, 100)
@@ -220,7 +220,7 @@ def test_a_sequence_that_is_refused_means_look(code):
 
 
 @pytest.mark.parametrize(
-    "error", [OutcomeUnknownError("no answer"), UnavailableError("not sent"), refused(19)]
+    "error", [OutcomeUnknownError("no response"), UnavailableError("not sent"), refused(19)]
 )
 def test_other_failures_stay_what_they_are(error):
     made = writer()
@@ -236,7 +236,7 @@ def test_the_first_failure_counts_and_what_was_sent_behind_it_is_not_believed():
 
     response(made, -1, error=refused(19), code=19)
     response(made, 100)  # a broker that has forgotten us may take it, in the wrong place
-    response(made, -1, error=OutcomeUnknownError("no answer"), code=NO_RESPONSE)
+    response(made, -1, error=OutcomeUnknownError("no response"), code=NO_RESPONSE)
 
     assert (made.verified, made.record_count, made.in_flight) == (100, 0, 0)
     assert made.error.facts["code"] == 19
@@ -253,7 +253,7 @@ def test_a_batch_that_did_not_leave_is_not_on_its_way():
 
     assert made.error is late
     assert made.in_flight == 0
-    assert made.verified == 100, "after a failure the log is looked at, whatever is answered"
+    assert made.verified == 100, "after a failure the log end is read, whatever the response"
 
 
 @pytest.mark.parametrize("state", [ALIVE, None])
@@ -281,7 +281,7 @@ def test_the_batch_that_was_prepared_last_says_until_when_it_may_be_sent():
     assert made.send_until_ms == 1000 + deadline_ms(0, sequence_checked=True)
     send(made, stamp_ms=OLD_MS)
     assert made.send_until_ms == 1000 + deadline_ms(0, sequence_checked=False), (
-        "behind it nobody guards"
+        "behind it sequences are not checked"
     )
 
 
@@ -292,7 +292,7 @@ def test_an_acknowledged_batch_is_as_good_as_a_look_from_the_moment_it_was_prepa
 
     response(made, 100)
 
-    assert made.verified_ms == 3000, "and the answer may be minutes old"
+    assert made.verified_ms == 3000, "and the response may be minutes old"
 
 
 def test_gaps_take_offsets_and_no_sequences():

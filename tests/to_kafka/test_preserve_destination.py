@@ -1,6 +1,6 @@
-"""The driver's side of a copy: how long a flow waits for predecessors that no guard keeps out.
+"""The driver's part: how long a flow without sequence check waits for its predecessors.
 
-Method: a destination that answers what the test says, and a clock that the test moves.
+Method: a scripted destination, and a clock that the test moves.
 """
 
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Opening:
         )
 
     def look(self):
-        """What the service does with a flow that begins, or is lost; whether it may go on."""
+        """Open a flow as the service does; returns whether it may copy."""
         self.state.position_stale = False
         found = self.copies.positions(self.state.destination, [FLOW], None)
         self.state.position = found[FLOW]
@@ -71,7 +71,7 @@ def test_a_flow_whose_producer_the_broker_remembers_begins_at_once():
 
 
 @pytest.mark.parametrize("age_ms", [None, DAY_MS])
-def test_a_flow_without_a_guard_waits_and_looks_again(age_ms):
+def test_a_flow_without_sequence_check_waits_and_reads_the_log_end_again(age_ms):
     opening = Opening(end=100)
     if age_ms is not None:
         opening.cluster.state = alive(opening, age_ms)
@@ -81,7 +81,7 @@ def test_a_flow_without_a_guard_waits_and_looks_again(age_ms):
     assert opening.look_after(WAIT_MS)
 
 
-def test_whoever_still_writes_is_left_alone_until_he_stops():
+def test_a_live_predecessor_is_not_interrupted():
     opening = Opening(end=100)
     opening.look()
     for end in (105, 190):

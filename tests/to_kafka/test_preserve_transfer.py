@@ -1,7 +1,6 @@
 """Slices of several flows into one cluster: what is sent, and the effect of each response.
 
-Method: scripted sources and a scripted destination (kit.fakes), which keeps logs and responds like a
-broker; a clock that moves only in `sleep_ms`. The reference decoder reads back what is appended.
+Method: scripted sources and destinations (kit.fakes), and a clock that moves only in `sleep_ms`.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
-"""What settings of a destination topic do to a copy is said, with what to do about it.
+"""Each unsuitable setting of a destination topic is reported, with advice.
 
-Method: one setting at a time differs from a destination that suits the source, and everything that
-is found is compared, so that neither a rule that keeps silent nor one that says too much can pass.
+Method: one setting at a time differs from a suitable destination, and all findings are compared, so
+that neither a missing nor a superfluous finding can pass.
 """
 
 import pytest
@@ -306,7 +306,7 @@ def test_of_different_brokers_the_strictest_counts():
     assert strictest([]) == {}
 
 
-def test_a_finding_tells_both_values_and_what_to_do():
+def test_a_finding_shows_both_values_and_advice():
     finding = Finding(
         severity="error", setting="retention.ms", source="2", destination="1", advice="raise it"
     )

@@ -1,7 +1,7 @@
-"""The topic of a copy is made fit for it, or it is said why it is not; nothing else is changed.
+"""The destination topic is set up, or the reason against it is reported; nothing else is changed.
 
 Method: real clusters of both Apache Kafka releases and the embedded broker, each as source and as
-destination; what was made is asked of librdkafka, and written to as a copy would.
+destination; librdkafka reads the result, and writes to it as a mirror would.
 """
 
 import pytest
@@ -68,7 +68,7 @@ def make(bootstrap, topic, partitions=1, **configs):
 
 
 def topic_configs(bootstrap, topic):
-    """What librdkafka is told of a topic: settings that somebody set, and all of them."""
+    """A topic's settings as librdkafka reads them: those that were set, and all."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})  # gone, it cancels what it was asked
     entries = admin.describe_configs([resource])[resource].result(30)
@@ -202,7 +202,7 @@ def test_partitions_that_the_source_gets_are_added(clusters, connect, topic_name
 
 
 def make_more(bootstrap, topic, count):
-    """Raise a topic's partitions, and wait until leaders answer."""
+    """Raise a topic's partitions, and wait until leaders respond."""
     with ClusterClient(connection_settings(bootstrap)) as client:
         client.admin.create_partitions(topic, count)
         while len(client.topic(topic).partitions) < count:

@@ -1,7 +1,7 @@
-"""The topic of a copy where answers get lost, brokers are late and permissions lack.
+"""The destination topic when responses are lost, brokers are slow or permissions are missing.
 
-Method: a cluster drawn by the test does at each call what a real one does at the worst moment; time
-passes only where somebody waits. What real clusters do otherwise is in test_topic_sync.
+Method: a scripted cluster does at each call what a real one does at the worst moment; time passes
+only in `sleep_ms`. Real clusters are in test_topic_setup.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ def severities(findings):
 
 
 class SteppingClock(Clock):
-    """Time passes only where somebody waits."""
+    """Time passes only in `sleep_ms`."""
 
     def __init__(self):
         self.at_ms = 0.0
@@ -103,7 +103,7 @@ def sync(destination, source=None, **changes):
     )
 
 
-def test_a_topic_that_somebody_else_makes_meanwhile_is_taken():
+def test_a_topic_that_another_client_creates_meanwhile_is_used():
     def lose_the_race(name, _count):
         there.partitions[name] = 2
         raise UsageError("the topic exists already", error="TOPIC_ALREADY_EXISTS")
@@ -119,18 +119,18 @@ def test_a_lost_response_is_looked_for(was_made):
     def lose(name, count):
         if was_made:
             there.partitions[name] = count
-        raise OutcomeUnknownError("no answer")
+        raise OutcomeUnknownError("no response")
 
     there = Cluster("there", on_create=lose)
     if was_made:
-        assert not sync(there).created  # it may be somebody else's
+        assert not sync(there).created  # another client may have created it
     else:
         with pytest.raises(OutcomeUnknownError):
             sync(there)
     assert len(there.created) == 1
 
 
-def test_a_refusal_to_make_a_topic_is_told():
+def test_a_refusal_to_create_a_topic_is_reported():
     def refuse(_name, _count):
         raise UsageError("a policy of the broker forbids it", error="POLICY_VIOLATION")
 
@@ -194,7 +194,7 @@ def test_brokers_that_may_not_be_asked_do_not_stop_a_copy():
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, -1), (-1, -1), (3, 3)])
-def test_replicas_are_the_clusters_business_unless_somebody_says(asked, sent):
+def test_the_replication_factor_is_the_clusters_default_unless_configured(asked, sent):
     there = Cluster("there")
     sync(there, replication_factor=asked)
     assert there.created[0][2] == sent

@@ -1,7 +1,7 @@
 """Progress counts when its transaction is committed, and is read without waiting for others.
 
-Method: records written to a real broker by producers of ours, transactions committed, aborted and
-left open; keys and values are written out in the tests as the format says.
+Method: records written to a real broker by logmirror's producers; transactions are committed,
+aborted and left open. The tests spell out keys and values as the format says.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ def test_ids_of_flows_whose_names_run_together_differ():
     assert FlowKey("a", "c", 0, "b-d").transactional_id != one
 
 
-def test_what_was_aborted_or_is_open_does_not_count_and_holds_nobody_up(
+def test_aborted_and_open_transactions_do_not_count_and_cause_no_wait(
     client, where, reader, copier
 ):
     one, other = copier(KEY), copier(OTHER)
@@ -214,7 +214,7 @@ def test_a_missing_topic_is_believed_only_by_who_writes_nothing(client, topic_na
         reader.refresh()
 
 
-def test_a_topic_that_was_made_anew_is_not_taken_for_the_old_one(
+def test_a_recreated_topic_is_not_taken_for_the_old_one(
     apache_kafka, where, reader, copier, say_plainly
 ):
     one = copier(KEY)
@@ -241,7 +241,7 @@ def test_a_log_that_is_longer_than_one_response_is_read_to_its_end(client, where
 
 
 class ActingClock(Clock):
-    """A clock that stands still, but for those who wait; they wake up to what somebody has done."""
+    """A clock that moves only in `sleep_ms`, which also runs an action."""
 
     def __init__(self, act):
         self.act, self.slept_ms = act, 0
@@ -268,7 +268,7 @@ def test_markers_that_are_on_their_way_are_awaited(client, where, copier):
     assert clock.slept_ms == 10
 
 
-def test_nobody_waits_long_for_a_transaction_that_was_left_open(client, where, copier):
+def test_an_abandoned_transaction_causes_no_long_wait(client, where, copier):
     copier(KEY).say(5)
     clock = ActingClock(lambda: None)
     reader = ProgressReader(client, where, clock).refresh()

@@ -1,8 +1,7 @@
-"""A proof says why offsets are missing, and finds what the source contradicts, with its offsets.
+"""Verification reports why offsets are missing, and what contradicts the source, with its offsets.
 
 Method: slices of scripted logs (kit.fakes.scripted) become archives in memory. Then the log, the
-archive or a claim is changed, as a cleaner, a broken disk or a person would, and the proof is asked
-again.
+archive or a claim is changed, as a cleaner, a broken disk or a user would, and verified again.
 """
 
 import contextlib
@@ -116,7 +115,7 @@ SPARSE_RUNS = [(1, 2, "compacted"), (4, 29, "compacted"), (35, 39, "compacted")]
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("max_offsets", [3, 8, 100])
-def test_gaps_are_told_with_range_and_cause(form, max_offsets):
+def test_gaps_are_reported_with_range_and_cause(form, max_offsets):
     store, spec = archive_of(transactions(), form, max_offsets=max_offsets)
 
     report = proof(store, spec)
@@ -146,7 +145,7 @@ def joined(found):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("max_offsets", [7, 100])
-def test_compacted_offsets_are_told_also_inside_batches(form, max_offsets):
+def test_compacted_offsets_are_reported_inside_batches(form, max_offsets):
     store, spec = archive_of(sparse(), form, compacted=True, max_offsets=max_offsets)
 
     report = proof(store, spec)
@@ -188,7 +187,7 @@ def test_a_gap_that_nothing_explains_is_a_finding_until_the_source_explains_it(
     assert asked.gap_counts[GapCause.COMPACTED] == 33
 
 
-def test_causes_that_no_claim_tells_are_told_by_the_source():
+def test_causes_without_a_claim_come_from_the_source():
     store, spec = archive_of(transactions(), "ndjson")
     del store.objects[claim_name("d", 0, 0)]
 

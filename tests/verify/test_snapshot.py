@@ -1,7 +1,7 @@
-"""A snapshot is proven against what the source shows: what is missing, stale, deleted or changed.
+"""A snapshot is verified against the source: missing, stale, deleted or changed records.
 
-Method: a snapshot is written from one scripted log and proven against another, which is the first
-one after a cleaner, or one that differs in a way that no cleaner makes.
+Method: a snapshot is written from one scripted log and verified against another, which is the first
+one after a cleaner, or one that differs in a way that no cleaner causes.
 """
 
 import pytest
