@@ -23,7 +23,7 @@ class Proxy:
 
     Attributes:
         delay_ms: Delay of each chunk that is forwarded.
-        is_silent: Forward nothing and keep connections open, as a black hole does.
+        is_silent: Forward nothing, and keep connections open: packets are lost.
     """
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
