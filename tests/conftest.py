@@ -1,7 +1,7 @@
-"""Fixtures that every test may ask for: brokers of Apache Kafka, its tools, fresh topic names.
+"""Shared fixtures: brokers of Apache Kafka, its tools, new topic names.
 
-A broker starts when the first test asks for it and stops when the last test is done. Tests share
-brokers, so each works on topics of its own.
+A broker starts with the first test that uses it and stops after the last test. Tests share brokers,
+so each test has its own topics.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(
 
 
 def _place(item: pytest.Item) -> int:
-    """Before all others: what starts Spark, whole clusters, or one process after the other."""
+    """Before all others: tests that start Spark, whole clusters, or many processes."""
     if {"e2e", "demo"}.intersection(item.path.parts) or item.path.name == "test_readme.py":
         return 0
     return 1 if item.get_closest_marker("xdist_group") else 2
@@ -75,7 +75,7 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Delete what killed programs have left; fixtures have ended all of them."""
+    """Delete the leftovers of killed programs; fixtures have ended all of them."""
     remove_temporary_folder()
 
 
@@ -83,7 +83,7 @@ def _fixture_of(version: str) -> str:
     return "kafka_" + version.replace(".", "")
 
 
-# Every push draws the same examples, so that what fails, fails again; nights search further:
+# Every push draws the same examples, so that failures repeat; nights search further:
 # LOGMIRROR_HYPOTHESIS=exhaustive. No deadline per example: machines are busy.
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("push", deadline=None, derandomize=True, suppress_health_check=_SLOW)
@@ -123,7 +123,7 @@ def apache_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Certificates of an authority of our own."""
+    """Certificates of a private CA."""
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -146,12 +146,12 @@ def secure_kafka(
 
 @pytest.fixture(scope="session", params=RELEASES)
 def apache_tools(request: pytest.FixtureRequest) -> ApacheTools:
-    """The console tools of a release, for whatever broker the test points them at."""
+    """The console tools of a release, for the broker of the test's choice."""
     return ApacheTools(request.param)
 
 
 @pytest.fixture
 def topic_name(request: pytest.FixtureRequest) -> str:
-    """A legal topic name that no other test has: it says which test it belongs to."""
+    """A legal and unique topic name, which contains the test's name."""
     words = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name).strip("-")[:60]
     return f"{words}-{secrets.token_hex(4)}"

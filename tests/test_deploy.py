@@ -1,9 +1,9 @@
-"""deploy/: what it says of the program is true, and what it installs runs where nothing is written.
+"""deploy/ matches the program, and the installed program runs on a read-only file system.
 
-Method: Dockerfile, manifests and unit are read and compared with the program's own constants and
-with each other; manifests are checked against the schemas of Kubernetes, the unit by systemd. The
-wheel is built as deploy/install.sh builds it, and run from a folder that nobody may write to. At
-night `tests/e2e/test_installed.py` runs what the script itself installs.
+Method: Dockerfile, manifests and unit are read as text and compared with the program's constants
+and with each other; the image is not built. Manifests are validated by the schemas of Kubernetes,
+the unit by systemd. The wheel is built as deploy/install.sh builds it, and run from a read-only
+directory. At night `tests/e2e/test_installed.py` runs what the script installs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KUBERNETES: Final = ("1.28", "1.34")
 USER: Final = 10001
 CONFIG: Final = "/etc/logmirror/mirror.yaml"
 SECRETS: Final = "/run/secrets/logmirror"
-PAGES: Final = set(http._pages(Recorder(), None, Shown()))  # noqa: SLF001  # the paths it answers
+PAGES: Final = set(http._pages(Recorder(), None, Shown()))  # noqa: SLF001  # the paths it serves
 
 
 # -- the image -------------------------------------------------------------------------------------
@@ -69,14 +69,14 @@ def final_stage() -> dict[str, str]:
     return dict(found[begin:])
 
 
-def test_the_image_runs_as_a_user_without_rights():
+def test_the_dockerfile_selects_an_unprivileged_user():
     stage = final_stage()
 
     assert stage["USER"] == f"{USER}:{USER}"
     assert f"useradd --uid {USER} " in stage["RUN"]
 
 
-def test_the_image_holds_nothing_that_builds():
+def test_the_dockerfile_leaves_build_tools_out():
     packages = final_stage()["RUN"].partition("--no-install-recommends")[2].partition("&&")[0]
 
     assert sorted(packages.split()) == [
@@ -88,7 +88,7 @@ def test_the_image_holds_nothing_that_builds():
     assert final_stage()["COPY"] == "--from=build /opt/logmirror /opt/logmirror"
 
 
-def test_the_image_s_port_and_probe_are_the_program_s():
+def test_the_dockerfiles_port_and_probe_match_the_program():
     stage = final_stage()
     port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", stage["HEALTHCHECK"]).groups()
 
@@ -96,7 +96,7 @@ def test_the_image_s_port_and_probe_are_the_program_s():
     assert path in PAGES
 
 
-def test_the_image_s_command_is_one_that_the_program_takes():
+def test_the_program_accepts_the_dockerfiles_command():
     entry = yaml.safe_load(final_stage()["ENTRYPOINT"])
     command = yaml.safe_load(final_stage()["CMD"])
 
@@ -104,7 +104,7 @@ def test_the_image_s_command_is_one_that_the_program_takes():
     assert command == ["run", "-c", CONFIG]
 
 
-def test_what_the_image_is_made_of_exists_and_is_let_through():
+def test_the_dockerfiles_sources_exist_and_are_not_ignored():
     copied = [
         name
         for instruction, words in instructions()
@@ -135,7 +135,7 @@ def locked(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^([a-z][\w.-]*)==([^\s;]+)", text, re.MULTILINE))
 
 
-def test_what_runs_is_locked_as_it_is_tested():
+def test_runtime_packages_are_locked_as_tested():
     runs, tested = locked(DEPLOY / "requirements.lock"), locked(ROOT / "requirements.lock")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {re.match(r"[\w-]+", line)[0].lower() for line in project["dependencies"]}
@@ -147,7 +147,7 @@ def test_what_runs_is_locked_as_it_is_tested():
     assert text.count("--hash=sha256:") >= len(runs)
 
 
-def test_what_builds_is_locked():
+def test_build_packages_are_locked():
     script = (DEPLOY / "install.sh").read_text(encoding="utf-8")
     wanted = re.search(r"/\^\(([\w|-]+)\)==/", script)[1].split("|")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
@@ -158,7 +158,7 @@ def test_what_builds_is_locked():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Iterator[Path]:
-    """The wheel, unpacked where nobody may write."""
+    """The wheel, unpacked in a read-only directory."""
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "wheels", ROOT]
@@ -248,7 +248,7 @@ def test_a_manifest_with_a_misspelt_key_does_not_fit():
         kubernetes_validate.validate(wrong, KUBERNETES[-1], strict=True)
 
 
-def test_kustomize_puts_together_what_is_there():
+def test_kustomize_lists_the_existing_files():
     files = {path.name for path in MANIFESTS.iterdir()}
     (generated,) = KUSTOMIZATION["configMapGenerator"]
 
@@ -264,7 +264,7 @@ def test_kustomize_puts_together_what_is_there():
     assert mounted["config"]["configMap"]["name"] == generated["name"]
 
 
-def test_the_pod_is_as_the_program_and_the_image_are():
+def test_the_pod_matches_the_program_and_the_dockerfile():
     spec = POD["spec"]
     probes = [CONTAINER[name]["httpGet"] for name in CONTAINER if name.endswith("Probe")]
     mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
@@ -280,7 +280,7 @@ def test_the_pod_is_as_the_program_and_the_image_are():
     assert mounts == {"config": str(Path(CONFIG).parent), "secrets": SECRETS, "tmp": "/tmp"}
 
 
-def test_the_pod_has_no_rights_and_one_instance():
+def test_the_pod_is_unprivileged_and_single():
     deployment, container = MANIFEST["Deployment"]["spec"], CONTAINER["securityContext"]
 
     assert deployment["replicas"] == 1
@@ -295,7 +295,7 @@ def test_the_pod_has_no_rights_and_one_instance():
     }
 
 
-def test_all_that_selects_the_pod_finds_it():
+def test_all_selectors_match_the_pod():
     labels = POD["metadata"]["labels"]
     selectors = [
         MANIFEST["Deployment"]["spec"]["selector"],
@@ -310,7 +310,7 @@ def test_all_that_selects_the_pod_finds_it():
     assert endpoint["path"] in PAGES
 
 
-def test_the_mirror_of_the_manifests_is_valid_and_its_secrets_are_made(tmp_path):
+def test_the_mirror_of_the_manifests_is_valid_and_its_secrets_exist(tmp_path):
     text = (MANIFESTS / "mirror.yaml").read_text(encoding="utf-8")
     named = set(re.findall(rf"{SECRETS}/([\w.-]+)", text))
     page = (ROOT / "docs" / "deploy" / "kubernetes.md").read_text(encoding="utf-8")
@@ -338,7 +338,7 @@ def unit() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_the_unit_ends_and_restarts_as_the_program_wants():
+def test_the_units_stop_and_restart_settings_match_the_program():
     service = {key: value for section, key, value in unit() if section == "Service"}
     no_use = {
         error.exit_code for error in (UsageError, CorruptionError, PositionError, FencedError)
@@ -354,7 +354,7 @@ def test_the_unit_ends_and_restarts_as_the_program_wants():
     assert int(service["TimeoutStopSec"]) == grace
 
 
-def test_the_unit_s_folders_are_the_ones_it_names():
+def test_the_units_paths_match_its_directories():
     service = {key: value for section, key, value in unit() if section == "Service"}
     page = (ROOT / "docs" / "deploy" / "systemd.md").read_text(encoding="utf-8")
 
@@ -368,8 +368,8 @@ def test_the_unit_s_folders_are_the_ones_it_names():
 
 if sys.platform == "linux":  # systemd is nowhere else
 
-    def test_systemd_takes_the_unit(tmp_path):
-        """With the machine's own program in place of ours, which need not be installed here."""
+    def test_systemd_accepts_the_unit(tmp_path):
+        """With an existing program in place of logmirror, which may not be installed here."""
         text = (DEPLOY / "systemd" / "logmirror.service").read_text(encoding="utf-8")
         path = tmp_path / "logmirror.service"
         path.write_text(text.replace("/opt/logmirror/bin/logmirror", "/bin/sh"), encoding="utf-8")

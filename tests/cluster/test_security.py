@@ -106,7 +106,7 @@ def test_a_missing_client_certificate_is_reported(open_client, certificates):
 
 
 def test_a_broker_whose_authority_is_unknown_is_not_trusted(open_client, certificates):
-    for ca in ({}, {"ssl.ca.location": str(certificates.stranger)}):
+    for ca in ({}, {"ssl.ca.location": str(certificates.other_authority)}):
         properties = {"security.protocol": "SASL_SSL", **credentials("PLAIN"), **ca}
         begun = time.monotonic()
         with pytest.raises(UsageError) as caught:

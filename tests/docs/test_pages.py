@@ -78,7 +78,7 @@ def test_compacted_topics_works_by_copy_and_paste(tmp_path: Path) -> None:
     query = page.partition("```sql\n")[2].partition("```")[0]
     names = [line.strip() for line in page.splitlines() if line.startswith("    0000")]
     assert [line for line in done.stdout.splitlines() if line.startswith("0000")] == names
-    sql, _, told = query.partition(";\n")
+    sql, _, printed = query.partition(";\n")
     found = duckdb.execute(sql.replace("'archive/", f"'{tmp_path}/archive/")).fetchall()
-    rows = [line.removeprefix("--").split() for line in told.splitlines()]
+    rows = [line.removeprefix("--").split() for line in printed.splitlines()]
     assert [[str(value) for value in row] for row in found] == rows

@@ -47,7 +47,7 @@ COMMANDS: Final = [
 
 
 class Reader:
-    """Somebody who types what the page says, one command after the other, in one folder."""
+    """Runs the commands of the page, one after the other, in one directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,9 +96,9 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    someone = Reader(tmp_path)
-    yield someone
-    for process in reversed(someone.running):
+    made = Reader(tmp_path)
+    yield made
+    for process in reversed(made.running):
         process.end(kill=True)
 
 
@@ -143,7 +143,7 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
 
 
 def test_nothing_follows_at_once_on_what_takes_a_moment_to_be_ready() -> None:
-    """Whoever pastes a whole block gives a program in the background no time to start."""
+    """A pasted block gives a program in the background no time to start."""
     started = [
         block.splitlines() for block in blocks("sh") if re.search(r"&$", block, re.MULTILINE)
     ]

@@ -303,7 +303,7 @@ def test_a_check_reports_missing_permissions_and_writes_nothing(broker):
     copy_of = f"copy-of-{world.name}"
     world.grant([acl for acl in needed if not (acl[1] == copy_of and acl[3] in missing)])
     notes = {("standby", "note", operation) for operation in ("DescribeConfigs", "ClusterAction")}
-    allowed = "what is needed is allowed, as far as brokers tell"
+    allowed = "required operations are allowed, as far as the brokers report"
     assert checked(mirror) == notes | {
         ("", "ok", allowed),
         ("standby", "error", "Write"),

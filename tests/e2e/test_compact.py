@@ -121,6 +121,7 @@ def rows_that_count(folder: Path, form: str, copy: Path) -> list:
     return archive_rows(copy, form, topic="compact", partition=0)
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 @pytest.mark.parametrize(
     ("where", "form"),
     [(where, form) for where in ("filesystem", "s3") for form in FORMATS]
@@ -157,6 +158,7 @@ def test_a_crash_at_every_failpoint_stays_readable_and_the_next_run_finishes(
     assert (again["merged"], again["finished"], object_names(folder)) == (0, 0, left)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("where", ["files", "bucket"])
 def test_compact_is_killed_while_a_mirror_writes_and_a_reader_reads(
     cli_broker, server, tmp_path, where

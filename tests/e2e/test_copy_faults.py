@@ -146,6 +146,7 @@ def wait_for_progress(ends, runs, when):
     assert all(run.alive for run in runs), when + "\n".join(run.text for run in runs)
 
 
+@pytest.mark.gate("a minute of waiting")
 def test_a_batch_that_takes_longer_than_the_deadline_gets_through(faulty, topic_name):
     """20 MB over a link of 4 MB/s: producer state replaces the deadline."""
     broker, links = faulty

@@ -101,6 +101,7 @@ def die_at(death, mirror, folder):
         assert run.wait(timeout_s=60) == -signal.SIGKILL, run.text
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 @pytest.mark.parametrize("death", DEATHS, ids="{0[0]}-{0[1]}".format)
 def test_after_a_crash_at_a_failpoint_the_next_run_finishes_exactly(crashed, death):
     for partition in range(2):
@@ -108,6 +109,7 @@ def test_after_a_crash_at_a_failpoint_the_next_run_finishes_exactly(crashed, dea
         assert found == [], partition
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 def test_each_failpoint_crashed_before_or_after_its_step(crashed):
     ends = {death: sum(found) for death, found in crashed.ends.items()}
 
@@ -172,6 +174,7 @@ def wait_for_progress(pairs, run):
     assert run.alive, run.text
 
 
+@pytest.mark.thinned
 def test_kills_at_random_moments_leave_exact_copies(brokers, tmp_path):
     seed = int(os.environ.get("LOGMIRROR_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"LOGMIRROR_TEST_SEED={seed}")  # noqa: T201  # pytest shows it when the test fails
@@ -200,6 +203,7 @@ def test_kills_at_random_moments_leave_exact_copies(brokers, tmp_path):
 # The brokers
 
 
+@pytest.mark.gate("restarts of two brokers")
 def test_kills_of_the_brokers_at_both_ends_leave_exact_copies(brokers, tmp_path):
     """Each is source of one copy and destination of the other, and dies under both."""
     pairs, mirrors = both_ways(brokers, "broker-kills")

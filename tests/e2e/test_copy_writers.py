@@ -91,6 +91,7 @@ def growing(broker, topics):
         yield
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 def test_a_mirror_paused_at_any_failpoint_changes_nothing_when_it_resumes(
     source, destination, tmp_path
 ):
@@ -270,6 +271,7 @@ def test_requests_delayed_in_a_paused_brokers_socket_change_nothing(source, dest
         assert anomalies(source.bootstrap, topic, destination.bootstrap) == [], topic
 
 
+@pytest.mark.gate("Spark, paused for a minute")
 def test_a_paused_driver_and_paused_workers_on_spark_change_nothing(source, destination, tmp_path):
     """Of one mirror on Spark the driver is paused, of another the workers."""
     topics = {"spark-driver": "fresh", "spark-workers": "fresh"}
@@ -332,6 +334,7 @@ def cluster(tmp_path_factory):
         forget_connections()
 
 
+@pytest.mark.gate("a cluster of three brokers")
 def test_leaders_that_die_move_and_lack_replicas_leave_the_copy_exact(source, cluster, tmp_path):
     topics = {"led-fresh": "fresh", "led-old": "old"}
     for topic in topics:

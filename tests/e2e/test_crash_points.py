@@ -160,15 +160,18 @@ def recovered(crashed):
     return crashed
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 def test_every_failpoint_crashes():
     assert list(DEATHS) == list(POINTS)
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_crash_at_a_failpoint_leaves_the_documented_state(crashed, point):
     assert crashed.shown[point], crashed.remains[point]
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 @pytest.mark.parametrize("point", POINTS)
 def test_the_next_run_finishes_every_copy_exactly(recovered, point):
     root = recovered.roots[point]
@@ -178,6 +181,7 @@ def test_the_next_run_finishes_every_copy_exactly(recovered, point):
     assert files_below(root / ".logmirror" / "staged") == []
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 def test_verify_accepts_each_finished_archive(recovered):
     result = logmirror("verify", "--deep", "--against-source", "-c", recovered.config)
 

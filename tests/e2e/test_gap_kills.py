@@ -171,12 +171,14 @@ def write_points(bootstrap, partition):
     plain.send(plain_messages(60, seed=partition, keys=5, start_ms=now_ms))
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 def test_every_failpoint_of_gaps_and_heads_crashes():
     wanted = [point for point in POINTS if point.split(".")[0] in {"hole", "head"}]
 
     assert list(dict.fromkeys(point for point, _ in DEATHS)) == wanted
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crash_leaves_the_state_that_its_failpoint_documents(crashed, way):
     # The first gap: a marker and an aborted transaction with its own. The second: a marker. The
@@ -200,6 +202,7 @@ def test_a_crash_leaves_the_state_that_its_failpoint_documents(crashed, way):
         assert left["hole.marked", 2][1] - begin in {0, 1, 2}
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 @pytest.mark.usefixtures("crashed")
 def test_the_next_run_finishes_after_all_crashes(source, destinations):
     copy(*(mirror_of(destinations, POINTS_TOPIC, way) for way in WAYS))
@@ -212,6 +215,7 @@ def test_the_next_run_finishes_after_all_crashes(source, destinations):
 # At random moments
 
 
+@pytest.mark.thinned
 def test_kills_while_transactions_are_written_leave_exact_copies(source, destinations, tmp_path):
     seed = int(os.environ.get("LOGMIRROR_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"LOGMIRROR_TEST_SEED={seed}")  # noqa: T201  # pytest shows it when the test fails
@@ -250,6 +254,7 @@ def cluster(tmp_path):
         yield cluster
 
 
+@pytest.mark.gate("a minute of restarts")
 def test_a_rolling_restart_of_brokers_causes_no_undetected_anomaly(source, cluster, monkeypatch):
     """A broker that is restarted while it writes a marker may write it twice, which must be found.
 

@@ -103,6 +103,7 @@ def kill_again_and_again(bootstrap: str, topic: str, folder: Path) -> None:
     assert len(source.rows(0)) > 100
 
 
+@pytest.mark.thinned
 @pytest.mark.xdist_group("e2e-kafka")
 @pytest.mark.mirror_v3("E2E-05")
 def test_kills_while_copying_from_apache_kafka_leave_an_exact_copy(own_kafka, tmp_path):
@@ -110,12 +111,14 @@ def test_kills_while_copying_from_apache_kafka_leave_an_exact_copy(own_kafka, tm
     kill_again_and_again(own_kafka.bootstrap, "kills", tmp_path)
 
 
+@pytest.mark.thinned
 @pytest.mark.xdist_group("e2e-embedded")
 def test_kills_while_copying_from_the_embedded_broker_leave_an_exact_copy(cli_broker, tmp_path):
     cli_broker.create_topic("kills", partitions=PARTITIONS)
     kill_again_and_again(cli_broker.bootstrap, "kills", tmp_path)
 
 
+@pytest.mark.gate("repeated kills on Spark")
 @pytest.mark.xdist_group("e2e-embedded")
 def test_killed_workers_are_replaced_and_the_run_finishes(cli_broker, tmp_path):
     cli_broker.create_topic("workers", partitions=PARTITIONS)

@@ -34,7 +34,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "logmirror.json"
 EMPTY = {
     "Errors and retries": {0},  # restarts are there, as 0
     "Offsets without a record": {0},
-    "Partitions that wait to try again": {0},
+    "Partitions that back off": {0},
 }
 """By panel, its queries that a healthy copy of plain records gives nothing for."""
 

@@ -87,6 +87,7 @@ def wait_for_packed(run: Run, watch: Watch) -> None:
     )
 
 
+@pytest.mark.gate("a Spark cluster and a packed environment")
 def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_broker, pack, tmp_path):
     source = filled(cli_broker, "submitted-pack")
     archive = tmp_path / "archive"
@@ -112,6 +113,7 @@ def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_brok
         assert source.anomalies(archive, form) == [], form
 
 
+@pytest.mark.gate("a Spark cluster and a packed environment")
 def test_spark_archives_ships_the_packed_environment(cli_broker, pack, tmp_path):
     source = filled(cli_broker, "packed-along")
     archive = tmp_path / "archive"

@@ -77,6 +77,7 @@ def test_spark_fills_a_bucket_in_all_formats_and_verify_accepts_it(own_kafka, se
     assert status.returncode == 0, status.stdout + status.stderr
 
 
+@pytest.mark.gate("a process per failpoint; the simulation has them all")
 def test_after_a_crash_at_every_failpoint_the_next_run_finishes(cli_broker, server, tmp_path):
     cli_broker.create_topic("s3-points", partitions=2)
     for partition in range(2):
@@ -111,6 +112,7 @@ def test_after_a_crash_at_every_failpoint_the_next_run_finishes(cli_broker, serv
             assert source.anomalies(server.files(bucket) / point, form) == [], (point, form)
 
 
+@pytest.mark.thinned
 def test_kills_at_random_moments_leave_exact_archives(cli_broker, server, tmp_path):
     cli_broker.create_topic("s3-kills", partitions=2)
     bucket, chooser = server.new_bucket(), random.Random(7)

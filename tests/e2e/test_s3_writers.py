@@ -118,7 +118,7 @@ def test_a_mirror_survives_every_s3_fault_in_turn(cli_broker, server, proxy, con
     """F7 end to end: every third request or so meets one, whatever it is."""
     topic, bucket = cli_broker.create_topic("s3-faults", partitions=2), server.new_bucket()
     config = configured(topic, bucket, drift_check_ms=500)
-    of_all = ("409", "429", "500", "503", "lose-answer", "cut-answer", "reset")
+    of_all = ("409", "429", "500", "503", "lose-response", "cut-response", "reset")
     cells = [
         Fault(kind, method=operation)
         for kind in of_all

@@ -59,6 +59,7 @@ def wrong_pairs(source: ApacheKafka, cluster: KafkaCluster, topic: str) -> list[
     return wrong
 
 
+@pytest.mark.gate("a cluster of three brokers")
 @pytest.mark.timeout(600)
 def test_failing_and_moving_leaders_lose_and_duplicate_nothing(kafka_431, cluster, topic_name):
     source = kafka_431

@@ -130,6 +130,7 @@ def translated(
         worker.end(kill=True)
 
 
+@pytest.mark.gate("MirrorMaker's whole start; its formatter judges in `make test`")
 def test_mirrormaker_translates_group_offsets_with_the_syncs(translated):
     here = list(rows_by_librdkafka(translated.source.bootstrap, translated.topic))
     copied = list(rows_by_librdkafka(translated.target.bootstrap, translated.topic))[33:]

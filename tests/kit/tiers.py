@@ -14,9 +14,12 @@ the gate and the nights run, each with its reason; `thinned` for tests that run 
 from __future__ import annotations
 
 import os
-from typing import Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Tier = Literal["check", "test", "gate", "all", "nightly"]
 
@@ -35,6 +38,14 @@ _T = TypeVar("_T")
 def sized(thin: _T, full: _T, nightly: _T) -> _T:
     """Return the size of a test that is marked `thinned`: in `test`, in the gate, at night."""
     return nightly if NIGHTLY else thin if IS_THIN else full
+
+
+def all_but(values: Iterable[_T], *kept: _T, reason: str) -> list[object]:
+    """Return parameters of which `make test` runs those that are kept, and the gate the others."""
+    return [
+        value if value in kept else pytest.param(value, marks=pytest.mark.gate(reason))
+        for value in values
+    ]
 
 
 KILLS: Final = int(os.environ.get("LOGMIRROR_TEST_KILLS") or sized(2, 10, 50))

@@ -114,8 +114,8 @@ FAULTS = {
     "429": set(SCENES),
     "500": set(SCENES),
     "503": set(SCENES),
-    "lose-answer": set(SCENES),
-    "cut-answer": set(SCENES),
+    "lose-response": set(SCENES),
+    "cut-response": set(SCENES),
     "reset": set(SCENES),
     "silence": set(SCENES),
     "late": set(SCENES),
@@ -123,7 +123,7 @@ FAULTS = {
     "skewed": set(SCENES) - {"HeadObject"},  # whose answers have no body to say so
     "cut-body": WITH_BODY | {"CompleteMultipartUpload"},
     "wrong-body": WITH_BODY,
-    "wrong-answer": {"GetObject"},
+    "wrong-response": {"GetObject"},
     "wrong-etag": {"PutObject", "UploadPart"},
     "200-error": {"CompleteMultipartUpload"},
 }

@@ -239,7 +239,7 @@ def test_a_store_whose_authority_is_ours_is_trusted_and_no_other(
     store.publish(staged(store, b"y"), "f/b")
 
     assert store.read("f/b") == b"y"
-    for ca_file in ("", str(certificates.stranger)):
+    for ca_file in ("", str(certificates.other_authority)):
         with pytest.raises(UsageError, match="certificate"):
             S3Store(replace(location, ca_file=ca_file)).read("f/a")
 

@@ -1,7 +1,7 @@
-"""Disks that tests can fill or forbid, also where the tests run as root.
+"""Disks that tests can fill or make read-only, also when the tests run as root.
 
-A small disk is a tmpfs where this machine lets us mount one. Elsewhere every Python process of the
-command finds `os.write` replaced by one that counts what lies in the folder.
+A small disk is a tmpfs where mounting is permitted. Elsewhere `os.write` is replaced in every
+Python process of the command, by a function that counts the bytes in the folder.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class SmallDisk:
-    """A folder that holds only so many bytes.
+    """A folder with a limited size.
 
     Attributes:
-        folder: Where to write.
-        environment: For the processes that write there.
+        folder: The folder.
+        environment: Variables for the processes that write there.
     """
 
     def __init__(self, parent: Path, size_bytes: int) -> None:
@@ -74,7 +74,7 @@ class SmallDisk:
             self.environment = {"PYTHONPATH": os.pathsep.join([str(parent), *before])}
 
     def grow(self, size_bytes: int) -> None:
-        """Make it larger."""
+        """Increase the limit."""
         if self.is_mounted:
             assert _mount("-o", f"remount,size={size_bytes}", self.folder)
         else:
@@ -90,7 +90,7 @@ def _mount(*arguments: str | Path) -> bool:
 
 @contextlib.contextmanager
 def small_disk(parent: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """A small disk until the block ends."""
+    """Yield a small disk, and unmount it afterwards."""
     disk = SmallDisk(parent, size_bytes)
     try:
         yield disk
@@ -100,5 +100,5 @@ def small_disk(parent: Path, size_bytes: int) -> Iterator[SmallDisk]:
 
 
 def without_override(command: list[str]) -> list[str]:
-    """The command as a user to whom permissions apply, also when root runs the tests."""
+    """Return the command with file permissions enforced, also when root runs the tests."""
     return [sys.executable, "-c", _WITHOUT_OVERRIDE, *command]

@@ -1,4 +1,4 @@
-"""Answers that are lost on their way, and requests that a broker reads long after they left."""
+"""Lost responses, and requests that a broker reads long after they were sent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Dropping:
-    """Lets the next request of a kind be done, and loses its answer.
+    """Sends the next request of a kind and drops its response.
 
     Attributes:
-        names: Kinds that are to be lost, once for each time they are there.
+        names: Kinds whose responses are dropped, once per entry.
         seen: Kinds of all requests, in order.
     """
 
@@ -33,19 +33,19 @@ class Dropping:
                 self.names.remove(request.name)
                 self._lost.append((connection.host, connection.port, request))
                 connection.close()
-                raise UnavailableError("the answer was dropped")
+                raise UnavailableError("the response was dropped")
             return response
 
         monkeypatch.setattr(Connection, "call", lossy)
 
     def arrives_late(self, *, high: int) -> Any:
-        """Let the broker read the one lost request again, by another connection.
+        """Send the dropped request again, by another connection.
 
         Args:
             high: The highest version.
 
         Returns:
-            Its answer.
+            Its response.
         """
         ((host, port, request),) = self._lost
         connection = Connection(host, port, connection_settings(f"{host}:{port}"))

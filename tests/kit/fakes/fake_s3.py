@@ -1,9 +1,9 @@
 """A fake of Amazon's S3 and STS on loopback: moto's server, in a thread of the tests.
 
-It is no judge: it keeps everything in memory, accepts every signature and every checksum, and lets
-several completions of uploads to one name succeed at once. But it knows what the real server of
-`kit.servers.s3` does not: roles to assume, and the headers of encryption, which it keeps with the
-object.
+It does not judge: it keeps everything in memory, accepts every signature and every checksum, and
+lets several completions of uploads to one name succeed. It supports two features that the real
+server of `kit.servers.s3` lacks: roles to assume, and the headers of encryption, which it stores
+with the object.
 
     with FakeS3() as server:
         server.client("sts")                        any service's boto3 client
@@ -47,13 +47,13 @@ class FakeS3:
 
     @property
     def endpoint(self) -> str:
-        """Its URL."""
+        """URL of the server."""
         _, port = self._server.get_host_and_port()
         return f"http://{HOST}:{port}"
 
     def client(self, service: str = "s3", identity: S3Identity | None = None) -> Any:
-        """A boto3 client of a service."""
-        found = identity or S3Identity(access_key_id="somebody", secret_access_key="secret")
+        """Return a boto3 client of a service."""
+        found = identity or S3Identity(access_key_id="tester", secret_access_key="secret")
         return boto3.client(
             service,
             endpoint_url=self.endpoint,
@@ -63,13 +63,13 @@ class FakeS3:
         )
 
     def new_bucket(self) -> str:
-        """Make a bucket and return its name."""
+        """Create a bucket and return its name."""
         name = f"bucket-{secrets.token_hex(4)}"
         self.client().create_bucket(Bucket=name)
         return name
 
     def location(self, bucket: str, **more: Any) -> S3Location:
-        """Where a store in this bucket is."""
-        identity = S3Identity(access_key_id="somebody", secret_access_key="secret")
+        """Return the location of a store in this bucket."""
+        identity = S3Identity(access_key_id="tester", secret_access_key="secret")
         base = {"read": identity, "write": identity, "region": REGION, "path_style": True}
         return S3Location(bucket=bucket, endpoint=self.endpoint, **(base | more))

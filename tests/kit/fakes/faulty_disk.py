@@ -1,8 +1,8 @@
-"""A disk that can lose power before any call, or let a call fail, and tells what was durable.
+"""A disk that can lose power before any call, or fail a call, and records what is durable.
 
-It is the real disk underneath, and beside it the record of what a power loss would leave: of each
-file the bytes up to its last flush and any part of what came after, and of each folder the names as
-of its last flush, each later change made or not.
+It writes to the real disk and records what a power loss would leave: the bytes of each file up to
+its last fsync and any part of the later ones, and the names of each folder as of its last fsync,
+with or without each later change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PowerLossError(BaseException):
 
 @dataclass
 class _Content:
-    """One file's bytes, known by all its names."""
+    """The bytes of one file, shared by all its names."""
 
     durable: bytes = b""
 
@@ -42,7 +42,7 @@ class FaultyDisk(Disk):
     """Counts its calls. `fails_at[n]` is raised at call n, before anything happens.
 
     Args:
-        power_until: How many calls there is power for.
+        power_until: Number of calls before the power loss.
     """
 
     def __init__(self, power_until: int | None = None) -> None:
@@ -117,13 +117,13 @@ class FaultyDisk(Disk):
     def after_power_loss(
         self, folder: Path, target: Path, *, keep: Callable[[int], int], some: Callable[[], bool]
     ) -> None:
-        """Write what a power loss leaves of `folder` to the folder `target`.
+        """Write the state of `folder` after a power loss to the folder `target`.
 
         Args:
             folder: A folder that this disk wrote.
-            target: Made here.
-            keep: Chooses how many of n bytes that were not flushed are there all the same.
-            some: Chooses whether a change of names that was not flushed happened.
+            target: Created by this function.
+            keep: Chooses how many of n unflushed bytes survive.
+            some: Chooses whether an unflushed change of names survives.
         """
         target.mkdir(parents=True)
         names = self._folder(folder)

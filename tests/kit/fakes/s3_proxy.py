@@ -1,23 +1,23 @@
-"""A proxy before an S3 server that spoils requests: fault class F7, one kind at a time.
+"""A proxy in front of an S3 server that injects faults: fault class F7, one kind at a time.
 
     with S3Proxy(server.endpoint, delete) as proxy:
-        proxy.spoil(Fault("lose-answer", method="PUT"))    the next PUT is done, unheard of
-        proxy.spoil(Fault("reset", method="UploadPart"))   by the name of the request
+        proxy.spoil(Fault("lose-response", method="PUT"))    the next PUT succeeds, its response is
+        lost proxy.spoil(Fault("reset", method="UploadPart"))   by the name of the request
 
 Faults:
 
-    lose-answer     the server does it, the connection ends without an answer
-    cut-answer      the server does it, the answer ends in its middle
+    lose-response   the server executes the request, the connection ends without a response
+    cut-response    the server executes the request, the response is cut in the middle
     cut-body        the server gets half of the body, then the connection ends
-    reset           the connection ends before the server hears of anything
-    silence         the server hears of nothing, and neither does the client
-    late            the server does it, the client hears of nothing
-    wrong-body      the server gets a body in which a byte is another
-    wrong-answer    the server does it, the client gets a body in which a byte is another
-    wrong-etag      the server does it, the client is told another tag
-    200-error       the server hears of nothing, the client gets success with an error in the body
+    reset           the connection ends, the server gets nothing
+    silence         the server gets nothing, the client gets no response
+    late            the server executes the request, the client gets no response
+    wrong-body      the server gets a body with one changed byte
+    wrong-response  the server executes the request, the client gets a body with one changed byte
+    wrong-etag      the server executes the request, the client gets another ETag
+    200-error       the server gets nothing, the client gets status 200 with an error in the body
     denied, skewed, 500, 503, 429, 409
-                    the server hears of nothing, the client gets this refusal
+                    the server gets nothing, the client gets this error
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REFUSALS: Final = {
     "skewed": (403, "RequestTimeTooSkewed"),
 }
 SILENCE_S: Final = 2
-"""Longer than the patience of the clients of tests that use it."""
+"""Longer than the timeouts of clients in tests that use it."""
 
 
 _OPERATIONS: Final = {
@@ -75,7 +75,7 @@ def operation_of(method: str, path: str) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to requests of a method."""
+    """A fault for requests of a method."""
 
     kind: str
     method: str
@@ -116,7 +116,7 @@ class S3Proxy:
 
         self._completed: set[str] = set()
         self.refuse_condition = False
-        """Answer what would make a write create-only as a server that does not know it."""
+        """Handle conditional writes as a server without support for them does."""
 
         self.forget_condition = False
         """Leave out what makes a write create-only, as if the server did not know it."""
@@ -157,17 +157,17 @@ class S3Proxy:
         self._server.server_close()
 
     def spoil(self, fault: Fault | None = None) -> None:
-        """Spoil the next requests of a method; None: let everything through."""
+        """Inject a fault into the next requests of a method; None removes all faults."""
         with self._lock:
             self._fault, self._left = fault, fault.times if fault else 0
 
     def spoil_some(self, faults: Iterator[Fault | None]) -> None:
-        """Let each fault wait for a request that it applies to; None lets one through."""
+        """Queue faults, each for the next request that it fits; None forwards one unchanged."""
         with self._lock:
             self._next = faults
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
-        """Pass one request on, unless it is to be spoiled."""
+        """Forward one request, or inject its fault."""
         size = int(handler.headers.get("Content-Length") or 0)
         if handler.headers.get("Expect", "").lower() == "100-continue":
             handler.send_response_only(100)
@@ -200,12 +200,12 @@ class S3Proxy:
         with contextlib.closing(connection):
             data = response.read()
             self._note(handler, response.status)
-            if fault in {"lose-answer", "late"}:
+            if fault in {"lose-response", "late"}:
                 if fault == "late":
                     time.sleep(SILENCE_S)
                 _hang_up(handler)
                 return
-            if fault == "wrong-answer":
+            if fault == "wrong-response":
                 data = _spoiled(data)
             handler.send_response_only(response.status, response.reason)
             for name, value in response.getheaders():
@@ -216,11 +216,11 @@ class S3Proxy:
             head = handler.command == "HEAD"
             length = response.getheader("Content-Length", "0") if head else str(len(data))
             handler.send_header("Content-Length", length)
-            if fault != "cut-answer":
+            if fault != "cut-response":
                 handler.end_headers()
                 handler.wfile.write(data)
                 return
-            # Half of the body; an answer without one ends in its header.
+            # Half of the body; a response without a body is cut in its header.
             if data:
                 handler.end_headers()
                 handler.wfile.write(data[: len(data) // 2])
@@ -277,9 +277,9 @@ class S3Proxy:
 
     @staticmethod
     def _refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
-        told = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>"
+        error = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>"
         is_role = operation_of(handler.command, handler.path) == "AssumeRole"
-        data = (f"<ErrorResponse>{told}</ErrorResponse>" if is_role else told).encode()
+        data = (f"<ErrorResponse>{error}</ErrorResponse>" if is_role else error).encode()
         handler.send_response_only(status)
         handler.send_header("Date", "Thu, 01 Jan 2026 00:00:00 GMT")
         handler.send_header("Content-Type", "application/xml")

@@ -1,7 +1,7 @@
-"""A source drawn by the test: batches in memory behind the methods of `ClusterClient`.
+"""A scripted source: batches in memory behind the methods of `ClusterClient`.
 
-It stands in for a cluster where a test must decide what the log holds (holes, gaps, odd batches)
-or when it changes. That the real client behaves alike is what tests/cluster shows.
+It replaces a cluster where a test must control the content of the log (gaps, unusual batches) or
+the time of its changes. tests/cluster shows that the real client behaves alike.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from logmirror.to_archive.destination import ArchiveDestination
 from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
+from logmirror.wire.batch_header import parse_header
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import Record, encode_reference, parse_header
+from logmirror.wire.records import Record, encode_reference
 
 TOPIC_ID = bytes(range(16))
 
 
 def record(offset, *, key=b"k", value=None, headers=(), timestamp_ms=1_700_000_000_000):
-    """One record whose value tells its offset."""
+    """Return one record; its value contains its offset."""
     body = b"value-%d" % offset if value is None else value
     return Record(offset, timestamp_ms, TimestampType.CREATE_TIME, key, body, tuple(headers))
 
 
 def batches(first, stop, size=5, **fields):
-    """Contiguous batches of `size` records over first..stop."""
+    """Return contiguous batches of `size` records over first..stop."""
     return [
         encode_reference([record(i) for i in range(at, min(at + size, stop))], **fields)
         for at in range(first, stop, size)
@@ -77,7 +78,7 @@ class TopicInfo:
 
 
 class ScriptedClient:
-    """What the mirror asks of a cluster, answered from `logs`."""
+    """The requests of a mirror to a cluster, served from `logs`."""
 
     def __init__(self, logs, *, topic="t", configs=None, topic_id=TOPIC_ID, response_batches=3):
         self.logs = {TopicPartition(topic, n): log for n, log in enumerate(logs)}
@@ -104,7 +105,7 @@ class ScriptedClient:
         return self.configs
 
     def fetch_ahead(self, *_, **__):
-        """Nothing is asked ahead."""
+        """Does nothing: no fetch is sent ahead."""
 
     def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
         self.fetches += 1
@@ -179,7 +180,7 @@ def archive_spec(**changes):
 
 
 def run_slice(client, store, slice_: Slice, spec: ArchiveSpec, *, writer_id="w") -> SliceResult:
-    """Carry one slice out in this process."""
+    """Execute one slice in this process."""
     work = Work(slice=slice_, source=None, destination=spec, writer_id=writer_id, estimated_bytes=1)
     return InlineRunner(client, store).run([work])[0]
 
@@ -187,7 +188,7 @@ def run_slice(client, store, slice_: Slice, spec: ArchiveSpec, *, writer_id="w")
 class InlineRunner:
     """A Runner in this process: the same executor code without Spark.
 
-    Client and store are the one there is, or functions of a source's settings and of a location.
+    Client and store are objects, or functions of a source's settings and of a location.
     """
 
     def __init__(self, client, store, *, slots=2):
@@ -224,7 +225,7 @@ class InlineRunner:
 
 
 class SteppingClock(Clock):
-    """Time that passes only when somebody sleeps."""
+    """A clock that advances only when the code under test sleeps."""
 
     def __init__(self, wall_ms=1_700_000_000_000):
         self.ms, self.wall_ms = 0, wall_ms
@@ -245,7 +246,7 @@ class SteppingClock(Clock):
 def service(  # noqa: PLR0913  # each test says only what it cares about
     client, store, *, spec=None, chain_start=None, clock=None, slots=2, names=("d",), **more
 ):
-    """A whole driver loop over a scripted source; yields (service, runner).
+    """Yield (service, runner) of a whole driver loop over a scripted source.
 
     The mirror has a destination for each of `names`, all with the same settings and in one store.
     """

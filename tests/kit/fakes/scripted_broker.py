@@ -1,7 +1,8 @@
-"""A broker drawn by the test: it speaks Kafka's protocol until it is told to misbehave.
+"""A scripted broker: it speaks Kafka's protocol, and injects faults on request.
 
-Several of them share a `World`, which says who leads what; the protocol is kafka-python's. A fault
-is a function of (connection, request, answer frame) that sends what it likes, for one request.
+Several brokers share a `World` with the leaders of all partitions; the protocol is kafka-python's.
+A fault is a function of (connection, request, response frame) that sends any bytes, for one
+request.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Topic:
 
 @dataclass
 class World:
-    """What all brokers of a cluster agree on."""
+    """The metadata that all brokers of a cluster share."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
     brokers: dict[int, ScriptedBroker] = field(default_factory=dict)
@@ -85,11 +86,11 @@ class ScriptedBroker:
         return f"127.0.0.1:{self.port}"
 
     def once(self, api_key, *faults):
-        """Misbehave at the next requests of this kind, in this order."""
+        """Inject these faults into the next requests of this kind, in order."""
         self.faults[api_key].extend(faults)
 
     def asked(self, api_key):
-        """The requests of one kind that have come."""
+        """Return the received requests of one kind."""
         return [request for key, _, request in self.requests if key == api_key]
 
     def close(self):
@@ -127,11 +128,11 @@ class ScriptedBroker:
                     response = self._api_versions(0, error_code=35)
                 self.requests.append((key, version, request))
                 response.with_header(correlation_id=correlation_id)
-                answer = response.encode(header=True, framed=True)
+                frame = response.encode(header=True, framed=True)
                 if self.faults[key]:
-                    self.faults[key].popleft()(connection, request, answer)
+                    self.faults[key].popleft()(connection, request, frame)
                 else:
-                    connection.sendall(answer)
+                    connection.sendall(frame)
 
     def _response(self, key, version, request):
         handler = {
@@ -196,7 +197,7 @@ class ScriptedBroker:
         )
 
     def _check(self, topic, partition, epoch):
-        """The error code that a real broker gives to a client that is behind or ahead."""
+        """Return the error code of a real broker for a client with an old or a newer epoch."""
         if topic is None or partition >= len(topic.leaders):
             return 3
         leader, current = topic.leaders[partition]
@@ -290,30 +291,30 @@ class ScriptedBroker:
 
 
 def hang(_connection, _request, _response):
-    """Never answer, and keep the connection."""
+    """Send no response, and keep the connection."""
 
 
 def hang_up(connection, _request, _response):
-    """Close the connection instead of answering."""
+    """Close the connection instead of responding."""
     connection.shutdown(socket.SHUT_RDWR)
 
 
 def cut_after(count):
-    """Send the first bytes of the answer, then close."""
+    """Send the first bytes of the response, then close."""
 
-    def fault(connection, _request, answer):
-        connection.sendall(answer[:count])
+    def fault(connection, _request, response):
+        connection.sendall(response[:count])
         connection.shutdown(socket.SHUT_RDWR)
 
     return fault
 
 
 def trickle(interval_s, stop=None):
-    """Send the answer byte by byte, so slowly that each one is just in time."""
+    """Send the response byte by byte, each just before the timeout."""
 
-    def fault(connection, _request, answer):
+    def fault(connection, _request, response):
         waiting = stop or threading.Event()
-        for byte in answer:
+        for byte in response:
             connection.sendall(bytes([byte]))
             if waiting.wait(interval_s):
                 return
@@ -322,7 +323,7 @@ def trickle(interval_s, stop=None):
 
 
 def instead(*pieces):
-    """Send these bytes instead of the answer."""
+    """Send these bytes instead of the response."""
 
     def fault(connection, _request, _response):
         for piece in pieces:
@@ -332,10 +333,10 @@ def instead(*pieces):
 
 
 def edited(edit):
-    """Send the answer after `edit(bytearray)` has changed it in place."""
+    """Send the response after `edit(bytearray)` changed it in place."""
 
-    def fault(connection, _request, answer):
-        data = bytearray(answer)
+    def fault(connection, _request, response):
+        data = bytearray(response)
         edit(data)
         connection.sendall(data)
 

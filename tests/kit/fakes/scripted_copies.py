@@ -27,7 +27,7 @@ from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import decode_reference, encode_marker, encode_reference
 
 NOW_MS = 1_700_000_000_000
-"""The time of the records of `kit.fakes.scripted`, and of the clock: the guard is alive."""
+"""The time of the records of `kit.fakes.scripted`, and of the clock: producer state is kept."""
 
 LARGE = b"x" * 70_000
 """Makes batches that wait for no others."""
@@ -45,7 +45,7 @@ class Destination:
     """Partition to bytes, of each request."""
 
     instead: dict[int, deque] = field(default_factory=lambda: defaultdict(deque))
-    """Partition to what happens to its next batches: None as usual, or a function of the answer."""
+    """Fault of the next batches by partition: None, or a function of the response."""
 
     on_look: list = field(default_factory=list)
     on_send: list = field(default_factory=list)
@@ -112,7 +112,7 @@ def lose(written_by=None):
     def response(where, batch):
         if written_by is not None:
             written_by.append(where, batch)
-        error = OutcomeUnknownError("no answer to a write")
+        error = OutcomeUnknownError("no response to a write")
         return ProduceResponse(where, NO_RESPONSE, -1, -1, -1, error)
 
     return response
@@ -131,14 +131,14 @@ class GapWriter:
     filled: list[tuple[int, int, int]] = field(default_factory=list)
 
     def fill(self, partition, first, end, *, new_epoch=None, **_others):
-        assert not self.destination.responses, "nothing may be on its way"
+        assert not self.destination.responses, "nothing may be in flight"
         assert self.destination.ends[partition.partition] == first
         self.filled.append((partition.partition, first, end))
         self.destination.ends[partition.partition] = end
         return new_epoch is not None
 
     def release(self):
-        assert not self.destination.responses, "nothing may be on its way"
+        assert not self.destination.responses, "nothing may be in flight"
 
 
 @dataclass
@@ -197,7 +197,7 @@ class World:
             clock=self.clock,
         )
         results = self.transfer.run()
-        assert not self.destination.responses, "every answer is collected"
+        assert not self.destination.responses, "every response is collected"
         return results
 
     def _work(self, number, first, gaps, fields):

@@ -1,7 +1,7 @@
-"""A scripted broker that can be written to: its partitions keep what was appended, in order.
+"""A scripted broker that accepts writes: its partitions keep the appended batches, in order.
 
-Beside Produce it plays coordinator and controller, as far as a client's retries can tell: each kind
-of request is answered with the codes that the test puts in line, and with success after those.
+It also acts as coordinator and controller, as far as a client's retries need them: each kind of
+request gets the queued error codes of the test as responses, and success after those.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _CLASSES = {
 
 
 class WritableBroker(ScriptedBroker):
-    """A broker that leads, coordinates and controls.
+    """A broker that is leader, coordinator and controller.
 
     Attributes:
-        appended: Partition to the batches that were appended, each with its base offset.
-        codes: API key to error codes that the next requests are answered with.
-        said: What a Produce answer says about each partition that it refuses.
+        appended: The appended batches of each partition, with their base offsets.
+        codes: Error codes of the next responses, by API key.
+        said: Error message of a Produce response for each refused partition.
     """
 
     request_classes: ClassVar = {
@@ -87,7 +87,7 @@ class WritableBroker(ScriptedBroker):
         )
 
     def end(self, topic, partition):
-        """Where a partition's log ends."""
+        """Return the log end offset of a partition."""
         batches = self.appended[topic, partition]
         return batches[-1][0] + _count(batches[-1][1]) if batches else 0
 
@@ -320,7 +320,7 @@ def _count(batch):
 
 
 def held(release):
-    """Answer only when the event is set; nothing else is read from the connection meanwhile."""
+    """Respond when the event is set; nothing else is read from the connection until then."""
 
     def fault(connection, _request, response):
         release.wait(20)
@@ -333,7 +333,7 @@ def held(release):
 
 
 def batch(mark=0, *, records=1, size=100):
-    """Bytes that pass for a record batch here: only the count of offsets is looked at."""
+    """Return bytes that this broker takes for a record batch: it reads only the offset count."""
     data = bytearray(max(size, 61))
     struct.pack_into(">i", data, 23, records - 1)
     struct.pack_into(">i", data, 57, mark)
@@ -341,12 +341,12 @@ def batch(mark=0, *, records=1, size=100):
 
 
 def mark_of(data):
-    """The number that `batch` was given."""
+    """Return the number that was passed to `batch`."""
     return struct.unpack_from(">i", data, 57)[0]
 
 
 def quick(address, **changes):
-    """Settings that give up soon: an answer may take 600 ms."""
+    """Return settings with short timeouts: a response may take 600 ms."""
     base = {
         "socket_timeout_ms": 500,
         "connect_timeout_ms": 1000,
@@ -360,20 +360,20 @@ def quick(address, **changes):
 
 
 def collect_all(pipeline):
-    """Every answer to what was sent."""
-    answers = []
+    """Return the responses to all sent requests."""
+    responses = []
     while pipeline.in_flight():
-        answers += pipeline.collect(block=True)
-    return answers
+        responses += pipeline.collect(block=True)
+    return responses
 
 
-def kinds(answers):
-    """The type of each answer's error."""
-    return [type(response.error) for response in answers]
+def kinds(responses):
+    """Return the error type of each response."""
+    return [type(response.error) for response in responses]
 
 
 def written(broker, partition):
-    """The marks of what a broker has appended to a partition."""
+    """Return the marks of the batches in a partition."""
     return [mark_of(data) for _, data in broker.appended[partition.topic, partition.partition]]
 
 

@@ -1,7 +1,7 @@
-"""Stock clients as judges: they write to a broker, and read from it without any code of ours.
+"""Standard clients that produce to a broker and read from it without logmirror's code.
 
-Three independent readers of one shape, `Row`: librdkafka through confluent-kafka, aiokafka in pure
-Python, and kcat, a C program (which shows no headers faithfully, so its rows have none).
+Three independent readers return `Row`s: librdkafka through confluent-kafka, aiokafka in pure
+Python, and kcat, a C program (its headers are not exact, so its rows have none).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_HEADERS: Final[tuple[tuple[bytes, bytes | None], ...]] = ()
 
 
 class Row(NamedTuple):
-    """One record as a reader saw it: its offset and all that must never change on the way."""
+    """One record as a reader returns it: its offset and every field that must not change."""
 
     offset: int
     timestamp_ms: int
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One record to be written; the writer's clock gives the time when none is given."""
+    """One record to produce; without a timestamp it gets the producer's clock."""
 
     key: bytes | None = None
     value: bytes | None = None
@@ -55,7 +55,7 @@ class Message(NamedTuple):
 
 
 def odd_messages(count: int, *, seed: int, start_ms: int = 1_700_000_000_000) -> list[Message]:
-    """Return messages that a copy may get wrong: nulls, empties, repeated headers, any bytes.
+    """Return messages that are hard to copy: nulls, empty values, repeated headers, any bytes.
 
     Timestamps step back now and then. The same seed gives the same messages.
     """
@@ -91,13 +91,13 @@ def produce(
     partition: int = 0,
     config: Mapping[str, object] | None = None,
 ) -> list[int]:
-    """Write messages with librdkafka, wait for every acknowledgement, return their offsets.
+    """Produce messages with librdkafka, wait for every acknowledgement, return their offsets.
 
     Args:
-        bootstrap: Of the broker.
-        topic: It must exist.
-        messages: In the order in which they are to be stored.
-        partition: The one partition that gets all of them.
+        bootstrap: Bootstrap servers.
+        topic: An existing topic.
+        messages: The messages, in the order of their offsets.
+        partition: The partition of all messages.
         config: Producer properties over the defaults (idempotent, `acks=all`).
     """
     producer = Producer(
@@ -114,10 +114,10 @@ def produce_transactions(
     partition: int = 0,
     transactional_id: str,
 ) -> None:
-    """Write transactions one after the other: each its messages, then commit (True) or abort.
+    """Write transactions one after the other: the messages of each, then commit (True) or abort.
 
-    Returns when the last marker stands in the log, too. The end of a transaction is answered before
-    that (its coordinator has noted it, no more); who takes the id next is answered after it.
+    Returns when the last marker is in the log. EndTxn responds before that, when the coordinator
+    has logged the decision; InitProducerId for the same transactional ID responds after it.
     """
     settings: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
@@ -235,7 +235,7 @@ async def _rows_by_aiokafka(bootstrap: str, topic: str, partition: int, start: i
         deadline = time.monotonic() + _TIMEOUT_S
         while await consumer.position(where) < end:
             if time.monotonic() > deadline:
-                message = f"aiokafka stands at {await consumer.position(where)} of {end}"
+                message = f"aiokafka is at {await consumer.position(where)} of {end}"
                 raise TimeoutError(message)
             for record in (await consumer.getmany(where, timeout_ms=200)).get(where, []):
                 headers = tuple((name.encode(), value) for name, value in record.headers)
@@ -255,7 +255,7 @@ async def _rows_by_aiokafka(bootstrap: str, topic: str, partition: int, start: i
 
 
 def kcat(*arguments: str, stdin: bytes = b"", timeout_s: float = 60) -> bytes:
-    """Run kcat and return what it printed; fail with its complaint when it fails."""
+    """Run kcat and return its output; fails with its error message."""
     result = subprocess.run(
         [program("kcat"), *arguments],
         input=stdin,

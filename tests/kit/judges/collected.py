@@ -36,7 +36,7 @@ def collect(*files: str) -> dict[str, set[str]]:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=environ | {"PYTHONPATH": str(ROOT / "tests")},
+        env=environ | {"PYTHONPATH": str(ROOT / "tests"), "LOGMIRROR_TEST_TIER": "all"},
         capture_output=True,
         text=True,
         check=False,

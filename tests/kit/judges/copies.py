@@ -1,7 +1,7 @@
-"""Copies in clusters, judged: two topics side by side, each read by two stock clients.
+"""Comparison of a replica with its source, each read by two standard clients.
 
-Source and copy are read by kcat and by aiokafka, which must agree with each other; what they saw is
-compared offset by offset.
+Source and replica are read by kcat and by aiokafka, which must agree; their rows are compared
+offset by offset.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 def anomalies(
     source: str, topic: str, destination: str, copy: str = "", *, partitions: Iterable[int] = (0,)
 ) -> list[Anomaly]:
-    """Everything in which a copy differs from its source.
+    """Return all differences between a replica and its source.
 
     Args:
         source: Bootstrap servers.
-        topic: At the source.
+        topic: The source topic.
         destination: Bootstrap servers.
-        copy: The topic there; empty: the same name.
-        partitions: To be compared.
+        copy: The destination topic; empty: the same name.
+        partitions: The partitions to compare.
     """
     numbers = tuple(partitions)
     truth = Source(source, topic, partitions=numbers)
@@ -49,9 +49,9 @@ def anomalies(
 
 
 def partition_anomalies(truth: Source, copy: Source, partition: int) -> list[Anomaly]:
-    """The same for one partition of two topics that are read once, however often it is asked.
+    """Return the differences of one partition; each topic is read once and cached.
 
-    A copy says CreateTime always: no client may send anything else.
+    A replica always has CreateTime, because clients cannot send another type.
     """
     expected = [row._replace(timestamp_type=CREATE_TIME) for row in truth.rows(partition)]
     bounds = truth.bounds(partition), copy.bounds(partition)
@@ -60,16 +60,16 @@ def partition_anomalies(truth: Source, copy: Source, partition: int) -> list[Ano
 
 
 def copy(*mirrors: Mapping[str, object]) -> None:
-    """Copy what is there now, in this process.
+    """Copy up to the current end of the source, in this process.
 
     Raises:
-        LogmirrorError: A flow must not go on.
+        LogmirrorError: A flow must not continue.
     """
     copy_now(load_text(config_text(*mirrors), environ={}))
 
 
 def forget_connections() -> None:
-    """Close what the executor of this process keeps open between slices."""
+    """Close the connections that this process's executor keeps between slices."""
     for kept in gc.get_objects():
         if isinstance(kept, (ClusterClient, ProducePipeline)):
             kept.close()
@@ -80,13 +80,13 @@ def forget_connections() -> None:
 
 @contextlib.contextmanager
 def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
-    """Copy in a thread of this process until the block ends, then until the ends of the sources.
+    """Copy in a thread of this process during the block, then up to the ends of the sources.
 
     Yields:
-        The thread; it ends before the block when the copy must not go on.
+        The thread; it ends early if the mirror must not continue.
 
     Raises:
-        LogmirrorError: A flow must not go on.
+        LogmirrorError: A flow must not continue.
     """
     failures: list[LogmirrorError] = []
     with contextlib.ExitStack() as stack:
@@ -114,26 +114,26 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
 def wait_for_end(bootstrap: str, topic: str, end: int, *, partition: int = 0) -> None:
     """Wait until a topic exists there and a partition of it has reached an offset."""
     wait_until(
-        lambda: (_end_told(bootstrap, topic, partition) or 0) >= end,
+        lambda: (_reported_end(bootstrap, topic, partition) or 0) >= end,
         what=lambda: f"{topic}-{partition} to reach {end}",
     )
 
 
 def end_of(bootstrap: str, topic: str, partition: int = 0) -> int:
-    """Where a partition ends, as soon as it has a leader that tells."""
+    """Return the end of a partition, as soon as a leader reports it."""
     found: list[int] = []
 
-    def is_told() -> bool:
-        told = _end_told(bootstrap, topic, partition)
-        found.extend([] if told is None else [told])
+    def is_reported() -> bool:
+        end = _reported_end(bootstrap, topic, partition)
+        found.extend([] if end is None else [end])
         return bool(found)
 
-    wait_until(is_told, what=lambda: f"the end of {topic}-{partition}")
+    wait_until(is_reported, what=lambda: f"the end of {topic}-{partition}")
     return found[0]
 
 
-def _end_told(bootstrap: str, topic: str, partition: int) -> int | None:
-    """None: there is no such topic yet, no leader, or one that has just begun to be it."""
+def _reported_end(bootstrap: str, topic: str, partition: int) -> int | None:
+    """None: the topic does not exist yet, or it has no leader, or a new one that is not ready."""
     try:
         return Source(bootstrap, topic).bounds(partition)[1]
     except (KafkaException, TimeoutError):

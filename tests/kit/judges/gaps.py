@@ -1,8 +1,8 @@
-"""Topics with offsets that carry no record, made by what makes them in practice, and their judge.
+"""Topics with offset gaps as they arise in practice, and the comparison of their replicas.
 
-Transactions come from librdkafka, compaction from Kafka's own cleaner, trimmed heads from
-DeleteRecords. The judge is Apache Kafka's console consumer (read_committed): what it prints of the
-source, it must print of the copy, offset by offset.
+Transactions come from librdkafka, compaction from Kafka's log cleaner, trimmed heads from
+DeleteRecords. Apache Kafka's console consumer (read_committed) must print the same for source and
+replica, offset by offset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kit.judges.clients import Message, Row, rows_by_librdkafka
 from kit.judges.partition_client import PartitionClient
 from kit.servers.kafka import ApacheKafka, Listener
 from kit.servers.security import PASSWORD, USER
-from logmirror.wire.rebatch import filler
+from logmirror.wire.padding import padding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ COMPACTED: Final = {
 
 _TIMEOUT_S: Final = 60
 _START_MS: Final = 1_700_000_000_000
-_FILLER_RECORDS: Final = 500_000
+_PADDING_RECORDS: Final = 500_000
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _SHOWN: Final = ("timestamp", "partition", "offset", "headers", "key", "value")
 _LINE: Final = re.compile(r"\w+:\d+\tPartition:(\d+)\tOffset:(\d+)\t")
@@ -61,7 +61,7 @@ _LINE: Final = re.compile(r"\w+:\d+\tPartition:(\d+)\tOffset:(\d+)\t")
 def plain_messages(
     count: int, *, seed: int, keys: int = 10**9, start_ms: int = _START_MS
 ) -> list[Message]:
-    """Messages that a console can print, of `keys` different keys, some with headers."""
+    """Messages that a console can print, with `keys` different keys, some with headers."""
     chooser = random.Random(seed)
     return [
         Message(
@@ -75,16 +75,16 @@ def plain_messages(
 
 
 class Writer:
-    """A producer of librdkafka for one partition; what it did is in the log when it returns.
+    """A librdkafka producer for one partition; its writes are in the log when a method returns.
 
-    Nobody else writes there meanwhile.
+    There must be no other writer of the partition.
 
     Args:
-        bootstrap: Of the cluster.
-        topic: It must exist.
-        partition: The one that gets everything.
-        transactional_id: Its own, for transactions; without one it is idempotent.
-        config: Further properties.
+        bootstrap: Bootstrap servers.
+        topic: An existing topic.
+        partition: The partition of all records.
+        transactional_id: For transactions; without one the producer is only idempotent.
+        config: More properties.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Writer:
             self._producer.init_transactions(_TIMEOUT_S)
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Write messages; one batch where they are few."""
+        """Produce messages; few messages make one batch."""
         refused: list[object] = []
         for key, value, headers, timestamp_ms in messages:
             self._producer.produce(
@@ -130,7 +130,7 @@ class Writer:
     def end(self, *, commit: bool) -> None:
         """Commit or abort it; its marker is written when this returns.
 
-        A coordinator answers before: what another producer sends next might overtake the marker.
+        The coordinator responds before that: another producer's records might precede it.
         """
         before = self._log_end()
         if commit:
@@ -163,7 +163,7 @@ def write_transactions(  # noqa: PLR0913  # each with a default
     keys: int = 10**9,
     start_ms: int = _START_MS,
 ) -> None:
-    """All that transactions leave in a log: committed, aborted, interleaved, one after the other.
+    """Write every kind of transaction: committed, aborted, interleaved, one after the other.
 
     Ends with a marker.
     """
@@ -196,9 +196,9 @@ def write_transactions(  # noqa: PLR0913  # each with a default
 def writing_transactions(
     bootstrap: str, topic: str, *, partitions: int, seed: int
 ) -> Iterator[None]:
-    """Write transactions of today to all partitions until the block ends, half of them aborted.
+    """Write current transactions to all partitions during the block, half of them aborted.
 
-    Some 60 offsets without a record in a second, so that a copy can follow on any machine.
+    About 60 offset gaps per second, so that a mirror can follow on any machine.
     """
     writers = [
         Writer(bootstrap, topic, number, transactional_id=f"{topic}-{number}-{which}")
@@ -242,7 +242,7 @@ def write_idempotently(bootstrap: str, topic: str, partition: int = 0) -> None:
 def write_duplicated_keys(
     bootstrap: str, topic: str, partition: int = 0, *, seed: int = 0, codec: str = "none"
 ) -> None:
-    """What a cleaner works on: few keys again and again, tombstones, batches that it will empty."""
+    """Write input for the cleaner: few keys, tombstones, batches that compaction empties."""
     chooser = random.Random(seed)
     config = {"batch.num.messages": 7, "compression.type": codec}
     writer = Writer(bootstrap, topic, partition, config=config)
@@ -257,14 +257,14 @@ def write_duplicated_keys(
 
 
 def take_head(bootstrap: str, topic: str, offsets: int) -> None:
-    """Let partition 0 begin at a large offset, as it does after years of retention."""
-    batch = filler(_FILLER_RECORDS, timestamp_ms=_START_MS)
+    """Move the log start of partition 0 to a large offset, as after years of retention."""
+    batch = padding(_PADDING_RECORDS, timestamp_ms=_START_MS)
     with PartitionClient(bootstrap, topic) as client:
         left = offsets
         while left:
-            size = min(left, _FILLER_RECORDS)
+            size = min(left, _PADDING_RECORDS)
             response = client.produce(
-                batch if size == _FILLER_RECORDS else filler(size, timestamp_ms=_START_MS)
+                batch if size == _PADDING_RECORDS else padding(size, timestamp_ms=_START_MS)
             )
             assert response.error == 0
             left -= size
@@ -280,7 +280,7 @@ def trim(bootstrap: str, topic: str, partition: int, offset: int) -> None:
 
 
 class StoredBatch(NamedTuple):
-    """What the header of a batch in a log says."""
+    """The header fields of a batch in a log."""
 
     base_offset: int
     last_offset: int
@@ -294,7 +294,7 @@ class StoredBatch(NamedTuple):
 
 
 def stored_batches(bootstrap: str, topic: str) -> list[StoredBatch]:
-    """The batches of partition 0, from the bytes that a leader serves to a consumer."""
+    """Return the batches of partition 0, from the bytes that the leader serves to a consumer."""
     found: list[StoredBatch] = []
     start, end = log_bounds(bootstrap, topic, 0)
     with PartitionClient(bootstrap, topic) as client:
@@ -324,9 +324,9 @@ CREDENTIALS: Final = {
 
 
 def secured_kafka(version: str, folder: Path) -> ApacheKafka:
-    """A broker with an authorizer. The mirror's user comes by the listener SASL.
+    """Start a broker with an authorizer. The mirror's user connects to the listener SASL.
 
-    Whoever comes by the plain listener may do everything.
+    Clients of the plain listener have all permissions.
     """
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     config = {
@@ -345,7 +345,7 @@ def secured_kafka(version: str, folder: Path) -> ApacheKafka:
 
 
 def allow_copies(broker: ApacheKafka, topics: Iterable[str]) -> None:
-    """Give the mirror's user what docs/mirror-a-cluster.md lists, and nothing that is optional."""
+    """Grant the mirror's user the required permissions of docs/mirror-a-cluster.md only."""
     operations = ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE", "ALTER", "DELETE")
     literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
     wanted = [
@@ -365,7 +365,7 @@ def allow_copies(broker: ApacheKafka, topics: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def allowed_on_cluster(broker: ApacheKafka, operation: str) -> Iterator[None]:
-    """Give the mirror's user a right on the cluster, until the block ends."""
+    """Grant the mirror's user an operation on the cluster during the block."""
     where = (ResourceType.BROKER, "kafka-cluster", ResourcePatternType.LITERAL)
     who = (f"User:{USER}", "*", AclOperation[operation], AclPermissionType.ALLOW)
     admin, binding = AdminClient({"bootstrap.servers": broker.bootstrap}), AclBinding(*where, *who)
@@ -381,7 +381,7 @@ def allowed_on_cluster(broker: ApacheKafka, operation: str) -> Iterator[None]:
 
 
 class Seen(NamedTuple):
-    """What programs that are not ours say of a topic."""
+    """What other programs read from a topic."""
 
     printed: dict[int, list[str]]
     """By partition the lines of Apache Kafka's console consumer, in the order of offsets; of the
@@ -395,7 +395,7 @@ class Seen(NamedTuple):
 
 
 def log_bounds(bootstrap: str, topic: str, partition: int) -> tuple[int, int]:
-    """Where a log begins, and its last stable offset, as librdkafka is told."""
+    """Return the log start offset and the last stable offset, by librdkafka."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     where = TopicPartition(topic, partition)
     found = []
@@ -410,9 +410,9 @@ def log_bounds(bootstrap: str, topic: str, partition: int) -> tuple[int, int]:
 def look(
     tools: ApacheTools, bootstrap: str, topic: str, partitions: int, *, has_groups: bool = True
 ) -> Seen:
-    """Let Apache Kafka's console consumer (read_committed) print a topic, and ask for its ends.
+    """Return the console consumer's output (read_committed) of a topic, and the topic's ends.
 
-    Without groups it reads one partition only, the first.
+    Without a group it reads partition 0 only.
     """
     bounds = {number: log_bounds(bootstrap, topic, number) for number in range(partitions)}
     rows = {
@@ -443,6 +443,6 @@ def look(
 
 
 def look_at_all(looks: Iterable[Callable[[], Seen]]) -> list[Seen]:
-    """Look at several topics side by side: a console consumer mostly waits."""
+    """Return `look` of several topics, concurrently: a console consumer mostly waits."""
     with ThreadPoolExecutor(4) as pool:
         return [job.result() for job in [pool.submit(one) for one in looks]]

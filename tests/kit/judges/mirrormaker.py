@@ -1,7 +1,7 @@
-"""Apache Kafka's MirrorMaker 2 as a judge: it reads what we write for it.
+"""Apache Kafka's MirrorMaker 2 reads the offset syncs that logmirror writes.
 
-Its formatter prints offset syncs, and its checkpoint connector, alone in a Connect worker, reads
-them to translate the offsets of consumer groups, as it would beside its own copies.
+Its formatter prints them. Its checkpoint connector, alone in a Connect worker, translates group
+offsets with them, as it does with MirrorMaker's own syncs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _BYTES: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
 
 
 class MirrorMakerTools(ApacheTools):
-    """The programs of one release, MirrorMaker's classes among them."""
+    """The programs of one release, including MirrorMaker's classes."""
 
     name: ClassVar[str] = "mirrormaker"
     artifacts: ClassVar[tuple[str, ...]] = ("connect-mirror", "kafka-tools")
 
     def printed_syncs(self, bootstrap: str, topic: str, count: int) -> list[str]:
-        """What the console consumer prints of the first `count` offset syncs."""
+        """Return the console consumer's output for the first `count` offset syncs."""
         result = self.run(
             "kafka-console-consumer",
             *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
@@ -41,15 +41,15 @@ class MirrorMakerTools(ApacheTools):
     def start_checkpoints(  # noqa: PLR0913  # two clusters and what is translated
         self, source: str, target: str, *, alias: str, topic: str, groups: str, folder: Path
     ) -> Process:
-        """Start a Connect worker that translates groups at the source and tells the target.
+        """Start a Connect worker that translates group offsets of the source for the target.
 
         Args:
             source: Bootstrap servers.
             target: Bootstrap servers.
-            alias: Of the target.
-            topic: The one whose offsets count.
-            groups: Regular expression.
-            folder: Of its own.
+            alias: Alias of the target.
+            topic: The topic whose offsets are translated.
+            groups: A regular expression.
+            folder: The worker's directory.
         """
         folder.mkdir(parents=True, exist_ok=True)
         worker = {
@@ -100,7 +100,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoints(bootstrap: str) -> list[Checkpoint]:
-    """All that MirrorMaker has told the target, oldest first."""
+    """Return all checkpoints that MirrorMaker wrote to the target, oldest first."""
     found: list[Checkpoint] = []
     for row in rows_by_librdkafka(bootstrap, CHECKPOINTS):
         assert row.key is not None

@@ -1,8 +1,7 @@
 """A second reader of `.batches` files, written from Kafka's documentation of the message format.
 
-Slow and plain on purpose, and without a line of the product: where both agree, both are right. It
-shows what a read_committed consumer shows: control batches end transactions, records of aborted
-ones are left out.
+Slow and simple on purpose, and without code of the product. It returns the records of a
+read_committed consumer: control batches end transactions, records of aborted ones are skipped.
 """
 
 from __future__ import annotations

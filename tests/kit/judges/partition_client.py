@@ -1,6 +1,6 @@
-"""One partition as a raw client sees it: every request that a mirror sends, on any broker.
+"""A raw client of one partition: every request that a mirror sends, to any broker.
 
-Nothing is retried and nothing is hidden, so a test can say what a broker answers, word for word.
+It retries and hides nothing, so a test can compare a broker's exact response.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from kit.judges.raw_client import RawClient, build, nested
-from logmirror.wire.records import Codec, Record, encode_reference
+from logmirror.wire.compression import Codec
+from logmirror.wire.records import Record, encode_reference
 
 PRODUCE: Final = 0
 FETCH: Final = 1
@@ -26,14 +27,14 @@ _MINUTE: Final = timedelta(minutes=1)
 
 
 class Appended(NamedTuple):
-    """What Produce answered for one partition."""
+    """The Produce response for one partition."""
 
     error: int
     base_offset: int
 
 
 class Producer(NamedTuple):
-    """What DescribeProducers tells of one producer, its id apart."""
+    """The DescribeProducers response for one producer, without its ID."""
 
     epoch: int
     last_sequence: int
@@ -52,7 +53,7 @@ def data_batch(  # noqa: PLR0913  # one keyword for each header field
     codec: Codec = Codec.NONE,
     **fields: Any,
 ) -> bytes:
-    """Return a batch of `count` records that stand at offset 0, as a producer sends it."""
+    """Return a batch of `count` records from offset 0, as a producer sends it."""
     records = [Record(n, timestamp_ms + n, 0, None, b"record %d" % n, ()) for n in range(count)]
     return encode_reference(
         records,
@@ -73,11 +74,11 @@ class PartitionClient(RawClient):
 
     def produce(self, batch: bytes, *, acks: int = -1, version: int = 9) -> Appended:
         """Append, and return error and base offset."""
-        answer = self.produce_response(batch, acks=acks, version=version)
-        return Appended(int(answer.error_code), answer.base_offset)
+        response = self.produce_response(batch, acks=acks, version=version)
+        return Appended(int(response.error_code), response.base_offset)
 
     def produce_response(self, batch: bytes, *, acks: int = -1, version: int = 9) -> Any:
-        """Append, and return the whole answer for the partition."""
+        """Append, and return the whole response for the partition."""
         part = {"index": 0, "records": batch}
         data = _entity(PRODUCE, version, "PartitionProduceData", **part)
         topic = _entity(
@@ -88,7 +89,7 @@ class PartitionClient(RawClient):
         return response.responses[0].partition_responses[0]
 
     def fetch(self, offset: int, version: int = 12) -> Any:
-        """Return the answer for the partition, from `offset` on."""
+        """Return the response for the partition, from `offset`."""
         wanted = {
             "partition": 0,
             "current_leader_epoch": -1,
@@ -119,7 +120,7 @@ class PartitionClient(RawClient):
         )
 
     def list_offset(self, timestamp_ms: int) -> tuple[int, int, int]:
-        """Return error, timestamp and offset that ListOffsets answers."""
+        """Return error, timestamp and offset of ListOffsets."""
         wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp_ms}
         partition = _entity(LIST_OFFSETS, 7, "ListOffsetsPartition", **wanted)
         topic = _entity(
@@ -132,7 +133,7 @@ class PartitionClient(RawClient):
     def end_of_epoch(
         self, epoch: int = 0, current_epoch: int = -1, version: int = 4
     ) -> tuple[int, int, int]:
-        """Return error, epoch and end that OffsetForLeaderEpoch answers."""
+        """Return error, epoch and end offset of OffsetForLeaderEpoch."""
         wanted = {"partition": 0, "current_leader_epoch": current_epoch, "leader_epoch": epoch}
         partition = _entity(OFFSET_FOR_LEADER_EPOCH, version, "OffsetForLeaderPartition", **wanted)
         topic = _entity(
@@ -148,13 +149,13 @@ class PartitionClient(RawClient):
 
     @property
     def log_end(self) -> int:
-        """The offset at which the next batch will land."""
+        """The offset of the next batch."""
         error, _, end = self.end_of_epoch()
         assert error == 0
         return end
 
     def producers(self) -> dict[int, Producer]:
-        """Return what DescribeProducers tells, by producer id."""
+        """Return the response of DescribeProducers, by producer ID."""
         topic = _entity(
             DESCRIBE_PRODUCERS, 0, "TopicRequest", name=self.topic, partition_indexes=(0,)
         )
@@ -172,7 +173,7 @@ class PartitionClient(RawClient):
         }
 
     def delete_records(self, offset: int, version: int = 2) -> tuple[int, int]:
-        """Let the log begin at `offset`; returns error and low watermark."""
+        """Delete the records below `offset`; returns error and low watermark."""
         partition = _entity(
             DELETE_RECORDS, version, "DeleteRecordsPartition", partition_index=0, offset=offset
         )

@@ -1,4 +1,4 @@
-"""A client that says anything: requests, well formed by kio's classes, or any bytes at all."""
+"""A client that sends anything: requests encoded by kio's classes, or any bytes."""
 
 from __future__ import annotations
 

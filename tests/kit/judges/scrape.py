@@ -1,6 +1,6 @@
-"""What monitoring reads of a run: its port, asked as Prometheus and a kubelet ask.
+"""Requests to a run's HTTP port, as Prometheus and a kubelet send them.
 
-Metrics go through the parser of Prometheus's own library.
+Metrics are parsed by Prometheus's own library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 class Response(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     kind: str
@@ -37,7 +37,7 @@ class Response(NamedTuple):
 
 
 def ask(port: int, path: str, *, method: str = "GET") -> Response:
-    """Ask; an answer with an error's status is an answer too."""
+    """Send a request and return its response, also one with an error status."""
     request = urllib.request.Request(f"http://{HOST}:{port}{path}", method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -62,7 +62,7 @@ def scrape(port: int) -> Samples:
 def samples(
     recorder: Recorder, *, clock: Clock = SYSTEM_CLOCK, shown: Shown | None = None
 ) -> Samples:
-    """What a scrape would read of a recorder; see `exposition`."""
+    """Return the samples of a scrape of a recorder; see `exposition`."""
     return _samples(generate_latest(exposition(recorder, shown=shown, clock=clock)).decode())
 
 

@@ -1,4 +1,4 @@
-"""Copies at new offsets: their configuration, and what a reader of committed records is shown."""
+"""Replicas with new offsets: their configuration, and the committed records of a topic."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def visible(broker: ApacheKafka, topic: str, partition: int = 0) -> list[tuple[object, ...]]:
-    """What a reader of committed records is shown, offsets apart."""
+    """Return the committed records of a topic, without offsets."""
     start = log_bounds(broker.bootstrap, topic, partition)[0]
     rows = rows_by_librdkafka(broker.bootstrap, topic, partition=partition, start=start)
     return [(r.timestamp_ms, r.key, r.value, r.headers) for r in rows]
 
 
 def mirror_of(broker: ApacheKafka, topic: str, **more: object) -> dict[str, object]:
-    """A mirror into a topic beside the source, at new offsets."""
+    """Return a mirror to a topic beside the source, with new offsets."""
     keys = {"name": "copy", "topic": f"{topic}-copy", "offsets": "translate", **more}
     name = str(keys.pop("name"))
     return mirror_to_cluster(topic, broker.bootstrap, broker.bootstrap, name=name, **keys)

@@ -1,4 +1,4 @@
-"""Source and copy side by side, each read by programs that share no code with the product.
+"""Comparison of an archive with its source, by programs that share no code with the product.
 
 The source is read by kcat and by aiokafka, which must agree; Parquet by DuckDB, NDJSON by the
 standard library's json, native objects by `kit.judges.native`.
@@ -47,7 +47,7 @@ _PARQUET_ROWS: Final = """
 
 
 class Source:
-    """What independent clients see of a topic."""
+    """A topic as independent clients read it."""
 
     def __init__(self, bootstrap: str, topic: str, *, partitions: Iterable[int] = (0,)) -> None:
         self.bootstrap, self.topic = bootstrap, topic
@@ -55,21 +55,21 @@ class Source:
         self._rows: dict[int, list[Row]] = {}
 
     def rows(self, partition: int) -> list[Row]:
-        """All records of a partition that a consumer is shown, read once by two clients."""
+        """Return all committed records of a partition, read once by two clients."""
         if partition not in self._rows:
             start = self.bounds(partition)[0]
             rows = rows_by_aiokafka(self.bootstrap, self.topic, partition=partition, start=start)
             seen = rows_by_kcat(self.bootstrap, self.topic, partition=partition)
-            # kcat tells neither headers nor the timestamp's type.
+            # kcat prints neither headers nor the timestamp's type.
             assert [row[:2] + row[3:5] for row in rows] == [row[:2] + row[3:5] for row in seen]
             self._rows[partition] = rows
         return self._rows[partition]
 
     def bounds(self, partition: int) -> tuple[int, int]:
-        """The first offset that the source still has, and the last stable one plus one.
+        """Return the log start offset and the last stable offset.
 
-        A leader that has just begun to be one (a broker came back, a topic was made) and whoever
-        names it may differ for a moment about its epoch: it is asked again.
+        A new leader (after a restart, or of a new topic) and the metadata of other brokers may
+        disagree about its epoch for a moment: the request is repeated.
         """
         deadline = time.monotonic() + _LEADER_S
         while True:
@@ -93,7 +93,7 @@ class Source:
         return found[0], found[1]
 
     def anomalies(self, root: Path, form: str, *, name: str = "") -> list[Anomaly]:
-        """Everything in which the copies below `<root>/<name or form>` differ from the source."""
+        """Return all differences between the archive in `<root>/<name or form>` and the source."""
         return [
             anomaly
             for partition in self.partitions
@@ -103,7 +103,7 @@ class Source:
     def partition_anomalies(
         self, root: Path, form: str, partition: int, *, name: str = ""
     ) -> list[Anomaly]:
-        """The same for one partition."""
+        """Return the differences of one partition."""
         folder = root / (name or form) / str(partition)
         start, end = self.bounds(partition)
         tiles = check_tiles(object_names(folder), start, end)

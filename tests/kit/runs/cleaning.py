@@ -18,10 +18,10 @@ _TIMEOUT_S: Final = 60
 
 
 def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
-    """Let Kafka's cleaner compact all that is there now, and wait until it has.
+    """Compact all current records with Kafka's log cleaner, and wait until it has finished.
 
-    A cleaner leaves the active segment alone, so one more record is written. A segment is closed by
-    the time of a record, which is now, and so later than that of any other.
+    The cleaner skips the active segment, so one more record is written. Its timestamp is the
+    current time, later than all others, so it rolls the segment.
     """
     ends = {number: log_bounds(broker.bootstrap, topic, number)[1] for number in range(partitions)}
     time.sleep(0.2)  # longer than segment.ms
@@ -39,13 +39,13 @@ def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
 
 
 def stop_cleaning(broker: ApacheKafka, topic: str) -> None:
-    """Keep the cleaner from a topic from now on: what is there must not change under its judge."""
+    """Stop the cleaning of a topic, so that its records do not change while they are compared."""
     _set_compaction_lag(broker, topic, 10**12)
-    time.sleep(1.5)  # the cleaner may be about to begin; it looks every second
+    time.sleep(1.5)  # the cleaner may be about to begin: it checks every second
 
 
 def start_cleaning(broker: ApacheKafka, topic: str) -> None:
-    """Let the cleaner come back after `stop_cleaning`."""
+    """Allow cleaning again after `stop_cleaning`."""
     _set_compaction_lag(broker, topic, 0)
 
 
@@ -68,7 +68,7 @@ def _set_compaction_lag(broker: ApacheKafka, topic: str, lag_ms: int) -> None:
 
 
 def cleaned_up_to(broker: ApacheKafka, topic: str, partition: int) -> int:
-    """One past the last offset that the cleaner has been over, from its own file; 0: never."""
+    """Return the offset after the last cleaned one, from the cleaner's own file; 0: none."""
     path = broker.folder / "data" / "cleaner-offset-checkpoint"
     lines = path.read_text().splitlines()[2:] if path.exists() else []
     found = [line.split() for line in lines]

@@ -1,7 +1,7 @@
-"""The command line as its users meet it: `logmirror` in processes of its own, and their ends.
+"""The command line as users run it: `logmirror` in separate processes.
 
-Every process that a run starts (Spark's JVM, the JVM's Python workers) inherits a mark in its
-environment, so that a test can find all of them, also those whose parent is dead.
+Every process of a run (Spark's JVM, the JVM's Python workers) inherits a mark in its environment,
+so that a test can find all of them, also those whose parent has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MARK: Final = "LOGMIRROR_TEST_MARK"
 QUIET: Final = {METRICS_PORT: "0"}
 """Many run side by side, and none is asked for metrics unless a test says so."""
 
-_LOOKS: Final = ("acls", "compact", "policy", "schema", "status", "validate", "verify")
+_LISTINGS_MAX: Final = ("acls", "compact", "policy", "schema", "status", "validate", "verify")
 """Commands that need nothing but Python: they are forked from a process that has it loaded."""
 
 
@@ -49,16 +49,16 @@ def logmirror(
     timeout_s: float = 240,
     program: Sequence[str] = _COMMAND,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; its exit code is for the caller to judge.
+    """Run a command to its end; the caller checks its exit code.
 
     Args:
-        arguments: What it is given.
-        environment: Variables over ours.
-        as_plain_user: Let permissions apply, also when root runs the tests.
-        timeout_s: After which the test fails.
-        program: Which has the command line of `logmirror`.
+        arguments: Its arguments.
+        environment: Variables in addition to those of this process.
+        as_plain_user: Enforce file permissions, also when root runs the tests.
+        timeout_s: Seconds until the test fails.
+        program: A program with the command line of `logmirror`.
     """
-    if arguments[0] in _LOOKS and not environment and not as_plain_user:
+    if arguments[0] in _LISTINGS_MAX and not environment and not as_plain_user:
         return run_forked(*map(str, arguments), timeout_s=timeout_s)
     command = [*program, *map(str, arguments)]
     return subprocess.run(
@@ -77,7 +77,7 @@ def logmirror(
 
 
 def run_forked(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """The same for a command without Spark, within milliseconds."""
+    """Run a command without Spark, which starts within milliseconds; see `logmirror`."""
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder) / "stdout", Path(folder) / "stderr"
         environment = {**os.environ, **QUIET}
@@ -106,10 +106,10 @@ def mirror(  # noqa: PLR0913  # each test says only what it cares about
     max_offsets: int = 1_000_000,
     **more: object,
 ) -> dict[str, object]:
-    """One mirror of all partitions of a topic; its objects go to `<root>/<name>/<partition>`.
+    """Return a mirror of all partitions of a topic, with objects in `<root>/<name>/<partition>`.
 
-    Its name is its format, unless `name` says otherwise. What else is given is taken as it is, with
-    `_` for `-`; `partition` or `partitions` replaces `partitions: all`.
+    Its name is its format, unless `name` is given. Other keys are passed on, with `_` for `-`;
+    `partition` or `partitions` replaces `partitions: all`.
     """
     limits = {"max-time-ms": max_time_ms, "max-bytes": max_bytes, "max-offsets": max_offsets}
     base: dict[str, object] = {
@@ -134,7 +134,7 @@ def write_config(
 ) -> Path:
     """Write a configuration of these mirrors; JSON, which YAML contains.
 
-    What else is given stands beside them, with `_` for `-`.
+    Other keys are written at the top level, with `_` for `-`.
     """
     java_options = f"-XX:SharedArchiveFile={spark_classes()}"
     used = {"spark.driver.extraJavaOptions": java_options, **(properties or {})}
@@ -149,9 +149,9 @@ class Run:
 
     Args:
         config: The configuration file.
-        arguments: Further arguments.
-        folder: For its logs: its own (`log`) and that of Spark's JVM (`spark_log`).
-        environment: Variables over ours.
+        arguments: More arguments.
+        folder: Directory of its log (`log`) and that of Spark's JVM (`spark_log`).
+        environment: Variables in addition to those of this process.
     """
 
     program: ClassVar[tuple[str, ...]] = _COMMAND
@@ -182,7 +182,7 @@ class Run:
 
     @property
     def pid(self) -> int:
-        """Of the driver."""
+        """PID of the driver."""
         return self._process.pid
 
     @property
@@ -192,12 +192,12 @@ class Run:
 
     @property
     def text(self) -> str:
-        """What it has said so far."""
+        """Its output so far."""
         return self.log.read_text(errors="replace")
 
     @property
     def spark_text(self) -> str:
-        """What Spark's JVM has said so far."""
+        """The output of Spark's JVM so far."""
         return self.spark_log.read_text(errors="replace") if self.spark_log.exists() else ""
 
     def wait_for(self, pattern: str, *, timeout_s: float = 180) -> str:
@@ -213,14 +213,14 @@ class Run:
         return found[0]
 
     def wait(self, *, timeout_s: float = 240) -> int:
-        """Wait for the driver's end, and return its exit code."""
+        """Wait until the driver ends, and return its exit code."""
         wait_until(
             lambda: not self.alive, what=lambda: f"the end of:\n{self.text}", timeout_s=timeout_s
         )
         return self._process.end()
 
     def processes(self) -> list[psutil.Process]:
-        """All processes of this run that are alive: driver, JVM, workers."""
+        """Return all live processes of this run: driver, JVM, workers."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -228,15 +228,15 @@ class Run:
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
-                continue  # it has just ended, or belongs to somebody else
+                continue  # it has just ended, or belongs to another user
         return found
 
     def signal(self, number: int) -> None:
-        """Send a signal to the driver alone."""
+        """Send a signal to the driver only."""
         self._process.signal(number)
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to driver, JVM and workers, until all of them have had it."""
+        """Send a signal to driver, JVM and workers, until all have received it."""
         reached: set[int] = set()
         while new := [p for p in self.processes() if p.pid not in reached]:
             for process in new:
@@ -247,7 +247,7 @@ class Run:
                     continue
 
     def kill(self) -> None:
-        """End the driver as `kill -9` does; what it started must end by itself."""
+        """End the driver like `kill -9`; its child processes must end by themselves."""
         self._process.end(kill=True)
 
     def wait_until_nothing_is_left(self, *, timeout_s: float = 60) -> None:
@@ -259,7 +259,7 @@ class Run:
         )
 
     def remove(self) -> None:
-        """End whatever is left of it."""
+        """End all remaining processes."""
         self.signal_all(signal.SIGKILL)
         self.kill()
 
@@ -273,7 +273,7 @@ class Run:
 def wait_until(
     is_true: Callable[[], bool], *, what: Callable[[], str], timeout_s: float = 180
 ) -> None:
-    """Wait for a condition, or fail with what was waited for."""
+    """Wait for a condition; fails with a description of it."""
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:
@@ -283,7 +283,7 @@ def wait_until(
 
 
 class BrokerCommand:
-    """`logmirror broker` with those methods of `ApacheKafka` that tests of sources need."""
+    """`logmirror broker` with the methods of `ApacheKafka` that tests of sources use."""
 
     version: Final = "embedded"
 
@@ -315,7 +315,7 @@ class BrokerCommand:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
     ) -> str:
-        """Create a topic and wait until each partition answers."""
+        """Create a topic and wait until each partition responds."""
         settings = {key: str(value) for key, value in (config or {}).items()}
         create_topic(self.bootstrap, name, partitions, settings)
         return name
@@ -325,7 +325,7 @@ class BrokerCommand:
         delete_topic(self.bootstrap, name)
 
     def kill(self) -> None:
-        """End it as `kill -9` does; `start` brings it back."""
+        """End it like `kill -9`; `start` restarts it."""
         self.remove()
 
     def remove(self) -> None:

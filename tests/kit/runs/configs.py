@@ -1,4 +1,4 @@
-"""Configurations for tests: a valid mirror to change, and what is wrong with a text."""
+"""Configurations for tests: a valid mirror to change, and the problems of a text."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def problems_of(
     environ: Mapping[str, str] | None = None,
     check_properties: PropertyCheck | None = None,
 ) -> list[Problem]:
-    """What is wrong with a text; empty when nothing is."""
+    """Return the problems of a text."""
     try:
         load_text(text, environ=environ or {}, check_properties=check_properties)
     except ConfigError as error:
         if not error.problems:
-            message = "an error without a problem helps nobody"
+            message = "an error must have a problem"
             raise AssertionError(message) from error
         return list(error.problems)
     return []
 
 
 def complaints(*mirrors: object, **top: object) -> dict[str, str]:
-    """Message by path of everything that is wrong with a file of these mirrors."""
+    """Return the messages of all problems of a file with these mirrors, by path."""
     problems = problems_of(text_of(*mirrors, **top))
     found = {problem.path: problem.message for problem in problems}
     assert len(found) == len(problems), f"one thing said twice: {problems}"
@@ -90,7 +90,7 @@ def complaints(*mirrors: object, **top: object) -> dict[str, str]:
 
 
 def with_files(example: Path, folder: Path) -> Path:
-    """A copy of an example that puts in files which are there, in `folder`, and nothing else."""
+    """Return a copy of an example whose `${file:...}` references are files in `folder`."""
     text = example.read_text(encoding="utf-8")
     for path in set(re.findall(r"\$\{file:([^}]+)\}", text)):
         there = folder / path.replace("/", "-")

@@ -1,6 +1,6 @@
-"""What can happen to an archive, done to one in memory: by disks, by people, by other programs.
+"""Damage to an archive in memory, as by disks, people and other programs.
 
-Each kind of damage takes the archive's files and returns what was changed. Damage that changes
+Each kind of damage takes the archive's files and returns the changed ones. Damage that changes
 nothing (a zeroed page that was zero) is drawn again.
 """
 
@@ -28,7 +28,7 @@ class Chain(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """What is there after it."""
+    """The archive after the damage."""
 
     kind: str
     chain: Chain
@@ -36,16 +36,16 @@ class Damage(NamedTuple):
     """Names of objects that are to be read to see it."""
 
     shows_in_names: bool
-    """Whether the names alone must tell it."""
+    """Whether the names alone must show it."""
 
 
 def draw(chooser: random.Random, chain: Chain, foreign: Chain) -> Damage:
-    """Draw one kind of damage, all being as likely, and where it happens.
+    """Draw one kind of damage, with equal probability, and its place.
 
     Args:
-        chooser: Decides.
-        chain: Sound.
-        foreign: Of another partition, with objects of the same format.
+        chooser: Random choices.
+        chain: An intact chain.
+        foreign: The chain of another partition, with objects of the same format.
     """
     while True:
         found = chooser.choice(_KINDS)(chooser, chain, foreign)
@@ -100,7 +100,7 @@ def _replace(chooser: random.Random, chain: Chain, foreign: Chain) -> Damage:
 
 
 def _rename(chooser: random.Random, chain: Chain, _foreign: Chain) -> Damage:
-    """Another range, which neighbours show, or no name of ours; at the end, only objects say."""
+    """Rename to another range or an invalid name; for the last object only contents show it."""
     names = sorted(chain.objects)
     at = chooser.randrange(len(names))
     first, last, extension = _parts(names[at])
@@ -121,7 +121,7 @@ def _rename(chooser: random.Random, chain: Chain, _foreign: Chain) -> Damage:
 
 
 def _move_border(chooser: random.Random, chain: Chain, _foreign: Chain) -> Damage:
-    """Two neighbours under names that still fit together."""
+    """Rename two neighbours so that their names still fit."""
     names = sorted(chain.objects)
     at = chooser.randrange(len(names) - 1)
     (first, _, extension), (border, last, _) = _parts(names[at]), _parts(names[at + 1])
@@ -142,7 +142,7 @@ def _lose(chooser: random.Random, chain: Chain, _foreign: Chain) -> Damage:
 
 
 def _overlap(chooser: random.Random, chain: Chain, _foreign: Chain) -> Damage:
-    """One object more, whose range others cover already, in whole or in part."""
+    """Add an object whose range others cover already, in whole or in part."""
     name = _object(chooser, chain)
     first, last, extension = _parts(name)
     by = chooser.randrange(1, 9)
@@ -164,7 +164,7 @@ def _intrude(chooser: random.Random, chain: Chain, _foreign: Chain) -> Damage:
     first, last, extension = _parts(_object(chooser, chain))
     other = chooser.choice([e for e in ("parquet", "ndjson", "batches") if e != extension])
     names = ("_SUCCESS", "notes.txt", _name(first, last, other), f"{first:020d}.log")
-    objects = chain.objects | {chooser.choice(names): b"what somebody left here"}
+    objects = chain.objects | {chooser.choice(names): b"a foreign file"}
     return Damage("foreign file", chain._replace(objects=objects), frozenset(), shows_in_names=True)
 
 

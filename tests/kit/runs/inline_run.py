@@ -1,7 +1,7 @@
-"""`logmirror` with its slices carried out in its own process: no Spark, no Java, no workers.
+"""`logmirror` with its slices executed in its own process: no Spark, no Java, no workers.
 
-Everything else is the product: command line, loop, executor, exit codes, signals. Starts in no time
-(`kit.runs.inline_server`), so a test can kill many of them.
+Everything else is the product: command line, loop, executor, exit codes, signals. It starts within
+milliseconds (`kit.runs.inline_server`), so a test can kill many of them.
 
     python -m kit.runs.inline_run run --until-now -c CONFIG      as a program
     InlineRun(config), run_now(config)                      the same, forked
@@ -43,10 +43,10 @@ def mirror_to_cluster(
     """One mirror of all partitions of a topic into the same topic of another cluster.
 
     Args:
-        topic: At both, unless `more` has another one.
+        topic: The topic at both, unless `more` has another one.
         source: Its bootstrap servers.
         destination: Its bootstrap servers.
-        name: Of the mirror and of the destination.
+        name: The name of the mirror and of the destination.
         more: Keys of the destination, with `_` for `-`.
     """
     written = {"name": name, "type": "kafka", "bootstrap-servers": destination}
@@ -65,18 +65,18 @@ def config_text(*mirrors: Mapping[str, object]) -> str:
 
 
 class InlineRunner(mirror_process.InlineRunner):
-    """The product's own runner without Spark, in the place of the one with it."""
+    """The product's runner without Spark, in place of the one with Spark."""
 
     def __init__(self, **_: object) -> None:
-        """Take what Spark's runner takes; nothing of it applies here."""
+        """Accept the arguments of Spark's runner and ignore them."""
         super().__init__()
 
 
 def copy_now(settings: Settings) -> None:
-    """Copy what is there now, in this process; see `logmirror run --until-now`.
+    """Copy up to the current end of the source, in this process; see `logmirror run --until-now`.
 
     Raises:
-        LogmirrorError: A flow must not go on.
+        LogmirrorError: A flow must not continue.
     """
     with contextlib.ExitStack() as stack:
         specs = mirror_specs(settings)
@@ -133,7 +133,7 @@ class InlineRun(Run):
 
 
 def main() -> NoReturn:
-    """Be `logmirror` without Spark."""
+    """Run `logmirror` without Spark."""
     spark.SparkRunner = InlineRunner  # type: ignore[misc,assignment]  # the one thing replaced
     cli.main()
 

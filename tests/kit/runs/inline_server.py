@@ -1,11 +1,10 @@
-"""A process that has `kit.runs.inline_run` loaded and forks it on request, within milliseconds.
+"""A process with `kit.runs.inline_run` loaded, which forks it on request within milliseconds.
 
-    python -m kit.runs.inline_server        prints the port it listens on; ends when its input
-    closes
+    python -m kit.runs.inline_server        prints its port; ends when its input closes
 
-A connection is one process. The request is a line of JSON (`arguments`, `environment`, `stdout` and
-`stderr` as paths to append to); the process id comes back as a line, and at its end its exit code,
-as `subprocess` would tell it. A process whose connection is closed before is killed.
+Each connection is one process. The request is a line of JSON (`arguments`, `environment`, `stdout`
+and `stderr` as paths to append to). The response is the process ID as a line, and at the end the
+exit code as in `subprocess`. If the connection is closed before that, the process is killed.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class ForkedProcess:
     """A process that the server forks; the same interface as `kit.servers.machine.Process`.
 
     Args:
-        arguments: Of the command line of `logmirror`.
-        stdout: Where its output goes, appended.
-        stderr: Where its error output goes.
+        arguments: Arguments of `logmirror`.
+        stdout: File to which its output is appended.
+        stderr: File to which its error output is appended.
         environment: All of its variables.
     """
 
@@ -62,23 +61,23 @@ class ForkedProcess:
             "stderr": str(stderr),
         }
         self._connection.sendall(json.dumps(request).encode() + b"\n")
-        self._told = b""
-        while not self._told.endswith(b"\n"):
-            self._told += self._connection.recv(1)
-        self.pid, self._told = int(self._told), b""
+        self._received = b""
+        while not self._received.endswith(b"\n"):
+            self._received += self._connection.recv(1)
+        self.pid, self._received = int(self._received), b""
         self._connection.setblocking(False)
 
     @property
     def alive(self) -> bool:
         if self._code is None:
             with contextlib.suppress(BlockingIOError):
-                self._told += self._connection.recv(64)
-            if self._told.endswith(b"\n"):
-                self._code = int(self._told)
+                self._received += self._connection.recv(64)
+            if self._received.endswith(b"\n"):
+                self._code = int(self._received)
         return self._code is None
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when it has ended."""
+        """Send a signal; ignored if it has ended."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -99,7 +98,7 @@ class ForkedProcess:
 
 @functools.cache
 def _port(_process: int) -> int:
-    """The port of this process's server, which ends with this process."""
+    """Return the port of this process's server, which ends with this process."""
     server = subprocess.Popen(
         [sys.executable, "-m", "kit.runs.inline_server"],
         stdin=subprocess.PIPE,
@@ -136,7 +135,7 @@ class _Server:
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
                     self._reap()
-                elif isinstance(key.fileobj, socket.socket):  # whoever asked for it is gone
+                elif isinstance(key.fileobj, socket.socket):  # the client has closed the connection
                     self._abandon(key.fileobj)
 
     def _accept(self) -> None:
@@ -181,7 +180,7 @@ class _Server:
 def _become(
     arguments: list[str], environment: dict[str, str], stdout: str, stderr: str
 ) -> NoReturn:
-    """Be the program, from its first line to its last."""
+    """Run the program."""
     from kit.runs import inline_run  # noqa: PLC0415  # which imports this module
 
     signal.set_wakeup_fd(-1)

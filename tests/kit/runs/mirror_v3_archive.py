@@ -1,9 +1,10 @@
-"""Archives as mirror-v3 writes them, made from the description of its formats alone.
+"""Archives in mirror-v3's format, written from the description of that format.
 
 No code of the product is used: names, NDJSON lines, Parquet columns and snapshots are written here
-a second time, with json and pyarrow, so that what the product reads is not what it has written.
+with json and pyarrow, so that the product does not read its own output. No object was written by
+mirror-v3 itself.
 
-    objects = cut(rows, 7)                          ranges as its flushes make them
+    objects = cut(rows, 7)                          ranges like those of its flushes
     write_chain(folder, "orders", 0, objects)       <root>/<destination>/<partition>
 """
 
@@ -47,7 +48,7 @@ _ALL_BYTES: Final = bytes(range(256))
 
 
 class MirrorV3Object(NamedTuple):
-    """One object: the offsets that its name says, and its records."""
+    """One object: the offsets of its name, and its records."""
 
     first: int
     last: int
@@ -60,7 +61,7 @@ def name_of(found: MirrorV3Object, extension: str) -> str:
 
 
 def cut(rows: Sequence[Row], max_offsets: int, *, first: int = 0) -> list[MirrorV3Object]:
-    """Cut records as `max-offsets` does: by number. Holes belong to the object behind them."""
+    """Cut records as `max-offsets` does: by number. Gaps belong to the next object."""
     objects: list[MirrorV3Object] = []
     for at in range(0, len(rows), max_offsets):
         piece = list(rows[at : at + max_offsets])
@@ -70,13 +71,13 @@ def cut(rows: Sequence[Row], max_offsets: int, *, first: int = 0) -> list[Mirror
 
 
 def odd_rows(count: int, *, first: int = 0, text: bool = False, gaps: bool = True) -> list[Row]:
-    """Records of every shape that must survive; with holes, every fifth offset is missing.
+    """Return records of every shape; with gaps, every fifth offset is missing.
 
     Args:
-        count: Offsets, those of holes included; the last one is never a hole.
-        first: Offset.
-        text: Keys and values are UTF-8, as its columns of text demand.
-        holes: Leave offsets out.
+        count: Number of offsets, including gaps; the last one is never a gap.
+        first: The first offset.
+        text: Keys and values are UTF-8, for text columns.
+        holes: Whether offsets are missing.
     """
     stamps = [(1_700_000_000_000, CREATE_TIME), (1, LOG_APPEND_TIME), (NO_TIMESTAMP, CREATE_TIME)]
     if text:
@@ -120,14 +121,14 @@ def write_chain(
 
 
 def encode(rows: Sequence[Row], topic: str, partition: int, form: str, **options: str) -> bytes:
-    """The bytes of an object."""
+    """Return the bytes of an object."""
     if form == "ndjson":
         return b"".join(_line(row, topic, partition) for row in rows)
     return _parquet(rows, topic, partition, **options)
 
 
 def snapshot(rows: Iterable[Row]) -> list[Row]:
-    """The latest record of each key, sorted by key, without deleted ones: `compaction: log`."""
+    """Return the latest record of each key, sorted by key, without tombstones."""
     view: dict[bytes, Row] = {}
     for row in rows:
         assert row.key is not None

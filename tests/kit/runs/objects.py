@@ -1,4 +1,4 @@
-"""Records, and whole archive objects made of them, small enough to be damaged bit by bit."""
+"""Records, and whole archive objects made of them, small enough for damage at every bit."""
 
 import random
 
@@ -21,7 +21,7 @@ TOPIC = "flights größe"
 
 
 def odd_records(count, *, first=0, seed=1, text=False):
-    """Records of every shape that must survive; offset 0 and every seventh are left out."""
+    """Return records of every shape; offset 0 and every seventh offset are missing."""
     chooser = random.Random(seed)
 
     def blob():
@@ -61,7 +61,7 @@ def batches_of(records, *, size=5, codec=Codec.NONE):
 
 
 def as_read(records, *, size=5):
-    """What a consumer sees of `batches_of(records)`: every other batch has log-append time."""
+    """Return the rows of `batches_of(records)`: every other batch has LogAppendTime."""
     seen = []
     for at in range(0, len(records), size):
         piece = records[at : at + size]
@@ -81,7 +81,7 @@ def decode(data, *, max_chunk_bytes=1 << 20):
 
 
 class Target:
-    """Collects bytes, copying them at once as the contract asks."""
+    """Collects bytes; copies them at once, as the contract requires."""
 
     def __init__(self):
         self.data = bytearray()
@@ -125,7 +125,7 @@ def make_object(extension, records, *, covered=None, **options):
 
 
 def unsealed(data):
-    """A Parquet object as one of a writer that knows no checksum of files."""
+    """Return a Parquet object without the file checksum."""
     return data.replace(b"logmirror.file-check", b"logmirror.file-other")
 
 
@@ -159,5 +159,5 @@ def new_chain(extension, *, objects=OBJECTS, claims=True, topic_ids=("",)):
 
 
 def records_for(covered, *, seed):
-    """Records with a hole at the beginning."""
+    """Return records with a gap at the beginning."""
     return odd_records(covered.offset_count, first=covered.first, seed=seed)

@@ -38,7 +38,7 @@ headers = st.lists(st.tuples(header_keys, nullable_runs), max_size=4).map(tuple)
 
 @st.composite
 def records(draw: st.DrawFn, *, base_offset: int = 0, max_size: int = 6) -> list[Record]:
-    """Records from `base_offset` or a little later on, with holes as compaction leaves them."""
+    """Records from `base_offset` or a little later on, with gaps as compaction leaves them."""
     offset, rows = base_offset, []
     for _ in range(draw(st.integers(0, max_size))):
         offset += draw(st.sampled_from([0, 0, 0, 1, 1000]))
@@ -109,7 +109,7 @@ def spoiled_batches(draw: st.DrawFn) -> bytes:
 
 
 def with_right_checksums(data: bytes) -> bytes:
-    """Every batch that can still be told apart gets the checksum of what it holds now."""
+    """Give every batch that can still be delimited the checksum of its bytes."""
     spoiled, position = bytearray(data), 0
     while position + 61 <= len(spoiled):
         (length,) = struct.unpack_from(">i", spoiled, position + 8)

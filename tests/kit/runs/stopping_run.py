@@ -1,9 +1,9 @@
-"""`kit.runs.inline_run` that stops itself with SIGSTOP, as a hanging machine, at an exact moment.
+"""`kit.runs.inline_run` that pauses itself with SIGSTOP at an exact point, like a hanging machine.
 
     LOGMIRROR_TEST_STOP_AT=produce.prepared#3 python -m kit.runs.stopping_run run -c CONFIG
 
-A moment is a crash point, or `kernel`: after the last look at the clock, before the next bytes of a
-Produce request are handed to the kernel, where no code of ours can look again.
+A point is a failpoint, or `kernel`: after the last reading of the clock, before the next bytes of a
+Produce request are passed to the kernel, where logmirror cannot check again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KERNEL: Final = "kernel"
 
 
 class StoppingRun(InlineRun):
-    """A run that stops itself when a moment comes for the nth time; SIGCONT lets it go on."""
+    """A run that pauses itself when it reaches a point for the nth time; SIGCONT resumes it."""
 
     program = (sys.executable, "-m", "kit.runs.stopping_run")
 
@@ -38,7 +38,7 @@ class StoppingRun(InlineRun):
         super().__init__(config, folder=folder, environment={_VARIABLE: f"{moment}#{nth}"})
 
     def wait_until_stopped(self) -> None:
-        """Wait for the moment."""
+        """Wait until the run has paused itself."""
         process = psutil.Process(self.pid)
         wait_until(
             lambda: not self.alive or process.status() == psutil.STATUS_STOPPED,
@@ -49,7 +49,7 @@ class StoppingRun(InlineRun):
 
 
 class _Moment:
-    """Counts how often it has come."""
+    """Counts how often the point was reached."""
 
     def __init__(self) -> None:
         self.name, _, nth = os.environ[_VARIABLE].partition("#")

@@ -1,4 +1,4 @@
-"""The loop in a thread of this process, with all that it says of itself at hand."""
+"""The driver loop in a thread of this process, with its metrics, log and status."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Watched:
-    """What a run records, and how it ended."""
+    """The records of a run, and its result."""
 
     recorder: Recorder
     errors: list[LogmirrorError] = field(default_factory=list)
     """The one that it ended with, if it did."""
 
     def of(self, name: str) -> dict[tuple[str, ...], float]:
-        """The values of one metric by their labels."""
+        """Return the values of one metric by their labels."""
         return {labels: n for (of, labels), n in samples(self.recorder).items() if of == name}
 
 
@@ -45,7 +45,7 @@ def running(
     """Run the mirrors of a configuration without Spark until the block ends, as SIGTERM ends it.
 
     Args:
-        config: The file.
+        config: The configuration file.
         heartbeat_ms: See `LOGMIRROR_HEARTBEAT_SECS`.
         port: See `LOGMIRROR_METRICS_PORT`.
         retry_budget_ms: Time limit for a request to a cluster and its retries.

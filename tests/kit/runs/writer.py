@@ -28,8 +28,8 @@ def writing(  # noqa: PLR0913  # each test says only what it cares about
 ) -> Iterator[None]:
     """Write odd messages to all partitions in turn, a few at a time, until the block ends.
 
-    Every record's value is one of a kind, so that a repetition cannot hide. All records must have
-    been acknowledged when the block ends. Their time is now, unless another one is given.
+    Every value is unique, so that a duplicate is visible. All records must be acknowledged when the
+    block ends. Their timestamp is the current time, unless another one is given.
     """
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
     messages = odd_messages(1000, seed=seed)

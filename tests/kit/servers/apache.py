@@ -1,7 +1,7 @@
 """Released Apache Kafka as a set of jars from Maven, and its console tools.
 
-Jars are kept outside the repository, under `$LOGMIRROR_TEST_CACHE` or the user's cache folder, so
-that a second run, and a second clone, fetch nothing.
+Jars are kept outside the repository, in `$LOGMIRROR_TEST_CACHE` or the user's cache directory, so
+that later runs and other clones download nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ApacheTools:
 
     @functools.cached_property
     def jars(self) -> Path:
-        """The folder with the jars; the first use on a machine fetches them."""
+        """The folder with the jars; the first use on a machine downloads them."""
         home = cache_folder() / f"{self.name}-{self.version}"
         if not home.exists():
             home.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class ApacheTools:
 
     @functools.cached_property
     def class_archive(self) -> Path:
-        """What `kit.servers.kafka` needs of this release: classes of a broker and its tools."""
+        """The class data archive of this release, for brokers and tools."""
         return archive_of(f"{self.name}-{self.version}", str(self.jars))
 
     @functools.cached_property
@@ -152,7 +152,7 @@ class ApacheTools:
         return [java(), *options, "-cp", f"{self.jars}/*", main_class, *arguments]
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """Return the command line of a console tool; its life is too short for slow compilers."""
+        """Return the command line of a console tool; its options suit a short run."""
         jvm = ("-XX:TieredStopAtLevel=1",)
         main_class = self.main_class(name)
         return self.java_command(main_class, *arguments, heap="256m", jvm=jvm, log_level="WARN")
@@ -163,11 +163,11 @@ class ApacheTools:
         """Run a console tool to its end.
 
         Args:
-            name: As the release calls its script, without `.sh`: `kafka-topics`.
-            arguments: What it is given.
-            stdin: Text for it to read, as the console producer does.
-            timeout_s: After which it is killed and the test fails.
-            check: Fail, with its output, when it does not exit with 0.
+            name: The name of its script, without `.sh`: `kafka-topics`.
+            arguments: Its arguments.
+            stdin: Its standard input, for example of the console producer.
+            timeout_s: Seconds until it is killed and the test fails.
+            check: Fail with its output if its exit code is not 0.
         """
         result = subprocess.run(
             self.command(name, *arguments),
@@ -188,7 +188,7 @@ class ApacheTools:
 
 
 def _fetch(version: str, major: int, artifacts: Iterable[str], home: Path) -> None:
-    """Let Maven copy the runtime jars; the folder appears whole or not at all."""
+    """Download the runtime jars with Maven; the folder appears complete or not at all."""
     wanted = [("org.apache.kafka", name, version) for name in artifacts]
     dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"

@@ -1,8 +1,8 @@
-"""Classes of Java programs in a form that a JVM maps instead of loading: half of its start.
+"""Class data sharing archives of Java programs, which halve the start of a JVM.
 
-Tests start Spark, brokers and console tools hundreds of times. An archive (class data sharing, JDK
-13 and later) is made once a machine and kept beside the other downloads; a JVM that cannot use it
-starts as it would without.
+Tests start Spark, brokers and console tools hundreds of times. An archive (JDK 13 and later) is
+created once per machine and kept beside the other downloads. A JVM that cannot use it starts
+without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ jvm.wait(60)
 
 @functools.cache
 def spark_classes() -> Path:
-    """Return the archive for this Java and this Spark; the first use on a machine makes it."""
+    """Return the archive for this Java and this Spark; the first use on a machine creates it."""
 
     def make(path: Path) -> None:
         subprocess.run(
@@ -60,22 +60,22 @@ def spark_classes() -> Path:
 
 
 def archive_of(name: str, what: str) -> Path:
-    """Return where an archive for this Java is, or would be.
+    """Return the path of an archive for this Java, whether it exists or not.
 
     Args:
-        name: Begins the file's name.
-        what: Whose classes, exactly.
+        name: Prefix of the file name.
+        what: Exact identity of the classes.
     """
     identity = _java() + what.encode()
     return cache_folder() / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.jsa"
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Make an archive unless it is there.
+    """Create an archive unless it exists.
 
     Args:
-        path: Of `archive_of`.
-        make: Makes it at a path; if there is nothing there afterwards, it goes without.
+        path: The path from `archive_of`.
+        make: Creates it at a path; if it creates none, the JVM starts without one.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

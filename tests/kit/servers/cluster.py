@@ -1,7 +1,7 @@
 """Several brokers of a released Apache Kafka and one controller, on loopback, for tests.
 
-Nodes 1, 2, .. are brokers, node 100 is the controller. Each can be stopped, killed and started on
-its own; a restart keeps its ports and its data. Topics have a replica on each of three brokers.
+Nodes 1, 2, .. are brokers, node 100 is the controller. Each can be stopped, killed and started by
+itself; a restart keeps its ports and its data. Topics have a replica on each of three brokers.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class KafkaCluster:
 
     Args:
         version: An exact release: `4.3.1`.
-        folder: Its own folder; data and logs go there.
-        brokers: How many, at least three.
-        config: Properties of all nodes, over ours.
-        heap: The largest heap of each node.
+        folder: Directory of its data and logs.
+        brokers: Number of brokers, at least three.
+        config: Properties of all nodes, in addition to the defaults.
+        heap: Maximum heap of each node.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class KafkaCluster:
         return f"{HOST}:{self._ports[node]}"
 
     def pid(self, node: int) -> int:
-        """Of a running node."""
+        """Return the PID of a running node."""
         return self._processes[node].pid
 
     def start(self) -> Self:
@@ -121,20 +121,20 @@ class KafkaCluster:
         self._processes.pop(node).end()
 
     def kill_node(self, node: int) -> None:
-        """End one node as `kill -9` does."""
+        """End one node like `kill -9`."""
         self._processes.pop(node).end(kill=True)
 
     def restart_node(self, node: int, *, kill: bool = False) -> None:
-        """Stop it, or kill it, and start it again."""
+        """Stop or kill a node, and start it again."""
         self._processes.pop(node).end(kill=kill)
         self.start_node(node)
 
     def pause_node(self, node: int) -> None:
-        """Stop its threads (SIGSTOP): connections stay, answers do not come."""
+        """Pause its threads (SIGSTOP): connections stay open without responses."""
         self._processes[node].signal(signal.SIGSTOP)
 
     def resume_node(self, node: int) -> None:
-        """Let it run again after `pause_node`."""
+        """Resume it after `pause_node`."""
         self._processes[node].signal(signal.SIGCONT)
 
     def stop(self) -> None:
@@ -145,7 +145,7 @@ class KafkaCluster:
             self.stop_node(CONTROLLER)
 
     def remove(self) -> None:
-        """Kill all nodes and delete what they stored; their logs stay."""
+        """Kill all nodes and delete their data; their logs stay."""
         for node in list(self._processes):
             self.kill_node(node)
         for node in self._ports:
@@ -173,18 +173,18 @@ class KafkaCluster:
         return name
 
     def partitions(self, topic: str) -> dict[int, PartitionMetadata]:
-        """Leader, replicas and in-sync replicas of each partition, as the cluster tells them."""
+        """Leader, replicas and in-sync replicas of each partition, as the cluster reports them."""
         found = self._admin().list_topics(topic, timeout=20).topics[topic]
         return dict(found.partitions)
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The node that leads a partition; -1: nobody does."""
+        """Return the leader of a partition; -1: none."""
         return int(self.partitions(topic)[partition].leader)
 
     def wait_until_in_sync(
         self, topic: str, *, partitions: int = 1, replicas: int = REPLICAS, timeout_s: float = 90
     ) -> None:
-        """Wait until each partition has a leader and that many replicas in sync."""
+        """Wait until each partition has a leader and that number of in-sync replicas."""
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.partitions(topic)
@@ -193,8 +193,8 @@ class KafkaCluster:
             ):
                 return
             if time.monotonic() > deadline:
-                told = {number: (one.leader, one.isrs) for number, one in found.items()}
-                message = f"{topic} is not in sync after {timeout_s} s: {told}"
+                state = {number: (one.leader, one.isrs) for number, one in found.items()}
+                message = f"{topic} is not in sync after {timeout_s} s: {state}"
                 raise TimeoutError(message)
             time.sleep(0.1)
 
@@ -265,7 +265,7 @@ class KafkaCluster:
             time.sleep(0.1)
 
     def _known_to(self, broker: int) -> set[int]:
-        """The brokers that one of them lists; none while it does not answer."""
+        """Return the brokers that one of them lists; none while it does not respond."""
         try:
             with RawClient(self._ports[broker], timeout_s=5) as client:
                 return {int(one.node_id) for one in client.ask(_METADATA, 1, topics=()).brokers}

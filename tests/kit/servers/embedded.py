@@ -1,4 +1,4 @@
-"""The embedded broker in a process of its own, so that a test can kill it as a machine would."""
+"""The embedded broker in a separate process, so that a test can kill it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class EmbeddedBroker:
     """A broker; `start` it, or use it in a `with`. A restart keeps port and data.
 
     Args:
-        folder: Its own folder; data and logs go there.
-        options: Fields of `BrokerOptions`, all but where it listens and where its logs are.
+        folder: Directory of its data and logs.
+        options: Fields of `BrokerOptions`, except its address and its log directory.
     """
 
     def __init__(self, folder: Path, **options: object) -> None:
@@ -39,7 +39,7 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int:
-        """Of the running broker."""
+        """PID of the running broker."""
         assert self._process is not None
         return self._process.pid
 
@@ -72,17 +72,17 @@ class EmbeddedBroker:
         return self._process.end()
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """End it like `kill -9`."""
         assert self._process is not None
         self._process.end(kill=True)
 
     def pause(self) -> None:
-        """Stop its threads (SIGSTOP): connections stay, answers do not come."""
+        """Pause its threads (SIGSTOP): connections stay open without responses."""
         assert self._process is not None
         self._process.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run again after `pause`."""
+        """Resume it after `pause`."""
         assert self._process is not None
         self._process.signal(signal.SIGCONT)
 

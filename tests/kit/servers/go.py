@@ -1,7 +1,7 @@
-"""Programs that Go's own tools build from published modules, once a machine.
+"""Programs that Go's tools build from published modules, once per machine.
 
 `python -m kit.servers.go` builds all of them, with any Python. It takes minutes, so
-`scripts/setup.sh tests` does it while packages are fetched.
+`scripts/setup.sh tests` does it while packages are downloaded.
 """
 
 from __future__ import annotations

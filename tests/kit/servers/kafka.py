@@ -1,7 +1,7 @@
 """One Apache Kafka broker of a released version, on loopback, for tests.
 
-A node that is broker and controller at once (KRaft), with its own folder and its own ports. The
-first listener is always plain text and is what `bootstrap` names; others come beside it.
+A node is both broker and controller (KRaft), with its own directory and ports. The first listener
+is always plain text, and is the address in `bootstrap`; others are optional.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _CONFIG_4: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """A further listener of a broker.
+    """An additional listener of a broker.
 
     Attributes:
         name: As in Kafka's `listeners`: `SECURE`.
         protocol: `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`.
-        advertised: `host:port` that clients are told, of a proxy for instance; its own by default.
+        advertised: `host:port` for clients, for example that of a proxy; its own by default.
         config: Its properties, without the prefix `listener.name.<name>.`.
     """
 
@@ -81,13 +81,13 @@ class ApacheKafka:
 
     Args:
         version: An exact release: `3.9.2`.
-        folder: Its own folder; data and logs go there.
-        config: Broker properties over ours. After a kill, a broker is refused by its controller
-            until `broker.session.timeout.ms` (9 s) is over: a test that kills sets it lower.
-        listeners: Listeners beside the plain one.
-        scram_users: `(user, password)` that every SCRAM mechanism knows from the first start.
-        jvm: Options of the Java machine. The default compiles quickly rather than well.
-        heap: Its largest heap.
+        folder: Directory of its data and logs.
+        config: Broker properties in addition to the defaults. After a kill, the controller refuses
+            a broker until `broker.session.timeout.ms` (9 s) is over: tests that kill lower it.
+        listeners: Listeners in addition to the plain one.
+        scram_users: `(user, password)` pairs of every SCRAM mechanism, created at the first start.
+        jvm: JVM options. The default favours a quick start over fast code.
+        heap: Maximum heap.
     """
 
     def __init__(  # noqa: PLR0913  # a broker has that many properties, each with a default
@@ -126,11 +126,11 @@ class ApacheKafka:
 
     @property
     def pid(self) -> int:
-        """Of the running broker."""
+        """PID of the running broker."""
         return self._running().pid
 
     def start(self) -> Self:
-        """Start it and wait until it answers; a restart keeps ports and data."""
+        """Start it and wait until it responds; a restart keeps ports and data."""
         if not any(option.startswith(_TO_ARCHIVE) for option in self._jvm):
             make_once(self.tools.class_archive, functools.partial(_archive_classes, self.version))
         for attempt in range(4):
@@ -156,15 +156,15 @@ class ApacheKafka:
                 message = f"Apache Kafka {self.version} did not start:\n{said[-4000:]}"
                 raise RuntimeError(message)
             if not self._was_ready:
-                self._ports = {}  # nobody knows them yet
+                self._ports = {}  # no client uses them yet
         raise AssertionError
 
     def stop(self) -> None:
-        """Stop it cleanly; nothing happens when it is not running."""
+        """Stop it cleanly; ignored if it is not running."""
         self._end(kill=False)
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """End it like `kill -9`."""
         self._end(kill=True)
 
     def restart(self, *, kill: bool = False) -> None:
@@ -173,11 +173,11 @@ class ApacheKafka:
         self.start()
 
     def pause(self) -> None:
-        """Stop its threads (SIGSTOP): connections stay, answers do not come."""
+        """Pause its threads (SIGSTOP): connections stay open without responses."""
         self._running().signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run again after `pause`."""
+        """Resume it after `pause`."""
         self._running().signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
@@ -187,7 +187,7 @@ class ApacheKafka:
         self.stop()
 
     def remove(self) -> None:
-        """Kill it and delete what it stored; its log stays for whoever looks why a test failed."""
+        """Kill it and delete its data; its log stays for the analysis of failed tests."""
         self.kill()
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
@@ -200,7 +200,7 @@ class ApacheKafka:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
     ) -> str:
-        """Create a topic and wait until each partition has a leader that answers."""
+        """Create a topic and wait until each partition has a leader that responds."""
         settings = {key: str(value) for key, value in (config or {}).items()}
         create_topic(self.bootstrap, name, partitions, settings)
         return name
@@ -234,11 +234,11 @@ class ApacheKafka:
             "listeners": ",".join(f"{name}://{self.address(name)}" for name in self._ports),
             "listener.security.protocol.map": ",".join(f"{n}:{p}" for n, p in protocols.items()),
         }
-        told = {listener.name: listener.advertised for listener in self._listeners}
-        if any(told.values()):
+        advertised = {listener.name: listener.advertised for listener in self._listeners}
+        if any(advertised.values()):
             names = [name for name in self._ports if name != "CONTROLLER"]
             config["advertised.listeners"] = ",".join(
-                f"{name}://{told.get(name) or self.address(name)}" for name in names
+                f"{name}://{advertised.get(name) or self.address(name)}" for name in names
             )
         config |= self._config
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -273,7 +273,7 @@ class ApacheKafka:
 
 
 def _archive_classes(version: str, path: Path) -> None:
-    """Let a broker write down which classes it has loaded."""
+    """Start a broker that dumps the list of its loaded classes."""
     with (
         tempfile.TemporaryDirectory() as folder,
         ApacheKafka(version, Path(folder), jvm=(*_QUICK, f"{_TO_ARCHIVE}{path}")) as broker,
@@ -282,7 +282,7 @@ def _archive_classes(version: str, path: Path) -> None:
 
 
 def create_topic(bootstrap: str, name: str, partitions: int, config: Mapping[str, str]) -> None:
-    """Create a topic on any broker and wait until each partition has a leader that answers."""
+    """Create a topic on any broker and wait until each partition has a leader that responds."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))
     admin.create_topics([topic], operation_timeout=30)[name].result(30)
@@ -318,7 +318,7 @@ def _latest_offsets(admin: AdminClient, topic: str, partitions: int) -> None:
 
 
 def _lists_itself(port: int) -> bool:
-    """Whether the broker there answers Metadata v1 with a broker: it is registered, unfenced."""
+    """Whether the broker lists a broker in Metadata v1: it is registered and unfenced."""
     request = struct.pack(
         ">hhihi", 3, 1, 1, -1, 0
     )  # key, version, correlation, no client, no topics

@@ -1,4 +1,4 @@
-"""What the test kit needs of the machine: Java, Maven, ports, processes that end with us."""
+"""Machine services for the test kit: Java, Maven, ports, processes that end with this one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _handed_out: set[int] = set()
 
 
 def program(name: str, *, home_variable: str = "") -> str:
-    """Return the path of a program of the machine, or fail with what to do."""
+    """Return the path of an installed program; fails with a hint."""
     home = os.environ.get(home_variable)
     if home and (Path(home) / "bin" / name).exists():
         return str(Path(home) / "bin" / name)
@@ -49,7 +49,7 @@ def java() -> str:
 
 
 def cache_folder() -> Path:
-    """Return where downloads for the tests are kept."""
+    """Return the directory of downloads for the tests."""
     configured = os.environ.get("LOGMIRROR_TEST_CACHE")
     if configured:
         return Path(configured)
@@ -59,10 +59,10 @@ def cache_folder() -> Path:
 
 @functools.cache
 def temporary_folder() -> Path:
-    """Return a folder for what programs leave behind that are killed, Java machines above all.
+    """Return a directory for leftovers of killed programs, mostly JVMs.
 
-    Its name is short: Unix sockets lie in it, whose names have about a hundred characters.
-    Deleted when this process ends; a test's worker, which may end otherwise, deletes it itself.
+    Its name is short, because Unix sockets in it may have about 100 characters. It is deleted when
+    this process ends; a test worker, which may end in another way, deletes it itself.
     """
     folder = Path(tempfile.mkdtemp(prefix="lm-"))
     atexit.register(remove_temporary_folder)
@@ -70,14 +70,14 @@ def temporary_folder() -> Path:
 
 
 def remove_temporary_folder() -> None:
-    """Delete it, at the end of all tests or of a benchmark."""
+    """Delete it after all tests, or after a benchmark."""
     if temporary_folder.cache_info().currsize:
         shutil.rmtree(temporary_folder(), ignore_errors=True)
         temporary_folder.cache_clear()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nothing listens on and that we gave to nobody else."""
+    """Return unused ports on loopback that were not returned before."""
     ports: list[int] = []
     chooser = random.SystemRandom()
     while len(ports) < count:
@@ -94,13 +94,13 @@ def free_ports(count: int) -> list[int]:
 class Process:
     """A child that is killed when this process dies, however it dies.
 
-    A helper shell waits on a pipe that only we hold open; when the pipe closes without a farewell,
-    it kills the child. (Asking the kernel to signal the child would work on Linux alone.)
+    A helper shell reads a pipe that only this process holds open; when the pipe closes without the
+    last line, it kills the child. (A parent-death signal exists only on Linux.)
 
     Args:
         command: The program and its arguments.
-        log: Where its output goes, appended.
-        environment: Replaces ours when given.
+        log: File to which its output is appended.
+        environment: Replaces the environment of this process, if given.
         folder: Its working directory.
     """
 
@@ -124,7 +124,7 @@ class Process:
                 cwd=folder,
                 start_new_session=True,
             )
-        self._guard = subprocess.Popen(
+        self._watchdog = subprocess.Popen(
             ["sh", "-c", f"read -r word || kill -9 {self.popen.pid}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ class Process:
         return self.popen.poll() is None
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when the child has ended."""
+        """Send a signal; ignored if the child has ended."""
         self.popen.send_signal(number)
 
     def end(self, *, kill: bool = False, timeout_s: float = 40) -> int:
@@ -154,9 +154,9 @@ class Process:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
-        if self._guard.stdin and not self._guard.stdin.closed:
+        if self._watchdog.stdin and not self._watchdog.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
-                self._guard.communicate(b"farewell\n")
+                self._watchdog.communicate(b"farewell\n")
         return self.popen.returncode
 
     def tail(self, limit_bytes: int = 4000) -> str:

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, and what its own parser makes of an expression.
+"""A real Prometheus on loopback, and its parser.
 
 with Prometheus(folder, port_of_logmirror, rules) as prometheus:
     prometheus.query('up{job="logmirror"}')
@@ -49,7 +49,7 @@ class Prometheus:
     """The server; use it in a `with`. It scrapes one target, as the job `logmirror`, every second.
 
     Args:
-        folder: Its own.
+        folder: Its directory.
         target: Port of the target.
         rules: A file of rules.
     """
@@ -86,15 +86,15 @@ class Prometheus:
         self._process.end(kill=True)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression gives now; fails with what Prometheus says against it."""
+        """Return the series of an expression; fails with Prometheus's error message."""
         return list(self.api("query", query=expression)["result"])
 
     def formatted(self, expression: str) -> str:
-        """An expression as Prometheus itself would write it."""
+        """Return an expression as Prometheus formats it."""
         return str(self.api("format_query", query=expression))
 
     def api(self, path: str, **parameters: str) -> Any:
-        """Ask its HTTP API."""
+        """Send a request to its HTTP API."""
         question = urllib.parse.urlencode(parameters)
         try:
             response = json.loads(self._get(f"/api/v1/{path}?{question}"))
@@ -118,10 +118,10 @@ _WORDS: Final = {"and", "or", "unless", "bool", "offset", "atan2", "inf", "nan"}
 
 
 def names(formatted: str) -> tuple[set[str], set[str]]:
-    """The metrics and the labels that an expression names.
+    """Return the metrics and the labels in an expression.
 
     Args:
-        formatted: As `Prometheus.formatted` gives it: that it is PromQL is known already.
+        formatted: Output of `Prometheus.formatted`, so it is valid PromQL.
     """
     tokens = [token for token in _TOKEN.findall(formatted) if not token.isspace()]
     metrics: set[str] = set()

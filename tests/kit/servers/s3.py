@@ -1,13 +1,13 @@
-"""A real S3 server on loopback: Versity's gateway, which keeps objects as plain files in a folder.
+"""A real S3 server on loopback: VersityGW, which stores objects as plain files in a directory.
 
-It is built once with Go's own tools and kept outside the repository. It verifies signatures and
+It is built once with Go's tools and kept outside the repository. It verifies signatures and
 checksums, and its conditional writes are atomic.
 
     with S3Server(folder) as server:
         bucket = server.new_bucket()
         server.location(bucket)         for `S3Store`
         server.destination(bucket)      for a configuration
-        server.files(bucket)            what is there, by another way than the API
+        server.files(bucket)            its objects as files, without the API
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class S3Server:
     """The server; use it in a `with`.
 
     Args:
-        folder: Its own: objects go to `objects` there.
-        certificate: Private key and certificate, one PEM file: it speaks TLS only.
+        folder: Its directory; objects are in its `objects`.
+        certificate: Private key and certificate in one PEM file; it then accepts TLS only.
     """
 
     def __init__(self, folder: Path, certificate: Path | None = None) -> None:
@@ -53,11 +53,11 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """Its URL."""
+        """URL of the server."""
         return f"{'https' if self._certificate else 'http'}://{HOST}:{self._port}"
 
     def start(self) -> Self:
-        """Start it and wait until it takes connections; a restart keeps port and objects."""
+        """Start it and wait until it accepts connections; a restart keeps port and objects."""
         objects = self._folder / "objects"
         objects.mkdir(parents=True, exist_ok=True)
         users = self._folder / "users"
@@ -87,7 +87,7 @@ class S3Server:
                 return self
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """End it like `kill -9`."""
         assert self._process is not None
         self._process.end(kill=True)
 
@@ -99,7 +99,7 @@ class S3Server:
             self._process.end(kill=True)
 
     def client(self) -> Any:
-        """A boto3 client of the owner of everything."""
+        """Return a boto3 client with all permissions."""
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
@@ -109,13 +109,13 @@ class S3Server:
         )
 
     def new_bucket(self) -> str:
-        """Make a bucket and return its name."""
+        """Create a bucket and return its name."""
         name = f"bucket-{secrets.token_hex(4)}"
         self.client().create_bucket(Bucket=name)
         return name
 
     def new_user(self) -> S3Identity:
-        """Make somebody who may do nothing before `allow` says what."""
+        """Create a user without permissions; `allow` grants them."""
         found = S3Identity(
             access_key_id=f"user-{secrets.token_hex(4)}", secret_access_key=secrets.token_hex(16)
         )
@@ -128,7 +128,7 @@ class S3Server:
         return found
 
     def allow(self, bucket: str, *allowed: tuple[S3Identity, Sequence[Mapping[str, Any]]]) -> None:
-        """Let users do what statements of policies allow them, and nothing else."""
+        """Set the policy statements of users; they replace all earlier ones."""
         statements = [
             {**statement, "Principal": {"AWS": [user.access_key_id]}}
             for user, statements in allowed
@@ -138,7 +138,7 @@ class S3Server:
         self.client().put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
 
     def location(self, bucket: str, prefix: str = "", *, endpoint: str = "") -> S3Location:
-        """Where a store in this bucket is; through another address where one is given."""
+        """Return the location of a store in this bucket, with another address if given."""
         identity = S3Identity(access_key_id=self.access_key, secret_access_key=self.secret_key)
         return S3Location(
             bucket=bucket,
@@ -151,7 +151,7 @@ class S3Server:
         )
 
     def destination(self, bucket: str, **more: object) -> dict[str, object]:
-        """A destination of a configuration."""
+        """Return a destination for a configuration."""
         keys = {"access-key-id": self.access_key, "secret-access-key": self.secret_key}
         base: dict[str, object] = {
             "type": "s3",
@@ -163,5 +163,5 @@ class S3Server:
         return base | {key.replace("_", "-"): value for key, value in more.items()}
 
     def files(self, bucket: str) -> Path:
-        """The folder that holds a bucket's objects as files."""
+        """Return the directory with a bucket's objects as files."""
         return self._folder / "objects" / bucket

@@ -1,6 +1,6 @@
-"""Certificates, users and listeners for a broker that is reached over TLS and SASL.
+"""Certificates, users and listeners of a broker with TLS and SASL.
 
-The listeners of `secure_listeners`, all of which end on the same broker:
+`secure_listeners` returns these listeners of one broker:
 
     TLS        SSL             the client shows a certificate, or the handshake fails
     SASLTLS    SASL_SSL        PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
@@ -42,7 +42,7 @@ class Certificates:
         client: Private key and certificate of a client, in one file.
         client_key: The private key alone.
         client_certificate: The certificate alone.
-        stranger: Certificate of an authority that signed nothing here.
+        other_authority: Certificate of a CA that signed nothing here.
     """
 
     authority: Path
@@ -50,13 +50,13 @@ class Certificates:
     client: Path
     client_key: Path
     client_certificate: Path
-    stranger: Path
+    other_authority: Path
 
 
 def make_certificates(folder: Path) -> Certificates:
     """Write fresh certificates into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    authority, stranger = trustme.CA(), trustme.CA()
+    authority, other_authority = trustme.CA(), trustme.CA()
     broker = authority.issue_cert(HOST, "localhost")
     client = authority.issue_cert("client@logmirror.test")
     made = Certificates(
@@ -65,10 +65,10 @@ def make_certificates(folder: Path) -> Certificates:
         client=folder / "client.pem",
         client_key=folder / "client-key.pem",
         client_certificate=folder / "client-certificate.pem",
-        stranger=folder / "stranger.pem",
+        other_authority=folder / "other_authority.pem",
     )
     authority.cert_pem.write_to_path(str(made.authority))
-    stranger.cert_pem.write_to_path(str(made.stranger))
+    other_authority.cert_pem.write_to_path(str(made.other_authority))
     # Java reads keys in PKCS 8 only.
     made.broker.write_bytes(_pkcs8(broker) + broker.cert_chain_pems[0].bytes())
     made.client_key.write_bytes(_pkcs8(client))

@@ -2,7 +2,7 @@
 
 with StandaloneCluster(folder) as cluster:
     cluster.master              spark://127.0.0.1:port
-    cluster.processes()         everything that it has started
+    cluster.processes()         all its processes
 packed_environment(folder)      an archive for `--archives ...#env`
 """
 
@@ -40,7 +40,7 @@ _OF_SPARK: Final = frozenset({"pyspark", "py4j"})
 
 
 def spark_home(folder: Path) -> Path:
-    """Spark's home, but for the folder in which its workers keep their logs."""
+    """Return a copy of Spark's home with another log directory of its workers."""
     home = folder / "spark-home"
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
@@ -50,9 +50,9 @@ def spark_home(folder: Path) -> Path:
 
 
 def packed_environment(folder: Path) -> Path:
-    """Pack logmirror and what it needs, without Spark, as `docs/deploy/spark-submit.md` does.
+    """Pack logmirror and its dependencies, without Spark, as in `docs/deploy/spark-submit.md`.
 
-    The page installs from a registry; here the same files are linked from where they are installed.
+    The page installs from a registry; here the installed files are linked.
     """
     env = folder / "env"
     venv = [sys.executable, "-m", "venv", "--copies", "--without-pip", str(env)]
@@ -104,7 +104,7 @@ class StandaloneCluster:
     """A master and one worker of one core; use it in a `with`.
 
     Args:
-        folder: For logs and what executors put down.
+        folder: Directory of logs and of executors' files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,12 +115,12 @@ class StandaloneCluster:
 
     @property
     def master(self) -> str:
-        """Its URL."""
+        """URL of the master."""
         return f"spark://{HOST}:{self._ports[0]}"
 
     @property
     def work(self) -> Path:
-        """Where executors live."""
+        """Directory of the executors."""
         return self._folder / "work"
 
     def _start(self, name: str, *arguments: str) -> Path:
@@ -180,13 +180,13 @@ class StandaloneCluster:
 
 
 class SubmittedRun(Run):
-    """`logmirror run --until-now` as `spark-submit` starts it, by the program of the page.
+    """`logmirror run --until-now` as `spark-submit` starts it, with the program of the page.
 
     Args:
         config: The configuration file.
-        options: Of `spark-submit`.
-        properties: Spark's.
-        folder: For logs and what else it puts down.
+        options: Options of `spark-submit`.
+        properties: Spark properties.
+        folder: Directory of logs and other files.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A network that a test can spoil: Toxiproxy, a program of its own between client and broker.
+"""A network with faults: Toxiproxy, a proxy between client and broker.
 
-It is built once with Go's own tools and kept outside the repository, beside the brokers' jars. A
-broker behind it must tell clients the proxy's address (`kit.servers.kafka.Listener.advertised`),
-else they go round it.
+It is built once with Go's tools and kept outside the repository, beside the brokers' jars. A broker
+behind it must advertise the proxy's address (`kit.servers.kafka.Listener.advertised`), otherwise
+clients bypass it.
 
     with Toxiproxy(folder) as toxiproxy:
         link = toxiproxy.link("to-the-copy", listen=port, upstream=broker.address("PROXIED"))
@@ -32,7 +32,7 @@ _START_TIMEOUT_S: Final = 30
 
 
 class Link:
-    """One way from an address on loopback to a server, which can be spoiled in both directions."""
+    """A proxied connection from a loopback address to a server, with faults in both directions."""
 
     def __init__(self, proxy: Toxiproxy, name: str, port: int) -> None:
         self._proxy, self._name = proxy, name
@@ -40,12 +40,12 @@ class Link:
 
     @contextlib.contextmanager
     def spoiled(self, toxic: str, *, stream: str = "", **attributes: int) -> Iterator[None]:
-        """Spoil what goes through while the block runs.
+        """Inject a fault while the block runs.
 
         Args:
-            toxic: Its type.
-            stream: `upstream` (requests) or `downstream` (answers); empty: both.
-            attributes: Of the toxic.
+            toxic: Type of the fault.
+            stream: `upstream` (requests) or `downstream` (responses); empty: both.
+            attributes: Attributes of the fault.
         """
         names = []
         for direction in (stream,) if stream else ("upstream", "downstream"):
@@ -61,7 +61,7 @@ class Link:
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """Close all connections, and refuse others while the block runs."""
+        """Close all connections, and refuse new ones while the block runs."""
         self._proxy.ask("POST", f"/proxies/{self._name}", {"enabled": False})
         try:
             yield
@@ -73,7 +73,7 @@ class Toxiproxy:
     """The program; use it in a `with`.
 
     Args:
-        folder: For its log.
+        folder: Directory of its log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,13 +82,13 @@ class Toxiproxy:
         self._process: Process | None = None
 
     def link(self, name: str, *, listen: int, upstream: str) -> Link:
-        """Open a way from a port on loopback to `host:port`."""
+        """Open a link from a port on loopback to `host:port`."""
         body = {"name": name, "listen": f"{HOST}:{listen}", "upstream": upstream, "enabled": True}
         self.ask("POST", "/proxies", body)
         return Link(self, name, listen)
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Ask its HTTP API."""
+        """Send a request to its HTTP API."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"http://{HOST}:{self._port}{path}", data=data, method=method)
         with urlopen(request, timeout=10) as response:
