@@ -1,4 +1,4 @@
-"""Executor: how slices into one cluster follow their sources, whatever offsets they write.
+"""Executor: how slices into one cluster fetch from and follow their sources.
 
 A slice fetches below its limit as long as the source delivers. When every slice has reached its
 limit, those with a follow window wait for new records: a single slice by a long poll at the source,
@@ -59,12 +59,12 @@ class FollowingSlice(Protocol):
 _S = TypeVar("_S", bound=FollowingSlice)
 
 
-def attempt(piece: _S, action: Callable[[_S], bool]) -> bool:
+def attempt(slice_: _S, action: Callable[[_S], bool]) -> bool:
     """Run an action for one slice; a LogmirrorError ends that slice and returns False."""
     try:
-        return action(piece)
+        return action(slice_)
     except LogmirrorError as error:
-        piece.fail(error)
+        slice_.fail(error)
         return False
 
 
@@ -88,23 +88,23 @@ class Following(Generic[_S]):
         self._source_client, self._window, self._clock = source_client, window, clock
         self._write = write
 
-    def step(self, piece: _S) -> bool:
+    def step(self, slice_: _S) -> bool:
         """Fetch once, without waiting, and write what came; returns whether anything came."""
-        polled = piece.source.poll(piece.next_offset, max_wait_ms=0, limit=piece.limit)
-        piece.known_end = max(piece.known_end, polled.last_stable_offset)
+        polled = slice_.source.poll(slice_.next_offset, max_wait_ms=0, limit=slice_.limit)
+        slice_.known_end = max(slice_.known_end, polled.last_stable_offset)
         if polled.fetched is None:
-            piece.note_stall(piece.next_offset, self._clock.monotonic_ms())
+            slice_.note_stall(slice_.next_offset, self._clock.monotonic_ms())
             return False
-        piece.stalled_ms = None
-        self._write(piece, polled.fetched, min(piece.limit, polled.last_stable_offset))
+        slice_.stalled_ms = None
+        self._write(slice_, polled.fetched, min(slice_.limit, polled.last_stable_offset))
         return True
 
-    def wait(self, pieces: Sequence[_S]) -> bool:
+    def wait(self, slices: Sequence[_S]) -> bool:
         """Wait until the source has more records; False when the follow window is over."""
-        if any(piece.next_offset < piece.limit and piece.error is None for piece in pieces):
+        if any(slice_.next_offset < slice_.limit and slice_.error is None for slice_ in slices):
             self._clock.sleep_ms(_POLL_MS)  # stable at the source, and not delivered yet
             return True
-        watched = [piece for piece in pieces if piece.work.window_ms and piece.error is None]
+        watched = [slice_ for slice_ in slices if slice_.work.window_ms and slice_.error is None]
         while watched and self._window.left_ms:
             if len(watched) == 1:
                 return attempt(watched[0], self._long_poll)
@@ -112,26 +112,26 @@ class Following(Generic[_S]):
                 return True
         return False
 
-    def _long_poll(self, piece: _S) -> bool:
+    def _long_poll(self, slice_: _S) -> bool:
         wait_ms = min(self._window.left_ms, LISTEN_MS)
-        polled = piece.source.poll(piece.next_offset, max_wait_ms=wait_ms)
-        piece.known_end = max(piece.known_end, polled.last_stable_offset)
-        if polled.fetched is not None and piece.next_offset < polled.last_stable_offset:
-            self._write(piece, polled.fetched, polled.last_stable_offset)
+        polled = slice_.source.poll(slice_.next_offset, max_wait_ms=wait_ms)
+        slice_.known_end = max(slice_.known_end, polled.last_stable_offset)
+        if polled.fetched is not None and slice_.next_offset < polled.last_stable_offset:
+            self._write(slice_, polled.fetched, polled.last_stable_offset)
         return True
 
     def _poll_ends(self, watched: Sequence[_S]) -> bool:
         begun_ms = self._clock.monotonic_ms()
         try:
-            sources = {piece.work.slice.flow.source for piece in watched}
+            sources = {slice_.work.slice.flow.source for slice_ in watched}
             ends = self._source_client.list_offsets(sources, LATEST)
         except LogmirrorError as error:
-            for piece in watched:
-                piece.fail(error.copy())
+            for slice_ in watched:
+                slice_.fail(error.copy())
             return True
-        for piece in watched:
-            piece.known_end = max(piece.known_end, ends[piece.work.slice.flow.source])
-        if any(piece.next_offset < piece.known_end for piece in watched):
+        for slice_ in watched:
+            slice_.known_end = max(slice_.known_end, ends[slice_.work.slice.flow.source])
+        if any(slice_.next_offset < slice_.known_end for slice_ in watched):
             return True
         took_ms = self._clock.monotonic_ms() - begun_ms
         self._clock.sleep_ms(max(_POLL_MS, 10 * took_ms))
