@@ -1,7 +1,7 @@
-"""Goal: stock admin clients change topics here as they do with Kafka.
+"""Goal: stock admin clients manage topics here as on Kafka.
 
-Method: librdkafka, kafka-python and aiokafka each do what they offer; what comes of it is read back
-by another client, and once more after the broker was killed.
+Method: librdkafka, kafka-python and aiokafka each use the operations that they offer. Another
+client reads the result back, and once more after the broker was killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Goal: the console tools of Apache Kafka, of both releases, work on the embedded broker unchanged.
 
-Method: each tool does its usual job; what it prints or exits with is what is checked.
+Method: each tool does its usual job; its output or its exit code is checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Goal: programs that know nothing of us write and read as with Kafka.
+"""Goal: stock clients write and read as with Kafka.
 
-Method: each stock client writes with each of its codecs; three independent readers then see the
-same records at the same offsets. Compression is looked up in the log, because a client may silently
-not compress.
+Method: each client writes with each of its codecs; three independent readers then read the same
+records at the same offsets. The codec is checked in the log, because a client may silently not
+compress.
 """
 
 from __future__ import annotations

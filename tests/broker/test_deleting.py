@@ -1,8 +1,9 @@
-"""Goal: deleted records never come back, what is left is whole, and who wrote is not forgotten.
+"""Goal: deleted records never come back, the remaining log is whole, and producer state is kept.
 
-Method: a log whose records are deleted while it loses power before each of its calls in turn; after
-recovery it begins where it was told to, with every acknowledged record from there on, and knows its
-producer. Then a real broker that is killed right after it answered, and before files could go.
+Method: records are deleted from a log that loses power before each of its system calls in turn.
+After recovery the log begins at its log start, holds every acknowledged record after it, and has
+its producer state. Then a real broker is killed right after its response, and before files are
+removed.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def _last_sequence(log: PartitionLog) -> int:
     return dict(log.producers.items())[PRODUCER].last_sequence
 
 
-def _workload(disk: Disk, folder: Path, told: list[int], acked: list[int]) -> None:
-    """Append and delete in turn; `told` is where the log begins, as the database would have it."""
+def _workload(disk: Disk, folder: Path, starts: list[int], acked: list[int]) -> None:
+    """Append and delete in turn; `starts` gets the log start offsets, as in the database."""
     log = _open(folder, disk)
     for number in range(30):
         _append(log, number)
@@ -93,25 +94,25 @@ def _workload(disk: Disk, folder: Path, told: list[int], acked: list[int]) -> No
             _flush(log)
             acked[0] = log.high_watermark
         if number % 7 == 6:
-            told[0] = log.high_watermark - number % 4
-            log.advance_start(told[0])
+            starts[0] = log.high_watermark - number % 4
+            log.advance_start(starts[0])
             _remove(disk, log)
 
 
-def test_segments_below_the_start_go_and_the_rest_is_whole(tmp_path):
+def test_segments_below_the_log_start_are_removed_and_the_rest_is_whole(tmp_path):
     disk, folder = Disk(), tmp_path / "t" / "0"
-    told, acked = [0], [0]
-    _workload(disk, folder, told, acked)
+    starts, acked = [0], [0]
+    _workload(disk, folder, starts, acked)
 
     names = sorted(path.name for path in folder.iterdir() if path.suffix == ".batches")
-    assert told[0] > 40
-    assert all(int(name[21:41]) >= told[0] for name in names)
-    again = _open(folder, log_start=told[0])
-    assert _offsets(again) == list(range(told[0], 60))
+    assert starts[0] > 40
+    assert all(int(name[21:41]) >= starts[0] for name in names)
+    again = _open(folder, log_start=starts[0])
+    assert _offsets(again) == list(range(starts[0], 60))
     assert _last_sequence(again) == 59
 
 
-def test_power_lost_before_any_call_brings_nothing_back_and_loses_nothing(tmp_path):
+def test_power_loss_before_any_call_restores_no_deleted_record_and_loses_none(tmp_path):
     whole = FaultyDisk()
     _workload(whole, tmp_path / "whole" / "0", [0], [0])
     assert "unlink" in whole.calls
@@ -119,9 +120,9 @@ def test_power_lost_before_any_call_brings_nothing_back_and_loses_nothing(tmp_pa
         chance = random.Random(until)
         disk = FaultyDisk(power_until=until)
         folder = tmp_path / f"before-{until}" / "0"
-        told, acked = [0], [0]
+        starts, acked = [0], [0]
         with pytest.raises(PowerLossError):
-            _workload(disk, folder, told, acked)
+            _workload(disk, folder, starts, acked)
         left = tmp_path / f"after-{until}" / "0"
         disk.after_power_loss(
             folder,
@@ -130,14 +131,14 @@ def test_power_lost_before_any_call_brings_nothing_back_and_loses_nothing(tmp_pa
             some=lambda chance=chance: chance.random() < 0.5,
         )
 
-        log = _open(left, log_start=told[0])
+        log = _open(left, log_start=starts[0])
 
-        assert log.log_start == told[0]
-        assert _offsets(log) == list(range(told[0], log.log_end))
+        assert log.log_start == starts[0]
+        assert _offsets(log) == list(range(starts[0], log.log_end))
         assert log.log_end >= acked[0]
         if log.log_end:
             assert _last_sequence(log) == log.log_end - 1
-        again = _open(left, log_start=told[0])
+        again = _open(left, log_start=starts[0])
         assert (again.log_start, again.log_end) == (log.log_start, log.log_end)
 
 
@@ -192,7 +193,7 @@ def test_producers_of_segments_that_recovery_sealed_are_known_without_them(tmp_p
         _append(log, number)  # nothing is flushed, so nothing is sealed before the "crash"
     assert len(list(folder.glob(".*.open"))) > 4
     last = max(folder.glob(".*.open"))
-    last.write_bytes(b"")  # so that the segment which stays tells nothing
+    last.write_bytes(b"")  # so that the remaining segment has no producer state
     end = int(last.name[1:21])
 
     log = _open(folder)
@@ -248,7 +249,7 @@ def test_a_log_that_ends_before_its_start_is_not_opened(tmp_path):
     assert (raised.value.facts["expected"], raised.value.facts["found"]) == (3, 2)
 
 
-def test_a_file_that_cannot_be_removed_disturbs_nobody(tmp_path, caplog):
+def test_a_file_that_cannot_be_removed_has_no_effect(tmp_path, caplog):
     class Stuck(Disk):
         def unlink(self, path: Path) -> None:
             if path.suffix == ".batches":
@@ -270,7 +271,7 @@ def test_a_file_that_cannot_be_removed_disturbs_nobody(tmp_path, caplog):
 
     asyncio.run(act())
 
-    assert "deleted segments are still there" in caplog.text
+    assert "deleted segments could not be removed" in caplog.text
     assert _offsets(_open(tmp_path / "t" / "0", log_start=30)) == list(range(30, 40))
     assert not list((tmp_path / "t" / "0").glob("*0000000000-*.batches"))
 
@@ -282,7 +283,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-def test_killed_right_after_the_response_the_log_begins_where_it_was_told(broker, topic_name):
+def test_killed_right_after_the_response_the_log_start_is_kept(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
     sent = start = 0
     for round_number in range(5):
@@ -327,7 +328,7 @@ def test_a_marker_fences_also_after_a_kill(broker, topic_name):
         assert partition.produce(new) == Appended(0, 11)
 
 
-def test_a_topic_made_again_begins_at_zero(broker, topic_name):
+def test_a_recreated_topic_begins_at_zero(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
     with PartitionClient(broker.bootstrap, topic_name) as partition:
         partition.produce(data_batch(10))

@@ -1,7 +1,7 @@
-"""Goal: a mirror meets the same answers here as from Apache Kafka, whatever it asks of a partition.
+"""Goal: a mirror gets the same responses from the embedded broker as from Apache Kafka.
 
-Method: each test talks raw protocol to the embedded broker and to Apache Kafka 4.3.1, with the same
-body; so what is written down here about Kafka is measured each time, too.
+Method: each test uses the raw protocol against the embedded broker and against Apache Kafka 4.3.1,
+with the same body; so every statement about Kafka here is measured.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _batch(first: int, count: int = 10, **fields: Any) -> bytes:
     return data_batch(count, **{"producer_id": PID, "sequence": first, **fields})
 
 
-# The sequence guard
+# The idempotent-producer check
 
 
 def test_a_batch_sent_again_has_response_with_its_offset_and_not_stored(partition):
@@ -116,7 +116,7 @@ def test_exactly_five_batches_are_remembered(partition):
     assert partition.log_end == 80
 
 
-def test_sequences_wrap_within_a_batch_and_repetitions_are_known(partition):
+def test_sequences_wrap_within_a_batch_and_duplicates_are_detected(partition):
     start = 2**31 - 8
     bounds = [(start, 10), (2, 10), (start, 10), (2, 10), (13, 1)]
 
@@ -129,7 +129,7 @@ def test_sequences_wrap_within_a_batch_and_repetitions_are_known(partition):
 
 
 @pytest.mark.parametrize("producer_id", [PID, 2**63 - 1, 0])
-def test_any_id_that_is_not_negative_is_guarded(partition, producer_id):
+def test_every_producer_id_from_0_has_the_idempotence_check(partition, producer_id):
     batches = [_batch(first, producer_id=producer_id) for first in (100, 110, 110, 121)]
 
     found = [partition.produce(batch).error for batch in batches]
@@ -163,7 +163,7 @@ def test_a_first_batch_may_have_any_sequence_and_epoch_and_epochs_fence(partitio
     assert partition.log_end == 40
 
 
-def test_the_guard_is_the_same_without_waiting_for_all_replicas(partition):
+def test_the_idempotence_check_is_the_same_with_acks_1(partition):
     found = [partition.produce(_batch(first), acks=1) for first in (0, 10, 10, 25)]
 
     assert found == [
@@ -172,7 +172,7 @@ def test_the_guard_is_the_same_without_waiting_for_all_replicas(partition):
     ]
 
 
-def test_the_guard_is_for_one_producer_and_stops_no_other(partition):
+def test_the_idempotence_check_is_per_producer(partition):
     partition.produce(_batch(0))
 
     assert partition.produce(_batch(500, producer_id=77)) == Appended(0, 10)
@@ -209,7 +209,7 @@ def test_a_transactional_batch_without_a_transaction_is_refused(partition):
     assert partition.log_end == 0
 
 
-def test_a_repetition_is_told_from_a_first_sending_by_its_time(partition):
+def test_the_timestamp_in_a_response_marks_a_duplicate(partition):
     first = partition.produce_response(_batch(0, 3))
     second = partition.produce_response(_batch(0, 3))
 
@@ -223,7 +223,7 @@ def _in_ms(time: Any) -> int | None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_what_is_stored_is_what_was_sent_but_for_its_place(partition, codec):
+def test_a_batch_is_stored_as_sent_except_for_its_offset(partition, codec):
     batch = _batch(5, 50, codec=codec)
     partition.produce(data_batch(1))
     assert partition.produce(batch) == Appended(0, 1)
@@ -252,12 +252,12 @@ def test_an_epoch_that_never_was_has_no_end(partition, epoch):
     assert partition.end_of_epoch(epoch) == (0, -1, -1)
 
 
-def test_who_believes_in_another_leader_epoch_is_told(partition):
+def test_another_leader_epoch_in_a_request_is_an_error(partition):
     assert partition.end_of_epoch(current_epoch=1) == (UNKNOWN_LEADER_EPOCH, -1, -1)
     assert partition.end_of_epoch(current_epoch=-2) == (FENCED_LEADER_EPOCH, -1, -1)
 
 
-def test_a_topic_that_is_not_there_has_no_end(partition):
+def test_an_unknown_topic_has_no_log_end(partition):
     partition.topic += "x"
 
     assert partition.end_of_epoch() == (UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
@@ -309,14 +309,14 @@ def test_minus_one_deletes_all_and_a_smaller_offset_nothing(partition):
 
 
 @pytest.mark.parametrize("offset", [11, 2**63 - 1, -2])
-def test_what_is_not_there_cannot_be_deleted(partition, offset):
+def test_records_of_unknown_partitions_cannot_be_deleted(partition, offset):
     partition.produce(data_batch(10))
 
     assert partition.delete_records(offset) == (OFFSET_OUT_OF_RANGE, -1)
     assert partition.list_offset(EARLIEST)[2] == 0
 
 
-def test_the_guard_outlives_the_records(partition):
+def test_producer_state_survives_the_deletion_of_records(partition):
     partition.produce(_batch(0))
     partition.delete_records(-1)
 
@@ -337,7 +337,7 @@ def test_a_time_is_not_looked_up_among_deleted_records(partition):
 # Markers
 
 
-def test_a_marker_takes_one_offset_and_nobody_sees_it(partition, bootstrap):
+def test_a_marker_takes_one_offset_and_is_not_returned(partition, bootstrap):
     partition.produce(data_batch(2))
     assert partition.write_markers((99, 0)) == {99: 0}
     partition.produce(data_batch(2))
@@ -425,14 +425,14 @@ def test_a_marker_is_written_each_time_it_is_sent_also_within_one_request(partit
     assert partition.log_end == 550
 
 
-def test_a_marker_for_a_topic_that_is_not_there_is_refused(partition):
+def test_a_marker_for_an_unknown_topic_is_refused(partition):
     partition.topic += "x"
 
     assert partition.write_markers((99, 0)) == {99: UNKNOWN_TOPIC_OR_PARTITION}
 
 
 @pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (7, -1)])
-def test_a_marker_of_nobody_is_refused(partition, producer_id, epoch):
+def test_a_marker_without_a_producer_is_refused(partition, producer_id, epoch):
     assert partition.write_markers((producer_id, epoch)) == {producer_id: UNKNOWN_SERVER_ERROR}
     assert partition.log_end == 0
 
@@ -449,7 +449,7 @@ def test_a_marker_has_a_time_that_can_be_looked_up(partition):
 # Timestamps
 
 
-def test_with_log_append_time_the_broker_says_the_time(bootstrap, topic_name):
+def test_with_log_append_time_the_broker_sets_the_timestamp(bootstrap, topic_name):
     create_topic(bootstrap, topic_name, 1, {"message.timestamp.type": "LogAppendTime"})
     with PartitionClient(bootstrap, topic_name) as partition:
         sent = _batch(0, 3)

@@ -1,8 +1,8 @@
-"""Goal: who lost a Produce answer sees where the next batch will land, and no record too early.
+"""Goal: a client that lost a Produce response reads the log end offset, and no record too early.
 
-Method: the broker's parts with a disk whose flush waits until the test lets it go on. Meanwhile the
-handlers are asked what a mirror asks: the log end and the producer tell of the batch, the watermark
-and readers do not.
+Method: the broker's parts run with a disk whose flush waits for the test. Meanwhile the handlers
+get a mirror's requests: log end offset and producer state include the batch, the high watermark and
+Fetch do not.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def test_a_batch_that_waits_for_the_disk_shows_in_the_log_end_and_nowhere_else(t
         assert await _last_sequence(broker) == 9
         assert await _watermark(broker) == 0
         assert first.frame is None
-        # Whoever looked and goes on lands there; whoever did not look and sends again is told.
+        # A client that continues appends there; one that resends gets the duplicate's offset.
         second, again = _produce(broker, 10), _produce(broker, 0)
         assert await _log_end(broker) == (ErrorCode.none, 20)
         assert (second.frame, again.frame) == (None, None)
@@ -220,7 +220,7 @@ def test_a_marker_has_response_when_it_is_durable_and_not_before(tmp_path):
     _with_broker(tmp_path, act)
 
 
-def test_of_an_offline_partition_nobody_hears_an_offset(tmp_path):
+def test_an_offline_partition_returns_no_offset(tmp_path):
     async def act(broker: Broker, disk: SlowDisk) -> None:
         first = _produce(broker, 0)
         log = broker.topics.by_name[TOPIC].logs[0]

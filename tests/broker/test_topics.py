@@ -1,8 +1,8 @@
-"""Goal: topics survive restarts and crashes, deleted ones never come back, and nothing is promised
-that is not done.
+"""Goal: topics survive restarts and crashes, deleted ones never come back, and only supported
+settings are accepted.
 
-Method: the database and the topic list directly, with the process "dying" in the middle of a
-deletion; then what a creator may ask for.
+Method: tests of the database and the topic list, with a crash in the middle of a deletion; then
+CreateTopics requests.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def test_a_dry_run_makes_nothing(tmp_path):
     _with_topics(tmp_path, act)
 
 
-def test_of_many_who_create_a_topic_at_once_one_does(tmp_path):
+def test_of_concurrent_creations_of_a_topic_one_succeeds(tmp_path):
     async def act(topics: Topics, store: MetadataStore) -> None:
         found = await asyncio.gather(
             *(topics.create("orders", 1, {}) for _ in range(20)), return_exceptions=True
@@ -245,7 +245,7 @@ def test_a_setting_that_would_not_be_honoured_is_refused(tmp_path, name, value):
         TopicConfigs({name: value}, BrokerOptions(log_dir=tmp_path))
 
 
-def test_settings_that_say_what_is_done_anyway_are_accepted(tmp_path):
+def test_settings_with_their_fixed_value_are_accepted(tmp_path):
     configs = TopicConfigs(
         {"retention.ms": "-1", "cleanup.policy": "delete", "segment.bytes": "1024"},
         BrokerOptions(log_dir=tmp_path),
@@ -257,9 +257,7 @@ def test_settings_that_say_what_is_done_anyway_are_accepted(tmp_path):
     assert shown["max.message.bytes"] == ("1048588", "DEFAULT")
 
 
-def test_a_client_that_goes_away_while_its_question_creates_a_topic_leaves_a_whole_topic(
-    embedded, topic_name
-):
+def test_a_client_that_disconnects_during_auto_creation_leaves_a_whole_topic(embedded, topic_name):
     """The database and the memory of the broker must not differ on what there is."""
     names = [f"{topic_name}-{n}" for n in range(20)]
     for name in names:

@@ -100,7 +100,7 @@ def next_random(state):
 
 @njit
 def mutate(area, size, state):
-    """One to six edits: a random byte, a telling byte, a varint made longer, a copied stretch."""
+    """One to six edits: a random byte, a special byte, a varint made longer, a copied stretch."""
     for _ in range(1 + next_random(state) % 6):
         at = area + next_random(state) % size
         kind = next_random(state) % 6

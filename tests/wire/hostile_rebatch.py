@@ -1,7 +1,7 @@
 """Feed damaged batches to the rebatch kernels in bounded buffers; run by `test_rebatch`.
 
-The memory that they may touch is as in `hostile_kernels`: one byte too far takes this process down.
-What a codec unpacks is stood in for by the packed bytes, and packing by cutting off the end.
+Memory is bounded as in `hostile_kernels`: an access one byte beyond ends this process. The packed
+bytes stand in for decompressed ones, and truncation for compression.
 
 Prints one line of JSON: the number of rounds by outcome.
 """

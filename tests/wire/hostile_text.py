@@ -1,7 +1,7 @@
 """Feed damaged texts to the kernels of `kernels_text` in bounded buffers; run by `test_gate`.
 
-The texts end at an inaccessible page (`hostile_kernels.BoundedBuffer`); so do the
-places where values begin and end, and the stack of open arrays and objects.
+The texts end at an inaccessible page (`hostile_kernels.BoundedBuffer`); so do the offsets of the
+values, and the stack of open arrays and objects.
 
 Prints one line of JSON: the number of rounds by outcome.
 """

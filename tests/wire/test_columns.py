@@ -1,4 +1,4 @@
-"""Columns become Arrow without a change, and their digest depends on nothing but the records.
+"""Columns convert to Arrow without a change, and their digest depends only on the records.
 
 Method: decoded columns, and any slice of them, are compared as Python objects with the records and
 validated by Arrow; digests over every way to cut, over Arrow, over a Parquet file and back.

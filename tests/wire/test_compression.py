@@ -1,8 +1,8 @@
-"""Every codec is undone exactly or refused; a bomb never grows past the cap.
+"""Every codec is decompressed exactly or refused; a bomb never exceeds the limit.
 
-Method: output of several libraries, of both snappy framings and of streaming encoders goes in;
-then each is cut, extended and asked for with a cap one byte too low. Bombs are built per codec and
-decompressed while the interpreter's and the process's memory are watched.
+Method: input from several libraries, with both snappy framings and from streaming encoders. Each is
+truncated, extended, and decompressed with a limit one byte too low. Bombs are built per codec and
+decompressed while the memory of interpreter and process is measured.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""The compiled decoder finds the records that the slow one finds, and refuses what it refuses.
+"""The compiled decoder finds the same records as the reference, and refuses the same input.
 
 Method: runs of legal batches, and runs one edit away from legal, go through both. Then the limits:
-ranges, chunks of a few bytes, records larger than a chunk, bombs, old pieces in new columns.
+ranges, chunks of a few bytes, records larger than a chunk, bombs, reused columns.
 """
 
 import struct

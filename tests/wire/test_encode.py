@@ -1,4 +1,4 @@
-"""Arrow rows become batches that the slow reader, and so Kafka, reads as the same records.
+"""Arrow rows become batches that the reference decoder, and so Kafka, reads as the same records.
 
 Method: round trips over drawn records and slices; sizes, cuts and refusals by name.
 """
@@ -98,7 +98,7 @@ def test_offsets_with_gaps_are_refused(offsets):
     assert caught.value.facts == {"offset": offsets[0]}
 
 
-def test_what_is_no_batch_of_records_is_refused():
+def test_other_arrow_batches_are_refused():
     good = arrow_of([row(0), row(1)])
     wild = pa.Array.from_buffers(
         pa.binary(), 2, [None, pa.py_buffer(np.array([0, 3, 1], np.int32)), pa.py_buffer(b"abc")]

@@ -1,8 +1,8 @@
-"""The hand-packed Fetch says what Kafka's schema says, and reads any answer byte by byte.
+"""The hand-encoded Fetch follows Kafka's schema, and reads any response safely.
 
-Method: kafka-python, which is driven by Kafka's schema files, decodes our requests and encodes the
-answers that we read, in every version. Answers arrive in every possible number of pieces, and are
-damaged by one edit: whatever happens, no length leads outside the frame.
+Method: kafka-python, which is driven by Kafka's schema files, decodes the requests and encodes the
+responses, in every version. Responses arrive in every possible number of pieces, and are damaged by
+one edit: no length leads outside the frame.
 """
 
 import struct
@@ -84,7 +84,7 @@ def test_a_fetch_by_id_needs_one():
         encode_fetch(nameless, version=13, correlation_id=1, client_id=b"")
 
 
-def answer(  # noqa: PLR0913  # the fields of the answer, each with a default
+def encoded(  # noqa: PLR0913  # the fields of a response, each with a default
     version,
     *,
     request=REQUEST,
@@ -151,7 +151,7 @@ def parse(frame, version, *, request=REQUEST, filled=None):
     throttle_ms=st.integers(0, 2**31 - 1),
 )
 def test_a_response_is_read_whatever_the_pieces_it_arrives_in(version, request, **parts):
-    frame = answer(version, request=request, **parts)
+    frame = encoded(version, request=request, **parts)
 
     filled, rounds = 4, 0
     while isinstance(head := parse(frame, version, request=request, filled=filled), int):
@@ -177,14 +177,14 @@ def test_a_response_is_read_whatever_the_pieces_it_arrives_in(version, request, 
 
 @given(version=versions, size=st.integers(0, 4000))
 def test_the_hint_covers_a_plain_head_and_at_most_4_bytes_of_records(version, size):
-    frame = answer(version, records=bytes(size))
+    frame = encoded(version, records=bytes(size))
     head = parse(frame, version)
     assert head.head_bytes <= head_bytes_hint(REQUEST, version) <= head.head_bytes + 4
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_error_without_any_topic_is_an_error_and_not_a_contradiction(version):
-    frame = answer(version, top_error=42, topics=0)
+    frame = encoded(version, top_error=42, topics=0)
     if version < 7:  # there was no such error yet
         with pytest.raises(CorruptionError):
             parse(frame, version)
@@ -196,13 +196,13 @@ def test_an_error_without_any_topic_is_an_error_and_not_a_contradiction(version)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_two_topics_are_not_our_response(version):
     with pytest.raises(CorruptionError) as caught:
-        parse(answer(version, topics=2), version)
+        parse(encoded(version, topics=2), version)
     assert caught.value.facts == {"topic_count": 2}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_another_partition_is_not_our_response(version):
-    frame = answer(version, request=REQUEST._replace(partition=4))
+    frame = encoded(version, request=REQUEST._replace(partition=4))
     with pytest.raises(CorruptionError) as caught:
         parse(frame, version)
     assert caught.value.facts["found"] == 4
@@ -212,12 +212,12 @@ def test_another_partition_is_not_our_response(version):
 def test_another_topic_is_not_our_response(version):
     other = REQUEST._replace(topic="orderz", topic_id=bytes(16))
     with pytest.raises(CorruptionError, match="another topic"):
-        parse(answer(version), version, request=other)
+        parse(encoded(version), version, request=other)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_another_correlation_id_is_not_our_response(version):
-    frame = bytearray(answer(version))
+    frame = bytearray(encoded(version))
     struct.pack_into(">i", frame, 4, 78)
     with pytest.raises(CorruptionError) as caught:
         parse(frame, version)
@@ -225,7 +225,7 @@ def test_another_correlation_id_is_not_our_response(version):
 
 
 def test_records_that_do_not_fill_their_frame_are_refused():
-    frame = bytearray(answer(11, records=b"abc"))
+    frame = bytearray(encoded(11, records=b"abc"))
     struct.pack_into(">i", frame, len(frame) - 7, 2)
     with pytest.raises(CorruptionError) as caught:
         parse(frame, 11)
@@ -233,16 +233,16 @@ def test_records_that_do_not_fill_their_frame_are_refused():
 
 
 def test_a_count_of_aborted_transactions_beyond_the_frame_is_refused_before_reading():
-    frame = bytearray(answer(11, aborted=[(1, 2)]))
+    frame = bytearray(encoded(11, aborted=[(1, 2)]))
     at = frame.index(struct.pack(">iqq", 1, 1, 2))
     struct.pack_into(">i", frame, at, 2**31 - 1)
-    with pytest.raises(CorruptionError, match="ends before"):
+    with pytest.raises(CorruptionError, match="exceed its frame"):
         parse(frame, 11)
 
 
-def test_what_a_later_broker_tags_on_is_passed_over():
+def test_unknown_tagged_fields_are_ignored():
     leader = JudgeResponse.FetchableTopicResponse.PartitionData.LeaderIdAndEpoch
-    frame = answer(16, records=b"abc", error=6, current_leader=leader(leader_id=9, leader_epoch=8))
+    frame = encoded(16, records=b"abc", error=6, current_leader=leader(leader_id=9, leader_epoch=8))
     head = parse(frame, 16)
     assert head.error_code == 6
     rest = frame[head.head_bytes + head.record_bytes :]
@@ -251,7 +251,7 @@ def test_what_a_later_broker_tags_on_is_passed_over():
 
 @given(version=versions, data=st.data())
 def test_a_damaged_response_is_refused_or_stays_inside_its_frame(version, data):
-    frame = bytearray(answer(version, records=b"r" * 50, aborted=[(4, 5), (6, 7)]))
+    frame = bytearray(encoded(version, records=b"r" * 50, aborted=[(4, 5), (6, 7)]))
     at = data.draw(st.integers(4, len(frame) - 1))
     edit = data.draw(st.sampled_from(["change", "cut"]))
     if edit == "change":
@@ -269,7 +269,7 @@ def test_a_damaged_response_is_refused_or_stays_inside_its_frame(version, data):
 
 
 def test_tagged_fields_of_an_aborted_transaction_are_passed_over():
-    frame = bytearray(answer(16, records=b"abc", aborted=[(1, 2), (3, 4)]))
+    frame = bytearray(encoded(16, records=b"abc", aborted=[(1, 2), (3, 4)]))
     at = frame.index(struct.pack(">qqb", 1, 2, 0)) + 16
     frame[at : at + 1] = b"\x01\x07\x02hi"  # one field: tag 7, two bytes
     struct.pack_into(">i", frame, 0, len(frame) - 4)

@@ -1,8 +1,8 @@
-"""Goal: no byte that a stranger sends is read beyond its frame or believed without proof.
+"""Goal: no read goes beyond a frame, and every length and count is checked.
 
-Method: requests written by kio, an independent codec, are read back by ours, whole, cut off at
-every byte, and with single bytes changed: the answer is the same request or a
-`RemoteProtocolError`, never another exception. Frames arrive in pieces of every size.
+Method: requests written by kio, an independent codec, are read whole, truncated at every byte, and
+with single bytes changed: the result is the same request or a `RemoteProtocolError`, never another
+exception. Frames arrive in pieces of every size.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _feed(buffer: FrameBuffer, data: bytes) -> None:
     st.lists(st.binary(min_size=8, max_size=60_000), min_size=1, max_size=6),
     st.lists(st.integers(1, 70_000), min_size=1, max_size=20),
 )
-def test_frames_come_out_whole_however_their_bytes_arrive(frames, cuts):
+def test_frames_are_returned_whole_for_any_arrival_of_bytes(frames, cuts):
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
     buffer = FrameBuffer(lambda _: 10**6)
     found = []

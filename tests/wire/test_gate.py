@@ -1,9 +1,9 @@
-"""A value passes exactly where Python's own decoder and parser take it, and the first that does not
-is named.
+"""A value passes exactly where Python's own decoder and parser accept it, and the first invalid
+value is named.
 
-Method: `bytes.decode` and a strict `json` judge the same values: drawn ones, damaged ones, every
-short byte sequence at every place of a machine word. Whole columns are judged too, from decoded
-records and from Arrow, nulls and slices included. Memory: another process with guard pages.
+Method: `bytes.decode` and a strict `json` check the same values: drawn ones, damaged ones, every
+short byte sequence at every position in a machine word. Whole columns are checked too, from decoded
+records and from Arrow, nulls and slices included. Memory: another process with bounded buffers.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def columns_of(values, column="value"):
 
 
 def all_refused(values, kind, column="value"):
-    """Every row that is refused: what follows one is asked anew, as a slice of some rows."""
+    """Every row that is refused: the rows after one are checked again, as a slice."""
     types, batch, found = ColumnTypes(**{column: kind}), arrow(values, column), []
     for at in range(0, len(values), 200):
         left = batch.slice(at, 200)
@@ -96,7 +96,7 @@ def assert_judged_as_by_python(values, column="value"):
         assert (refused and refused.row) == (bad[0] if bad else None)
 
 
-def test_every_byte_before_telling_ones_at_every_place_of_a_word():
+def test_every_byte_before_special_ones_at_every_position_in_a_word():
     seconds = (0x20, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC2, 0xFF)
     pairs = [bytes(pair) for pair in itertools.product(range(256), seconds)]
     values = [b"x" * (number % 9) + pair + b"y" * 9 for number, pair in enumerate(pairs)]
@@ -195,7 +195,7 @@ def test_the_grammar_of_json(value):
     assert all_refused([b"1", value, b"{}"], "json-parseable") == ([] if expected is None else [1])
 
 
-def test_depth_has_a_bound_that_is_told():
+def test_depth_has_a_limit_that_is_reported():
     opened, deepest = b'[{"a":' * (DEPTH_MAX // 2), b"]" * (DEPTH_MAX // 2)
     whole = opened + b"1" + b"}]" * (DEPTH_MAX // 2)
     types = ColumnTypes(value="json-parseable")

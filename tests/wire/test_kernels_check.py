@@ -1,7 +1,7 @@
-"""Goal: a batch whose records are not what its header says never passes.
+"""Goal: a batch whose records do not match its header never passes.
 
-Method: bodies written by the reference encoder pass; every body one edit away is judged as the
-reference decoder judges it, and a body that ends anywhere too early or too late is refused.
+Method: bodies written by the reference encoder pass. Every body one edit away gets the verdict of
+the reference decoder, and a body that is too short or too long is refused.
 """
 
 from __future__ import annotations

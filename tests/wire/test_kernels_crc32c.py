@@ -1,7 +1,7 @@
-"""CRC-32C is right at every length, by each of the ways in which a machine may compute it.
+"""CRC-32C is right at every length, by each implementation that a machine may use.
 
-Method: lengths around every border between the loops, against a slow and independent one; the code
-for aarch64 is compiled here and looked at, since it cannot run here.
+Method: lengths around every boundary between the loops, against a slow and independent
+implementation. The code for aarch64 is compiled and inspected, since it cannot run here.
 """
 
 import llvmlite.binding as llvm

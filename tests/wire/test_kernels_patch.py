@@ -1,6 +1,6 @@
-"""Other headers, and checksums that are right without the records being read.
+"""Patched headers have valid checksums, without reading the records.
 
-Method: patched batches are compared with batches that were made so from the start.
+Method: patched batches are compared with batches that were encoded so.
 """
 
 import itertools

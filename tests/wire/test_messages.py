@@ -1,4 +1,4 @@
-"""Error codes mean to us what they mean to Kafka.
+"""Error codes have the meaning that Kafka gives them.
 
 Method: the table is compared with kio's, which is generated from Kafka's own source.
 """
@@ -26,7 +26,7 @@ def test_name_and_retriable_are_kafkas(code):
     assert known.retriable == code.retriable
 
 
-def test_looking_up_leaders_again_is_only_for_what_is_tried_again():
+def test_only_retriable_errors_refresh_metadata():
     assert all(known.retriable for known in ERRORS.values() if known.stale_metadata)
 
 

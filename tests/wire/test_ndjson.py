@@ -1,7 +1,7 @@
-"""A line holds exactly its record, in the fields and the order that the format says.
+"""A line holds exactly its record, in the fields and the order that the format defines.
 
-Method: Python's json module writes the line that we expect from the record; ours must be equal byte
-for byte, for any records, any slice and any size of the output buffer to begin with.
+Method: Python's json module writes the expected line; ours must be equal byte for byte, for any
+records, any slice and any initial size of the output buffer.
 """
 
 import base64

@@ -1,8 +1,8 @@
-"""The hand-packed Produce says what Kafka's schema says, and reads any answer without harm.
+"""The hand-encoded Produce follows Kafka's schema, and reads any response safely.
 
-Method: kafka-python, which is driven by Kafka's schema files, decodes our requests and encodes the
-answers that we read, in every version. Answers are damaged by one edit: whatever happens, it is an
-answer to the end or a `CorruptionError`.
+Method: kafka-python, which is driven by Kafka's schema files, decodes the requests and encodes the
+responses, in every version. Responses are damaged by one edit: the result is a whole response or a
+`CorruptionError`.
 """
 
 import struct
@@ -102,15 +102,15 @@ def test_batches_are_sent_from_where_they_lie(version):
     assert b"x" * 100 in joined(buffers)
 
 
-def test_a_request_waits_for_all_replicas_unless_told_otherwise():
+def test_acks_all_is_the_default():
     assert ProduceRequest([]).acks == ACKS_ALL == -1
 
 
-def responded(told, version, *, throttle_ms=0, record_errors=(), tagged=None):
-    """An answer frame without its size, as a broker would send it."""
+def responded(explicit, version, *, throttle_ms=0, record_errors=(), tagged=None):
+    """A response frame without its size field, as a broker would send it."""
     made = JudgeResponse.TopicProduceResponse
     by_topic = {}
-    for one in told:
+    for one in explicit:
         entry = made.PartitionProduceResponse(
             version=version,
             index=one.partition.partition,
@@ -145,26 +145,26 @@ def parsed(frame, version):
 
 
 @given(results, versions, st.integers(0, 2**31 - 1))
-def test_a_response_reads_back_as_it_was_meant(told, version, throttle_ms):
-    answers = parsed(responded(told, version, throttle_ms=throttle_ms), version)
+def test_a_response_reads_back_as_it_was_meant(explicit, version, throttle_ms):
+    read_back = parsed(responded(explicit, version, throttle_ms=throttle_ms), version)
 
     expected = {
         one._replace(
             log_start_offset=one.log_start_offset if version >= 5 else -1,
             message=(one.message or None) if version >= 8 else None,
         )
-        for one in told
+        for one in explicit
     }
-    assert set(answers.results) == expected
-    assert len(answers.results) == len(told)
-    assert answers.throttle_ms == throttle_ms
+    assert set(read_back.results) == expected
+    assert len(read_back.results) == len(explicit)
+    assert read_back.throttle_ms == throttle_ms
 
 
 ONE = ProduceResult(TopicPartition("t", 3), 87, -1, -1, 5, None)
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_what_is_said_of_single_records_stands_in_when_nothing_is_said_of_the_batch(version):
+def test_record_errors_are_used_when_there_is_no_error_message(version):
     frame = responded([ONE], version, record_errors=[None, "bad magic", "bad key"])
     assert parsed(frame, version).results == [ONE._replace(message="bad magic")]
     whole = ONE._replace(message="no such batch")
@@ -191,12 +191,12 @@ def test_a_response_that_is_cut_or_too_long_is_refused(version):
 
 
 @given(results, versions, st.data())
-def test_one_edit_never_leads_outside_the_frame(told, version, data):
-    frame = bytearray(responded(told, version))
+def test_one_edit_never_leads_outside_the_frame(explicit, version, data):
+    frame = bytearray(responded(explicit, version))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
     try:
-        answers = parsed(bytes(frame), version)
+        read_back = parsed(bytes(frame), version)
     except CorruptionError:
         return
-    assert len(answers.results) <= len(frame)
+    assert len(read_back.results) <= len(frame)

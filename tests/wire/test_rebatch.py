@@ -1,8 +1,8 @@
 """Pieces hold the source's records at the source's offsets, and are what a producer may send.
 
-Method: drawn batches of every shape go through, and the slow reader judges what comes out; legal
-runs, runs one edit away from legal, limits of a few bytes. Then single cases by hand, memory, and a
-process that puts every buffer against a page that nobody may touch.
+Method: drawn batches of every shape go through, and the reference decoder checks the result; legal
+runs, runs one edit away from legal, limits of a few bytes. Then single cases, memory, and a process
+that places every buffer against an inaccessible page.
 """
 
 import json
@@ -131,7 +131,7 @@ def test_a_new_piece_passes_the_limit_only_with_a_single_record(drawn, chosen):
 
 @relaxed
 @given(runs_of_batches() | neighbours(), limits)
-def test_a_batch_that_could_pass_as_it_is_is_never_split(drawn, chosen):
+def test_a_batch_that_could_be_passed_through_is_never_split(drawn, chosen):
     ranges = [
         range(piece.base_offset, piece.base_offset + piece.count)
         for piece, _ in cut(drawn[0], **chosen)
@@ -221,13 +221,13 @@ def dense(first, count, size=10, **fields):
     return encode_reference([row(first + i, b"v" * size) for i in range(count)], **fields)
 
 
-def test_a_large_batch_among_small_ones_passes_as_it_is():
+def test_a_large_batch_among_small_ones_is_passed_through():
     data = dense(0, 2) + dense(2, 2) + dense(4, 1, 900) + dense(5, 2) + dense(7, 2)
     expected = [(0, 4, False), (4, 1, True), (5, 4, False)]
     assert shapes(data, merge_below_bytes=500) == expected
 
 
-def test_a_small_batch_without_a_neighbour_passes_as_it_is():
+def test_a_small_batch_without_a_neighbour_is_passed_through():
     other_codec = dense(2, 2, codec=Codec.GZIP)
     behind_a_gap = dense(9, 2)
     data = dense(0, 2) + other_codec + dense(4, 1, 900) + behind_a_gap
@@ -235,7 +235,7 @@ def test_a_small_batch_without_a_neighbour_passes_as_it_is():
     assert shapes(data, merge_below_bytes=500) == expected
 
 
-def test_what_does_not_fit_any_more_begins_the_next_piece():
+def test_a_record_that_does_not_fit_begins_the_next_piece():
     batch_bytes = len(dense(0, 4))
     data = b"".join(dense(at, 4) for at in range(0, 24, 4))
     limit = HEADER_SIZE + 2 * (batch_bytes - HEADER_SIZE) + 20
@@ -257,7 +257,7 @@ def test_a_record_larger_than_the_memory_for_pieces_stays_alone():
     assert [piece.count for piece, _ in pieces] == [1, 1, 1]
 
 
-def test_a_batch_that_is_small_only_while_it_is_packed_passes_as_it_is():
+def test_a_batch_that_is_small_only_while_compressed_is_passed_through():
     packed = [dense(at, 4, 5000, codec=Codec.GZIP) for at in (0, 4, 8)]
     expected = [(0, 4, True), (4, 4, True), (8, 4, True)]
     assert shapes(b"".join(packed), max_batch_bytes=10_000) == expected
@@ -347,6 +347,7 @@ def test_a_stamp_is_what_the_header_says():
         stamp(piece.data[:-1], producer_id=1, producer_epoch=0, sequence=0)
 
 
+@pytest.mark.gate("much memory")
 def test_pieces_that_are_held_keep_their_bytes_and_the_memory_of_others_is_used_again():
     source = [row(i, b"v" * 9000) for i in range(200)]
     data = b"".join(encode_reference([one]) for one in source)
@@ -431,6 +432,7 @@ def test_large_padding_fits_into_a_request_and_an_impossible_count_is_refused():
 SCRIPT = Path(__file__).with_name("hostile_rebatch.py")
 
 
+@pytest.mark.gate("minutes of damaged input")
 def test_damaged_batches_touch_nothing_outside_of_the_buffers():
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "300000"], capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
-"""Apache Kafka takes every kind of piece, and readers find the source's records where they were.
+"""Apache Kafka accepts every kind of piece, and readers find the source's records at their offsets.
 
-Method: pieces go to a topic as raw produce requests of a producer that the broker never heard of;
-padding stands where offsets are missing. Two independent clients read everything back.
+Method: pieces are sent to a topic as raw Produce requests of a producer that is new to the broker;
+padding fills missing offsets. Two independent clients read everything back.
 """
 
 from datetime import timedelta
@@ -62,7 +62,7 @@ def shape(name, codec):
         return encode_reference(rows(3, 40, 900), codec=codec, transactional=True, **own)
     if name == "merged":
         return small(codec, 900)
-    if name == "with holes":
+    if name == "with offset gaps":
         return encode_reference(rows(3, 6, 900) + rows(12, 300, 900), last_offset=320, codec=codec)
     if name == "log append time":
         kind = TimestampType.LOG_APPEND_TIME
@@ -79,7 +79,7 @@ SHAPES = {
     "from a transaction": True,
     "delete horizon": True,
     "merged": False,
-    "with holes": False,
+    "with offset gaps": False,
     "log append time": False,
 }
 
@@ -128,8 +128,8 @@ class Destination:
         )
         self._client.send_frame(request_frame(PRODUCE, VERSION, request))
         _, response = read_response(PRODUCE, VERSION, self._client.receive_frame())
-        (answer,) = response.responses[0].partition_responses
-        assert (int(answer.error_code), answer.base_offset) == (0, offset)
+        (partition,) = response.responses[0].partition_responses
+        assert (int(partition.error_code), partition.base_offset) == (0, offset)
         self.end = offset + len(decode_reference(bytes(data)))
 
 

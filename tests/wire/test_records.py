@@ -1,7 +1,7 @@
-"""The slow reader and writer agree with those of a released client, so they may judge the kernels.
+"""The reference decoder and encoder agree with those of a released client.
 
 Method: kafka-python writes batches that we read, and reads batches that we write. It has no snappy
-here; `test_compression` covers that, and the tests with Apache Kafka's producer do.
+here; `test_compression` and the tests with Apache Kafka's producer cover that.
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""A scan lists exactly the whole batches, refuses what is wrong, and tells data from the rest.
+"""A scan lists exactly the whole batches, refuses malformed ones, and classifies the rest.
 
-Method: named odd and illegal batches; runs drawn at random and cut at every byte; transactions
-interleaved at random, judged by a consumer's rule written down in ten lines.
+Method: named odd and illegal batches; runs drawn at random and truncated at every byte;
+transactions interleaved at random, checked against a consumer's rule in ten lines.
 """
 
 import struct
@@ -79,7 +79,7 @@ def test_any_buffer_will_do_and_none_is_changed(wrap):
     assert bytes(buffer) == data
 
 
-def test_a_cut_off_batch_is_left_and_its_size_told_where_it_can_be():
+def test_a_truncated_batch_is_not_consumed_and_its_size_is_returned_if_known():
     first, second = encode_reference([row(0)]), encode_reference([row(1)])
     data, scanner = first + second, BatchScanner()
     for size in range(len(data) + 1):
@@ -285,7 +285,7 @@ def histories(draw):
 
 @relaxed
 @given(histories(), st.data())
-def test_batches_of_aborted_transactions_are_told_wherever_a_response_begins(history, data):
+def test_aborted_batches_are_classified_wherever_a_response_begins(history, data):
     log, aborted = history
     begin = data.draw(st.integers(0, max(0, len(log) - 1)))
     response = log[begin:]

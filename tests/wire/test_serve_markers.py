@@ -1,6 +1,6 @@
-"""Goal: a transaction marker that we write is, byte for byte, the one that Kafka writes.
+"""Goal: a transaction marker equals the one that Kafka writes, byte for byte.
 
-Method: against the slow reference encoder, which tests of the broker compare with what Kafka wrote.
+Method: comparison with the reference encoder, which tests of the broker compare with Kafka's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Goal: every request and response that the broker advertises means what its fields say.
+"""Goal: every request and response that the broker advertises is coded as Kafka's schema defines.
 
 Method: random messages of every API and version. kio, an independent codec, writes the requests and
-reads the responses; every field is compared, by its place in Kafka's schema.
+reads the responses; every field is compared, by its place in the schema.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Goal: answers packed by hand are what every client understands, in every version.
+"""Goal: hand-encoded responses are valid in every version.
 
-Method: kio, an independent codec, reads them back; records come from elsewhere, as from a file.
+Method: kio, an independent codec, reads them back; records are inserted as from a file.
 """
 
 from __future__ import annotations

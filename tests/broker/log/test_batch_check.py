@@ -1,7 +1,7 @@
-"""Goal: only batches that every reader can read get into a log; each other gets Kafka's own code.
+"""Goal: only batches that every reader can read are stored; others get Kafka's error code.
 
-Method: every illegal batch by name; then batches one byte away from a legal one, with their
-checksum made right again: whatever passes, the reference decoder reads.
+Method: every illegal batch by name; then batches with one byte changed and a corrected checksum:
+what passes the check, the reference decoder can read.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_a_decompression_bomb_is_refused(codec, monkeypatch):
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
-def test_whatever_passes_one_edit_away_can_be_read(position, value):
+def test_every_batch_that_passes_one_edit_away_is_readable(position, value):
     batch = bytearray(GOOD)
     batch[position] = value
     batch = _sealed(batch)

@@ -1,8 +1,8 @@
-"""Goal: what was acknowledged is there after anything; what was not is there whole or not at all.
+"""Goal: acknowledged records survive every crash; others survive whole or not at all.
 
-Method: a log on a disk that loses power before each of its calls in turn, and keeps or loses what
-was not flushed as chance has it; after recovery every acknowledged record is there, in its place,
-and the log goes on. Then single calls that fail: exactly those who waited hear of it.
+Method: a log on a disk that loses power before each of its system calls in turn, and keeps or loses
+unflushed bytes at random. After recovery every acknowledged record is at its offset, and the log
+continues. Then single calls fail: exactly the waiting requests fail.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _flush(log: PartitionLog) -> None:
 
 
 def _read(log: PartitionLog, offset: int | None = None) -> list[Record]:
-    """Read everything from an offset on, as consumers do: one answer after the other."""
+    """Read all records from an offset on, as a consumer does, one response after the other."""
     offset = log.log_start if offset is None else offset
     found: list[Record] = []
     while offset < log.high_watermark:
@@ -93,32 +93,32 @@ def _workload(log: PartitionLog, acked: list[int], batches: int = 24) -> None:
         )
         assert base_offset == number * 2
 
-        def tell(failure: LogmirrorError | None, number: int = number) -> None:
+        def done(failure: LogmirrorError | None, number: int = number) -> None:
             assert failure is None
             acked.append(number)
 
-        log.when_durable(log.log_end, tell)
+        log.when_durable(log.log_end, done)
         if number % 3 == 2:
             _flush(log)
 
 
 def test_records_are_readable_when_they_are_durable_and_not_before(tmp_path):
     log = _open(tmp_path / "t" / "0")
-    told: list[LogmirrorError | None] = []
+    outcomes: list[LogmirrorError | None] = []
     _append(log, 0)
-    log.when_durable(log.log_end, told.append)
+    log.when_durable(log.log_end, outcomes.append)
 
     assert (log.log_end, log.high_watermark) == (2, 0)
     assert log.read(0, 1000, at_least_one=True) == []
-    assert told == []
+    assert outcomes == []
 
     _flush(log)
 
-    assert (log.high_watermark, told) == (2, [None])
+    assert (log.high_watermark, outcomes) == (2, [None])
     assert _values(log) == _expected(range(1))
 
 
-def test_what_is_appended_during_a_flush_waits_for_the_next_one(tmp_path):
+def test_batches_appended_during_a_flush_wait_for_the_next_one(tmp_path):
     log = _open(tmp_path / "t" / "0")
     _append(log, 0)
     job = log.begin_sync()
@@ -173,7 +173,7 @@ def test_a_read_has_whole_batches_up_to_its_limit_and_at_least_one(tmp_path, max
         )
 
 
-def test_a_restart_keeps_everything_and_knows_its_producers(tmp_path):
+def test_a_restart_keeps_records_and_producer_state(tmp_path):
     log = _open(tmp_path / "t" / "0")
     _workload(log, [])
 
@@ -317,13 +317,15 @@ def _read_available(log: PartitionLog, offset: int) -> list[Record]:
 
 
 @pytest.mark.parametrize("call", ["sync", "sync_folder", "link", "unlink", "write_synced"])
-def test_a_failed_flush_fails_exactly_those_who_wait_and_ends_the_partition(tmp_path, call):
+def test_a_failed_flush_fails_waiting_requests_and_takes_the_partition_offline(tmp_path, call):
     disk = FaultyDisk()
     log = _open(tmp_path / "t" / "0", disk)
-    told: list[tuple[int, LogmirrorError | None]] = []
+    outcomes: list[tuple[int, LogmirrorError | None]] = []
     for number in range(6):  # the first flush makes the folder, the second one seals
         _append(log, number)
-        log.when_durable(log.log_end, lambda failure, number=number: told.append((number, failure)))
+        log.when_durable(
+            log.log_end, lambda failure, number=number: outcomes.append((number, failure))
+        )
         if number == 1:
             _flush(log)
     job = log.begin_sync()
@@ -334,11 +336,11 @@ def test_a_failed_flush_fails_exactly_those_who_wait_and_ends_the_partition(tmp_
         job.run()
     disk.fail = lambda _: None
     _append(log, 6)
-    log.when_durable(log.log_end, lambda failure: told.append((6, failure)))
+    log.when_durable(log.log_end, lambda failure: outcomes.append((6, failure)))
 
     log.finish_sync(job, raised.value)
 
-    assert [(number, failure is None) for number, failure in told] == [
+    assert [(number, failure is None) for number, failure in outcomes] == [
         (number, number < 2) for number in range(7)
     ]
     assert log.high_watermark == 4
@@ -399,16 +401,16 @@ def test_a_half_written_batch_is_cut_off_again(tmp_path):
 def test_a_half_written_batch_that_cannot_be_cut_off_ends_the_partition(tmp_path):
     disk = FaultyDisk()
     log = _open(tmp_path / "t" / "0", disk)
-    told: list[LogmirrorError | None] = []
+    outcomes: list[LogmirrorError | None] = []
     _append(log, 0)
-    log.when_durable(log.log_end, told.append)
+    log.when_durable(log.log_end, outcomes.append)
     disk.fail = lambda name: OSError(errno.EIO, "bad disk") if name != "create" else None
 
     with pytest.raises(StorageError):
         _append(log, 1)
 
     assert isinstance(log.failure, UnavailableError)
-    assert told == [log.failure]
+    assert outcomes == [log.failure]
 
 
 def test_only_so_many_segments_are_kept_open(tmp_path):

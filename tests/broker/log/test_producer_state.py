@@ -1,7 +1,7 @@
-"""Goal: a batch that is sent twice is stored once, and nothing that should be stored is refused.
+"""Goal: a duplicate batch is stored once, and no batch that should be stored is refused.
 
-Method: Kafka's rules case by case, then random histories against a model that keeps everything; the
-snapshot survives its trip and no damage to it passes.
+Method: Kafka's rules case by case, then random histories against a model that keeps everything. A
+snapshot reads back as written, and every damaged one is refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_five_batches_are_remembered_and_the_sixth_is_not():
     assert _refusal(state, 0, 0, 2) == ErrorCode.out_of_order_sequence_number
 
 
-def test_a_repetition_with_another_number_of_records_is_no_repetition():
+def test_same_sequence_with_another_record_count_is_no_duplicate():
     state = ProducerState()
     _store(state, 0, 0, 10, 0)
 
@@ -99,7 +99,7 @@ def test_made_up_producers_push_out_those_that_wrote_longest_ago(monkeypatch):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=40))
-def test_a_producer_that_repeats_what_was_lost_is_stored_once(steps):
+def test_a_resent_lost_batch_is_stored_once(steps):
     """Each step sends the next batch, or one of the last five again."""
     state, sent, offset = ProducerState(), [], 0
     for back, count in steps:

@@ -1,8 +1,7 @@
-"""Goal: whatever one client sends costs it its own connection, and nobody else notices.
+"""Goal: malformed input ends the client's own connection and affects no other.
 
-Method: one broker gets everything that is wrong with a frame, a header, a request, a batch or a
-client's behaviour; after each the same process answers another connection, and its memory stays
-small.
+Method: one broker gets every kind of malformed frame, header, request and batch, and misbehaving
+clients. After each, the same process responds to another connection, and its memory stays small.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def _ask_produce(client: RawClient, frame: bytes) -> list[int]:
     return [int(p.error_code) for p in response.responses[0].partition_responses]
 
 
-def test_a_batch_that_is_refused_keeps_its_connection_and_leaves_nothing(limited):
+def test_a_refused_batch_keeps_the_connection_and_stores_nothing(limited):
     with RawClient(limited.port) as client:
         client.send_frame(_metadata_frame())
         client.receive_frame()

@@ -1,6 +1,6 @@
-"""Goal: every advertised version of every request is answered, in the layout of that version.
+"""Goal: every advertised version of every API is implemented, in the layout of that version.
 
-Method: kio, an independent codec, writes the requests and reads the answers to their last byte.
+Method: kio, an independent codec, writes the requests and reads the responses to their last byte.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _fetch(
         ({"version": 13, "topic_id": uuid.UUID(int=9)}, ErrorCode.unknown_topic_id),
     ],
 )
-def test_a_fetch_that_cannot_be_responded_says_why_at_once(client, topic_name, wrong, code):
+def test_a_fetch_with_an_error_is_responded_at_once(client, topic_name, wrong, code):
     topic_id = _create(client, topic_name)
     _produce(client, topic_name)
     asked = {
@@ -349,16 +349,16 @@ def test_list_offsets(client, topic_name, version):
             topics=(topic,),
             timeout=MINUTE,
         )
-        [answer] = response.topics[0].partitions
-        assert answer.error_code == ErrorCode.none
-        found[timestamp] = answer.offset
+        [listed] = response.topics[0].partitions
+        assert listed.error_code == ErrorCode.none
+        found[timestamp] = listed.offset
         if timestamp in (-3, 5001):
-            assert answer.timestamp == (5002 if timestamp == -3 else 5001)
+            assert listed.timestamp == (5002 if timestamp == -3 else 5001)
 
     assert found == asked
 
 
-def test_list_offsets_of_what_is_not_there(client, topic_name):
+def test_list_offsets_of_unknown_topics_and_partitions(client, topic_name):
     _create(client, topic_name)
     for name, number, timestamp, code in (
         ("unknown", 0, -1, ErrorCode.unknown_topic_or_partition),
@@ -402,10 +402,10 @@ def test_create_and_delete_topics(client, topic_name, version):
     delete_version = version - 1
     fields: dict[str, object] = {"topic_names": (topic_name,)}
     if delete_version >= 6:
-        doomed = _entity(
+        to_delete = _entity(
             Api.DELETE_TOPICS, 6, "DeleteTopicState", name=None, topic_id=created.topic_id
         )
-        fields = {"topics": (doomed,)}
+        fields = {"topics": (to_delete,)}
     [deleted] = client.ask(Api.DELETE_TOPICS, delete_version, timeout=MINUTE, **fields).responses
     assert (deleted.name, deleted.error_code) == (topic_name, ErrorCode.none)
 
@@ -414,13 +414,13 @@ def test_create_and_delete_topics(client, topic_name, version):
 def test_init_producer_id(client, version):
     fields = {"transaction_timeout": MINUTE, "producer_id": -1, "producer_epoch": -1}
 
-    answers = [
+    replies = [
         client.ask(Api.INIT_PRODUCER_ID, version, transactional_id=None, **fields) for _ in "ab"
     ]
     refused = client.ask(Api.INIT_PRODUCER_ID, version, transactional_id="tx", **fields)
 
-    assert [(a.error_code, a.producer_epoch) for a in answers] == [(ErrorCode.none, 0)] * 2
-    assert answers[0].producer_id < answers[1].producer_id
+    assert [(a.error_code, a.producer_epoch) for a in replies] == [(ErrorCode.none, 0)] * 2
+    assert replies[0].producer_id < replies[1].producer_id
     assert refused.error_code == ErrorCode.invalid_request
 
 

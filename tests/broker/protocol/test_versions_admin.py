@@ -1,8 +1,8 @@
-"""Goal: the requests that change and describe a topic are answered in every advertised version.
+"""Goal: the APIs that change and describe topics are implemented in every advertised version.
 
-Method: as in `test_versions`: kio, an independent codec, writes the requests and reads the answers
-to their last byte. What an answer means is checked with each version, what is refused
-with the last one.
+Method: as in `test_versions`: kio, an independent codec, writes the requests and reads the
+responses to their last byte. The meaning of a response is checked in each version, refusals in the
+last one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_delete_records_responses_each_partition_for_itself(partition):
     assert [(a.error_code, a.low_watermark) for a in other.partitions] == [unknown] * 3
 
 
-def test_describe_producers_of_what_is_not_there(partition):
+def test_describe_producers_of_unknown_topics_and_partitions(partition):
     topics = tuple(
         _entity(Api.DESCRIBE_PRODUCERS, 0, "TopicRequest", name=name, partition_indexes=(0, 5))
         for name in (partition.topic, "not-there")
@@ -152,7 +152,7 @@ def test_partitions_that_cannot_be_are_refused(partition):
 
 
 def _settings(partition: PartitionClient) -> dict[str, str]:
-    """What DescribeConfigs says that somebody has set for the topic."""
+    """The settings that DescribeConfigs returns as set for the topic."""
     resource = _entity(
         Api.DESCRIBE_CONFIGS,
         4,
@@ -239,7 +239,7 @@ def test_incremental_alter_configs_changes_what_it_names(partition, version):
     assert _settings(partition) == {"segment.bytes": "5000", "cleanup.policy": "delete"}
 
 
-def test_only_topics_that_are_there_have_settings_to_change(partition):
+def test_settings_of_unknown_resources_cannot_be_changed(partition):
     change = ("segment.bytes", "5000", SET)
     api = Api.INCREMENTAL_ALTER_CONFIGS
 
