@@ -19,6 +19,7 @@ from kit.runs.objects import (
     odd_records,
     records_for,
 )
+from kit.tiers import all_but
 from logmirror.archive.claims import Claim, claim_name, publish_object
 from logmirror.archive.compact import Limits, compact, plan
 from logmirror.archive.compactions import (
@@ -36,6 +37,7 @@ from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
 
 FORMATS = ["batches", "parquet", "ndjson"]
+SWEPT = all_but(FORMATS, "ndjson", reason="a minute of sweeps; one format in `make test`")
 LIMITS = Limits(target_bytes=1 << 20, min_objects=2)
 
 
@@ -135,7 +137,7 @@ def test_native_objects_are_their_parts_one_after_another():
     assert joined == b"".join(made.values())
 
 
-@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize("extension", SWEPT)
 def test_after_a_stop_before_any_operation_the_next_compact_finishes(extension):
     truth = content(new_chain(extension)[0], extension)
     whole = new_chain(extension)[0]
@@ -162,7 +164,7 @@ def test_after_a_stop_before_any_operation_the_next_compact_finishes(extension):
         assert not read_cover(store, FOLDER, extension=extension, start=0).replaced
 
 
-@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize("extension", SWEPT)
 @pytest.mark.parametrize("other", [LIMITS, Limits(target_bytes=1500, min_objects=3)])
 def test_another_compact_may_overtake_at_any_operation(extension, other):
     truth = content(new_chain(extension)[0], extension)
@@ -189,7 +191,7 @@ def overtake_at(store, at, act):
     store.before = before
 
 
-@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize("extension", SWEPT)
 def test_an_object_that_a_paused_mirror_publishes_again_is_replaced_again(extension):
     truth = content(new_chain(extension)[0], extension)
     for at in range(0, len(operations(extension)), 2):

@@ -139,7 +139,10 @@ def test_a_file_is_read_in_pieces_of_bounded_size(monkeypatch):
 
 def test_a_file_without_rows_is_none_of_its_own():
     name = name_of(MirrorV3Object(0, 4, []), "parquet")
-    assert "end at the last offset of its name" in refused(name, encode([], TOPIC, 3, "parquet")).message
+    assert (
+        "end at the last offset of its name"
+        in refused(name, encode([], TOPIC, 3, "parquet")).message
+    )
 
 
 def test_other_columns_are_nobodys():

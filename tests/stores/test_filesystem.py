@@ -25,7 +25,9 @@ from logmirror.errors import (
     UsageError,
 )
 from logmirror.stores.base import AlreadyExistsError
-from logmirror.stores.filesystem import FOREIGN_LEFTOVER_AGE_MS, FilesystemStore, Syscalls
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.syscalls import Syscalls
+from logmirror.stores.writers import FOREIGN_LEFTOVER_AGE_MS
 
 
 class FailingSyscalls(Syscalls):
@@ -172,7 +174,7 @@ def test_a_read_only_directory_is_a_usage_error(tmp_path, made):
     )
     tmp_path.chmod(0o755)
     assert "not allowed to stage an object" in done.stdout
-    assert "give this user the right to write there" in done.stdout
+    assert "grant this user write permission there" in done.stdout
     assert files_in(tmp_path) == []
 
 

@@ -13,7 +13,8 @@ import inspect
 
 import pytest
 
-from logmirror.stores.filesystem import FilesystemStore, Syscalls
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.syscalls import Syscalls
 
 
 class Crash(BaseException):

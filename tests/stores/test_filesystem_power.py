@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from logmirror.stores.base import AlreadyExistsError
-from logmirror.stores.filesystem import FilesystemStore, Syscalls
+from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.syscalls import Syscalls
 
 DATA = b"whole" * 2000
 

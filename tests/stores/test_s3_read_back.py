@@ -47,13 +47,13 @@ def test_a_store_that_replaces_is_refused_unless_that_is_accepted(location, capl
     assert [record.getMessage()[:17] for record in caplog.records] == ["degraded fencing:"]
 
 
-def test_a_store_that_does_not_know_the_condition_can_be_accepted_too(location, proxy, monkeypatch):
+def test_a_store_without_the_condition_can_be_accepted_too(location, proxy, monkeypatch):
     monkeypatch.setattr(s3_read_back, "QUIESCE_MS", 300)
     monkeypatch.setattr(s3_read_back, "PROMPT_MS", 60_000)  # the machine may be busy
     proxy.forget_condition, proxy.refuse_condition = False, True
     with pytest.raises(UsageError) as caught:
         begin(replace(location, require_atomic_create=True))
-    assert "does not know" in caught.value.facts["reason"]
+    assert "does not support" in caught.value.facts["reason"]
 
     store = begin(location)
 

@@ -1,4 +1,4 @@
-"""The port to where bytes rest, and what every adapter behind it must promise."""
+"""The port to object storage, and the contract of its adapters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class AlreadyExistsError(PositionError):
-    """The name is taken; ours was not written. Facts: `name`.
+    """The name is taken; nothing was written. Facts: `name`.
 
-    Not yet a verdict: it may be our own earlier attempt or a second writer. Only the caller, who
-    knows what it meant to write, can compare and tell.
+    The existing object may be from an earlier attempt of the caller or from another writer. The
+    caller decides by comparing the content with its own.
     """
 
 
@@ -24,10 +24,10 @@ class Tail(NamedTuple):
     """The end of a listing."""
 
     names: list[str]
-    """Sorted, without folder: all of them, or those that sort last."""
+    """Sorted, without the folder: all names, or the last ones."""
 
     is_whole: bool
-    """Whether they are all."""
+    """Whether `names` are all names of the folder."""
 
 
 class StagedObject(Protocol):
@@ -37,22 +37,23 @@ class StagedObject(Protocol):
         """Append bytes; returns how many, always all of them.
 
         Raises:
-            UnavailableError: No space, or the store cannot be reached; call `abort`.
+            UnavailableError: There is no space, or the store cannot be reached; call `abort`.
         """
         ...
 
     def finish(self, name: str, *, travels: bool) -> str:
-        """Make the object ready to be published; returns the token that `BlobStore.publish` takes.
+        """Finish the object; returns the token for `BlobStore.publish`.
 
         Args:
-            name: Under which it will be published.
-            travels: Another process will publish it: its bytes are durable when this returns, and
-                the token means the same there. Else this store object will.
+            name: The name under which it will be published.
+            travels: Another process will publish the object: its bytes are durable when this
+                returns, and the token is valid in that process. If False, the caller must publish
+                with the same store instance.
         """
         ...
 
     def abort(self) -> None:
-        """Throw the bytes away. Never raises; harmless after `finish` or twice."""
+        """Discard the bytes. Never raises; has no effect after `finish` or a second time."""
         ...
 
 
@@ -61,79 +62,89 @@ class BlobStore(Protocol):
 
     The contract, tested for every adapter by `tests/stores/test_contract.py`:
 
-    - Whole or absent: a name that is listed can be read back byte for byte, also after a crash at
-      any moment.
-    - Write once: `create` and `publish` never replace. This is what makes a second writer visible.
-    - Durable on return: when `create` or `publish` returns, the object survives loss of power.
+    - Whole or absent: a listed name can be read back byte for byte, also after a crash at any
+      moment.
+    - Write once: `create` and `publish` never replace an object, so a second writer is detected.
+    - Durable on return: when `create` or `publish` returns, the object survives a power loss.
 
-    Every method may raise `UnavailableError` (not reached or no space; nothing was written),
-    `OutcomeUnknownError` (the answer was lost) and `UsageError` (permission denied).
+    Every method may raise `UnavailableError` (unreachable or no space; nothing was written),
+    `OutcomeUnknownError` (the response was lost) and `UsageError` (permission denied).
     """
 
     def create(self, name: str, data: bytes) -> None:
         """Write a small object under `name`, atomically.
 
         Raises:
-            AlreadyExistsError: The name is taken, whatever its content.
+            AlreadyExistsError: The name is taken, by the same or other content.
         """
         ...
 
     def stage(self, label: str) -> StagedObject:
-        """Begin a large object. `label` helps a person who finds a leftover; it names nothing."""
+        """Begin a large object. `label` describes it in case it is left over; it is not a name."""
         ...
 
     def publish(self, token: str, name: str) -> None:
         """Make a finished staged object visible under `name`, and forget the token.
 
         Raises:
-            AlreadyExistsError: The name is taken, whatever its content; the staged object stays.
-            UnavailableError: The staged object is gone (swept), or `name` is another one than
-                `finish` was told and the store cannot rename; nothing was published.
+            AlreadyExistsError: The name is taken, by the same or other content; the staged object
+                is kept.
+            UnavailableError: The staged object was swept, or `name` differs from the name passed to
+                `finish` and the store cannot rename; nothing was published.
         """
         ...
 
     def discard(self, token: str) -> None:
-        """Throw a finished staged object away; harmless if it is gone."""
+        """Discard a finished staged object; has no effect if it does not exist."""
         ...
 
     def names(self, folder: str) -> Iterator[str]:
-        """Yield the names (without the folder) of all whole objects directly in `folder`, sorted.
+        """Yield the names (without the folder) of all objects directly in `folder`, sorted.
 
         A folder that does not exist is empty.
         """
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """As `names`, each with its bytes; what is deleted meanwhile may be missing."""
+        """Return the names of `names` with their sizes in bytes.
+
+        Objects that are deleted meanwhile may be missing.
+        """
         ...
 
     def folders(self, folder: str) -> Iterator[str]:
-        """Yield the names of all folders directly in `folder`, sorted, without those of dots.
+        """Yield the names of all folders directly in `folder`, sorted, without dot-names.
 
-        An empty name is the root.
+        Args:
+            folder: The folder; empty: the root.
         """
         ...
 
     def tail(self, folder: str, after: str = "") -> Tail:
-        """Return the names that sort last, for folders whose names begin with 20 digits.
+        """Return the last names, for folders whose names begin with 20 digits.
 
-        As `names`, but a store with many names may look at the last of them only. With `after`,
-        those that sort behind it, of very many only the first: one cheap question. What it names
-        survives loss of power, so a caller may go on behind it and say so.
+        A store with many names may return only the last ones, for example the last page of a
+        listing: the names before are then not checked by the caller. The names returned survive a
+        power loss, so a caller may continue after them and report it.
+
+        Args:
+            folder: The folder.
+            after: Return the names that sort after this one, with one cheap request; if there are
+                very many, the first of them.
         """
         ...
 
     def read(self, name: str) -> bytes:
-        """Return a small object. Raises `KeyError` if there is none."""
+        """Return a small object. Raises `KeyError` if it does not exist."""
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """Open an object for seekable reading. Raises `KeyError` if there is none."""
+        """Open an object for seekable reading. Raises `KeyError` if it does not exist."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object; harmless if there is none.
+        """Remove an object; has no effect if it does not exist.
 
-        Only for claims and snapshots that have served, and for objects that a merged one replaces.
+        Used only for old claims and snapshots, and for objects that a merged one replaces.
         """
         ...

@@ -1,9 +1,9 @@
-"""Write a file in large aligned blocks that pass the page cache by.
+"""Write a file in large aligned blocks that bypass the page cache.
 
-An archive is written once and seldom read soon, so pages of it in the cache help nobody: they push
-out what others need, and to make them costs more CPU than the rest of a copy together (2-7 CPU-s
-per GB where the machine's memory is not backed yet, against 0.2 this way). What does not fill a
-block, and every file on a file system without direct writes, goes the ordinary way.
+An archive is written once and rarely read soon. Its pages in the cache would evict more useful
+ones, and creating them costs more CPU than the rest of a copy (2-7 CPU-s per GB if the machine's
+memory is not backed yet, against 0.2 with direct writes). A last partial block, and every file on a
+filesystem without direct writes, is written through the page cache.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BLOCK_BYTES: Final = 4 << 20
-"""One write. Aligned in memory and in the file, as direct writes must be."""
+"""Size of one write. It is aligned in memory and in the file, as direct writes require."""
 
 _spare: Final[list[mmap.mmap]] = []
 _SPARE_MAX: Final = 2
-"""Blocks kept for the next file: fresh memory costs more to touch than to fill."""
+"""Blocks kept for the next file: touching fresh memory costs more than filling it."""
 
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)  # macOS has none
 
@@ -32,7 +32,7 @@ class BlockWriter:
 
     Args:
         descriptor: An empty file, open for writing.
-        write: The system call: descriptor and bytes in, how many were taken out.
+        write: The system call: takes descriptor and bytes, returns the number of bytes written.
     """
 
     def __init__(self, descriptor: int, write: Callable[[int, memoryview], int]) -> None:
@@ -44,7 +44,7 @@ class BlockWriter:
         """None: not tried yet."""
 
     def write(self, data: memoryview) -> None:
-        """Take all of `data`, a view of bytes. Raises OSError."""
+        """Append all of `data`, a view of bytes. Raises OSError."""
         done = 0
         while done < len(data):
             if self._block is None:
@@ -59,7 +59,7 @@ class BlockWriter:
                 self._flush()
 
     def finish(self) -> None:
-        """Write what is left; not durable yet. Raises OSError."""
+        """Write the rest; it is not durable yet. Raises OSError."""
         if self._filled:
             if self._direct:
                 self._direct = not self._set_direct(wanted=False)
@@ -67,7 +67,7 @@ class BlockWriter:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back; harmless twice."""
+        """Release the memory; has no effect a second time."""
         block, self._block, self._filled = self._block, None, 0
         if block is not None and len(_spare) < _SPARE_MAX:
             _spare.append(block)
@@ -77,18 +77,18 @@ class BlockWriter:
             return
         with memoryview(self._block) as block:
             done = 0
-            while done < self._filled:  # a disk that fills up takes a part
+            while done < self._filled:  # a full disk may write a part only
                 try:
                     done += self._write(self._descriptor, block[done : self._filled])
                 except OSError as error:
-                    # Some file systems accept the flag and then refuse the write.
+                    # Some filesystems accept the flag and then reject the write.
                     if error.errno != errno.EINVAL or not self._direct:
                         raise
                     self._direct = not self._set_direct(wanted=False)
         self._filled = 0
 
     def _set_direct(self, *, wanted: bool) -> bool:
-        """Switch direct writes on or off; whether that worked."""
+        """Turn direct writes on or off; returns whether that worked."""
         if not _DIRECT:
             return False
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)

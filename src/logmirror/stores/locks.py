@@ -1,4 +1,4 @@
-"""Locks on files, which the system lets go of when their holder dies."""
+"""File locks, which the system releases when their holder dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that may be locked, made where it is missing; returns its descriptor."""
+    """Open a lock file, creating it if missing; returns its descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 

@@ -1,4 +1,4 @@
-"""Which store belongs to a location; alone names the adapters."""
+"""Open the store of a location. Only this module names the adapters."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LOG = logging.getLogger("logmirror.stores")
 def open_store(
     location: StoreLocation, writer_id: str, *, held_bytes: int | None = None
 ) -> FilesystemStore | S3Store:
-    """The store at a location, for one process; creates and connects nothing yet.
+    """Return the store at a location, for one process; creates nothing and does not connect.
 
     Args:
         location: A folder or a bucket's prefix.
-        writer_id: Whose staged objects these are.
-        held_bytes: Of an object under construction, where the store keeps it in memory; None: the
-            store's own choice.
+        writer_id: Owner of the staged objects.
+        held_bytes: Size up to which an object under construction is kept in memory, if the store
+            keeps it in memory; None: the store's default.
     """
     if isinstance(location, S3Location):
-        # boto3 takes a third of a second and 30 MB, which only its users should pay.
+        # Importing boto3 takes a third of a second and 30 MB.
         if not location.require_atomic_create:
             from logmirror.stores.s3_read_back import ReadBackStore  # noqa: PLC0415  # see above
 
@@ -50,27 +50,31 @@ def begin_writing(
     *,
     beside_others: bool = False,
 ) -> BlobStore:
-    """The store of a run that writes: it can be relied on, and earlier runs' leftovers are gone.
+    """Return the store of a run that writes, after checking it and sweeping leftovers.
 
     Args:
         location: A folder or a bucket's prefix.
-        writer_id: Of the run.
-        stack: Ends what marks the writer as alive.
-        beside_others: Leave uncompleted uploads alone: they may be those of a mirror that runs.
+        writer_id: The writer ID of the run.
+        stack: Releases the writer's lock.
+        beside_others: Do not abort incomplete uploads: they may belong to a running mirror.
+
+    Raises:
+        UsageError: The store replaces existing objects, and `require_atomic_create` is set; or
+            another process uses the same writer ID.
     """
     store = open_store(location, writer_id)
     if isinstance(store, FilesystemStore):
         stack.enter_context(store.hold_writer_lock())
     else:
-        _look_at_fencing(store)
+        _check_fencing(store)
         if beside_others:
             return store
     store.sweep()
     return store
 
 
-def _look_at_fencing(store: S3Store) -> None:
-    """Raise for a store that replaces what is there, or say that its user has accepted it."""
+def _check_fencing(store: S3Store) -> None:
+    """Raise for a store that replaces existing objects, or log that the user accepts it."""
     from logmirror.stores.s3_probe import ReplacesError  # noqa: PLC0415  # loads boto3
 
     location = store.location
@@ -87,7 +91,7 @@ def _look_at_fencing(store: S3Store) -> None:
     else:
         if not location.require_atomic_create:
             _LOG.warning(
-                "degraded fencing without need: the store creates and does not replace, so "
-                "`require-atomic-create: false` can go",
+                "degraded fencing without need: the store does not replace existing objects; "
+                "remove `require-atomic-create: false`",
                 extra={"facts": {"location": str(location)}},
             )

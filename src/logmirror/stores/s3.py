@@ -3,16 +3,16 @@
     <prefix>/<name>             objects, immutable
     uncompleted uploads         objects under construction that another process is to publish
 
-1. Every write is create-only (`If-None-Match: *`), so it may be sent again: what comes of an answer
-   that was lost is at worst "there already", and then the store is asked what is there (I7). The
-   same bytes under the name are a success, whoever wrote them.
-2. Listing names what is whole: an upload that was not completed, or a body that was cut, is not
-   there. botocore sends a checksum with every body, without which some servers keep what a dying
-   client has sent so far.
-3. An object that this process publishes is one PUT; one that another process is to publish, or a
-   large one, is a multipart upload to its name, and publishing completes it, create-only. Bytes
-   wait in memory up to a limit, by default `MEMORY_BYTES`, then in a temporary file.
-4. Of two racing creators exactly one wins; which one is the server's business.
+1. Every write is create-only (`If-None-Match: *`), so it may be repeated: if a response was lost,
+   the repetition fails at worst with "already exists", and the existing object is compared (I7).
+   The same bytes under the name are a success, whichever process wrote them.
+2. A listing shows complete objects only, no incomplete uploads and no truncated bodies. botocore
+   sends a checksum with every body; without it, some servers keep the part of a body that a dying
+   client has sent.
+3. An object that this process publishes is one PUT. An object that another process publishes, and
+   every large one, is a multipart upload to its name; publishing completes it, create-only. Bytes
+   are kept in memory up to a limit, by default `MEMORY_BYTES`, then in a temporary file.
+4. Of two racing creators exactly one wins; either may.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MEMORY_BYTES: Final = 96 << 20
-"""Of one object under construction. A larger one waits in a temporary file, and is uploaded in
+"""Memory of one object under construction. A larger one is kept in a temporary file and uploaded in
 parts."""
 
 PART_BYTES: Final = 16 << 20
@@ -59,10 +59,10 @@ _PARTS_MAX: Final = 10_000
 _HELD: Final = "held:"
 
 _DIGITS: Final = 20
-"""Of the offset with which the names of objects and claims begin."""
+"""Digits of the offset at the start of the names of objects and claims."""
 
 _PAGE: Final = 1000
-"""Names in one answer to a listing, S3's own limit."""
+"""Names in one page of a listing, S3's own limit."""
 
 
 class S3Store:
@@ -72,8 +72,8 @@ class S3Store:
         location: Bucket, prefix, endpoint and credentials.
         calls: For tests.
         clock: Measures deadlines and waits.
-        held_bytes: Of one object under construction in memory, by default `MEMORY_BYTES`; a larger
-            one waits in a file.
+        held_bytes: Memory of one object under construction; a larger one is kept in a temporary
+            file. None: `MEMORY_BYTES`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class S3Store:
         self.held_bytes = held_bytes or MEMORY_BYTES
         self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
         self._held: dict[str, bytes] = {}
-        """Objects that this process is to publish, by token."""
+        """Staged objects that this process will publish, by token."""
 
     def create(self, name: str, data: bytes) -> None:
         """See `BlobStore.create`."""
@@ -119,7 +119,7 @@ class S3Store:
         if upload is None or upload.key != self._key(name):
             raise UnavailableError(
                 "the staged object is gone, or was staged under another name",
-                hint="it is staged again",
+                hint="no action is needed: it is staged again",
                 token=token,
                 name=name,
             )
@@ -135,7 +135,7 @@ class S3Store:
             if not self._holds(name, upload.etag, upload.size):
                 raise UnavailableError(
                     "the staged object is gone",
-                    hint="the upload was aborted, by a lifecycle rule for instance; stage again",
+                    hint="the upload was aborted, for example by a lifecycle rule; stage again",
                     token=token,
                 ) from error
         except ConflictError as error:
@@ -152,7 +152,7 @@ class S3Store:
                 raise AlreadyExistsError("object exists", name=name) from error
 
     def _write_new(self, operation: str, **arguments: object) -> Mapping[str, Any]:
-        """Write what must not be there yet."""
+        """Send a create-only write."""
         return self._calls.write(operation, IfNoneMatch="*", **arguments)
 
     def discard(self, token: str) -> None:
@@ -163,7 +163,7 @@ class S3Store:
             self._abort(upload.key, upload.upload_id)
 
     def _abort(self, key: str, upload_id: str) -> None:
-        # A leftover is only a leftover: whatever is wrong, the object's fate is already decided.
+        # Errors are ignored: a leftover upload does no harm, and the next start aborts it.
         with contextlib.suppress(LogmirrorError):
             self._calls.write("abort_multipart_upload", Key=key, UploadId=upload_id)
 
@@ -205,7 +205,11 @@ class S3Store:
                 return
 
     def tail(self, folder: str, after: str = "") -> Tail:
-        """See `BlobStore.tail`: a listing of each range that halves what is left to look at."""
+        """See `BlobStore.tail`: finds the last page of the listing by exponential search.
+
+        Up to 1,000 names are returned whole, with one request. Of more names only the last page is
+        returned: gaps and overlaps before it are found by `verify`, which lists all names.
+        """
         found, is_last = self._page(folder, after)
         if is_last or after:
             return Tail(found, is_whole=not after)
@@ -227,12 +231,12 @@ class S3Store:
         return Tail(last, is_whole=False)
 
     def _page(self, folder: str, after: str) -> tuple[list[str], bool]:
-        """Up to 1,000 names behind one, and whether there are no more."""
+        """Return up to 1,000 names after one, and whether there are no more."""
         found, is_last = self._sized_page(folder, after)
         return list(found), is_last
 
     def _sized_page(self, folder: str, after: str) -> tuple[dict[str, int], bool]:
-        """The same, each with its bytes."""
+        """As `_page`, with the size of each object in bytes."""
         start = self._key(f"{folder}/")
         response = self._calls.read(
             "list_objects_v2",
@@ -245,8 +249,8 @@ class S3Store:
             name = str(inner["Prefix"]).removeprefix(start)
             if not name.startswith(".") and not self._is_placeholder(str(inner["Prefix"])):
                 raise CorruptionError(
-                    "something that is no object lies among the objects",
-                    hint="move it out of the destination's folder; nothing else may lie there",
+                    "the destination's folder holds something other than objects",
+                    hint="move it out of the folder; only objects may be there",
                     name=f"{folder}/{name}",
                 )
         found = {
@@ -257,7 +261,7 @@ class S3Store:
         return {n: size for n, size in found.items() if n and not n.startswith(".")}, is_last
 
     def _is_placeholder(self, key: str) -> bool:
-        """Whether a key that ends in a slash is all there is below it: consoles draw folders so."""
+        """Return whether a key is an empty object that a console created to display a folder."""
         response = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=2)
         return [entry["Key"] for entry in response.get("Contents", ())] == [key]
 
@@ -280,7 +284,7 @@ class S3Store:
         self._calls.write("delete_object", Key=self._key(name))
 
     def prove_create_only(self) -> None:
-        """Raise ReplacesError for a store that replaces what is there; see `s3_probe`."""
+        """Raise ReplacesError for a store that replaces existing objects; see `s3_probe`."""
 
         def put(name: str, body: BinaryIO) -> None:
             calls = Calls(self.location, SYSTEM_CLOCK)
@@ -292,9 +296,9 @@ class S3Store:
         prove_create_only(self.location, S3Store(self.location, calls=self._calls), put)
 
     def sweep(self) -> int:
-        """Abort the uploads that nobody has completed; returns how many.
+        """Abort all incomplete uploads below the prefix; returns how many.
 
-        A writer that is alive and loses one stages its object again, so nobody is asked.
+        This includes uploads of live writers: a writer that loses one stages its object again.
         """
         start, count = self._key(""), 0
         behind: dict[str, str] = {}
@@ -339,10 +343,10 @@ class S3Store:
         return _Upload(key, upload_id, etags, size).token
 
     def _holds(self, name: str, etag: str, size: int) -> bool:
-        """Whether an object is there that has these bytes; asks for a listing, not for the object.
+        """Return whether an object with these bytes exists, from a listing.
 
-        False where the server's tags are no digests of the bytes, with SSE-KMS for instance: then
-        the caller compares contents.
+        False if the server's tags are not digests of the bytes, for example with SSE-KMS. The
+        caller then compares contents.
         """
         entry = self._entry(name)
         return bool(entry) and (entry["ETag"], entry["Size"]) == (etag, size)
@@ -351,7 +355,7 @@ class S3Store:
         return bool(self._entry(name))
 
     def _entry(self, name: str) -> Mapping[str, Any]:
-        """What a listing says of an object; empty: it is not there."""
+        """Return an object's entry in a listing; empty if it does not exist."""
         key = self._key(name)
         response = self._calls.read("list_objects_v2", Prefix=key, MaxKeys=1)
         return next((e for e in response.get("Contents", ()) if e["Key"] == key), {})
@@ -380,8 +384,8 @@ class StagedUpload:
                 body.write(rest)
             except OSError as error:
                 raise UnavailableError(
-                    "could not keep an object until it is uploaded",
-                    hint="check the disk of temporary files and its free space",
+                    "could not write an object to a temporary file before its upload",
+                    hint="check the disk of the temporary folder and its free space",
                     reason=error.strerror,
                 ) from error
         self._size += size
@@ -436,17 +440,17 @@ class _Upload(NamedTuple):
 
     @property
     def etag(self) -> str:
-        """What the store calls the whole: a digest of the parts' digests."""
+        """The tag of the complete object: a digest of the parts' digests."""
         digests = b"".join(bytes.fromhex(etag.strip('"')) for etag in self.etags)
         return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(self.etags)}"'
 
 
 def _etag(data: bytes) -> str:
-    """What the store calls an object of these bytes that came in one piece."""
+    """Return the tag of an object with these bytes that was uploaded with one PUT."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 def _number(name: str) -> int:
-    """The offset with which a name begins; 0 for one that is not ours, which the chain refuses."""
+    """Return the offset at the start of a name; 0 for other names, which the chain rejects."""
     head = name[:_DIGITS]
     return int(head) if len(head) == _DIGITS and head.isascii() and head.isdigit() else 0

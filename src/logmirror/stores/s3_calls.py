@@ -1,9 +1,9 @@
-"""Requests to an S3 API: which errors mean what, what is sent again, and until when.
+"""Requests to an S3 API: classification of errors, retries, deadlines.
 
-Everything we send may be sent again: reads, and writes that are create-only, complete one upload or
-remove something. So a request is repeated after every failure that may pass, with growing pauses,
-until its time is over. What a refusal after a lost answer means is for the caller, who can look
-(`ConflictError.is_unsure`).
+Every request may be repeated: reads, and writes that are create-only, complete one upload or remove
+something. A request is retried after every transient failure, with increasing back-off, until its
+deadline. If a create-only write is refused after a lost response, the caller compares the existing
+object (`ConflictError.is_unsure`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DEADLINE_MS: Final = 10_000
-"""One request with all its repetitions; an attempt that is under way then is let finish. Whoever
-waits here holds up others, and flows as a whole are tried again later."""
+"""Deadline of one request with all its retries; an attempt in progress may finish after it. A
+waiting request delays others, and the flow as a whole is retried later."""
 
 DOWN_MS: Final = 1_000
-"""For so long after a request was given up nothing is asked; then once, until something succeeds.
-So a store that is down costs its first flow ten seconds, and a thousand others next to nothing."""
+"""After a request has exceeded its deadline, no request is sent for this long; then single attempts
+without retries, until one succeeds. So an unavailable store delays its first flow by ten seconds
+and other flows hardly at all."""
 
 _CONNECT_TIMEOUT_S: Final = 3
 _READ_TIMEOUT_S: Final = 10
@@ -59,7 +60,7 @@ _DEADLINES: Final = Config(
     read_timeout=_READ_TIMEOUT_S,
     retries={"total_max_attempts": 1},
 )
-"""Of roles; `Calls` repeats."""
+"""Timeouts of requests that assume roles; `Calls` retries."""
 
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 2_000
@@ -67,7 +68,7 @@ _LONGEST_PAUSE_MS: Final = 2_000
 _CONFLICT: Final = frozenset({"PreconditionFailed", "412"})
 _MISSING: Final = frozenset(
     {
-        "InvalidPart",  # of an upload: it was lost, or we were told another tag than it has
+        "InvalidPart",  # of an upload: it was lost, or its tag differs from the reported one
         "NoSuchKey",
         "NoSuchUpload",
         "404",
@@ -87,26 +88,26 @@ _PERMISSIONS: Final = {
     "PutObject": "s3:PutObject",
     "UploadPart": "s3:PutObject",
 }
-"""What a request needs, as policies of Amazon's say it."""
+"""The permission that each request needs, by the names of Amazon's policies."""
 
 _FORBIDDEN: Final = frozenset({"AccessDenied", "AllAccessDisabled", "403"})
 _DENIED: Final = (
-    "the store refuses us",
-    "check the credentials and what they may do; `logmirror policy print` lists what is needed",
+    "the store denied access",
+    "check the credentials and their permissions; `logmirror policy print` lists those needed",
 )
 _SKEWED: Final = (
-    "the store's clock and ours are too far apart",
-    "set this machine's clock",
+    "the clocks of the store and of this machine differ too much",
+    "synchronise this machine's clock",
 )
 _UNKNOWN: Final = "NotImplemented"
-_FOR_PEOPLE: Final = {
+_PERMANENT: Final = {
     _UNKNOWN: (
-        "the store does not know what it is asked for",
-        "use a store, or a newer version of it, that speaks more of S3",
+        "the store does not support a required S3 request",
+        "use another store, or a newer version of this one",
     ),
     "NoSuchBucket": (
         "there is no such bucket",
-        "make it, or correct `bucket` and `endpoint`",
+        "create it, or correct `bucket` and `endpoint`",
     ),
     "RequestTimeTooSkewed": _SKEWED,
     "RequestExpired": _SKEWED,
@@ -125,13 +126,13 @@ _FOR_PEOPLE: Final = {
         _DENIED,
     ),
 }
-"""Error codes that somebody has to do something about: message and hint."""
+"""Error codes that need an action of the operator: message and hint."""
 
-_PASSING: Final = frozenset(
+_TRANSIENT: Final = frozenset(
     {
-        "409",  # where an answer has no body: to HEAD
-        "BadDigest",  # the body was changed on its way
-        "ConditionalRequestConflict",  # another writer is at the same name right now
+        "409",  # a response without a body, to HEAD
+        "BadDigest",  # the body was changed in transit
+        "ConditionalRequestConflict",  # another writer writes the same name
         "OperationAborted",
         "RequestTimeout",
         "ServiceUnavailable",
@@ -159,7 +160,7 @@ class ConflictError(LogmirrorError):
     """A create-only write found its name taken."""
 
     is_unsure = False
-    """An answer was lost before: it may have been our own attempt that took the name."""
+    """A response was lost before: an earlier attempt of this request may have taken the name."""
 
 
 class MissingError(LogmirrorError):
@@ -167,44 +168,44 @@ class MissingError(LogmirrorError):
 
 
 def is_unknown_to_store(error: LogmirrorError) -> bool:
-    """Whether the store has refused a request because it lacks what that asks for."""
+    """Return whether the store refused a request because it does not support it."""
     return error.facts.get("code") == _UNKNOWN
 
 
 class Calls:
-    """Calls of one bucket. Not thread-safe; each process makes its own.
+    """Requests to one bucket. Not thread-safe; each process creates its own.
 
     Args:
         location: Bucket, endpoint, credentials.
-        clock: Measures and waits.
+        clock: Measures deadlines and waits.
     """
 
     def __init__(self, location: S3Location, clock: Clock) -> None:
         self._location, self._clock = location, clock
         self._clients: dict[S3Identity, Any] = {}
         self._is_down = False
-        self._ask_again_ms = 0
+        self._retry_at_ms = 0
 
     def read(self, operation: str, **arguments: object) -> Mapping[str, Any]:
-        """Ask, under the identity that reads.
+        """Send a request under the reading identity.
 
         Args:
-            operation: As boto3 calls it.
-            arguments: Without the bucket.
+            operation: The name of boto3's method.
+            arguments: Its arguments, without the bucket.
 
         Raises:
-            MissingError: There is no such thing.
+            MissingError: The object or upload does not exist.
             UsageError: Refused: permission, credentials, bucket.
-            UnavailableError: Not answered in time.
+            UnavailableError: There was no response before the deadline.
         """
         return self._run(lambda: self._send(self._location.read, operation, arguments), operation)
 
     def write(self, operation: str, **arguments: object) -> Mapping[str, Any]:
-        """Send what changes something, under the identity that writes; see `read`.
+        """Send a request under the writing identity; see `read`.
 
         Raises:
-            ConflictError: It was create-only, and the name is taken.
-            OutcomeUnknownError: The time is over, and an answer was lost on the way.
+            ConflictError: The request was create-only, and the name is taken.
+            OutcomeUnknownError: The deadline has passed, and a response was lost.
         """
         body = arguments.get("Body")
 
@@ -216,16 +217,21 @@ class Calls:
         return self._run(send, operation, writes=True)
 
     def body(self, key: str, first: int = 0, last: int | None = None) -> bytes:
-        """Bytes first..last (to the end) of an object; a body that is cut is asked for again.
+        """Return bytes first..last of an object; a truncated body is requested again.
+
+        Args:
+            key: The object.
+            first: The first byte.
+            last: The last byte; None: to the end.
 
         Raises:
-            MissingError: There is none.
+            MissingError: The object does not exist.
         """
         extent = {} if last is None else {"Range": f"bytes={first}-{last}"}
 
         def fetch() -> bytes:
-            answer = self._send(self._location.read, "get_object", {"Key": key, **extent})
-            with contextlib.closing(answer["Body"]) as stream:
+            response = self._send(self._location.read, "get_object", {"Key": key, **extent})
+            with contextlib.closing(response["Body"]) as stream:
                 data: bytes = stream.read()
             return data
 
@@ -236,8 +242,8 @@ class Calls:
     ) -> Mapping[str, Any]:
         call = getattr(self._client(identity), operation)
         extra = self._location.encryption if operation in _ENCRYPTED else {}
-        answer: Mapping[str, Any] = call(Bucket=self._location.bucket, **extra, **arguments)
-        return answer
+        response: Mapping[str, Any] = call(Bucket=self._location.bucket, **extra, **arguments)
+        return response
 
     def _client(self, identity: S3Identity) -> Any:  # noqa: ANN401  # boto3 makes its classes at run time
         if identity not in self._clients:
@@ -247,9 +253,9 @@ class Calls:
 
     def _run(self, attempt: Callable[[], _T], operation: str, *, writes: bool = False) -> _T:
         now_ms = self._clock.monotonic_ms()
-        if self._is_down and now_ms < self._ask_again_ms:
+        if self._is_down and now_ms < self._retry_at_ms:
             raise UnavailableError(
-                "the store did not answer just now", bucket=self._location.bucket
+                "the store did not respond to the previous request", bucket=self._location.bucket
             )
         until_ms = now_ms + (0 if self._is_down else DEADLINE_MS)
         pause_ms, is_unsure = float(_FIRST_PAUSE_MS), False
@@ -264,11 +270,11 @@ class Calls:
                 is_unsure |= bool(error.facts.pop("is_unsure", False))
                 if self._clock.monotonic_ms() + pause_ms >= until_ms:
                     self._is_down = True
-                    self._ask_again_ms = self._clock.monotonic_ms() + DOWN_MS
+                    self._retry_at_ms = self._clock.monotonic_ms() + DOWN_MS
                     if writes and is_unsure:
                         raise OutcomeUnknownError(
-                            "the store did not say whether it has done it",
-                            hint="it is looked at before anything else is done",
+                            "the store did not report the outcome of the request",
+                            hint="the outcome is checked before anything else is done",
                             **error.facts,
                         ) from error
                     raise
@@ -280,7 +286,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _translated(self, operation: str) -> Iterator[None]:
-        """The one seam between botocore's errors and ours."""
+        """Convert botocore's errors to logmirror's."""
         facts: dict[str, Any] = {"bucket": self._location.bucket, "operation": operation}
         try:
             yield
@@ -289,13 +295,14 @@ class Calls:
         except NoCredentialsError as error:
             raise UsageError(
                 "there are no credentials for the bucket",
-                hint="give access-key-id and secret-access-key, or set up what the AWS tools use",
+                hint="set access-key-id and secret-access-key, or configure the credentials of the "
+                "AWS tools",
                 **facts,
             ) from error
         except SSLError as error:
             raise UsageError(
                 "the store's certificate is not trusted",
-                hint="give the authority's certificate as ca-file",
+                hint="set ca-file to the certificate of the authority",
                 reason=str(error),
                 **facts,
             ) from error
@@ -305,33 +312,35 @@ class Calls:
             ) from error
         except _LOST as error:
             raise UnavailableError(
-                "the store's answer was lost", reason=str(error), is_unsure=True, **facts
+                "the store's response was lost", reason=str(error), is_unsure=True, **facts
             ) from error
         except BotoCoreError as error:
-            raise UsageError("cannot speak to the store", reason=str(error), **facts) from error
+            raise UsageError(
+                "the request to the store failed", reason=str(error), **facts
+            ) from error
 
 
 _ENCRYPTED: Final = frozenset({"put_object", "create_multipart_upload"})
 
 
 def _refusal(error: ClientError, facts: dict[str, Any]) -> LogmirrorError:
-    told = error.response.get("Error", {})
-    code = str(told.get("Code", ""))
+    details = error.response.get("Error", {})
+    code = str(details.get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    facts = {**facts, "code": code, "status": status, "reason": str(told.get("Message", ""))}
+    facts = {**facts, "code": code, "status": status, "reason": str(details.get("Message", ""))}
     if code in _CONFLICT:
         return ConflictError("the name is taken", **facts)
     if code in _MISSING:
         return MissingError("there is no such object", **facts)
-    if code in _PASSING or status == _TOO_MANY:
-        return UnavailableError("the store could not do it now", **facts)
+    if code in _TRANSIENT or status == _TOO_MANY:
+        return UnavailableError("the store is temporarily unable to process the request", **facts)
     if status >= _SERVER_ERROR and code != _UNKNOWN:
-        return UnavailableError("the store has failed", is_unsure=True, **facts)
-    message, hint = _FOR_PEOPLE.get(code, ("the store refuses the request", ""))
+        return UnavailableError("internal error of the store", is_unsure=True, **facts)
+    message, hint = _PERMANENT.get(code, ("the store refused the request", ""))
     if code in _FORBIDDEN:
         permission = _PERMISSIONS[str(error.operation_name)]
         facts["permission"] = permission
-        message, hint = f"the store refuses us, for want of {permission}", _DENIED[1]
+        message, hint = f"the store denied access: missing permission {permission}", _DENIED[1]
     elif (message, hint) == _SKEWED:
         headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         facts["store_says"] = headers.get("date", "")
@@ -341,7 +350,7 @@ def _refusal(error: ClientError, facts: dict[str, Any]) -> LogmirrorError:
 def _assumed(
     session: boto3.session.Session, location: S3Location, identity: S3Identity, clock: Clock
 ) -> boto3.session.Session:
-    """A session in a role, which is assumed with the first request and renewed before it ends."""
+    """Return a session in a role, assumed at the first request and renewed before it expires."""
     create = functools.partial(
         session._session.create_client,  # noqa: SLF001  # there is no other way
         endpoint_url=identity.sts_endpoint or None,
@@ -376,7 +385,7 @@ def _new_client(location: S3Location, identity: S3Identity, clock: Clock) -> Any
     )
     if identity.role_arn:
         session = _assumed(session, location, identity, clock)
-    # Without a checksum only a signature tells a body that was cut from a whole one.
+    # Without a checksum, only a signature detects a truncated body.
     signing = {"payload_signing_enabled": True} if location.checksums == "when_required" else {}
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,

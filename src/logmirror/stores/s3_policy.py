@@ -1,7 +1,7 @@
-"""The least that an archiver may be allowed: IAM policies of the identities that S3 locations name.
+"""Minimal IAM policies for the identities of S3 locations.
 
-Whoever writes creates objects and aborts uploads; whoever reads lists and gets. Nobody deletes, but
-for `logmirror compact` and where old snapshots are pruned.
+The writing identity creates objects and aborts uploads; the reading identity lists and gets. Delete
+permissions are included only for `logmirror compact` and where old snapshots are pruned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logmirror.locations import S3Location
 
 VERSION: Final = "2012-10-17"
-"""Of the policy language."""
+"""Version of the policy language."""
 
 
 def policies(
@@ -23,14 +23,14 @@ def policies(
     *,
     compacts: bool = False,
 ) -> dict[str, dict[str, object]]:
-    """A policy for each identity, by what it does: `archiver`, or `writer` and `reader`.
+    """Return a policy for each role: `archiver`, or `writer` and `reader`.
 
-    Identities of the same kind share one policy, for all their locations.
+    Identities with the same role share one policy, for all their locations.
 
     Args:
-        locations: What is written.
-        pruned: Where old snapshots are deleted: location and destination.
-        compacts: Whoever writes may also delete, as `logmirror compact` does.
+        locations: The locations of all destinations.
+        pruned: Location and destination of chains whose old snapshots are deleted.
+        compacts: The writing identity may also delete, for `logmirror compact`.
     """
     found: dict[str, list[dict[str, object]]] = {}
     folders = set(pruned)
@@ -44,7 +44,9 @@ def policies(
         else:
             found.setdefault("writer", []).extend(writing)
             found.setdefault("reader", []).extend(_reading(location))
-    return {role: {"Version": VERSION, "Statement": told} for role, told in found.items()}
+    return {
+        role: {"Version": VERSION, "Statement": statements} for role, statements in found.items()
+    }
 
 
 def _writing(location: S3Location, *, compacts: bool) -> list[dict[str, object]]:

@@ -1,11 +1,11 @@
-"""Does this store mean it when it takes `If-None-Match: *`? Found out before anything relies on it.
+"""Test whether a store honours `If-None-Match: *`.
 
 Some stores ignore the condition and replace; some check it when a body begins to arrive and not
-when it has arrived. On the first start at a prefix both are tried, on names of our own; what proves
-it is a marker that every later start tries to create again, in vain:
+when it has arrived. The first start at a prefix tests both, with objects of its own. It then
+creates a marker, which every later start tries to create again and must fail to:
 
     .logmirror/probes/create-only       the marker
-    .logmirror/probes/<nonce>-...       what the first start tried
+    .logmirror/probes/<nonce>-...       test objects of the first start
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ _SLOW_PAUSE_MS: Final = 20
 
 
 class ReplacesError(UsageError):
-    """The store replaces objects though it was told not to. Facts: `location`, `reason`."""
+    """The store replaces objects despite `If-None-Match: *`. Facts: `location`, `reason`."""
 
 
 def prove_create_only(
     location: S3Location, store: BlobStore, put: Callable[[str, SlowBody], None]
 ) -> None:
-    """Raise for a store that replaces what is there.
+    """Raise for a store that replaces existing objects.
 
     Args:
-        location: For the error.
-        store: At this location.
-        put: Creates an object from a body that comes slowly; may be called by two threads.
+        location: The location, for the error.
+        store: The store at this location.
+        put: Creates an object from a slow body; must be safe to call from two threads.
 
     Raises:
-        ReplacesError: It replaces.
+        ReplacesError: The store replaces existing objects.
     """
     is_known = MARKER in store.names(FOLDER)
     try:
         if not is_known:
-            _try_in_turn(location, store)
-            _try_at_once(location, store, put)
+            _test_sequential(location, store)
+            _test_concurrent(location, store, put)
         store.create(f"{FOLDER}/{MARKER}", b"this store creates and does not replace\n")
     except AlreadyExistsError:
         return
     except UsageError as error:
         if is_unknown_to_store(error):
-            raise _replaces(location, "it does not know `If-None-Match: *`") from error
+            raise _replaces(location, "it does not support `If-None-Match: *`") from error
         raise
     if is_known:
-        raise _replaces(location, "a name that was taken was written again")
+        raise _replaces(location, "an existing object was written again")
 
 
-def _try_in_turn(location: S3Location, store: BlobStore) -> None:
+def _test_sequential(location: S3Location, store: BlobStore) -> None:
     name = f"{FOLDER}/{new_nonce()}-in-turn"
     store.create(name, b"first")
     try:
@@ -76,10 +76,10 @@ def _try_in_turn(location: S3Location, store: BlobStore) -> None:
     else:
         raise _replaces(location, "the second of two objects replaced the first")
     if store.read(name) != b"first":
-        raise _replaces(location, "what was refused was written all the same")
+        raise _replaces(location, "an object was written although the request was refused")
 
 
-def _try_at_once(
+def _test_concurrent(
     location: S3Location, store: BlobStore, put: Callable[[str, SlowBody], None]
 ) -> None:
     name = f"{FOLDER}/{new_nonce()}-at-once"
@@ -103,14 +103,14 @@ def _try_at_once(
     if failures:
         raise failures[0]
     if len(won) != 1 or store.read(name) != won[0] * _SLOW_BYTES:
-        raise _replaces(location, f"of two objects at once {len(won)} were said to be the first")
+        raise _replaces(location, f"{len(won)} of two concurrent creates succeeded")
 
 
 class SlowBody(io.BytesIO):
-    """Bytes that come a few at a time."""
+    """A request body that is sent slowly, in small pieces."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most a piece, after a while."""
+        """Return at most one piece, after a pause."""
         SYSTEM_CLOCK.sleep_ms(_SLOW_PAUSE_MS)
         wanted = _SLOW_PIECE if size is None or size < 0 else min(size, _SLOW_PIECE)
         return super().read(wanted)
@@ -118,10 +118,10 @@ class SlowBody(io.BytesIO):
 
 def _replaces(location: S3Location, reason: str) -> ReplacesError:
     return ReplacesError(
-        "the store replaces objects that are there, though it was told not to",
-        hint="with it, two writers could destroy each other's records unseen: use a store that "
-        "honours `If-None-Match: *`, or a newer version of this one. Where only one mirror ever "
-        "writes there, `require-atomic-create: false` goes on.",
+        "the store replaces existing objects despite `If-None-Match: *`",
+        hint="two writers could destroy each other's records unnoticed: use a store that honours "
+        "`If-None-Match: *`, or a newer version of this one. If only one mirror ever writes there, "
+        "set `require-atomic-create: false`.",
         location=str(location),
         reason=reason,
     )

@@ -1,15 +1,15 @@
-"""A bucket whose store replaces what is there: the best that can be done without its help.
+"""A bucket whose store ignores `If-None-Match`: create by writing and reading back.
 
-Used under `require-atomic-create: false` only. Whoever creates a name
+Used with `require-atomic-create: false` only. A writer that creates a name
 
-1. looks whether it is there, and has lost if it is;
-2. writes it, still with `If-None-Match: *`, for stores that mean it some of the time;
-3. waits, then reads it back, and has lost to whoever is there.
+1. checks whether it exists, and has lost if it does;
+2. writes it, still with `If-None-Match: *`, for stores that honour it some of the time;
+3. waits, then reads it back, and has lost if it finds another writer's bytes.
 
-Of writers that pass from 1 to 2 within the wait, at most one finds its own bytes at 3. One that
-takes longer does not count itself a winner, but it may have replaced what the winner wrote: this
-is degraded fencing. It decides claims; objects of one claim have the same content, so for them a
-look is enough.
+Of the writers that complete step 2 soon after step 1, at most one finds its own bytes in step 3. A
+slower writer does not count itself a winner, but it may have replaced the winner's bytes: this is
+degraded fencing. The procedure decides claims. Objects of one claim have the same content, so for
+them a check that the name is free is enough.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from logmirror.locations import S3Location
 
 QUIESCE_MS: Final = 1_000
-"""From writing to reading back. Every object waits for it once, with its claim."""
+"""Pause between writing and reading back. Every object waits once, for its claim."""
 
 PROMPT_MS: Final = QUIESCE_MS // 2
-"""A write that ends later after its look may have replaced what another writer has read back."""
+"""Maximum time from the check to the end of the write. A slower write may have replaced bytes that
+another writer has already read back."""
 
 
 class ReadBackStore(S3Store):
-    """An `S3Store` that finds out itself who was first, as well as it goes.
+    """An `S3Store` that reads small objects back to detect another writer.
 
     Args:
         location: Bucket, prefix, endpoint and credentials.
@@ -45,16 +46,16 @@ class ReadBackStore(S3Store):
     def __init__(self, location: S3Location, *, clock: Clock) -> None:
         super().__init__(location, clock=clock)
         self._clock = clock
-        self._knows_condition = True
+        self._is_conditional = True
 
     def create(self, name: str, data: bytes) -> None:
         """See `BlobStore.create`; takes `QUIESCE_MS`."""
         began_ms = self._clock.monotonic_ms()
-        self._look(name)
+        self._check_absent(name)
         super().create(name, data)
         if self._clock.monotonic_ms() - began_ms > PROMPT_MS:
             raise OutcomeUnknownError(
-                "writing took so long that another writer may have been first",
+                "the write took so long that another writer may have been first",
                 hint="the position is read again",
                 name=name,
             )
@@ -68,19 +69,19 @@ class ReadBackStore(S3Store):
 
     def publish(self, token: str, name: str) -> None:
         """See `BlobStore.publish`."""
-        self._look(name)
+        self._check_absent(name)
         super().publish(token, name)
 
-    def _look(self, name: str) -> None:
+    def _check_absent(self, name: str) -> None:
         if self._is_there(name):
             raise AlreadyExistsError("object exists", name=name)
 
     def _write_new(self, operation: str, **arguments: object) -> Mapping[str, Any]:
-        if self._knows_condition:
+        if self._is_conditional:
             try:
                 return super()._write_new(operation, **arguments)
             except UsageError as error:
                 if not is_unknown_to_store(error):
                     raise
-                self._knows_condition = False
+                self._is_conditional = False
         return self._calls.write(operation, **arguments)

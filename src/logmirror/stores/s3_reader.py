@@ -1,4 +1,4 @@
-"""An object of a bucket as a seekable file, read in ranges ahead of its reader."""
+"""An object of a bucket as a seekable file, read ahead in ranges."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from logmirror.stores.s3_calls import Calls
 
 BUFFER_BYTES: Final = 1 << 16
-"""So that a read is never short."""
+"""Size of the buffer that completes short reads."""
 
 AHEAD_BYTES: Final = 8 << 20
-"""Asked for at once; memory is bounded by it, requests are one for each."""
+"""Bytes per request; also the memory limit."""
 
 
 class ObjectReader(io.RawIOBase):
@@ -33,31 +33,31 @@ class ObjectReader(io.RawIOBase):
         """Open an object.
 
         Raises:
-            MissingError: There is none.
+            MissingError: The object does not exist.
         """
         size = int(calls.read("head_object", Key=key)["ContentLength"])
         return io.BufferedReader(cls(calls, key, size), BUFFER_BYTES)
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Return the position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go there; nothing is asked for before it is read."""
+        """Set the position; sends no request."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill as much of the buffer as is at hand, at least one byte before the end."""
+        """Fill the buffer from the bytes read ahead; at least one byte unless at the end."""
         with memoryview(buffer).cast("B") as view:
             begin = self._position - self._window_start
             if not 0 <= begin < len(self._window):

@@ -1,4 +1,4 @@
-"""The system calls that order durability, apart so that a test can crash between any two."""
+"""The system calls that order durability, separate so that tests can crash between any two."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Syscalls:
-    """What a store on a directory asks of the system; each call does one thing, whole or not."""
+    """The system calls of a filesystem store; each either succeeds or has no effect."""
 
     def make_directory(self, path: Path) -> None:
-        """Make one directory; FileExistsError if it is there."""
+        """Create one directory; FileExistsError if it exists."""
         path.mkdir()
 
     def open_new(self, path: Path) -> int:
@@ -21,7 +21,7 @@ class Syscalls:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Append to an open file; returns how many bytes."""
+        """Append to an open file; returns the number of bytes written."""
         return os.write(descriptor, data)
 
     def sync_data(self, descriptor: int) -> None:

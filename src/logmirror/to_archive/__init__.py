@@ -1,1 +1,1 @@
-"""Flows into archives: positions, objects, claims, snapshots."""
+"""Replication to archives: positions, objects, claims, snapshots."""

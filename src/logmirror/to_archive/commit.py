@@ -1,8 +1,8 @@
-"""Driver: results to verified positions; the commit point of the mirror.
+"""Driver: commits the results of slices and advances positions.
 
 A position advances only over receipts that continue it, in offset order (I5). Staged objects are
-published here, after everything before them; what cannot be published is discarded and planned
-again from the position.
+published here in offset order. Objects that cannot be published are discarded, and their range is
+planned again from the position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Committer:
-    """Accepts the results of one tick after the other."""
+    """Commits the results of each tick."""
 
     def __init__(
         self,
@@ -44,10 +44,11 @@ class Committer:
     def commit(
         self, state: FlowState, works: Sequence[Work], results: Sequence[SliceResult]
     ) -> LogmirrorError | None:
-        """Commit what the slices of one flow brought, in offset order.
+        """Commit the results of one flow's slices, in offset order.
 
         Returns:
-            The first error; the position stands before it. Everything behind it is discarded.
+            The first error, or None. The position is before the failed range; all results after it
+            are discarded.
         """
         error: LogmirrorError | None = None
         by_first = {work.slice.first: work for work in works}
@@ -88,8 +89,8 @@ class Committer:
     def _accept(self, work: Work, position: int, receipt: Receipt) -> OffsetRange:
         covered = receipt.covered
         if receipt.token:
-            # A native slice begins with its first whole batch; the offsets before it, if any, were
-            # covered by the object before, or are a hole that belongs to this one.
+            # A native slice begins with its first whole batch. Offsets before it are covered by the
+            # previous object, or are an offset gap that this object covers.
             covered = OffsetRange(first=position, last=covered.last)
             claim = make_claim(
                 work,
@@ -105,8 +106,8 @@ class Committer:
             if published.existed:
                 self._observer.conflict(work.slice.flow)
             if published.claimed_by not in {"", work.writer_id}:
-                told = replace(receipt, claimed_by=published.claimed_by)
-                self._observer.claimed_by_other(work.slice.flow, told, covered, work.writer_id)
+                overtaken = replace(receipt, claimed_by=published.claimed_by)
+                self._observer.claimed_by_other(work.slice.flow, overtaken, covered, work.writer_id)
         elif covered.first != position:
             raise InternalError(
                 "a receipt does not continue the position",

@@ -1,7 +1,8 @@
-"""Where objects end: a deterministic function of the immutable log and of the two limits.
+"""The end of an object: a deterministic function of the immutable log and of the two limits.
 
-Two attempts at one slice, on two machines, must cut alike, so nothing here looks at a clock, at the
-size of a fetch response or at compressed sizes. Rows are counted one by one, batches as a whole.
+Two attempts at one slice, on two machines, must produce the same objects. The end therefore does
+not depend on a clock, on the size of fetch responses or on compressed sizes. Rows are counted one
+by one, batches as a whole.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Cut:
-    """The end of the object under construction, as far as it is known."""
+    """The limits of the object under construction."""
 
     first: int
     limit: int
-    """One past the last offset the object may cover (native: must reach)."""
+    """One past the last offset that the object may cover; a native object must reach it."""
 
     limit_trigger: Trigger
     bytes_left: int
     forced: bool = False
-    """The range was claimed earlier: end exactly at `limit`, whatever the limits say now."""
+    """The range is claimed: end exactly at `limit`, whatever the current configuration is."""
 
     @classmethod
     def fresh(cls, first: int, spec: ArchiveSpec) -> Cut:
-        """The cut of an object that nobody has claimed."""
+        """Return the limits of an object whose range is not claimed."""
         limit = min(first + spec.max_offsets, OFFSET_MAX)
         return cls(first, limit, Trigger.MAX_OFFSETS, spec.max_bytes)
 
     @classmethod
     def claimed(cls, first: int, last: int, trigger: Trigger) -> Cut:
-        """The cut that a claim has fixed (I2: one successor per position)."""
+        """Return the limits that a claim has fixed (I2: one successor per position)."""
         return cls(first, last + 1, trigger, OFFSET_MAX, forced=True)
 
     def rows(self, columns: Columns, start: int) -> tuple[int, int | None, Trigger | None]:
-        """How many rows from `start` on belong to the object.
+        """Return which rows from `start` on belong to the object.
 
         Returns:
-            One past the last row; and, where the object ends, its last offset and why.
+            One past the last row; if the object ends there, also its last offset and the trigger.
         """
         sizes = columns.payload_bytes[start:]
         filled = int(np.searchsorted(np.cumsum(sizes), self.bytes_left))
@@ -76,13 +77,13 @@ class Cut:
             self.bytes_left -= int(sizes.sum())
             return stop, None, None
         if self.forced and batches.base_offsets[start + index] >= self.limit:
-            # The cleaner took the batch that the claimed range ended with, and maybe others.
+            # The log cleaner removed the last batch of the claimed range, and perhaps others.
             return start + index, self.limit - 1, self.limit_trigger
         last = int(lasts[index])
         if self.forced and last + 1 != self.limit:
             raise PositionError(
                 "a claimed range does not end where a batch of the source ends",
-                hint="the source's log was rewritten since the claim was made. Compare both ends "
+                hint="the source's log was rewritten after the claim was made. Compare the archive "
                 "with the source; nothing was written.",
                 claimed_last=self.limit - 1,
                 batch_last=last,

@@ -1,4 +1,4 @@
-"""Driver: flows into archives. Positions come from names, commits publish what was staged."""
+"""Driver: archives as a `Destination`: positions come from names, commits publish objects."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _LOG = logging.getLogger("logmirror.mirror")
 
 
 class ArchiveDestination:
-    """A `Destination` whose copies are chains of objects in stores."""
+    """A `Destination` that writes chains of objects to stores."""
 
     def __init__(
         self, open_store: Callable[[StoreLocation], BlobStore], committer: Committer, clock: Clock
     ) -> None:
         self._open_store, self._committer, self._clock = open_store, committer, clock
         self._newest: dict[FlowId, str] = {}
-        """Name of the last object of each flow as this process has seen it."""
+        """The last object of each flow that this process has seen, by name."""
 
-        self._looked: dict[FlowId, str] = {}
-        """What was the newest at the last look for drift."""
+        self._checked: dict[FlowId, str] = {}
+        """The newest object of each flow at the last drift check, by name."""
 
     def prepare(
         self,
@@ -60,7 +60,7 @@ class ArchiveDestination:
         topic: TopicMetadata,
         partitions: Collection[int] | None,
     ) -> ArchiveSpec:
-        """See `Destination.prepare`: folders are made when they are first written to."""
+        """See `Destination.prepare`: the first write creates the folders."""
         del source, topic, partitions
         return _archive(spec)
 
@@ -96,19 +96,19 @@ class ArchiveDestination:
         return checked_position(self._open_store(archive.location), archive, flow, found, view)
 
     def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: claims that nothing can need any more are removed.
+        """See `Destination.opened`: removes claims that are no longer needed.
 
-        That is those of Parquet objects, whose footers say the same. Without its claim nobody could
-        tell whether a value in NDJSON was changed, or a batch taken out of a native object. In a
-        bucket all stay: an archiver need not be allowed to delete there, and looking for old ones
-        would be a listing of all of them (decision 0006).
+        These are old claims of Parquet objects in folders; the footers hold the same facts. Claims
+        of other formats are kept: without them, a changed value in NDJSON or a batch removed from a
+        native object could not be detected. In a bucket all claims are kept: the mirror may lack
+        the permission to delete, and finding old ones would list all of them (decision 0006).
         """
         state.newest = self._newest.get(state.flow, "")
         archive = _archive(state.destination)
         if archive.compaction:
             begin_snapshots(state, self._open_store(archive.location))
-            # A predecessor may have died behind its snapshot, and there may be nothing new. What
-            # cannot be deleted now goes with the next snapshot.
+            # An earlier run may have died after writing a snapshot, and there may be no new one.
+            # A failure is ignored: the next snapshot prunes again.
             with contextlib.suppress(UnavailableError, OutcomeUnknownError):
                 prune(self._open_store(archive.location), state.flow, archive)
         location = archive.location
@@ -123,24 +123,24 @@ class ArchiveDestination:
         )
 
     def drifted(self, state: FlowState) -> bool:
-        """See `Destination.drifted`: one listing, from the object on that was the newest last time.
+        """See `Destination.drifted`: lists the chain from the newest object of the last check on.
 
         Raises:
-            CorruptionError: What was written since is no unbroken chain any more.
+            CorruptionError: The objects written since then are not an unbroken chain.
         """
         archive, flow = _archive(state.destination), state.flow
-        since = self._looked.get(flow, "") or state.newest
-        if archive.compaction:  # older snapshots may go at any time
+        since = self._checked.get(flow, "") or state.newest
+        if archive.compaction:  # older snapshots may be deleted at any time
             since = state.newest
-        self._looked[flow] = state.newest
+        self._checked[flow] = state.newest
         store = self._open_store(archive.location)
         objects = read_chain(store, flow, archive, since=since).objects
         ends = [objects[0].name, objects[-1].name] if objects else ["", ""]
         if ends == [since, state.newest]:
             return False
-        self._looked[flow] = ""
+        self._checked[flow] = ""
         _LOG.info(
-            "the copy does not end where it was left",
+            "the chain does not end at the last known object",
             extra={
                 "facts": {
                     "mirror": flow.mirror,

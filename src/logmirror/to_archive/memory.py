@@ -1,13 +1,13 @@
-"""How much one slot holds at a time, derived from its share of the process group's memory.
+"""Memory limits of one slot, derived from its share of the process group's memory.
 
     share = fetched + decoded + unpacked + objects under construction
 
-A small share makes smaller pieces wait: fewer decoded rows, smaller row groups, bucket objects that
-go to a temporary file earlier, and fewer objects side by side, the rest of a group after them. It
-never changes which offsets an object covers: that is a function of the log alone (`cut`), else two
-writers with different memory would meet each other's claims at every object.
+A small share leads to fewer decoded rows at a time, smaller row groups, bucket objects that are
+moved to a temporary file earlier, and fewer objects in parallel: the slices of a group are
+processed in several waves. It never changes which offsets an object covers, which depends on the
+log only (`cut`); otherwise two writers with different memory would conflict at every object.
 
-What a single batch or record needs by its own size comes on top: it cannot be cut.
+A single batch or record that exceeds these limits needs additional memory: it cannot be split.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 _MIB: Final = 1 << 20
 
 SLOT_BYTES_MIN: Final = 32 * _MIB
-"""The least share: one object of the most expensive kind can be written, in pieces of 4 MiB."""
+"""The minimum share: enough for one object of the most expensive kind, in pieces of 4 MiB."""
 
 _FETCHED_BYTES: Final = 4 * _MIB
 _CHUNK_BYTES: Final = 32 * _MIB
 _ROW_GROUP_BYTES: Final = 32 * _MIB
 _HELD_BYTES: Final = 96 * _MIB
 _TEXT_BYTES: Final = 8 * _MIB
-"""Of NDJSON lines that are made at once: 2 MiB of payload in its longest form."""
+"""Buffer of NDJSON lines: 2 MiB of payload in its longest encoding."""
 
 _STREAM_BYTES: Final = 1 * _MIB
-"""Of what goes through to a file."""
+"""Buffer of bytes that are streamed to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What one slot may hold."""
+    """Memory limits of one slot, in bytes."""
 
     chunk_bytes: int
-    """Of decoded rows."""
+    """Decoded rows."""
 
     row_group_bytes: int
-    """Of rows that wait for their Parquet row group."""
+    """Rows of one Parquet row group."""
 
     held_bytes: int
-    """Of an object for a bucket, until it goes to a temporary file."""
+    """One object for a bucket; a larger one is kept in a temporary file."""
 
     objects_bytes: int
-    """For all objects under construction together."""
+    """All objects under construction together."""
 
     @classmethod
     def of_share(cls, share_bytes: int) -> Memory:
-        """The pieces that fit into a share of at least `SLOT_BYTES_MIN`."""
+        """Return the limits for a share of at least `SLOT_BYTES_MIN`."""
         piece = share_bytes // 8
         chunk = min(_CHUNK_BYTES, piece)
         return cls(
@@ -67,17 +67,18 @@ class Memory:
         )
 
     def object_bytes(self, spec: ArchiveSpec) -> int:
-        """The most that one object under construction holds, records larger than a piece apart."""
+        """Return the maximum memory of one object under construction, without oversized records."""
         if spec.format == "parquet":
-            encoder = 2 * self.row_group_bytes  # what waits, and what of it is being written
+            encoder = 2 * self.row_group_bytes  # the waiting rows, and the row group being written
         else:
             encoder = _TEXT_BYTES if spec.format == "ndjson" else _STREAM_BYTES
         return encoder + (self.held_bytes if isinstance(spec.location, S3Location) else 0)
 
     def waves(self, works: Sequence[Work]) -> list[list[Work]]:
-        """Divide works that read the same: those of one crew are carried out side by side.
+        """Divide slices that read the same partition into waves that run one after the other.
 
-        As few crews as fit, one after the other; each has one work at least.
+        The slices of one wave run in parallel and fit into `objects_bytes` together. There are as
+        few waves as possible in this order; each has at least one slice.
         """
         waves: list[list[Work]] = []
         room = 0

@@ -1,7 +1,7 @@
-"""Driver: where a flow stands, read from what is durable at the destination (I1).
+"""Driver: the position of a flow, read from the durable objects at the destination (I1).
 
-The names of the objects are the position. The newest claim remembers which incarnation of the topic
-they came from. Nothing else is consulted: no local file, no Spark checkpoint, no group offset.
+The names of the objects are the position. The newest claim holds the topic ID of their source.
+Nothing else is used: no local file, no Spark checkpoint, no group offset.
 """
 
 from __future__ import annotations
@@ -29,48 +29,50 @@ def read_chain(
     chain_start: ChainStart = None,
     since: str = "",
 ) -> Chain | Cover:
-    """The end of a flow's chain; its `next_offset` is where the destination must be continued.
+    """Return a flow's chain, or the end of it; its `next_offset` is the position.
+
+    A bucket with more than 1,000 objects returns only the last page of the listing (see
+    `BlobStore.tail`): gaps and overlaps before it are found by `verify`.
 
     Args:
         store: The destination's store.
-        flow: Whose chain it is.
-        archive: How its objects are written. Snapshots begin wherever the source begins.
-        chain_start: Where it must begin.
-        since: Name of an object: only those from there on.
+        flow: The flow.
+        archive: The format and layout of its objects. Snapshots begin where the source begins.
+        chain_start: The declared first offset of the chain.
+        since: Name of an object: read only the names after it.
 
     Raises:
-        CorruptionError: The names are not one unbroken chain, as far as the store shows them: where
-            there are very many, the last of them.
+        CorruptionError: The names that were read are not one unbroken chain.
     """
     extension = archive.extension
 
-    def look() -> Tail:
+    def read_tail() -> Tail:
         return store.tail(flow.folder, since.partition("-")[0])
 
-    def judge(tail: Tail) -> Cover:
+    def check(tail: Tail) -> Cover:
         start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
         return resolve(store, flow.folder, tail.names, extension=extension, start=start)
 
     if archive.compaction:
-        return chain(look().names, extension=extension, start=None, snapshots=True)
-    return confirmed(look, judge)
+        return chain(read_tail().names, extension=extension, start=None, snapshots=True)
+    return confirmed(read_tail, check)
 
 
 def check_drift(flow: FlowId, *, known: str, newest: str) -> None:
     """Raise PositionError if a chain ends before an object that this process has seen in it.
 
     Args:
-        flow: Whose chain it is.
-        known: Name of the last object that was committed or found.
-        newest: Name of the last object now; empty: there is none.
+        flow: The flow.
+        known: Name of the last object that was committed or found earlier.
+        newest: Name of the current last object; empty: there is none.
     """
     before, now = split_name(known), split_name(newest)
     if before is not None and (now is None or now[1] < before[1]):
         raise PositionError(
-            "objects that were there are gone",
-            hint="put them back, if somebody moved them. Started again, the mirror continues at "
-            "what is there now and writes the missing objects once more, as far as the source "
-            "still has their records.",
+            "objects at the destination are gone",
+            hint="restore them if they were moved. After a restart, the mirror continues at the "
+            "current end and writes the missing objects again, as far as the source still has "
+            "their records.",
             reason="DestinationDrift",
             topic=flow.topic,
             partition=flow.partition,
@@ -82,21 +84,21 @@ def check_drift(flow: FlowId, *, known: str, newest: str) -> None:
 def checked_position(
     store: BlobStore, archive: ArchiveSpec, flow: FlowId, found: int | None, source: SourceView
 ) -> int:
-    """The position of a flow, checked against the source.
+    """Return the position of a flow, checked against the source.
 
     Args:
         store: The destination's store.
-        archive: How its objects are written. Snapshots may go on where the source has lost
-            records: what they need is read anew from its start (R7, R8).
-        flow: Whose position it is.
-        found: What `read_chain` found before `source` was asked. In this order, because both
-            move on while another writer is at work: an older answer of the source may end below
-            what has been copied since.
-        source: What the source says now.
+        archive: The format and layout of its objects. Snapshots may continue if the source has
+            trimmed records: they are rebuilt from the log start offset (R7, R8).
+        flow: The flow.
+        found: The result of `read_chain`, read before `source`. The order matters because both
+            advance while another writer is active: an older view of the source may end below the
+            position.
+        source: The current offsets and topic ID of the source.
 
     Raises:
-        PositionError: The source no longer has what comes next, ends below the position, or is
-            another incarnation of the topic. Facts: `reason`, `position` and what was found.
+        PositionError: The source no longer has the next record, ends below the position, or is a
+            recreated topic. Facts: `reason`, `position` and what was found.
     """
     position = source.log_start if found is None else found
     check_incarnation(store, flow, source.topic_id, position)
@@ -108,15 +110,15 @@ def checked_position(
 def check_incarnation(
     store: BlobStore, flow: FlowId, topic_id: bytes | None, position: int
 ) -> None:
-    """Raise PositionError if the chain came from another topic of the same name."""
+    """Raise PositionError if the chain came from another topic with the same name."""
     claim = latest_claim(store, flow.destination, flow.partition)
     if claim is None or topic_id is None or not claim.topic_id:
         return
     if claim.topic_id != topic_id.hex():
         raise PositionError(
             "the topic was deleted and created again since the last object was written",
-            hint="records of two topics must not share a chain. Keep this archive as it is and "
-            "give the destination another name for the new topic.",
+            hint="records of two topics must not share a chain. Keep this archive, and configure "
+            "another destination name for the new topic.",
             reason="SourceRecreated",
             position=position,
             expected_topic_id=claim.topic_id,
@@ -125,12 +127,12 @@ def check_incarnation(
 
 
 def check_source(flow: FlowId, source: SourceView, position: int) -> None:
-    """Raise PositionError if the source cannot be read on from `position`."""
+    """Raise PositionError if the source cannot be read from `position` on."""
     if position < source.log_start:
         raise PositionError(
-            "the source no longer has the next record: retention or DeleteRecords passed it",
+            "the source no longer has the next record: retention or DeleteRecords removed it",
             hint="the records between position and log_start are gone at the source. To archive "
-            "what is left, start a new chain: another destination name with `chain-start: "
+            "the remaining ones, start a new chain: another destination name with `chain-start: "
             "earliest`.",
             reason="SourceTrimmed",
             topic=flow.topic,
@@ -141,8 +143,8 @@ def check_source(flow: FlowId, source: SourceView, position: int) -> None:
     if position > source.last_stable_offset:
         raise PositionError(
             "the source ends below the position of the copy",
-            hint="the source's log was cut (unclean leader election, or a restored disk), or this "
-            "is another cluster. What is copied is kept; compare it with the source.",
+            hint="the source's log was truncated (unclean leader election, or a restored disk), or "
+            "this is another cluster. The copy is kept; compare it with the source.",
             reason="SourceWentBackwards",
             topic=flow.topic,
             partition=flow.partition,

@@ -1,7 +1,7 @@
 """Executor and driver: the claim of a finished object, and its publication.
 
-Apart from the rest of a slice because the driver publishes what executors staged, and needs nothing
-else of theirs.
+A separate module because the driver publishes objects that executors staged and needs nothing else
+of a slice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 
-def make_claim(  # noqa: PLR0913  # one argument for each fact that only the caller knows
+def make_claim(  # noqa: PLR0913  # one argument per fact of the caller
     work: Work,
     covered: OffsetRange,
     trigger: Trigger,
@@ -28,9 +28,10 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
     digest: str,
     created_ms: int,
 ) -> Claim:
-    """The claim of one object of this work."""
+    """Return the claim for one object of this slice."""
     topic_id = work.slice.topic_id
-    # What neither record nor batch accounts for was compacted away: elsewhere a slice stops there.
+    # Offsets that neither records nor batches explain were compacted away: on a topic that is not
+    # compacted, the slice stops before them.
     compacted = covered.offset_count - record_count - gaps.control - gaps.aborted
     if work.archive.compaction:  # records of a snapshot are keys
         compacted = gaps.compacted
@@ -55,7 +56,7 @@ def make_claim(  # noqa: PLR0913  # one argument for each fact that only the cal
 
 
 def publish(work: Work, store: BlobStore, token: str, claim: Claim) -> Published:
-    """Claim and publish one staged object of this work."""
+    """Claim and publish one staged object of this slice."""
     return publish_object(
         store,
         token=token,

@@ -1,12 +1,13 @@
-"""Executor: one reading of the source for all slices that stand at the same position.
+"""Executor: one read of the source for all slices at the same position.
 
-Slices of one partition into archives, whatever their formats, limits and stores, are fed with the
-same responses: fetched once, checked once and, where any of them wants rows, decoded once. At any
-moment there is one response, one chunk of rows and one object for each slice.
+Slices of one partition to several archives, with any formats, limits and stores, share the same
+fetch responses. A response is fetched once, checked once and, if any slice needs rows, decoded
+once. At any moment there is one response, one chunk of rows and one object for each slice.
 
-Each slice remains its own master. One that has reached its end leaves, and the others read on from
-there; one that meets a claim begins anew where that says, in a reading of its own if nobody else
-stands there; one that fails ends. What cannot be read or decoded fails those that wanted it.
+Slices are independent. A slice that has reached its end leaves, and the others continue reading. A
+slice that finds a claim restarts at the start of the claim, in a separate read unless others are at
+the same position. A slice that fails ends. A read or decode error fails the slices that need the
+data.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 def carry_out(
     transfers: Sequence[Transfer], source: KafkaSource, decoder: RecordDecoder
 ) -> list[SliceResult]:
-    """Carry slices of one partition out side by side; a LogmirrorError is part of its result.
+    """Run slices of one partition together; a LogmirrorError is part of the result.
 
     Args:
-        transfers: At least one, new; those that begin at one offset are fed together.
-        source: Of the partition.
-        decoder: The one that the transfers were given.
+        transfers: At least one, new; those that begin at the same offset share a read.
+        source: The partition.
+        decoder: The decoder of the transfers.
     """
     try:
         for transfer in transfers:
@@ -48,7 +49,7 @@ def carry_out(
 
 
 def _read(transfers: list[Transfer], source: KafkaSource, decoder: RecordDecoder) -> None:
-    """Feed slices that stand at one position, to the first end among them."""
+    """Read for slices at one position, up to the lowest end among them."""
     for transfer in transfers:
         transfer.join()
     readers = transfers
@@ -71,19 +72,19 @@ def _feed(readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder) -> 
         reader.take(fetched)
     wanting = [reader for reader in _reading(readers) if reader.wants_rows]
     for end in sorted({reader.end for reader in wanting}):
-        # Piece by piece where slices end inside of the response: what is wrong behind its end is
-        # no slice's business.
+        # Piece by piece if slices end within the response: an error after the end of a slice must
+        # not fail that slice.
         some = [reader for reader in wanting if reader.end >= end]
         _decode(some, fetched, decoder, (position, end))
         position = end
     for reader in readers:
-        reader.settle()
+        reader.end_response()
 
 
 def _decode(
     readers: list[Transfer], fetched: Fetched, decoder: RecordDecoder, wanted: tuple[int, int]
 ) -> None:
-    """Feed the rows of a response whose offsets are in a range, end excluded."""
+    """Pass the rows of a response with first <= offset < end to the readers."""
     first, end = wanted
     last = int(fetched.batches.last_offsets[fetched.batches.count - 1])
     if first > last or not _reading(readers):

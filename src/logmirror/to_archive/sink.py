@@ -1,8 +1,8 @@
 """Executor: one object under construction at one store.
 
-Rows or batches go in; out comes a durable staged object with the digest of its content, which the
-claim then promises. The digest is of what was copied, not of the file: two writers that compress
-differently still agree on it.
+The writer encodes rows or batches into a durable staged object and computes the digest of its
+content, which the claim then records. The digest covers the content, not the file: it does not
+depend on compression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ObjectWriter:
-    """Collects one object. Give it rows or batches, never both; then `finish` or `abort`."""
+    """Writes one object. Append rows or batches, never both; then call `finish` or `abort`."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class ObjectWriter:
             )
 
     def write(self, data: Buffer) -> int:
-        """The encoder's target: pass bytes to the store and count them."""
+        """Write bytes of the encoder to the store and count them."""
         written = self._staged.write(data)
         self.object_bytes += written
         return written
 
     def append_batches(self, data: memoryview, record_count: int) -> None:
-        """Append whole batches as they are."""
+        """Append whole batches, unchanged."""
         if not isinstance(self._encoder, NativeEncoder):
             raise InternalError("batches for an object of rows", format=self._spec.format)
         self._encoder.append(data)
@@ -96,13 +96,13 @@ class ObjectWriter:
     def finish(
         self, covered: OffsetRange, gaps: GapSummary, topic_id: bytes | None, *, travels: bool
     ) -> tuple[str, str]:
-        """Make the object ready; returns the store's token and the content digest.
+        """Finish the staged object; returns the store's token and the content digest.
 
         Args:
-            covered: What the object accounts for.
-            gaps: Offsets in it without a record.
-            topic_id: Of the source.
-            travels: Whether another process will publish it.
+            covered: The range of the object.
+            gaps: Its offsets without a record.
+            topic_id: The source's topic ID.
+            travels: Whether another process will publish the object.
         """
         if isinstance(self._encoder, NativeEncoder):
             digest = f"xxh3:{self._bytes_digest.hexdigest()}"
@@ -128,8 +128,8 @@ class ObjectWriter:
         return self._staged.finish(name, travels=travels), digest
 
     def abort(self) -> None:
-        """Throw the object away. Never raises."""
-        # Arrow's own memory refers to it and it to us, a ring that no collector sees.
+        """Discard the object. Never raises."""
+        # Breaks a reference cycle through Arrow's memory, which the collector cannot see.
         if isinstance(self._encoder, ParquetEncoder):
             self._encoder.detach()
         self._staged.abort()

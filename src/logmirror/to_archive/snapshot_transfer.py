@@ -1,9 +1,12 @@
 """Executor: one slice of a flow with `compaction: log`, from fetched batches to a snapshot.
 
 A snapshot is named by the offsets it adds, `from` = the position, `to` = the last offset of the
-slice, and holds the latest record of each key as of `to`, whatever `from` is: the newest snapshot
-alone rebuilds the state, and is what the next one is merged with. A claim fixes `to`, not the
-content: the source may be compacted between two attempts at one range, and both are true.
+slice. It holds the latest record of each key as of `to`, for every `from`: the newest snapshot
+alone rebuilds the state, and the next one is merged with it. A claim fixes `to`, not the content:
+the source may be compacted between two attempts at one range, and both results are correct.
+
+Every missing offset that is not a marker or an aborted record counts as compacted, whatever the
+topic's cleanup policy. "No gap without a cause" does not hold here; it holds for `Transfer`.
 """
 
 from __future__ import annotations
@@ -44,17 +47,18 @@ class SnapshotTransfer:
     """One run of one slice. `run` never raises a LogmirrorError: it is part of the result.
 
     Args:
-        work: The slice; all of it becomes one snapshot.
-        source: Its partition.
-        store: Where snapshots lie.
-        decoder: For the source's batches.
-        folder: Where records are put aside that do not fit in memory; None: the machine's own.
-        run_bytes: How much of them fits.
+        work: The slice; it becomes one snapshot.
+        source: The partition.
+        store: The destination's store.
+        decoder: Decodes the source's batches.
+        folder: Folder of temporary files for records that do not fit in memory; None: the machine's
+            temporary folder.
+        run_bytes: Size of the records kept in memory.
         row_group_bytes: See `ParquetEncoder`.
         clock: Time.
     """
 
-    def __init__(  # noqa: PLR0913  # what `Transfer` takes, and where to put things aside
+    def __init__(  # noqa: PLR0913  # the arguments of `Transfer`, and the temporary folder
         self,
         work: Work,
         source: KafkaSource,
@@ -74,7 +78,7 @@ class SnapshotTransfer:
         self._payload_bytes = 0
 
     def run(self) -> SliceResult:
-        """Write the snapshot that is due."""
+        """Write the snapshot."""
         started_ms = self._clock.monotonic_ms()
         receipt, error = None, None
         try:
@@ -126,8 +130,8 @@ class SnapshotTransfer:
         except OSError as error:
             writer.abort()
             raise UnavailableError(
-                "could not put records of a snapshot aside",
-                hint="make room in the temporary folder of the executors (spark.local.dir)",
+                "could not write records of a snapshot to a temporary file",
+                hint="free space in the temporary folder of the executors (spark.local.dir)",
                 reason=error.strerror or str(error),
             ) from error
         except BaseException:
@@ -163,29 +167,29 @@ class SnapshotTransfer:
     def _read(
         self, stack: contextlib.ExitStack, covered: OffsetRange
     ) -> tuple[LatestByKey, GapSummary, Iterator[Any]]:
-        """Collect records; returns them, what is missing in the range, and the rows before them.
+        """Collect records; returns them, the gaps of the range, and the previous snapshot's rows.
 
-        How old a snapshot of mirror-v3 is nobody knows, so it would be built anew. It is continued
-        where the source still shows every offset since: then no tombstone can be gone.
+        The age of a snapshot of mirror-v3 is unknown, so the next one is normally rebuilt. It is
+        continued if the source still shows every offset since: then no tombstone is missing.
         """
-        is_there = self._slice.rebuild and self._source.log_start() <= covered.first
-        if is_there and self._newest_is_mirror_v3():
-            view, gaps = self._collect(stack, covered, anew=False)
+        is_untrimmed = self._slice.rebuild and self._source.log_start() <= covered.first
+        if is_untrimmed and self._newest_is_mirror_v3():
+            view, gaps = self._collect(stack, covered, rebuild=False)
             if not gaps.compacted:
                 return view, gaps, self._before()
-        view, gaps = self._collect(stack, covered, anew=self._slice.rebuild)
+        view, gaps = self._collect(stack, covered, rebuild=self._slice.rebuild)
         return view, gaps, iter(()) if self._slice.rebuild else self._before()
 
     def _collect(
-        self, stack: contextlib.ExitStack, covered: OffsetRange, *, anew: bool
+        self, stack: contextlib.ExitStack, covered: OffsetRange, *, rebuild: bool
     ) -> tuple[LatestByKey, GapSummary]:
         view = stack.enter_context(LatestByKey(self._folder, run_bytes=self._run_bytes))
-        return view, self._read_source(view, covered, anew=anew)
+        return view, self._read_source(view, covered, rebuild=rebuild)
 
-    def _read_source(self, view: LatestByKey, covered: OffsetRange, *, anew: bool) -> GapSummary:
-        """Collect the records up to the end of the range; returns what is missing in the range."""
+    def _read_source(self, view: LatestByKey, covered: OffsetRange, *, rebuild: bool) -> GapSummary:
+        """Collect the records up to the end of the range; returns the gaps of the range."""
         flow, end = self._slice.flow, covered.next_offset
-        position = self._source.log_start() if anew else covered.first
+        position = self._source.log_start() if rebuild else covered.first
         ledger, records, self._payload_bytes = GapLedger(), 0, 0
         ledger.add(covered.first, min(position, end) - 1, GapCause.COMPACTED)
         for fetched in self._source.read(position, end):
@@ -223,7 +227,7 @@ class SnapshotTransfer:
         return False
 
     def _before(self) -> Iterator[Any]:
-        """The rows of the snapshot that this one continues, proven on the way."""
+        """Yield the rows of the snapshot that this one continues, verified while they are read."""
         newest = self._newest()
         if newest is None or newest.last + 1 != self._slice.first:
             raise PositionMovedError(
@@ -234,9 +238,9 @@ class SnapshotTransfer:
         name = newest.name
         try:
             with self._store.open(f"{self._slice.flow.folder}/{name}") as file:
-                yield from _proven_rows(file, name)
-        except KeyError:  # at once, or between two ranges of a bucket's object
-            raise PositionMovedError("the snapshot was pruned just now", name=name) from None
+                yield from _verified_rows(file, name)
+        except KeyError:  # when it is opened, or between two ranges of a bucket's object
+            raise PositionMovedError("the snapshot was just pruned", name=name) from None
 
 
 def _pass_gate(refused: Refused | None) -> None:
@@ -244,10 +248,10 @@ def _pass_gate(refused: Refused | None) -> None:
         raise refused.error()
 
 
-def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
-    """Yield a snapshot's rows; CorruptionError at their end if they are not what was written.
+def _verified_rows(file: BinaryIO, name: str) -> Iterator[Any]:
+    """Yield a snapshot's rows; CorruptionError at their end if they differ from the footer.
 
-    One of mirror-v3 says neither that it is one nor what it must hold: its rows' order does.
+    A snapshot of mirror-v3 has no metadata: only the order of its rows is checked.
     """
     digest, last_key, rows = ContentDigest(), None, 0
     parquet = open_parquet(file, name)
@@ -255,8 +259,8 @@ def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
     if not (metadata.is_snapshot if metadata else is_mirror_v3(parquet)):
         raise CorruptionError(
             "the newest object is not a snapshot",
-            hint="`compaction: log` cannot continue an archive of all records; give the "
-            "destination another name",
+            hint="`compaction: log` cannot continue an archive of all records; configure another "
+            "destination name",
             name=name,
         )
     for batch in read_parquet(parquet, name):
@@ -266,8 +270,8 @@ def _proven_rows(file: BinaryIO, name: str) -> Iterator[Any]:
         yield batch
     if metadata and (rows, digest.hexdigest()) != (metadata.record_count, metadata.digest):
         raise CorruptionError(
-            "the newest snapshot is not what it was when it was written",
-            hint="delete nothing; `logmirror verify --deep` shows which snapshots are sound",
+            "the newest snapshot was changed after it was written",
+            hint="delete nothing; `logmirror verify --deep` shows which snapshots are undamaged",
             name=name,
             expected=metadata.digest,
             found=digest.hexdigest(),

@@ -1,7 +1,7 @@
-"""Driver: what flows with `compaction: log` need beyond others.
+"""Driver: additional steps for flows with `compaction: log`.
 
-A snapshot is continued by merging what the source has added, or built anew from all that the source
-has; `FlowState.must_rebuild` says when.
+A new snapshot is a merge of the newest snapshot with the new records, or is rebuilt from all
+records at the source; `FlowState.must_rebuild` decides.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOG = logging.getLogger("logmirror.mirror")
 
 
 def begin_snapshots(state: FlowState, store: BlobStore) -> None:
-    """A flow begins at its position: find out from when its newest snapshot is.
+    """Initialise a flow at its position: determine the age of its newest snapshot.
 
-    R7: a source that begins above the position is accepted here, at the start, and nowhere else.
+    R7: a log start offset above the position is accepted here, at the start, and nowhere else.
     """
     claim = latest_claim(store, state.flow.destination, state.flow.partition)
     is_continued = claim is not None and claim.covered.first < state.position
@@ -31,7 +31,7 @@ def begin_snapshots(state: FlowState, store: BlobStore) -> None:
     state.rebuild = not is_continued or state.position < state.log_start
     if is_continued and state.position < state.log_start:
         _LOG.warning(
-            "the source begins above the newest snapshot: the next one is built from its start",
+            "the log start offset is above the newest snapshot: the next snapshot is rebuilt",
             extra={
                 "facts": {
                     "mirror": state.flow.mirror,
@@ -46,7 +46,7 @@ def begin_snapshots(state: FlowState, store: BlobStore) -> None:
 
 
 def prune(store: BlobStore, flow: FlowId, archive: ArchiveSpec) -> None:
-    """Delete all but the newest snapshots, as many as are to be kept."""
+    """Delete all snapshots except the newest `keep_snapshots`."""
     if archive.keep_snapshots is None:
         return
     names = store.names(flow.folder)

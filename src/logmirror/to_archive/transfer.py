@@ -1,11 +1,11 @@
 """Executor: one slice end to end, from fetched batches to published objects.
 
-Safe to run twice, side by side, or after a pause of any length: where an object ends is a function
-of the log (`cut`), and what becomes visible is decided by claims (`archive.claims`, I2). A claim
-that is found, at the start or on the way, is carried out as its maker meant it.
+Safe to run twice, concurrently, or after a pause of any length: the end of an object is a function
+of the log (`cut`), and claims decide which object becomes visible (`archive.claims`, I2). If the
+slice finds a claim, at its start or later, it writes exactly the claimed range.
 
-A slice is fed: who reads the source (`shared_read`) hands every response to all slices that stand
-where it begins. One that fails, ends, or must begin anew elsewhere disturbs no other.
+The source is read by `shared_read`, which passes every response to all slices at its position. A
+slice that fails, ends or restarts elsewhere does not affect the others.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 class Transfer:
     """One run of one slice. A LogmirrorError is never raised: it is part of the result.
 
-    begin -> [join -> [take -> append... -> settle]... -> leave]... -> result
+    begin -> [join -> [take -> append... -> end_response]... -> leave]... -> result
 
     Args:
-        work: What is to be done.
-        store: Where objects go.
-        decoder: Shared with others; what it yields need not outlive a call of ours.
-        row_group_bytes: Of Parquet objects; None: the format's own.
+        work: The slice.
+        store: The destination's store.
+        decoder: Shared with other slices; its rows are valid during one call only.
+        row_group_bytes: Size of row groups in Parquet objects; None: the default of the format.
         clock: Time.
 
     Attributes:
-        position: The next offset wanted.
-        end: One past the last offset wanted.
-        is_ended: Nothing is left to do but to ask for the result.
-        is_reading: Takes part in the reading that it has joined.
-        wants_rows: Whether responses must be decoded for it.
-        types: What keys and values of those rows must be.
+        position: The next offset to read.
+        end: One past the last offset to read.
+        is_ended: The slice is finished; only `result` may be called.
+        is_reading: The slice takes part in the current read.
+        wants_rows: Responses must be decoded for this slice.
+        types: Required types of keys and values.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Transfer:
         self._begin(self._slice.first, None)
 
     def begin(self) -> None:
-        """Look for what must be finished first; nothing is read before."""
-        with self._guarded():
-            self._begin(self._slice.first, self._standing_claim())
+        """Check for a claim at the start of the slice; must be called before reading."""
+        with self._capture_errors():
+            self._begin(self._slice.first, self._claim_at_start())
 
     def join(self) -> None:
-        """Take part in a reading that begins at `position`."""
+        """Take part in a read that begins at `position`."""
         self.is_reading = True
 
     def take(self, fetched: Fetched) -> None:
-        """Take a response in: what is native is copied, of rows only the holes are noted."""
-        with self._guarded():
+        """Process a response: copy native batches; for other formats, collect the offset gaps."""
+        with self._capture_errors():
             sizes = fetched.batches.sizes[fetched.start :]
             self._source_bytes += int(sizes.sum())
             if self.wants_rows:
@@ -103,11 +103,13 @@ class Transfer:
                 self._reached = self._copy_batches(fetched)
 
     def append(self, columns: Columns, refused: Refused | None = None) -> None:
-        """Take rows of the response in, in order; those from `end` on must not be among them.
+        """Append decoded rows of the response, in order, with offsets below `end`.
 
-        The slice ends before the row that is `refused`, the first of them that is not of our types.
+        Args:
+            columns: The rows.
+            refused: The first row that violates the column types, if any; the slice ends before it.
         """
-        with self._guarded():
+        with self._capture_errors():
             row, end = 0, columns.rows if refused is None else refused.row
             while row < end and self.is_reading:
                 stop, last, trigger = self._cut.rows(columns, row)
@@ -121,28 +123,28 @@ class Transfer:
             if refused is not None and self.is_reading:
                 self._refuse(refused, refused.offset)
 
-    def settle(self) -> None:
-        """The response was taken in whole."""
+    def end_response(self) -> None:
+        """End the processing of a response: close objects whose limit was reached."""
         if not self.is_reading:
             return
-        with self._guarded():
+        with self._capture_errors():
             while self.is_reading and self._cut.limit <= self._reached:
                 self._close(self._cut.limit - 1, self._cut.limit_trigger)
             if self.is_reading:
                 self.position = self._reached
 
     def leave(self) -> None:
-        """The reading is over; whoever has reached its end writes its tail, if that is due."""
+        """Leave the read; at the end of the slice, write its tail if the slice has one."""
         was_reading, self.is_reading = self.is_reading, False
         if not was_reading or self.position < self.end:
             return
-        with self._guarded():
+        with self._capture_errors():
             if self._slice.tail and self.position > self._cut.first and not self._cut.forced:
                 self._close(self.position - 1, self._slice.tail)
             self._finish()
 
     def fail(self, error: LogmirrorError) -> None:
-        """End here: what was to be read cannot be had. The error is ours alone."""
+        """End the slice with an error; it becomes part of this slice's result only."""
         self._error = error.add_facts(
             mirror=self._slice.flow.mirror,
             destination=self._slice.flow.destination,
@@ -152,13 +154,13 @@ class Transfer:
         self._finish()
 
     def abandon(self) -> None:
-        """Throw away what is under construction; harmless when nothing is."""
+        """Discard the object under construction, if any."""
         if self._object:
             self._object.abort()
             self._object = None
 
     def result(self) -> SliceResult:
-        """What came of it, as far as it went."""
+        """Return the result: receipts, position reached, error."""
         return SliceResult(
             slice=self._slice,
             receipts=tuple(self._receipts),
@@ -170,8 +172,8 @@ class Transfer:
         )
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Keep what goes wrong to ourselves."""
+    def _capture_errors(self) -> Iterator[None]:
+        """Turn errors into results: restart at a claim, or fail this slice."""
         try:
             yield
         except ClaimTakenError as taken:
@@ -188,9 +190,9 @@ class Transfer:
 
     # -- one object after the other --------------------------------------------------------------
 
-    def _standing_claim(self) -> Claim | None:
+    def _claim_at_start(self) -> Claim | None:
         if self._slice.staged:
-            return None  # the driver, which publishes, meets it
+            return None  # the driver publishes and handles the claim
         flow = self._slice.flow
         return read_claim(self._store, flow.destination, flow.partition, self._slice.first)
 
@@ -210,7 +212,7 @@ class Transfer:
         batches = fetched.batches
         start = fetched.start
         if self._slice.staged and self.position == self._slice.first:
-            # A batch that reaches over the boundary belongs to the slice before this one.
+            # A batch that spans the boundary belongs to the previous slice.
             start = int(np.searchsorted(batches.base_offsets, self._slice.first))
             if start > fetched.start:
                 self.position = int(batches.last_offsets[start - 1]) + 1
@@ -242,13 +244,13 @@ class Transfer:
         return self._gate.refused(self._work, fetched, self.position, end)
 
     def _count_records(self, fetched: Fetched, start: int, stop: int) -> int:
-        """How many records of these batches are the object's: those from its first offset on."""
+        """Return the number of records in these batches from the object's first offset on."""
         batches, first = fetched.batches, self._cut.first
         is_counted = batches.kinds[start:stop] != KIND_CONTROL
         count = int(batches.record_counts[start:stop][is_counted].sum())
         if batches.base_offsets[start] < first and is_counted[0]:
             # The copy begins inside this batch (a trimmed log, a chain start): the batch is kept
-            # whole, as the source serves it, and what lies before is not part of the object.
+            # whole, as the source serves it, and earlier records are not part of the object.
             whole, last = int(batches.record_counts[start]), int(batches.last_offsets[start])
             if whole == last - int(batches.base_offsets[start]) + 1:
                 kept = last - first + 1
@@ -259,7 +261,7 @@ class Transfer:
         return count
 
     def _account(self, fetched: Fetched, start: int) -> tuple[int, int]:
-        """Note the holes of a response; returns the offset it reaches and its last batch + 1."""
+        """Collect the gaps of a response; returns the offset reached and its last batch + 1."""
         batches, compacted = fetched.batches, self._slice.compacted
         stop = int(np.searchsorted(batches.base_offsets, self.end))
         position = self.position
@@ -341,13 +343,16 @@ class Transfer:
             self._finish()
 
     def _refuse(self, refused: Refused, end: int) -> None:
-        """Close what ends before `end`, the rest too unless somebody has claimed more; stop."""
+        """Close all objects that end before `end`, and stop with the error of the rejected record.
+
+        The last object ends before `end` too, unless a claim has fixed a longer range.
+        """
         while self.is_reading and self._cut.limit <= end:
             if not (self.wants_rows or self._cut.forced):
                 break  # native objects end with the batch that reaches their limit
             self._close(self._cut.limit - 1, self._cut.limit_trigger)
         if not self.is_reading:
-            return  # enough for one slice; the next one comes to the record
+            return  # the slice has reached its budget; the next one stops at the record
         if end > self._cut.first and not self._cut.forced:
             self._close(end - 1, Trigger.EXPLICIT)
         raise refused.error()

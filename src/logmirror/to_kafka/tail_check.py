@@ -191,7 +191,7 @@ def _recreated(copy: PreserveSlice, end: int) -> PositionError:
 
 def _trimmed(end: int, start: int, source_start: int) -> PositionError:
     return PositionError(
-        "the source no longer has the next record: retention or DeleteRecords passed it",
+        "the source no longer has the next record: retention or DeleteRecords removed it",
         hint="the source has deleted the records between position and source_start. The copied "
         "records are kept; to copy the remaining ones, use another destination topic.",
         reason="SourceTrimmed",

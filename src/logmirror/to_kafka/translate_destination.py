@@ -151,7 +151,7 @@ class TranslateDestination(PreserveDestination):
             )
         if found < view.log_start:
             raise PositionError(
-                "the source no longer has the next record: retention or DeleteRecords passed it",
+                "the source no longer has the next record: retention or DeleteRecords removed it",
                 hint="the source has deleted the records between position and log_start. The "
                 "copied records are kept; to copy the remaining ones, use another mirror name.",
                 reason="SourceTrimmed",
