@@ -46,7 +46,7 @@ class S3Location:
 
     kms_key_id: str = ""
     require_atomic_create: bool = True
-    """False: the store may replace what is there; see `s3_read_back`."""
+    """False: the store may replace existing objects; see `s3_read_back`."""
 
     write: S3Identity = field(default_factory=S3Identity)
     read: S3Identity = field(default_factory=S3Identity)
