@@ -167,7 +167,7 @@ class Schedule(Clock):
                 actor.act()
         except EndedError:
             pass
-        except BaseException as error:  # noqa: BLE001  # `run` raises it in its thread
+        except BaseException as error:  # noqa: BLE001  # raised again by `run`
             self._errors.append(error)
         self._actors.remove(actor)
         if self._actors:
