@@ -72,6 +72,7 @@ def test_a_topic_is_created_as_asked_and_deleted(
     assert topic_name not in listed.stdout.splitlines()
 
 
+@pytest.mark.gate("restarts of a broker")
 def test_a_broker_that_is_killed_comes_back_with_its_records(tmp_path: Path) -> None:
     broker = ApacheKafka("4.3.1", tmp_path, config={"broker.session.timeout.ms": 2000})
     try:

@@ -79,7 +79,11 @@ def test_the_examples_of_the_page_run(tmp_path):
         (here / "mirror.yaml").write_text(configuration.replace(*address))
         with adding_records(broker.bootstrap):
             done = subprocess.run(
-                [sys.executable, "-c", "\n".join(blocks(PAGE, "python")).replace(*address) + CHECKS],
+                [
+                    sys.executable,
+                    "-c",
+                    "\n".join(blocks(PAGE, "python")).replace(*address) + CHECKS,
+                ],
                 cwd=here,
                 capture_output=True,
                 text=True,

@@ -16,11 +16,11 @@ from logmirror.source.partition import KafkaSource
 from logmirror.stores.opening import open_store
 from logmirror.to_kafka.idempotence import target
 from logmirror.to_kafka.translate_progress import ProgressReader, current
-from logmirror.verify import archive as archives
-from logmirror.verify import cluster as copies
-from logmirror.verify.archive import FlowReport
-from logmirror.verify.snapshot import compare_snapshot
-from logmirror.verify.source import SourceSide, compare_with_source
+from logmirror.verification import archive as archives
+from logmirror.verification import cluster as copies
+from logmirror.verification.archive import FlowReport
+from logmirror.verification.snapshot import compare_snapshot
+from logmirror.verification.source import SourceSide, compare_with_source
 from logmirror.wire.decode import RecordDecoder
 
 if TYPE_CHECKING:

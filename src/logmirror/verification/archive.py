@@ -2,7 +2,7 @@
 
 There are three depths, each including the previous one. `names`: the chain is complete, and no
 claim is beyond its end. `deep`: every object is read completely (`archive.reader`), and each offset
-gap has a cause. `against_source`: see `verify.source`.
+gap has a cause. `against_source`: see `verification.source`.
 """
 
 from __future__ import annotations

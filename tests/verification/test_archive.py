@@ -24,8 +24,8 @@ from logmirror.mirror.ports import FlowId, Slice, SourceView
 from logmirror.model import GapCause, TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
-from logmirror.verify.archive import verify_content, verify_names
-from logmirror.verify.source import SourceSide, compare_with_source
+from logmirror.verification.archive import verify_content, verify_names
+from logmirror.verification.source import SourceSide, compare_with_source
 from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.records import encode_marker, encode_reference

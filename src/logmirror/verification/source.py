@@ -26,7 +26,7 @@ from logmirror.archive.reader import iterate
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.model import Gap, GapCause, OffsetRange
 from logmirror.source.compare import first_difference, shown
-from logmirror.verify.archive import shown_runs
+from logmirror.verification.archive import shown_runs
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.scan import KIND_ABORTED, KIND_DATA
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import ArchiveSpec, SourceView
     from logmirror.source.partition import Fetched, KafkaSource
     from logmirror.stores.base import BlobStore
-    from logmirror.verify.archive import Checked, FlowReport
+    from logmirror.verification.archive import Checked, FlowReport
     from logmirror.wire.columns import Columns
     from logmirror.wire.decode import RecordDecoder
 

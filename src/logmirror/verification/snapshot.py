@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 from logmirror.archive.reader import iterate
 from logmirror.archive.snapshots import LatestByKey, align
 from logmirror.errors import CorruptionError, LogmirrorError
-from logmirror.verify.source import check_place
+from logmirror.verification.source import check_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logmirror.verify.archive import Checked, FlowReport
-    from logmirror.verify.source import SourceSide
+    from logmirror.verification.archive import Checked, FlowReport
+    from logmirror.verification.source import SourceSide
 
 _COLUMNS: Final = ("value", "timestamp", "timestampType", "headers")
 

@@ -1,8 +1,8 @@
 """Verify a replica in a cluster: its log end, every batch, and what the source still has.
 
-The depths are those of `verify.archive`. By default the log end is read. `deep` reads every batch
-with its checksum and decodes every record. `against_source` compares record by record, over all
-offsets that both sides still have.
+The depths are those of `verification.archive`. By default the log end is read. `deep` reads every
+batch with its checksum and decodes every record. `against_source` compares record by record, over
+all offsets that both sides still have.
 
 A replica with new offsets is verified as a sequence: the records of its transactions must be those
 that the source has below the position, in the same order, aligned at the end. That proves that no
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from logmirror.mirror.ports import KafkaSpec, SourceView
     from logmirror.source.partition import KafkaSource
-    from logmirror.verify.archive import FlowReport
+    from logmirror.verification.archive import FlowReport
     from logmirror.wire.decode import RecordDecoder
 
 

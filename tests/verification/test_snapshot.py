@@ -11,9 +11,9 @@ from logmirror.mirror.ports import FlowId, Slice, SourceView
 from logmirror.model import TimestampType, TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore
-from logmirror.verify.archive import verify_content, verify_names
-from logmirror.verify.snapshot import compare_snapshot
-from logmirror.verify.source import SourceSide
+from logmirror.verification.archive import verify_content, verify_names
+from logmirror.verification.snapshot import compare_snapshot
+from logmirror.verification.source import SourceSide
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.records import Record, encode_reference
 
