@@ -17,7 +17,7 @@ def decode_column(texts: Any) -> tuple[Any, int | None]:  # noqa: ANN401  # pyar
         texts: An Arrow array of type string that is valid as Arrow.
 
     Returns:
-        An array of type binary, and the first row whose text no encoder writes, or None.
+        An array of type binary, and the first row with a text that is not canonical, or None.
     """
     rows = len(texts)
     if not rows:

@@ -1,16 +1,16 @@
 """Decoded records as columns, and as Arrow record batches that share their memory.
 
-The Arrow schema is that of Spark's Kafka source, so that code written for one reads the other.
+The Arrow schema is that of Spark's Kafka source, so code for one works with the other.
 
-The content digest is the same for the same records, however they were cut into pieces. Twelve
-streams run beside each other, one for each column, little-endian:
+The content digest depends only on the records, not on how they are divided. It has twelve streams,
+one for each column, little-endian:
 
     offsets int64, timestamps int64, timestamp types int32,
     key lengths int32 (-1: null), key bytes, value lengths, value bytes, header counts int32,
     header key lengths, header key bytes, header value lengths, header value bytes
 
-each into its own XXH3-128; the digest is the XXH3-128 of their digests, concatenated. The lengths
-make the bytes unambiguous; no stream knows where a piece ended.
+Each stream has its own XXH3-128; the digest is the XXH3-128 of their concatenated digests. The
+lengths make the bytes unambiguous; no stream depends on where a piece ended.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NO_ROWS: Final = pa.RecordBatch.from_arrays(
 """No records, in the columns of `SCHEMA`."""
 
 BYTES_MAX: Final = 2**31 - 1 - SLACK
-"""The most that one data column can hold: Arrow's binary type has 32-bit offsets."""
+"""The largest size of one data column in bytes: Arrow's binary type has 32-bit offsets."""
 
 
 class Columns:
@@ -80,9 +80,9 @@ class Columns:
     Memory is reserved, not touched: only what records fill becomes resident.
 
     Args:
-        rows_max: Records it can hold, at least 1.
-        headers_max: Record headers it can hold, all records together.
-        bytes_max: Sum of the records' bodies it can hold, in bytes.
+        rows_max: Capacity in records, at least 1.
+        headers_max: Capacity in record headers, all records together.
+        bytes_max: Capacity for record bodies, in bytes.
 
     Attributes:
         offsets: int64, one per row; alike `timestamps_ms`; `timestamp_types` is int32.
@@ -121,17 +121,17 @@ class Columns:
         self._constants: tuple[str, int, int, Any, Any] = ("", -1, 0, None, None)
 
     def clear(self) -> None:
-        """Forget all records."""
+        """Remove all records."""
         self._context[: c.ROWS_MAX // 8] = 0
 
     @property
     def rows(self) -> int:
-        """Records held."""
+        """The number of records."""
         return int(self._context[c.ROWS // 8])
 
     @property
     def header_count(self) -> int:
-        """Record headers held, all records together."""
+        """The number of record headers of all records."""
         return int(self._context[c.HEADERS // 8])
 
     @property
@@ -174,10 +174,10 @@ class Columns:
     def to_arrow(
         self, topic: str, partition: int, start: int = 0, stop: int | None = None
     ) -> pa.RecordBatch:
-        """Rows start..stop (excluded) as Arrow, of schema `SCHEMA`.
+        """Return rows start..stop (exclusive) as an Arrow batch of schema `SCHEMA`.
 
-        Nothing is copied but validity, topic and partition; the rest shares the columns' memory and
-        is valid until the next decode into them.
+        Only validity, topic and partition are copied. The rest shares the columns' memory and is
+        valid until the next decode into them.
 
         Raises:
             UsageError: A header key is not UTF-8, which Arrow's string type cannot hold (facts
@@ -235,7 +235,7 @@ class Columns:
         )
 
     def _bad_header_key(self, topic: str, partition: int, start: int, stop: int) -> UsageError:
-        """Look the first bad key up, slowly; a bad one before `start` counts, it shares buffers."""
+        """Find the first invalid key, slowly. Rows before `start` count: they share the buffers."""
         for row in range(stop):
             for index in range(self.header_offsets[row], self.header_offsets[row + 1]):
                 low, high = self.header_key_offsets[index : index + 2]
@@ -247,7 +247,7 @@ class Columns:
 
 
 def payload_bytes(batch: pa.RecordBatch) -> Int64s:
-    """Bytes of key, value and headers (keys and values) of each row of a batch of `SCHEMA`."""
+    """Return the bytes of key, value and headers of each row of a batch of `SCHEMA`."""
     total = np.zeros(len(batch), np.int64)
     for column in ("key", "value"):
         total += pc.binary_length(batch[column]).fill_null(0).to_numpy().astype(np.int64)
@@ -264,7 +264,7 @@ def payload_bytes(batch: pa.RecordBatch) -> Int64s:
 
 
 def header_key_error(key: bytes, *, topic: str, partition: int, offset: int) -> UsageError:
-    """The error for a header key that a text format cannot hold."""
+    """Return the error for a header key that a text format cannot represent."""
     return UsageError(
         "header key is not UTF-8",
         hint="Parquet and NDJSON hold header keys as text; format native keeps any bytes.",
@@ -306,13 +306,13 @@ _OFFSETS, _TIMESTAMPS, _TYPES, _KEYS, _VALUES, _HEADER_COUNTS, _HEADER_KEYS, _HE
 
 
 class ContentDigest:
-    """Digest of a run of records; feed it rows in order."""
+    """The content digest of records, which are added in order."""
 
     def __init__(self) -> None:
         self._streams = [xxhash.xxh3_128() for _ in range(_STREAMS)]
 
     def update(self, columns: Columns, start: int, stop: int) -> None:
-        """Add rows start..stop (excluded) of decoded columns."""
+        """Add rows start..stop (exclusive) of decoded columns."""
         self._add(_OFFSETS, columns.offsets[start:stop])
         self._add(_TIMESTAMPS, columns.timestamps_ms[start:stop])
         self._add(_TYPES, columns.timestamp_types[start:stop])
@@ -351,7 +351,7 @@ class ContentDigest:
         self._add_binary(_HEADER_VALUES, pairs.field(1))
 
     def hexdigest(self) -> str:
-        """The digest so far: "xxh3:" and 32 hexadecimal digits."""
+        """Return the digest so far: "xxh3:" and 32 hexadecimal digits."""
         joined = b"".join(stream.digest() for stream in self._streams)
         return f"xxh3:{xxhash.xxh3_128(joined).hexdigest()}"
 

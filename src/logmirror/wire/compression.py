@@ -1,11 +1,11 @@
-"""Kafka's five codecs, with the output capped while it grows.
+"""Kafka's five codecs, with a limit for the decompressed size.
 
-A batch may claim to be small and unfold to gigabytes. Every decoder here is given the most it may
-write and stops there; no buffer is sized by a number that only the data vouches for, beyond what
-the codec can reach from that many input bytes.
+A small batch may decompress to gigabytes. Every decoder has a limit for its output and stops there.
+No buffer is allocated from a size in the data that exceeds what the codec can produce from that
+many input bytes.
 
-Beside the plain formats Kafka needs: snappy raw (librdkafka) or in xerial's frame (Java), gzip of
-several members, zstd without a content size (Java streams it).
+Besides the plain formats, Kafka's clients write: snappy raw (librdkafka) or in xerial's frame
+(Java), gzip with several members, zstd without a content size (Java streams it).
 
 Xerial's frame: 8 bytes magic, int32 version, int32 lowest compatible version, then blocks of
 int32 length and that many bytes of raw snappy; all big-endian.
@@ -47,7 +47,7 @@ _SNAPPY_RATIO: Final = 22
 """Snappy's densest element is a copy of 64 bytes in 3."""
 
 _ZSTD_WINDOW_MAX: Final = 1 << 27
-"""The window that zstd decoders, Java's among them, accept without being asked."""
+"""The largest window that zstd decoders, including Java's, accept by default."""
 
 _ZSTD_BLOCK_MAX: Final = 1 << 17
 _ZSTD_BLOCK_HEAD: Final = 3
@@ -56,32 +56,32 @@ _ZSTD_COMPRESSED: Final = 2
 
 
 def decompress(codec: Codec, data: Bytes, *, max_bytes: int) -> Bytes:
-    """Undo `codec`.
+    """Decompress the records of one batch.
 
     Args:
-        codec: How the data is compressed; `Codec.NONE` hands the data back.
-        data: The compressed records of one batch.
-        max_bytes: The most the output may hold.
+        codec: The codec; `Codec.NONE` returns the data.
+        data: The compressed records.
+        max_bytes: Limit for the output.
 
     Returns:
-        The output; bytes-like, read-only by agreement.
+        The output, bytes-like. Treat it as read-only.
 
     Raises:
-        CorruptionError: The data is not of this codec, is cut off, has something behind its end, or
-            unfolds to more than `max_bytes` (facts `codec`, `max_bytes`, `why`).
+        CorruptionError: The data is malformed, truncated or followed by other bytes, or exceeds
+            `max_bytes` when decompressed (facts `codec`, `max_bytes`, `why`).
     """
     return Decompressor().decompress(codec, data, max_bytes=max_bytes)
 
 
 def compress(codec: Codec, data: Bytes) -> Bytes:
-    """Compress as a stock producer would, at a fast level; snappy comes out raw."""
+    """Compress like a stock producer, at a fast level; snappy without a frame."""
     if codec is Codec.GZIP:
         packed: bytes = isal_zlib.compress(data, level=1, wbits=_GZIP_WBITS)
         return packed
     if codec is Codec.SNAPPY:
         return bytes(cramjam.snappy.compress_raw(data))
     if codec is Codec.LZ4:
-        # Kafka's own reader refuses frames whose blocks build on one another.
+        # Kafka's Java reader refuses frames with linked blocks.
         framed: bytes = lz4.frame.compress(data, block_linked=False)
         return framed
     if codec is Codec.ZSTD:
@@ -90,7 +90,7 @@ def compress(codec: Codec, data: Bytes) -> Bytes:
 
 
 class Decompressor:
-    """`decompress` with its zstd context kept between calls. Not thread-safe."""
+    """`decompress` with a reused zstd context. Not thread-safe."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)

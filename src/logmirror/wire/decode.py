@@ -77,7 +77,7 @@ class RecordDecoder:
 
         Raises:
             CorruptionError: A record breaks the format, a batch cannot be decompressed or would
-                unfold beyond the limit (facts `position`, `offset`, `why`).
+                exceed the limit (facts `position`, `offset`, `why`).
         """
         run = _Run(buffer, batches, first, end, self._decompressor, self._max_batch_bytes)
         columns, status = self._columns, FULL

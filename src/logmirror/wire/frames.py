@@ -176,10 +176,10 @@ class Cursor:
         """Read the tagged fields that end every flexible structure.
 
         Args:
-            known: Called with each tag and a cursor over its bytes; may ignore it.
+            known: Called with each tag and a cursor over its bytes.
 
         Raises:
-            RemoteProtocolError: Tags do not ascend, which also bars the same tag twice.
+            RemoteProtocolError: The tags do not ascend, or one occurs twice.
         """
         last = -1
         for _ in range(self.count_of_tags()):
@@ -193,7 +193,7 @@ class Cursor:
                 known(tag, Cursor(content))
 
     def count_of_tags(self) -> int:
-        """Read how many tagged fields follow; each takes two bytes at least."""
+        """Read the number of tagged fields; each takes at least two bytes."""
         start = self.position
         found = self.uvarint()
         if found * 2 > self.remaining:
@@ -203,9 +203,9 @@ class Cursor:
 
 
 def body_cursor(frame: memoryview, *, flexible: bool) -> Cursor:
-    """Return a cursor behind the request header.
+    """Return a cursor at the start of the body.
 
-    The client id is an old-style string even in flexible headers. We check it and forget it.
+    The client ID is not compact, even in flexible headers. It is checked and ignored.
     """
     cursor = Cursor(frame, HEADER_BYTES)
     cursor.string(compact=False)
@@ -225,12 +225,12 @@ def pack_uvarint(value: int) -> bytes:
 
 
 class FrameBuffer:
-    """Collects a connection's bytes and gives out whole frames, without copying them.
+    """Collects a connection's bytes and returns whole frames, without copying them.
 
-    A frame that was given out is a view of this buffer: use it before the next `free_space`.
+    A frame is a view of this buffer, valid until the next `free_space`.
 
     Args:
-        limit_of: Says for an API key how many bytes a frame of it may have.
+        limit_of: Returns the size limit of a frame in bytes, by API key.
     """
 
     def __init__(self, limit_of: Callable[[int], int]) -> None:
@@ -243,24 +243,24 @@ class FrameBuffer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that arrived and were not given out."""
+        """Bytes that arrived and were not returned yet."""
         return self._end - self._start
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory that the buffer holds now."""
+        """The buffer's current size."""
         return len(self._data)
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that the frame at the front has with its size field; 4 if that is not known."""
+        """Size of the next frame, size field included; 4 if unknown."""
         return self._needed
 
     def free_space(self) -> memoryview:
-        """Return where the next bytes may be written, never empty.
+        """Return the buffer for the next bytes, never empty.
 
-        It ends soon after the frame that is awaited: what was read beyond a frame has to be moved
-        to the front some time, so we read little beyond it.
+        It ends shortly after the awaited frame, because bytes beyond a frame are moved to the front
+        later.
         """
         have = self.buffered_bytes
         if have == 0:
@@ -288,7 +288,7 @@ class FrameBuffer:
         self._end += size
 
     def next_frame(self) -> memoryview | None:
-        """Return the next whole frame without its size field, or None if it is not here yet.
+        """Return the next frame without its size field, or None if it is incomplete.
 
         Raises:
             RemoteProtocolError: The size is negative, too small for a request, or over the limit.

@@ -1,6 +1,6 @@
-"""Is each key and each value of its column's type? The first that is not is named.
+"""The type check: finds the first key or value that does not match its column's type.
 
-Nulls are of every type. The work is a kernel's (`kernels_text`); types that take anything cost
+Nulls match every type. A kernel does the work (`kernels_text`); columns of type `bytes` cost
 nothing.
 """
 
@@ -41,20 +41,20 @@ Column = Literal["key", "value"]
 
 
 class Refused(NamedTuple):
-    """The first value that is not of its type."""
+    """The first value that does not match its type."""
 
     row: int
     offset: int
     column: Column
     kind: ColumnType
     what: str
-    """What is wrong with it."""
+    """The reason."""
 
     byte: int
-    """Where in the value that is seen."""
+    """Position of the first invalid byte in the value."""
 
     def error(self) -> UsageError:
-        """What stops the flow; who raises it adds mirror, topic and partition."""
+        """Return the error, to which the caller adds mirror, topic and partition."""
         return UsageError(
             f"a {self.column} {self.what}",
             hint=f"the configuration says `{self.column}s: {{type: {self.kind}}}`; `type: bytes` "
@@ -67,7 +67,7 @@ class Refused(NamedTuple):
 
 
 def first_refused(columns: Columns, types: ColumnTypes) -> Refused | None:
-    """Look at all rows; None: every key and every value is of its type."""
+    """Check all rows; returns None if every key and value matches its type."""
     if not types.are_checked:
         return None
     rows = columns.rows
@@ -77,7 +77,7 @@ def first_refused(columns: Columns, types: ColumnTypes) -> Refused | None:
 
 
 def first_refused_arrow(batch: pa.RecordBatch, types: ColumnTypes) -> Refused | None:
-    """The same for a record batch of `wire.columns.SCHEMA`."""
+    """Check a record batch of `wire.columns.SCHEMA`, like `first_refused`."""
     if not types.are_checked:
         return None
     offsets = batch.column("offset").to_numpy()
@@ -86,7 +86,7 @@ def first_refused_arrow(batch: pa.RecordBatch, types: ColumnTypes) -> Refused | 
 
 
 class _Values(NamedTuple):
-    """Values one after the other; where `valid` is 0 stands a null, which is empty."""
+    """A column of values. Where `valid` is 0 the value is null, and empty."""
 
     offsets: Int32s
     data: Bytes
@@ -95,7 +95,7 @@ class _Values(NamedTuple):
 
 def _values_of(column: pa.Array) -> _Values:
     valid = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
-    # In Arrow a null may own bytes; without them each of the others keeps its place.
+    # In Arrow a null may have bytes, which are dropped here.
     kept = column.drop_null() if column.null_count else column
     if not len(kept):
         return _Values(np.zeros(len(column) + 1, np.int32), as_bytes_array(b""), valid)
@@ -123,7 +123,7 @@ def _first(
 
 
 def _look(values: _Values, kind: ColumnType, stop: int) -> tuple[int, int, int]:
-    """What is wrong with the first bad one of the values 0..stop-1, its row, and where in it."""
+    """Return status, row and byte position of the first invalid value among 0..stop-1."""
     if kind == "bytes":
         return ALL_GOOD, 0, 0
     result = np.zeros(RESULT_WORDS, np.int64)

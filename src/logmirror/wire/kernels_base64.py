@@ -1,4 +1,4 @@
-"""Base64 with padding (RFC 4648, standard alphabet) -> bytes, as strict as encoders write it."""
+"""Base64 with padding (RFC 4648, standard alphabet) -> bytes. Only canonical texts are accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEXTETS[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
 
 @inlined
 def _decode_text(position: int, end: int, out: int) -> int:
-    """Decode one text; returns how many bytes it makes, -1 if no encoder writes it."""
+    """Decode one text; returns the number of bytes, -1 if the text is not canonical."""
     begin = out
     if (end - position) & 3:
         return -1

@@ -1,9 +1,9 @@
-"""CRC-32C (Castagnoli) over an address range, in the machine's own instruction.
+"""CRC-32C (Castagnoli) over an address range, with the CPU's instruction.
 
-Three interleaved streams hide the latency of the instruction (one result a cycle instead of one in
-three); their registers are joined by tables that advance a register over a known number of zero
-bytes. x86-64 (SSE4.2) and aarch64 (the crc extension, part of every ARMv8.1) have the instruction;
-any other machine takes eight table look-ups a word.
+Three interleaved streams hide the latency of the instruction (one result per cycle instead of one
+in three). Their registers are combined by tables that advance a register over a known number of
+zero bytes. x86-64 (SSE4.2) and aarch64 (the crc extension, part of every ARMv8.1) have the
+instruction; other machines use eight table lookups per word.
 
 A register is the state between two bytes, without the inversions at both ends.
 """

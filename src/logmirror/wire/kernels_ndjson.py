@@ -3,8 +3,8 @@
 The texts between the values are one blob; its table is an int64 array of address and length for
 each text, in the order of `TEXTS`. The first, which names topic and partition, is the caller's.
 
-Before a row is written, the most that it can take is summed up and compared with the space left: a
-row is written whole or not at all.
+Before a row is written, its maximum size is compared with the space left: a row is written whole or
+not at all.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """List the batches of a fetch response: one call checks, classifies and tabulates all of them.
 
 The table has one column of `capacity` words for each field, in the order of `COLUMNS`. The state is
-what a call leaves for the next one after the table was full, and the facts of an error:
+kept between calls when the table is full, and holds the facts of an error:
 
     0 position of the next batch  1 batches listed  2 last offset of the batch before, or -1
-    3 aborted transactions activated so far  4 size of a last batch that is cut off, or 0
-    5 base offset of the batch that is wrong  6 its magic
+    3 aborted transactions activated so far  4 size of a truncated last batch, or 0
+    5 base offset of the malformed batch  6 its magic
 
 The aborted transactions are one int64 array: n, u, then n first offsets (ascending), n slots, u
 producer ids (ascending), u flags "active". A slot is the place of a producer among the u.
@@ -179,7 +179,7 @@ def _tabulate(  # noqa: PLR0913, PLR0917  # a compiled kernel takes plain words
 
 @inlined
 def _whole_batch(batch: int, left: int, check_crc: int) -> int:
-    """Size of a batch that is all there and keeps its rules; 0: cut off; negative: a status."""
+    """Size of a whole, valid batch; 0 if truncated; negative: a status."""
     if left < _MAGIC_END:
         return 0
     magic = load_u8(batch + 16)

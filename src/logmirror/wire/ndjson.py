@@ -1,16 +1,16 @@
 """Columns -> newline-delimited JSON.
 
-One object a line, without spaces, fields in this order:
+One object per line, without spaces, with fields in this order:
 
     topic            string
     partition        number
     offset           number
-    timestamp_ms     number; left out where the record has none (-1)
+    timestamp_ms     number; omitted if the record has none (-1)
     timestamp_type   "create_time" or "log_append_time"
-    key              base64, or the text itself; left out where null
-    value            alike
-    headers          list of {"key": text, "value": base64}; left out where empty, a header's value
-                     left out where null
+    key              base64, or text; omitted if null
+    value            like key
+    headers          list of {"key": text, "value": base64}; omitted if empty; a header's value is
+                     omitted if null
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Rebatcher:
 
         Raises:
             CorruptionError: A record that had to be read breaks the format, a batch cannot be
-                decompressed or would unfold beyond the limit (facts `position`, `offset`, `why`).
+                decompressed or would exceed the limit (facts `position`, `offset`, `why`).
                 What lies before that batch was yielded, but for what it was to be merged with.
         """
         array = as_bytes_array(buffer)

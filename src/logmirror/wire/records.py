@@ -83,7 +83,7 @@ def decode_reference(
     """All records of whole batches that a consumer with read_committed is shown.
 
     Args:
-        data: Batches back to back; a last one that is cut off is left out.
+        data: Batches back to back. A truncated last batch is ignored.
         aborted: Producer id and first offset of each aborted transaction that overlaps the data.
         check_crc: Whether a wrong checksum is an error.
         max_batch_bytes: The most that one batch may hold decompressed.

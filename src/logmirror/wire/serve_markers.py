@@ -8,7 +8,7 @@ A batch of 78 bytes with one record, uncompressed (`records` has the layout of b
     70  value length 6, then int16 version 0 | int32 coordinator epoch
     77  no headers
 
-It takes one offset; consumers pass over it without showing it.
+It takes one offset; consumers skip it.
 """
 
 from __future__ import annotations
