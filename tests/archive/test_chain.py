@@ -1,7 +1,7 @@
-"""The chain either verifies to one position or is a typed corruption.
+"""A chain either verifies to one position or is a typed corruption.
 
-Method: draw a valid chain, then break it in one known way and expect that one error. The order of
-the listing is always shuffled, because stores promise less than we would like.
+Method: draw a valid chain, then break it in one known way and expect that error. The order of the
+listing is always shuffled, because the stores' contract does not fix it.
 """
 
 import time
@@ -47,7 +47,7 @@ def test_an_unbroken_chain_continues_at_its_end(drawn, declared, rnd):
 
 
 @given(ranges(min_links=2), st.data())
-def test_a_missing_link_is_a_gap_unless_it_is_an_end(drawn, data):
+def test_a_missing_object_is_a_gap_unless_it_is_an_end(drawn, data):
     start, objects = drawn
     lost = data.draw(st.integers(0, len(objects) - 2))
     kept = objects[:lost] + objects[lost + 1 :]
@@ -110,11 +110,11 @@ def test_what_mirror_v3_leaves_behind_is_passed_over(name):
     assert chain([name], extension=EXT, start=5).next_offset == 5
 
 
-STRANGERS = ["README.md", "x.tmp.1", f"{0:020d}-{9:020d}.parquet~", f"{9:020d}-{0:020d}.parquet"]
+OTHER_NAMES = ["README.md", "x.tmp.1", f"{0:020d}-{9:020d}.parquet~", f"{9:020d}-{0:020d}.parquet"]
 
 
-@pytest.mark.parametrize("name", STRANGERS)
-def test_strangers_are_refused_by_name(name):
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_are_refused_by_name(name):
     with pytest.raises(CorruptionError, match="unknown object") as caught:
         chain([name], extension=EXT, start=None)
     assert caught.value.facts == {"name": name}

@@ -1,7 +1,7 @@
-"""One successor per position, whatever two writers do in whatever order (I2).
+"""One successor per position, for two writers in any order of steps (I2).
 
 Method: two writers publish through one MemoryStore, each in its own thread, and a scheduler lets
-exactly one of them take its next step at a time. All schedules are walked. After each, at most one
+exactly one of them take its next step at a time. All schedules are run. After each, at most one
 object begins at the position, and both writers know its range.
 """
 
@@ -94,7 +94,7 @@ def test_publishing_again_is_harmless():
     assert read_claim(store, "orders", 3, 0).writer == "h.1.a"
 
 
-def test_an_object_that_compact_replaces_while_it_is_compared_is_looked_for_anew():
+def test_an_object_that_compact_replaces_during_the_comparison_is_planned_again():
     store = MemoryStore()
     name = publish(store, 0, 9, b"data").name
 
@@ -339,7 +339,7 @@ BAD = {
     "a number for a text": json.dumps(GOOD | {"writer": 5}).encode(),
     "unknown trigger": json.dumps(GOOD | {"trigger": "whim"}).encode(),
     "unknown cause": json.dumps(GOOD | {"holes": [[6, 7, "moths"]]}).encode(),
-    "half a hole": json.dumps(GOOD | {"holes": [[6]]}).encode(),
+    "half a gap": json.dumps(GOOD | {"holes": [[6]]}).encode(),
     "another position": json.dumps(GOOD | {"from": 6}).encode(),
     "another partition": json.dumps(GOOD | {"partition": 4}).encode(),
     "nested": b"[" * 100_000,
@@ -369,7 +369,7 @@ def test_a_claim_of_a_newer_version_asks_for_an_upgrade():
     assert "upgrade" in caught.value.hint
 
 
-def test_a_stranger_among_the_claims_is_corruption():
+def test_another_file_among_the_claims_is_corruption():
     store = MemoryStore()
     store.create(".logmirror/claims/orders/3/notes.txt", b"")
     with pytest.raises(CorruptionError) as caught:

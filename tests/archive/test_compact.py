@@ -1,8 +1,9 @@
-"""Merging, stopped or overtaken anywhere, leaves one valid cover of the same content.
+"""A merge that is stopped or overtaken at any point leaves one valid cover of the same content.
 
-Method: a compact in memory is stopped before each of its operations in turn; after every single one
-the names must have a valid cover of the same rows. Then another compact finishes.
-In place of a crash, another compact, a late mirror or a reader runs to its end before it goes on.
+Method: a compaction in memory is stopped before each of its operations in turn; after every single
+operation the names must have a valid cover of the same rows. Then another compaction finishes.
+Instead of a crash, another compaction, a late mirror or a reader runs to its end before the first
+one continues.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ LIMITS = Limits(target_bytes=1 << 20, min_objects=2)
 
 
 class Stopped(BaseException):
-    """As `kill -9`: nothing of ours catches it."""
+    """Like `kill -9`: no handler of the product catches it."""
 
 
 def archive(store, extension):
@@ -180,7 +181,7 @@ def test_another_compact_may_overtake_at_any_operation(extension, other):
 
 
 def overtake_at(store, at, act):
-    """Let `act` happen before the operation of this number, with a store that does not tell us."""
+    """Run `act` before the operation with this number, on a store without the hook."""
     left = iter(range(at))
 
     def before(_operation, _name):
@@ -391,7 +392,7 @@ def test_a_store_that_fails_at_any_operation_loses_nothing():
         store, _ = new_chain("parquet")
 
         def fail():
-            raise UnavailableError("no answer")
+            raise UnavailableError("no response")
 
         overtake_at(store, at, fail)
         with pytest.raises(UnavailableError):

@@ -1,4 +1,4 @@
-"""Records of what was merged, as bytes, and listings that are believed when two say the same."""
+"""Compaction records as bytes; invalid listings are believed only if two in a row are the same."""
 
 import json
 

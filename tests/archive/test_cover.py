@@ -1,8 +1,8 @@
-"""Names alone: what counts while objects are merged, and which objects may be merged at all.
+"""Names alone: which objects count while a compaction runs, and which objects may be merged.
 
 Method: a chain and a tree of merged objects over its cells are drawn. Any mixture that merging can
-leave behind must resolve to a cover of the same offsets; what it cannot leave behind is an error.
-Any two groups that anybody may ever choose are disjoint or nested.
+leave behind must resolve to a cover of the same offsets; any other mixture is an error. Any two
+groups that may be chosen are disjoint or nested.
 """
 
 import pytest
@@ -96,7 +96,7 @@ def test_without_merged_objects_a_cover_is_the_chain(objects):
 
 
 @pytest.mark.parametrize("name", ["README.md", f"{0:020d}-{9:020d}.ndjson"])
-def test_strangers_and_other_formats_are_refused_as_in_a_chain(name):
+def test_other_names_and_formats_are_refused_as_in_a_chain(name):
     with pytest.raises(CorruptionError, match=r"unknown object|mixed formats") as caught:
         cover([obj(0, 9).name, name], extension=EXT, start=0)
     assert caught.value.facts["name"] == name
@@ -105,7 +105,7 @@ def test_strangers_and_other_formats_are_refused_as_in_a_chain(name):
 @given(chains(), st.data())
 def test_groups_of_any_two_looks_are_disjoint_or_nested(objects, data):
     def look():
-        """What somebody may see of the chain and want of it."""
+        """The end of the chain at some moment, and limits of a merge."""
         seen = objects[: data.draw(st.integers(2, len(objects)))]
         sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(seen), max_size=len(seen)))
         return cells(seen, sizes, target_bytes=data.draw(st.integers(2, 300)), min_objects=2)

@@ -1,4 +1,4 @@
-"""Objects hold exactly the records that went in, as readers that are not ours see them.
+"""Objects hold exactly the records that were appended, as independent readers see them.
 
 Method: records of every odd shape are encoded to batches by the reference encoder, decoded by the
 kernels and written by the encoders; then pyarrow, DuckDB, `json` and the reference decoder read

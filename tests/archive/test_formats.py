@@ -1,7 +1,7 @@
-"""The pages under docs/formats say what the bytes are.
+"""The pages in docs/formats describe the bytes.
 
-Method: what a page states is read out of the page, or done again from its words alone, and compared
-with what the encoders write.
+Method: a statement is read from the page, or implemented again from its text alone, and compared
+with the output of the encoders.
 """
 
 import json
@@ -36,7 +36,7 @@ def first_cells(text, pattern):
 
 
 def digest_by_the_page(records):
-    """The digest as docs/formats/parquet.md tells it, without our code."""
+    """The digest as docs/formats/parquet.md describes it, without the product's code."""
     streams = [b""] * 12
 
     def add(index, data):
@@ -60,7 +60,7 @@ def digest_by_the_page(records):
     return f"xxh3:{xxhash.xxh3_128(joined).hexdigest()}"
 
 
-def test_the_digest_is_the_one_the_page_tells():
+def test_the_digest_is_the_one_on_the_page():
     for extension in ("parquet", "ndjson"):
         name, data, digest = make_object(extension, RECORDS)
         assert digest == digest_by_the_page(as_read(RECORDS))

@@ -1,6 +1,6 @@
-"""What is missing between offsets, and why: the arrays say what sets say, however rows arrive.
+"""Offset gaps and their causes: array code gives the same result as sets, for any chunking of rows.
 
-Method: drawn records and known holes; the answer is compared with one made offset by offset.
+Method: drawn records and known gaps; the result is compared with one computed offset by offset.
 """
 
 from itertools import pairwise
@@ -75,16 +75,16 @@ FOUND = GapFacts(
 
 def test_a_witness_gives_the_rest_its_cause():
     witness = Witness(runs=(), counts={CONTROL: 1, COMPACTED: 4})
-    told = explained(FOUND, witness, name="n")
-    assert told.runs == (gap(1, 3, COMPACTED), gap(5, 5, CONTROL), gap(6, 6, COMPACTED))
-    assert (told.counts, told.unexplained_count) == ({CONTROL: 1, COMPACTED: 4}, 0)
+    reported = explained(FOUND, witness, name="n")
+    assert reported.runs == (gap(1, 3, COMPACTED), gap(5, 5, CONTROL), gap(6, 6, COMPACTED))
+    assert (reported.counts, reported.unexplained_count) == ({CONTROL: 1, COMPACTED: 4}, 0)
 
 
-def test_a_witness_that_is_too_short_for_runs_still_tells_the_counts():
+def test_a_witness_with_few_runs_still_gives_the_counts():
     witness = Witness(runs=(), counts={CONTROL: 2, COMPACTED: 3})
-    told = explained(FOUND, witness, name="n")
-    assert told.runs == FOUND.runs
-    assert (told.counts, told.unexplained_count) == ({CONTROL: 2, COMPACTED: 3}, 0)
+    reported = explained(FOUND, witness, name="n")
+    assert reported.runs == FOUND.runs
+    assert (reported.counts, reported.unexplained_count) == ({CONTROL: 2, COMPACTED: 3}, 0)
 
 
 @pytest.mark.parametrize("counts", [{}, {COMPACTED: 5}, {CONTROL: 1, COMPACTED: 5}, {CONTROL: 9}])
@@ -94,7 +94,7 @@ def test_a_witness_that_contradicts_what_was_found_is_corruption(counts):
     assert caught.value.facts["name"] == "n"
 
 
-def test_a_gap_that_is_told_where_a_record_stands_is_corruption():
+def test_a_listed_gap_at_the_offset_of_a_record_is_corruption():
     listed = by_cause([gap(2, 4, ABORTED)])
     walk = GapWalk(OffsetRange(first=0, last=5))
     walk.step(np.array([0, 1, 3, 5]), listed)
@@ -112,5 +112,5 @@ def test_very_many_runs_are_counted_and_the_first_are_kept(monkeypatch):
         walk.step(np.arange(start, start + 10, 2), {})
     found = walk.finish()
     assert (found.unexplained_count, len(found.unexplained)) == (50, 3)
-    told = explained(found, Witness(runs=(), counts={COMPACTED: 50}), name="n")
-    assert told.runs == tuple(gap(at, at, COMPACTED) for at in (1, 3, 5))
+    reported = explained(found, Witness(runs=(), counts={COMPACTED: 50}), name="n")
+    assert reported.runs == tuple(gap(at, at, COMPACTED) for at in (1, 3, 5))

@@ -1,9 +1,9 @@
-"""Objects of mirror-v3 are read to the last byte, in each layout, and wrong ones are found.
+"""Objects of mirror-v3 are read completely, in each layout, and damaged ones are found.
 
 Method: `kit.runs.mirror_v3_archive` writes objects from the description of the formats, without
-code of the product; rows come back through the product's one reader and must be those that went in.
-Then objects are broken in each way that its format can be wrong. Covers ENC-01..03 and ENC-10,
-ENC-11 of mirror-v3's own list for what is read.
+code of the product; rows are read back through the product's one reader and must be the written
+ones. Then objects are broken in each way that the format can be wrong. Covers ENC-01..03, ENC-10
+and ENC-11 of mirror-v3's own list, for reading.
 """
 
 import base64
@@ -248,7 +248,7 @@ def test_every_pair_of_characters_is_judged_as_the_standard_library_does():
 # --- what is wrong --------------------------------------------------------------------------------
 
 
-def test_timestamps_whose_type_nobody_knows_or_denies_are_found():
+def test_timestamps_of_unknown_or_contradicting_type_are_found():
     rows = odd_rows(20, first=100, text=True, gaps=False)
     name, data = object_of(rows)
     table = pq.read_table(io.BytesIO(data))
@@ -291,12 +291,12 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 @pytest.mark.parametrize(("form", "options"), LAYOUTS[:3], ids=str)
 def test_rows_that_are_not_those_of_the_name_are_found(form, options, lie):
-    """NAM-01 says what the name tells; here the content contradicts it."""
+    """NAM-01: the name gives the range; here the content contradicts it."""
     rows = rows_for(form, options, gaps=False)
     name, _ = object_of(rows, form, **options)
     data = encode(lie(rows), TOPIC, PARTITION, form, **options)
     if form == "ndjson" and lie is LIES["a row less at the end"]:
-        # Its lines are like ours, and ours may end in a hole: told, for the caller to judge.
+        # Its lines are like logmirror's, which may end in a gap: reported, the caller decides.
         assert check(name, data).gaps.unexplained_count == 1
     else:
         refused(name, data)
@@ -353,7 +353,7 @@ def test_gaps_have_no_cause_and_are_no_finding(form, options):
 
 
 def test_lines_are_its_own_only_below_our_first_claim():
-    """Ours always have a claim; without it the causes of their holes are lost, not unrecorded."""
+    """logmirror's objects have a claim; without it the causes of gaps are lost, not unrecorded."""
     rows = odd_rows(40, first=100)
     name, data = object_of(rows, "ndjson")
     assert check(name, data, mirror_v3_before=101).gaps.unexplained_count == 0

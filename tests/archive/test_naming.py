@@ -1,7 +1,7 @@
-"""A name says which offsets an object covers, and nothing that is not ours passes for one.
+"""A name gives the offsets that an object covers; no other name is accepted.
 
-Method: properties over valid names and names one edit away from valid; what such a search finds
-once is pinned in `STRANGERS`.
+Method: properties over valid names and names one edit away from valid; names that such a search has
+found are pinned in `OTHER_NAMES`.
 """
 
 import pytest
@@ -62,7 +62,7 @@ def test_what_we_parse_is_what_we_would_write(name):
     assert (parsed is None) == (split_name(name) is None)
 
 
-STRANGERS = {
+OTHER_NAMES = {
     "not a name": "x",
     "empty": "",
     "temporary": ".tmp",
@@ -81,8 +81,8 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("name", OTHER_NAMES.values(), ids=OTHER_NAMES)
 @pytest.mark.mirror_v3("NAM-02")
-def test_strangers_are_not_ours(name):
+def test_other_names_are_not_object_names(name):
     assert parse_name(name) is None
     assert split_name(name) is None

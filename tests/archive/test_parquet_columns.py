@@ -2,9 +2,9 @@
 
 Of the checklist: ENC-02, ENC-03, ENC-05, ENC-06, ENC-08, ENC-09, ENC-10, ENC-11.
 
-Method: the same records are written under each pair of types and read back by us, by pyarrow and
-by DuckDB; files that are not ours are made by pyarrow. Chains whose objects differ in their types
-are merged.
+Method: the same records are written under each pair of types and read back by the product, by
+pyarrow and by DuckDB; files of other programs are made by pyarrow. Chains whose objects differ in
+their types are merged.
 """
 
 import base64
@@ -50,8 +50,8 @@ def rows_of(store, name):
     return [row for batch in iterate(store, FOLDER, name) for row in batch.to_pylist()]
 
 
-def as_told(kind):
-    """What the columns of a file tell of a type."""
+def typed(kind):
+    """The type as far as the columns of a file show it."""
     return "json" if kind == "json-parseable" else kind
 
 
@@ -66,7 +66,7 @@ def test_enc_02_enc_05_rows_and_digest_do_not_depend_on_the_types(types):
     found, expected = (check_object(s, FOLDER, name, deep=True) for s in (store, plain))
     assert (found.digest, found.record_count) == (expected.digest, len(TEXTS))
     assert object_types(store, FOLDER, name) == ColumnTypes(
-        key=as_told(types.key), value=as_told(types.value)
+        key=typed(types.key), value=typed(types.value)
     )
 
 
@@ -84,7 +84,7 @@ def test_enc_08_columns_keep_their_names_and_are_text_where_they_are_checked():
 
 def test_enc_09_json_columns_carry_the_mark_of_arrow_and_no_others_do():
     def marks(types):
-        """The metadata of key and value as they stand in the file, whoever knows the mark."""
+        """The metadata of key and value in the file, with or without support for the mark."""
         _, data, _ = make_object("parquet", TEXTS, types=types)
         written = pq.read_metadata(io.BytesIO(data)).metadata[b"ARROW:schema"]
         return base64.b64decode(written).count(b"arrow.json")
@@ -204,7 +204,7 @@ def test_a_file_of_another_program_in_known_columns_is_read():
 
 def test_text_that_is_no_text_is_corruption():
     records = [Record(0, 0, TimestampType.CREATE_TIME, b"\xff", b"v", ())]
-    store, name = stored(records, types=ColumnTypes(key="utf8"))  # nobody has looked
+    store, name = stored(records, types=ColumnTypes(key="utf8"))  # unchecked
     with pytest.raises(CorruptionError, match="not a whole Parquet file"):
         check_object(store, FOLDER, name, deep=True)
 

@@ -1,9 +1,8 @@
-"""An archive cut into pieces shows each record once, in order, whatever happens meanwhile.
+"""An archive divided into pieces shows each record once, in order, while the archive changes.
 
-Method: chains of small objects in memory, cut with every size of piece and range of offsets, are
-read back and compared with the records that they were made of. Compacts run between plan and
-reading, and between any two batches of a reading. Damage of every kind must end a reading with an
-error.
+Method: chains of small objects in memory, divided with every piece size and range of offsets, are
+read back and compared with their records. Compactions run between plan and read, and between any
+two batches of a read. Damage of every kind must end a read with an error.
 """
 
 import io
@@ -208,7 +207,7 @@ def test_an_object_that_was_changed_is_an_error(extension):
 
 @pytest.mark.parametrize("extension", FORMATS)
 def test_an_object_of_other_records_is_an_error(extension):
-    """It is sound by itself: only the claim, or the footer's range, tells."""
+    """The object is valid by itself: only the claim, or the footer's range, shows the damage."""
     store, made = new_chain(extension)
     names = sorted(made)
     (piece,) = pieces_of(store, piece_bytes=1 << 30)

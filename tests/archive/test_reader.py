@@ -1,7 +1,7 @@
-"""A sound object is read back whole; a damaged one is found, named, and never read as sound.
+"""An undamaged object is read back whole; a damaged one is detected and named.
 
-Method: objects made by the encoders are damaged in known ways (cut at every length, one bit at a
-time, spliced, renamed, written by others), with and without their claim; each must be a
+Method: objects of the encoders are damaged in known ways (truncated at every length, one bit at a
+time, spliced, renamed, written by other programs), with and without their claim; each must be a
 CorruptionError that names the object.
 """
 
@@ -114,7 +114,7 @@ def test_a_cut_object_is_found_at_every_length(extension):
     claim = claim_for(name, digest)
     for length in range(0, len(data), max(1, len(data) // 60)):
         refused(name, data[:length], claim=claim)
-        if extension != "ndjson":  # lines do not tell that more should follow
+        if extension != "ndjson":  # lines do not show that more should follow
             refused(name, data[:length])
 
 
@@ -161,7 +161,7 @@ def test_a_renamed_object_is_found(extension):
 def test_a_foreign_file_under_our_name_is_found(extension, junk):
     name = format_name(OffsetRange(first=0, last=9), extension)
     if extension == "ndjson" and not junk:
-        assert check(name, junk).record_count == 0  # holes only: the lines cannot say more
+        assert check(name, junk).record_count == 0  # gaps only: lines do not show them
     else:
         refused(name, junk)
 

@@ -1,9 +1,8 @@
-"""Which records of a native chain count is what a consumer with read_committed would say.
+"""The committed records of a native chain are those that a read_committed consumer returns.
 
 Method: random interleavings of the transactions of several producers, cut into objects anywhere and
-scanned in runs of any size; the judge is the reference decoder of `wire.records`, which is told
-what was aborted. The embedded broker has no transactions; real ones are in
-`tests/e2e/test_dataframes.py`.
+scanned in runs of any size; the judge is the reference decoder of `wire.records` with the known
+aborts. The embedded broker has no transactions; real ones are in `tests/e2e/test_dataframes.py`.
 """
 
 import random

@@ -1,6 +1,6 @@
-"""Options of DataFrames say which archive and which part of it, and a wrong one is told.
+"""Options of DataFrames select the archive and the part to read; invalid ones are errors.
 
-Method: options as Spark hands them over, against the values that they mean; no Spark.
+Method: options as Spark passes them, compared with the values they mean; no Spark.
 """
 
 import pytest
@@ -76,24 +76,24 @@ def test_a_bucket_is_described_as_a_destination_describes_it():
     ("options", "told"),
     [
         ({"roott": "/archive"}, "there is no option 'roott'"),
-        ({}, "must say where"),
-        ({"root": "archive"}, "must say where"),
-        ({"root": "/archive", "path": "/other"}, "`root` is given twice"),
-        ({"root": "/archive", "region": "x"}, "options of S3"),
+        ({}, "must be the location"),
+        ({"root": "archive"}, "must be the location"),
+        ({"root": "/archive", "path": "/other"}, "`root` is set more than once"),
+        ({"root": "/archive", "region": "x"}, "S3 options"),
         ({"root": "/archive", "partitions": "a-b"}, "numbers and ranges"),
         ({"root": "/archive", "partitions": "-1"}, "numbers and ranges"),
-        ({"root": "/archive", "encoding": "latin"}, "is one of"),
+        ({"root": "/archive", "encoding": "latin"}, "must be one of"),
         ({"root": "/archive", "startingOffset": "-1"}, "whole number"),
-        ({"root": "/archive", "verify": "maybe"}, "is one of"),
+        ({"root": "/archive", "verify": "maybe"}, "must be one of"),
         ({"root": "s3://"}, "no bucket"),
     ],
 )
-def test_wrong_options_are_refused(options, told):
-    with pytest.raises(UsageError, match=told):
+def test_wrong_options_are_refused(options, reported):
+    with pytest.raises(UsageError, match=reported):
         Request.of(options)
 
 
-def test_a_misspelt_option_is_told_the_right_one():
+def test_a_misspelt_option_gets_a_suggestion():
     with pytest.raises(UsageError) as caught:
         Request.of({"root": "/archive", "startingOfset": "1"})
     assert caught.value.hint == "did you mean `startingOffset`?"

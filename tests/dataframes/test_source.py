@@ -1,6 +1,6 @@
-"""What a query plans: filters and options choose objects, and tasks hand on Spark's types.
+"""Query plans: filters and options select objects, and tasks return Spark's types.
 
-Method: the data source is asked as Spark's planner asks it, without Spark; sessions are in
+Method: the data source is called as Spark's planner calls it, without Spark; sessions are in
 `tests/e2e/test_dataframes.py`.
 """
 
@@ -76,7 +76,7 @@ def every_object(first=0, end=END):
         ([EqualTo(PARTITION, 3), In(PARTITION, (1, 3))], (0, END)),
         ([EqualTo(PARTITION, 4)], None),
         ([GreaterThan(OFFSET, END)], None),
-        # What says nothing that names could tell leaves everything.
+        # Filters that do not concern names select everything.
         ([Not(EqualTo(OFFSET, 20)), Not(EqualTo(PARTITION, 3))], (0, END)),
         ([EqualNullSafe(OFFSET, None), EqualTo(("headers", "offset"), 1)], (0, END)),
         ([EqualTo(("key",), b"k"), EqualTo(("topic",), "t"), In(OFFSET, ())], (0, END)),
@@ -148,7 +148,7 @@ def test_columns_may_be_left_out_and_nothing_else(tmp_path):
         source(root).reader(StructType().add("sum", "long"))
 
 
-def test_a_timestamp_that_spark_cannot_hold_is_told(tmp_path):
+def test_a_timestamp_that_spark_cannot_hold_is_an_error(tmp_path):
     record = Record(0, 2**62, TimestampType.CREATE_TIME, None, b"v", ())
     name, data, _ = make_object("parquet", [record])
     (tmp_path / FOLDER).mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_told(tmp_path):
     assert [len(batch) for batch in without.read(without.partitions()[0])] == [1]
 
 
-def test_native_objects_without_claims_need_to_be_told_their_topic(tmp_path):
+def test_native_objects_without_claims_need_the_topic_option(tmp_path):
     root = folder_with(tmp_path, "batches", claims=False)
     with pytest.raises(UsageError, match="whose records") as caught:
         source(root).reader(SCHEMA).partitions()

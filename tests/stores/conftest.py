@@ -1,4 +1,4 @@
-"""Servers for the tests of stores: a real S3 server, a proxy that spoils its answers, a fake."""
+"""Servers for the tests of stores: a real S3 server, a proxy that spoils its responses, a fake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
-    """What stands before the server and spoils requests when it is told to."""
+    """The proxy in front of the server, which spoils requests on demand."""
 
     def delete(path: str) -> None:
         bucket, _, key = path.partition("/")

@@ -1,9 +1,9 @@
-"""Blocks written past the page cache come out as the bytes that went in, whatever the disk does.
+"""Blocks that bypass the page cache are written completely, on every kind of disk.
 
-Method: files of sizes around the block size, given in pieces of odd sizes, read back; then disks
-that refuse direct writes at once (as tmpfs may), that accept the flag and refuse the write, and
-that take a part of what they are given. Whether direct writes were really used is asked of the
-descriptor, on the file system of the test's folder.
+Method: files of sizes around the block size, written in pieces of odd sizes, are read back; also on
+disks that refuse direct writes at once (as tmpfs may), that accept the flag and refuse the write,
+and that write only a part. The descriptor shows whether direct writes were used, on the filesystem
+of the test's folder.
 """
 
 import errno

@@ -1,9 +1,9 @@
-"""Every BlobStore keeps the same promises. A new adapter is one line in `STORES`.
+"""Every BlobStore fulfils the same contract. A new adapter is one line in `STORES`.
 
-Method: one suite of small scenes, run against every adapter alike, those of S3 against a real
-server and a fake. What the fake does not do (one winner of uploads that are completed at once,
-checksums, signatures) is tested with the real server alone, in test_s3.py. A store that replaces
-keeps the promises too, when it is told of nobody who takes longer than the time it settles for.
+Method: one suite of small scenes, run against every adapter, those of S3 against a real server and
+a fake. What the fake lacks (one winner of concurrently completed uploads, checksums, signatures) is
+tested with the real server alone, in test_s3.py. `ReadBackStore` fulfils the contract too if no
+writer is slower than its pause.
 """
 
 import pytest
@@ -175,7 +175,7 @@ def test_dot_names_are_not_listed(store):
     assert list(store.names("f")) == []
 
 
-def test_reading_a_stranger_is_a_key_error(store):
+def test_reading_a_missing_name_is_a_key_error(store):
     with pytest.raises(KeyError):
         store.read("f/nobody")
     with pytest.raises(KeyError):
@@ -230,7 +230,7 @@ def test_a_travelling_object_that_was_discarded_is_gone(store, request, monkeypa
     assert list(store.names("f")) == []
 
 
-def test_the_folders_of_a_folder_are_told(store):
+def test_the_folders_of_a_folder_are_listed(store):
     for name in ("f/2/a", "f/10/b", "f/c", ".hidden/d", "f/.dots/e"):
         store.create(name, b"x")
     assert list(store.folders("f")) == ["10", "2"]

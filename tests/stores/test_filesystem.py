@@ -1,7 +1,7 @@
-"""What only a real directory can do to us: rights, space, strange entries, other processes.
+"""Conditions of a real directory: permissions, space, foreign entries, other processes.
 
-Method: real directories, real files, real locks and real processes; the few answers of a kernel
-that cannot be had on order (a full disk, a bad block) are given by `Syscalls` standing in.
+Method: real directories, files, locks and processes; the few kernel errors that cannot be produced
+on demand (a full disk, a bad block) come from a substitute for `Syscalls`.
 """
 
 import errno
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_synced_leaves_the_outcome_unknown(tmp_path):
         store.create("f/a", b"x")
     assert caught.value.facts["name"] == "f/a"
     assert list(store.names("f")) == ["a", "first"]
-    with pytest.raises(UnavailableError):  # nobody may go on behind it
+    with pytest.raises(UnavailableError):  # no caller may continue after it
         store.tail("f")
 
 

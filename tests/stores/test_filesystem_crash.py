@@ -1,12 +1,12 @@
 """A process that dies between any two system calls leaves an object whole or absent.
 
 Method: count the calls of one undisturbed run, then run it again once per call with a death before
-that call, reopen the directory with another writer, and check the contract. No call is trusted to
-be harmless, and a retry must always get through.
+that call, reopen the directory with another writer, and check the contract. No call is assumed to
+be harmless, and a retry must always succeed.
 
-This is process death: what the kernel was told, it keeps. Loss of power, where unsynced bytes also
-vanish, is approached from the order of calls: no name is given before the bytes are synced, and
-nothing is reported before the folder is.
+This is process death: the kernel keeps everything that was written. Power loss, where unsynced
+bytes vanish too, is covered here only by the order of calls: no name is given before the bytes are
+synced, and nothing is reported before the folder is.
 """
 
 import inspect

@@ -1,10 +1,9 @@
-"""A loss of power at any moment leaves an object whole or absent, and what was reported is there.
+"""A power loss at any moment leaves an object whole or absent, and every reported object present.
 
-Method: system calls that also keep a second account of what is durable: of each file the bytes of
-its last sync, of each folder the names of its last sync. A power loss before each call in turn
-leaves the durable state, and of what came after it nothing, all, or some: names by themselves,
-bytes that were never flushed as zeros or not at all. The folder is made anew from that, and another
-writer opens it.
+Method: the system calls also record what is durable: the bytes of each file's last sync and the
+names of each folder's last sync. A power loss before each call in turn leaves the durable state
+plus nothing, all, or some of the later changes: names alone, unflushed bytes as zeros or missing.
+The folder is recreated from that state, and another writer opens it.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ DATA = b"whole" * 2000
 
 
 class PowerLossError(BaseException):
-    """Not an Exception: no handler may go on without power."""
+    """Not an Exception: no handler may run without power."""
 
 
 class _Folder:
@@ -118,7 +117,7 @@ def stage_and_publish(store):
 
 
 def twice(store):
-    """As a writer does that finds its name taken, and goes on as if it had written it."""
+    """Like a writer that finds its name taken and continues as if it had written the object."""
     create(store)
     with pytest.raises(AlreadyExistsError):
         create(store)

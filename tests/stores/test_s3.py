@@ -1,8 +1,8 @@
-"""Goal: what an S3 store does when the network, the server or a second writer gets in its way.
+"""An S3 store with faults of the network, the server, or a second writer.
 
-Method: a real server, and in front of it a proxy that spoils one request of a kind: it loses the
-answer to what was done, cuts a body, answers with an error in the server's place. What is there
-afterwards is read from the server's own files.
+Method: a real server behind a proxy that spoils one request of a kind: it loses the response to a
+completed request, truncates a body, or returns an error itself. The result is read from the
+server's own files.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def staged(store, data, *, travels):
 
 
 class _Listed:
-    """Answers listings of these names, and counts them."""
+    """Returns listings of these names, and counts the requests."""
 
     def __init__(self, names):
         self.names, self.count = sorted(names), 0
@@ -98,7 +98,7 @@ def test_the_tail_of_a_real_listing_is_its_end(s3_server, bucket):
     assert found == Tail(names[-len(found.names) :], is_whole=False)
 
 
-# Answers that are lost, errors that pass
+# Lost responses, transient errors
 
 
 LOST = ["lose-response", "cut-response"]
@@ -118,7 +118,7 @@ def test_a_create_is_done_once_whatever_happens_to_the_first_attempt(
 
 
 @pytest.mark.parametrize("fault", LOST)
-def test_a_name_that_another_took_while_our_response_was_lost_is_told(
+def test_a_name_taken_by_another_writer_after_a_lost_response_is_a_conflict(
     s3_server, bucket, proxy, store, fault
 ):
     (s3_server.client()).put_object(Bucket=bucket, Key="p/f/a", Body=b"another's")
@@ -284,7 +284,7 @@ def test_a_large_object_is_uploaded_in_parts_and_read_back(s3_server, bucket, mo
         assert file.read(1) == b""
 
 
-def test_uploads_that_nobody_completed_are_aborted_at_the_next_start(s3_server, bucket):
+def test_incomplete_uploads_are_aborted_at_the_next_start(s3_server, bucket):
     dead = S3Store(s3_server.location(bucket, "p"))
     token = staged(dead, b"x", travels=True)
     other = S3Store(s3_server.location(bucket, "q"))
@@ -299,7 +299,7 @@ def test_uploads_that_nobody_completed_are_aborted_at_the_next_start(s3_server, 
 
 
 class _Uploads:
-    """Answers listings of uploads, two at a time, and takes note of what is aborted."""
+    """Returns listings of uploads, two at a time, and records the aborted ones."""
 
     def __init__(self, count):
         self.keys, self.aborted = [f"p/{number}" for number in range(count)], []

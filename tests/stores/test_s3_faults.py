@@ -1,10 +1,10 @@
-"""Goal: whatever goes wrong with whichever request, an object is there once, whole, or not at all.
+"""For every fault of every request, an object exists once and whole, or not at all.
 
-Method: a table. Every request that the store sends, by every way in which a server or a network
-fails it once (F7): the scene in which the request occurs is played before a real server, with the
-request spoiled. It ends well, or in the error that the table names; then it is played again without
-a fault and must end well. What is there is read from the server's own files, and the proxy has
-noted what became visible: each name once. The same scenes with many faults one after the other.
+Method: a table of every request that the store sends and every way in which a server or a network
+fails it once (F7). The scene with the request runs against a real server, with the request spoiled.
+It succeeds, or ends in the error of the table; then it runs again without a fault and must succeed.
+The result is read from the server's own files, and the proxy has recorded that each name became
+visible once. The same scenes also run with many faults in sequence.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ FAULTS = {
     "silence": set(SCENES),
     "late": set(SCENES),
     "denied": set(SCENES),
-    "skewed": set(SCENES) - {"HeadObject"},  # whose answers have no body to say so
+    "skewed": set(SCENES) - {"HeadObject"},  # whose responses have no body with the code
     "cut-body": WITH_BODY | {"CompleteMultipartUpload"},
     "wrong-body": WITH_BODY,
     "wrong-response": {"GetObject"},
@@ -149,7 +149,7 @@ def expected_error(operation, fault):
         return None
     if fault in {"denied", "skewed"}:
         return UsageError
-    # The tag that we were told is not the part's: the upload is useless, and staged again.
+    # The reported tag is not the part's: the upload is useless, and staged again.
     return UnavailableError if (operation, fault) == ("UploadPart", "wrong-etag") else None
 
 
@@ -189,7 +189,7 @@ def test_a_request_that_fails_once(proxy, scene, operation, fault):
     assert len(proxy.created) == len(found)
 
 
-def test_a_clock_that_is_far_off_is_told_with_the_stores_time(s3_server, monkeypatch):
+def test_clock_skew_is_reported_with_the_stores_time(s3_server, monkeypatch):
     """The server's own check of a signature's time; the signer's clock is moved."""
     bucket, now = s3_server.new_bucket(), botocore.auth.get_current_datetime
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() - timedelta(hours=2))
@@ -227,7 +227,7 @@ def test_many_faults_one_after_the_other_leave_each_object_once_and_whole(
         made[name.removeprefix("f/")] = data
         while True:
             with contextlib.suppress(UnavailableError, OutcomeUnknownError):
-                with_patience(scene.store, name, data, travels=bool(number % 2))
+                with_timeout(scene.store, name, data, travels=bool(number % 2))
                 break
 
     proxy.spoil_some(itertools.repeat(None))
@@ -237,7 +237,7 @@ def test_many_faults_one_after_the_other_leave_each_object_once_and_whole(
     assert proxy.spoiled > 20
 
 
-def with_patience(store, name, data, *, travels):
+def with_timeout(store, name, data, *, travels):
     """What a writer does: look, stage, publish; what is there with its content is its success."""
     if name.removeprefix("f/") in store.names("f"):
         assert store.read(name) == data

@@ -1,7 +1,7 @@
-"""Goal: who we are for a store, how it knows us, and what we say about encryption and checksums.
+"""Identities, credentials, encryption and checksums of an S3 store.
 
 Method: permissions, certificates and checksums with a real server, which enforces them; roles and
-encryption with a fake, which knows them, behind a proxy that notes the header of each request.
+encryption with a fake, which supports them, behind a proxy that records the header of each request.
 """
 
 import hashlib
@@ -51,12 +51,12 @@ def keys_of(proxy):
 
 @pytest.fixture
 def archive(s3_server):
-    """A bucket in which a writer and a reader may do what `logmirror policy print` tells."""
+    """A bucket in which a writer and a reader may do what `logmirror policy print` allows."""
     bucket = s3_server.new_bucket()
     writer, reader = s3_server.new_user(), s3_server.new_user()
     location = replace(s3_server.location(bucket, "p"), write=writer, read=reader)
-    told = policies([location])
-    allowed = [(writer, told["writer"]["Statement"]), (reader, told["reader"]["Statement"])]
+    reported = policies([location])
+    allowed = [(writer, reported["writer"]["Statement"]), (reader, reported["reader"]["Statement"])]
     s3_server.allow(bucket, *allowed)
     return location, allowed
 
@@ -168,7 +168,7 @@ def test_a_role_is_assumed_once_with_its_own_keys_and_renewed_before_it_ends(
     assert keys_of(noting)[renewed] == {"PutObject"}
 
 
-def test_a_role_that_may_not_be_assumed_is_told_as_such(fake_s3, noting):
+def test_a_role_that_may_not_be_assumed_is_named(fake_s3, noting):
     writer = S3Identity(
         access_key_id="k", secret_access_key="s", role_arn=ROLE, sts_endpoint=noting.endpoint
     )
@@ -206,9 +206,9 @@ def test_encryption_is_asked_for_where_an_object_begins(fake_s3, noting, sse, ke
     assert list(store.names("f")) == ["a", "b"]
 
     header = "x-amz-server-side-encryption"
-    told = {operation: head for operation, head in noting.heads if header in head}
-    assert set(told) == {"PutObject", "CreateMultipartUpload"}
-    for head in told.values():
+    reported = {operation: head for operation, head in noting.heads if header in head}
+    assert set(reported) == {"PutObject", "CreateMultipartUpload"}
+    for head in reported.values():
         assert head[header] == sse
         assert head.get(f"{header}-aws-kms-key-id", "") == key
     for name in ("f/a", "f/b"):
@@ -249,7 +249,7 @@ def test_a_store_whose_authority_is_ours_is_trusted_and_no_other(
 
 @pytest.mark.parametrize("mode", ["when_supported", "when_required"])
 def test_a_body_is_checked_by_the_store_whatever_the_mode(s3_server, proxy, mode):
-    """Either by a checksum or by the signature: a byte that changes on the way is noticed."""
+    """Either by a checksum or by the signature: a byte that changes in transit is detected."""
     location = s3_server.location(s3_server.new_bucket(), endpoint=proxy.endpoint)
     store = S3Store(replace(location, checksums=mode))
     for operation in ("PutObject", "UploadPart"):

@@ -1,8 +1,8 @@
-"""Goal: where a store replaces, `require-atomic-create: false` still lets one of many win.
+"""On a store that replaces, `require-atomic-create: false` still lets only one writer win.
 
 Method: a real server behind a proxy that makes its writes replace, or refuses their condition;
-writers at once, each with a store of its own; a writer that is held up between its look and its
-write. The log says what was accepted.
+concurrent writers, each with its own store; a writer that is delayed between its check and its
+write. The log reports the degraded fencing.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def test_what_is_accepted_without_need_is_said(s3_server, caplog):
 
 
 def test_of_many_who_create_a_claim_at_once_one_wins_and_its_bytes_stay(location):
-    """The plain store tells more than one that it was the first; that is what is settled."""
+    """The plain store lets more than one writer win; this is what reading back prevents."""
     together = threading.Barrier(6)
 
     def create(name, number, results):
@@ -100,7 +100,7 @@ def test_of_many_who_create_a_claim_at_once_one_wins_and_its_bytes_stay(location
         if results:
             assert S3Store(location).read(name) == b"%d" % results[0] * 100
             return
-    pytest.fail("nobody was ever sure to be the first")
+    pytest.fail("no writer ever won")
 
 
 def test_a_writer_that_was_held_up_before_its_write_does_not_count_itself_the_winner(location):

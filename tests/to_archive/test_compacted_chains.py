@@ -1,6 +1,7 @@
-"""Positions and proofs of chains that are being merged, and of those merged while they are read.
+"""Positions and verification of chains during a compaction, and of chains merged while read.
 
-Method: chains in memory; a compact runs to its end, or to any operation, before a look goes on.
+Method: chains in memory; a compaction runs to its end, or to any operation, before a read
+continues.
 """
 
 import pytest
@@ -16,7 +17,7 @@ from logmirror.model import OffsetRange
 from logmirror.stores.base import Tail
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.positions import read_chain
-from logmirror.verify.archive import verify_content, verify_names
+from logmirror.verification.archive import verify_content, verify_names
 
 FLOW = FlowId(mirror="m", destination="orders", topic=TOPIC, partition=3)
 SPEC = ArchiveSpec(
@@ -121,7 +122,7 @@ def test_a_listing_that_misses_what_changed_is_made_again(store, monkeypatch):
         read_chain(store, FLOW, SPEC)
 
 
-def test_a_proof_goes_on_with_what_replaces_the_objects_it_has_listed(store):
+def test_a_verification_continues_with_merged_objects(store):
     plain = prove(store)
     assert (plain.record_count, plain.gap_offsets) == (RECORDS, END - RECORDS)
 
@@ -156,7 +157,7 @@ def test_an_object_that_vanishes_and_is_not_replaced_is_a_problem(store):
     assert problem["kind"] == "corruption"
 
 
-def test_what_an_interrupted_compact_left_is_told_and_is_no_problem(store):
+def test_leftovers_of_an_interrupted_compact_are_reported_and_no_problem(store):
     def stop(operation, _name):
         if operation == "delete":
             raise Stopped

@@ -1,6 +1,6 @@
-"""Goal: claims go where footers say the same; they stay in buckets, and where they alone prove.
+"""Claims are removed if footers hold the same facts; they are kept in buckets and where needed.
 
-Method: two old claims and one young one in a store in memory that notes what it is asked.
+Method: two old claims and one young one in a store in memory that records its calls.
 """
 
 from types import SimpleNamespace

@@ -1,8 +1,8 @@
-"""A slot's share of memory decides how large pieces are and how many objects grow side by side.
+"""A slot's share of memory decides the size of pieces and the number of parallel objects.
 
-Method: sums over the values themselves, and slices that are carried out with little and with much
-memory: whatever a reader can tell apart must be the same. What a process really holds is measured
-in tests/e2e/test_several.py.
+Method: sums over the values themselves, and slices that run with little and with much memory: the
+results must be the same to every reader. The memory of a real process is measured in
+tests/e2e/test_several.py.
 """
 
 import io
@@ -66,7 +66,7 @@ def test_one_object_of_any_kind_fits_into_any_share(share, form, location):
         st.tuples(st.sampled_from(FORMATS), st.sampled_from([FILES, BUCKET])), min_size=1
     ),
 )
-def test_crews_fit_and_leave_nobody_out(share, kinds):
+def test_waves_fit_and_hold_every_slice(share, kinds):
     memory, works = Memory.of_share(share), [work_of(*kind) for kind in kinds]
     waves = memory.waves(works)
     assert [work for wave in waves for work in wave] == works

@@ -1,8 +1,8 @@
-"""Chains that mirror-v3 wrote are proven, continued in place, merged; those it would refuse are.
+"""Chains that mirror-v3 wrote are verified, continued in place and merged; broken ones are refused.
 
 Method: `kit.runs.mirror_v3_archive` writes the objects, the product's loop continues them from a
-scripted source that holds the same records and more. What lies there then is read back object by
-object and must be the source's records, once each and in order.
+scripted source that holds the same records and more. The result is read back object by object and
+must be the source's records, once each and in order.
 """
 
 import pytest
@@ -29,9 +29,9 @@ from logmirror.model import GapCause, TimestampType, TopicPartition
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.testing import MemoryStore, check_tiles, compare
 from logmirror.to_archive.positions import read_chain
-from logmirror.verify.archive import verify_content, verify_names
-from logmirror.verify.snapshot import compare_snapshot
-from logmirror.verify.source import SourceSide, compare_with_source
+from logmirror.verification.archive import verify_content, verify_names
+from logmirror.verification.snapshot import compare_snapshot
+from logmirror.verification.source import SourceSide, compare_with_source
 from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.records import Record, encode_marker, encode_reference
@@ -49,7 +49,7 @@ TABLE = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
 
 def rows_for(options):
     text = bool(options) and not {"bytes", HEAD}.issuperset(options.values())
-    rows = odd_rows(HALF, text=text)  # the last one of which is no hole
+    rows = odd_rows(HALF, text=text)  # the last one has a record
     return rows, rows + odd_rows(END - HALF, first=HALF, text=text)
 
 
@@ -148,7 +148,7 @@ def test_a_chain_is_continued_in_place_at_the_next_offset(form, options):
 
 
 @pytest.mark.parametrize(("form", "options"), LAYOUTS, ids=str)
-def test_what_its_objects_do_not_say_is_told_as_not_recorded(form, options):
+def test_causes_that_its_objects_lack_are_counted_as_not_recorded(form, options):
     before, after = rows_for(options)
     store, spec = chain_of(before, form, options), archive_spec(format=form, max_offsets=10)
     objects = len(store.objects)
@@ -166,7 +166,7 @@ def test_what_its_objects_do_not_say_is_told_as_not_recorded(form, options):
 
 
 @pytest.mark.parametrize(("form", "options"), LAYOUTS, ids=str)
-def test_the_source_proves_every_record_and_tells_every_cause(form, options):
+def test_the_source_proves_every_record_and_gives_every_cause(form, options):
     before, after = rows_for(options)
     store, spec = chain_of(before, form, options), archive_spec(format=form, max_offsets=10)
     log = log_of(after)
@@ -305,10 +305,10 @@ def test_compact_merges_its_objects_with_ours(form, options):
 
     assert len(names_in(store)) < objects / 3
     assert compare(after, rows_in(store, form)) == []
-    told = proof(store, spec)
-    assert told.problems == []
-    assert told.gap_counts[GapCause.UNRECORDED] == HALF - len(before)
-    assert sum(told.gap_counts.values()) == END - len(after)
+    reported = proof(store, spec)
+    assert reported.problems == []
+    assert reported.gap_counts[GapCause.UNRECORDED] == HALF - len(before)
+    assert sum(reported.gap_counts.values()) == END - len(after)
     asked = proof(store, spec, log)
     assert asked.problems == []
     assert {c for c, n in asked.gap_counts.items() if n} == {GapCause.CONTROL}
@@ -383,7 +383,7 @@ def test_a_source_that_was_cleaned_since_is_read_from_its_start():
 
 
 def test_its_snapshot_after_ours_is_continued_too():
-    """Whoever goes back to mirror-v3 and comes again."""
+    """A user who returns to mirror-v3 and then to logmirror."""
     rows = table(90)
     store, spec = MemoryStore(), archive_spec(compaction="log")
     continue_from(Log([one(row) for row in rows[:40]]), store, spec, configs=TABLE)

@@ -1,8 +1,8 @@
-"""R1 and R2: what the source may deliver next, and what happens when it delivers something else.
+"""R1 and R2: which offsets the source may deliver next, and the errors for all others.
 
 Method: a scripted source (kit.fakes.scripted) does what a broker never should: it serves offsets
-below the expected one, or skips some without a cause. The copies, in each format and in a cluster,
-must stop with both numbers, and hold nothing of it.
+below the expected one, or skips some without a cause. Replicas in each format and in a cluster must
+stop with both numbers, and hold nothing of it.
 """
 
 import pytest

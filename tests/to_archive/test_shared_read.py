@@ -1,8 +1,8 @@
-"""Slices that stand at one position are fed by one reading, and each stays its own master.
+"""Slices at one position share one read, and each stays independent.
 
-Method: the scripted log of test_transfer.py, read by groups of slices with other formats, limits,
-ends and stores. What each of them leaves is compared, byte for byte, with what it leaves when it
-runs alone; fetches and decodings are counted.
+Method: the scripted log of test_transfer.py, read by groups of slices with different formats,
+limits, ends and stores. The result of each is compared, byte for byte, with its result when it runs
+alone; fetches and decodings are counted.
 """
 
 from dataclasses import replace
@@ -275,7 +275,7 @@ def test_a_standing_claim_is_carried_out_beside_others_that_meet_none(kind, last
     assert all(result.error is None for result in together.results.values())
 
 
-def test_a_claim_met_on_the_way_begins_its_slice_anew_and_no_other():
+def test_a_claim_found_while_reading_restarts_only_its_slice():
     log, works = Log(batches(0, 60)), three(end=60, max_offsets=20)
     claim = claim_over(20, 29, "parquet", log)
     name = claim_name("parquet", 0, 20)
@@ -294,7 +294,7 @@ def test_a_claim_met_on_the_way_begins_its_slice_anew_and_no_other():
     alone = Copied(log, works)
     for other in ("native", "ndjson"):
         assert together.left(other) == alone.left(other)
-    assert together.fetches > alone.fetches, "what begins anew reads again"
+    assert together.fetches > alone.fetches, "a restarted slice reads again"
 
 
 def test_a_bug_in_one_slice_leaves_nothing_of_any():

@@ -1,4 +1,4 @@
-"""An object on its way is gone when it is given up, from the store and from memory."""
+"""An object under construction that is discarded leaves nothing in the store or in memory."""
 
 import gc
 import weakref

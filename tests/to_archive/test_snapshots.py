@@ -212,7 +212,7 @@ def test_a_store_that_fails_while_old_snapshots_are_pruned_is_asked_again():
     def fail_twice(operation, name):
         if operation == "delete" and name.startswith("d/") and len(refused) < 2:
             refused.append(name)
-            raise UnavailableError("no answer")
+            raise UnavailableError("no response")
 
     store, log = MemoryStore(before=fail_twice), Log()
     spec = archive_spec(compaction="log", keep_snapshots=1)
@@ -294,7 +294,7 @@ def test_an_archive_of_all_records_is_not_continued_with_snapshots():
         until_now(log, store)
 
 
-def test_a_snapshot_that_lags_more_than_tombstones_live_is_built_anew(caplog):
+def test_a_snapshot_older_than_delete_retention_is_rebuilt(caplog):
     store, clock = MemoryStore(), SteppingClock()
     log = log_of((0, b"gone", b"v"), (1, b"kept", b"v"))
     until_now(log, store, clock=clock)

@@ -1,7 +1,7 @@
-"""A slice becomes objects: where they end, what they hold, which holes they explain.
+"""A slice becomes objects: their ends, their content, and the causes of their offset gaps.
 
 Method: a scripted source (kit.fakes.scripted) and a store in memory; the objects are read back by
-independent readers (pyarrow, json, the reference decoder). The same log is cut again with fetch
+independent readers (pyarrow, json, the reference decoder). The same log is read again with fetch
 responses of another size, in two runs, or by two writers: the objects must be the same.
 """
 
@@ -320,7 +320,7 @@ def test_a_flipped_bit_at_the_source_stops_with_the_place():
     assert len(result.receipts) == 1
 
 
-def test_a_source_that_ends_early_is_told():
+def test_a_source_that_ends_early_is_an_error():
     _, result = copy(Log(batches(0, 10)), slice_of(0, 20))
     assert isinstance(result.error, PositionError)
     assert (result.error.facts["expected"], result.error.facts["got"]) == (20, 10)

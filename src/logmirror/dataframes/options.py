@@ -1,4 +1,4 @@
-"""Options of a query as values: which archive, which part of it, how it is read."""
+"""Options of a query as values: the archive, the part to read, and how to read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from logmirror.locations import StoreLocation
 
 PIECE_BYTES: Final = 128 << 20
-"""Of objects read by one task, about, as Spark does with files."""
+"""Approximate size of the objects that one task reads, the same as Spark's for files."""
 
 _OPTIONS: Final = (
     *("root", "destination", "partitions", "startingOffset", "endingOffset", "topic"),
@@ -31,7 +31,7 @@ _SCHEMES: Final = ("s3://", "s3a://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the options ask for."""
+    """The parsed options of a query."""
 
     location: StoreLocation
     destination: str = ""
@@ -41,21 +41,27 @@ class Request:
     """None: all."""
 
     first: int = 0
+    """First offset to read."""
+
     end: int | None = None
+    """First offset not to read; None: the end."""
+
     topic: str = ""
+    """Topic of native objects; empty: from the claims."""
+
     utf8: bool = False
     committed: bool = True
     verify: bool = True
     piece_bytes: int = PIECE_BYTES
     trigger_bytes: int | None = None
-    """Of objects in one batch of a stream, about; None: whatever there is."""
+    """Approximate size of the objects in one batch of a stream; None: no limit."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Request:
-        """Read options as `spark.read.option` took them; case, dashes and underscores are alike.
+        """Parse the options of `spark.read`; case, dashes and underscores are ignored.
 
         Raises:
-            UsageError: One is unknown, missing or wrong.
+            UsageError: An option is unknown, missing or invalid.
         """
         given = _given(options)
         location = _location(given)
@@ -77,7 +83,7 @@ class Request:
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by our spelling."""
+    """Return the options by their canonical names."""
     known = {name.lower(): name for name in _OPTIONS} | _OTHER_NAMES
     given: dict[str, str] = {}
     for key, value in options.items():
@@ -91,7 +97,7 @@ def _given(options: Mapping[str, str]) -> dict[str, str]:
             )
         name = known[plain]
         if given.get(name, value) != value:
-            raise UsageError(f"`{name}` is given twice", option=key)
+            raise UsageError(f"`{name}` is set more than once", option=key)
         given[name] = value
     return given
 
@@ -103,16 +109,16 @@ def _location(given: Mapping[str, str]) -> StoreLocation:
         root = root.removeprefix("file://")
         if not Path(root).is_absolute():
             raise UsageError(
-                "`root` must say where the archive is",
-                hint="an absolute path that all executors see, or s3://bucket/prefix",
+                "`root` must be the location of the archive",
+                hint="an absolute path that exists on all executors, or s3://bucket/prefix",
                 root=root,
             )
         if wrong := sorted(_OF_S3 & given.keys()):
-            raise UsageError("options of S3 for an archive in a folder", options=", ".join(wrong))
+            raise UsageError("S3 options for an archive in a folder", options=", ".join(wrong))
         return FolderLocation(root)
     bucket, _, prefix = root.removeprefix(scheme).partition("/")
     if not bucket:
-        raise UsageError("`root` names no bucket", hint="s3://bucket/prefix", root=root)
+        raise UsageError("`root` has no bucket name", hint="s3://bucket/prefix", root=root)
     endpoint = given.get("endpoint", "")
     path_style = _choice(given, "pathStyle", "true" if endpoint else "false", "true", "false")
     checksums = _choice(given, "checksums", "when-supported", "when-required")
@@ -138,7 +144,7 @@ def _location(given: Mapping[str, str]) -> StoreLocation:
 
 
 def _partitions(text: str) -> tuple[int, ...] | None:
-    """`all`, or numbers and ranges: `0,4-7`."""
+    """Parse `all`, or numbers and ranges: `0,4-7`."""
     if text.strip().lower() == "all":
         return None
     found: set[int] = set()
@@ -146,7 +152,7 @@ def _partitions(text: str) -> tuple[int, ...] | None:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(
-                "`partitions` is `all`, or numbers and ranges", hint="0,4-7", found=text
+                "`partitions` must be `all`, or numbers and ranges", hint="0,4-7", found=text
             )
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
@@ -157,7 +163,7 @@ def _number(given: Mapping[str, str], name: str, default: int | None) -> int | N
     if text is None:
         return default
     if not text.strip().isdecimal():
-        raise UsageError(f"`{name}` is a whole number, not below 0", found=text)
+        raise UsageError(f"`{name}` must be a whole number, 0 or greater", found=text)
     return int(text)
 
 
@@ -165,5 +171,5 @@ def _choice(given: Mapping[str, str], name: str, default: str, *others: str) -> 
     found = given.get(name, default).lower()
     known = dict.fromkeys((default, *others))
     if found not in known:
-        raise UsageError(f"`{name}` is one of: {', '.join(known)}", found=found)
+        raise UsageError(f"`{name}` must be one of: {', '.join(known)}", found=found)
     return found

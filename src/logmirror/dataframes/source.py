@@ -1,16 +1,16 @@
-"""Archives as Spark DataFrames: a PySpark Data Source for people's own queries.
+"""Archives as Spark DataFrames: a PySpark Data Source for users' own queries.
 
     from logmirror.dataframes import LogmirrorArchive
 
     spark.dataSource.register(LogmirrorArchive)
     spark.read.format("logmirror").option("root", "/archive").option("destination", "orders").load()
 
-Columns and types are those of Spark's Kafka source. What counts as the archive is decided once for
-each query, where it is planned; each task then reads some neighbouring objects and hands on Arrow
-batches. Described in `docs/dataframes.md`. Beside `engine` the only package that
-imports pyspark, and a composition root: it opens stores.
+Columns and types are those of Spark's Kafka source. The planner decides once per query which
+objects to read; each task then reads some adjacent objects and returns Arrow batches. Described in
+`docs/dataframes.md`. Besides `engine`, this is the only package that imports pyspark. It is a
+composition root: it opens stores.
 
-Spark imports this module in processes that only plan, so what reads is imported by readers.
+Spark imports this module in processes that only plan, so modules that read are imported by readers.
 """
 
 from __future__ import annotations
@@ -80,37 +80,84 @@ SCHEMA: Final = StructType(
         ),
     ]
 )
-"""Those of Spark's Kafka source with `includeHeaders`."""
+"""The columns of Spark's Kafka source with `includeHeaders`."""
 
 _PIECES_MAX: Final = 10_000
-"""Tasks of one query, about: a larger archive gets larger pieces."""
+"""Approximate limit on the tasks of one query: a larger archive is read in larger pieces."""
 
 
 class LogmirrorArchive(DataSource):
-    """`format("logmirror")`: archives that mirrors write, in folders and S3, of every format."""
+    """The data source `logmirror`: reads archives of every format from folders and S3.
+
+        spark.dataSource.register(LogmirrorArchive)
+        spark.read.format("logmirror").option("root", "/archive").load()
+
+    Works with `spark.read` and `spark.readStream`. Registration is needed once per session.
+
+    Columns, as of Spark's Kafka source with `includeHeaders`:
+
+    - `key`, `value`: binary; null and empty are distinct
+    - `topic`: string
+    - `partition`: int
+    - `offset`: bigint
+    - `timestamp`: timestamp, milliseconds
+    - `timestampType`: int; 0 create time, 1 log-append time
+    - `headers`: array of (`key` string, `value` binary); empty, never null
+
+    `.schema(...)` may select some of these columns.
+
+    Options; case, dashes and underscores in their names are ignored:
+
+    - `root` (or `load(path)`): absolute path, the same on all executors, or `s3://bucket/prefix`.
+      Required.
+    - `destination` (or `name`): the folder below `root`. Default: the only one.
+    - `partitions`: `all` (default), or numbers and ranges such as `0,2-3`.
+    - `startingOffset`: first offset to read, of every partition. Default: 0.
+    - `endingOffset`: first offset not to read; not for streams. Default: the end.
+    - `topic`: topic of native objects if no claim is kept. Default: from claims.
+    - `encoding`: `base64` (default) or `utf8`, of keys and values in NDJSON.
+    - `isolationLevel`: `read_committed` (default) or `read_uncommitted`, for native objects.
+    - `verify`: `true` (default) or `false`; compare with the digest in claim or footer.
+    - `maxPartitionBytes`: approximate size in bytes of the objects per task. Default: 128 MiB.
+    - `maxBytesPerTrigger`: streams: approximate size in bytes of the objects per batch. Default: no
+      limit.
+    - S3: `region`, `endpoint`, `pathStyle`, `caFile`, `checksums`, `accessKeyId`,
+      `secretAccessKey`, `sessionToken`, `profile`, `roleArn`, `stsEndpoint`. Defaults as for the
+      AWS tools.
+
+    Errors, as exceptions of `logmirror.errors` inside Spark's own exceptions:
+
+    - `UsageError`: an option is unknown, missing or invalid; the destination or a partition does
+      not exist; a timestamp does not fit Spark's type; a newer version wrote an object; access is
+      denied.
+    - `CorruptionError`: an object is damaged, or the chain has a gap or an overlap. Rows of the
+      failed task are not valid.
+    - `PositionError`: streams: the archive ends before the position in the checkpoint.
+    - `UnavailableError`: the store did not respond, or a snapshot was pruned after planning.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """Return the name for `format`."""
         return "logmirror"
 
     def schema(self) -> StructType:
-        """All columns; `.schema(...)` with some of them reads only those."""
+        """Return all columns; `.schema(...)` selects some of them."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> _Reader:
-        """For `spark.read`."""
-        with _told():
+        """Return the reader for `spark.read`."""
+        with _with_hint():
             return _Reader(Request.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> _StreamReader:  # noqa: N802  # Spark's name
-        """For `spark.readStream`."""
-        with _told():
+        """Return the reader for `spark.readStream`."""
+        with _with_hint():
             return _StreamReader(Request.of(self.options), schema)
 
 
 class _Columns:
-    """Record batches as Spark wants them: the columns that were asked for, in its types."""
+    """Converts record batches to the requested columns, in Spark's types."""
 
     def __init__(self, schema: StructType) -> None:
         known = {field.name: field.dataType for field in SCHEMA}
@@ -118,14 +165,14 @@ class _Columns:
             if known.get(field.name) != field.dataType:
                 raise UsageError(
                     "not a column of an archive",
-                    hint="`.schema(...)` may leave columns out, and nothing else",
+                    hint="`.schema(...)` can omit columns; it cannot change or add any",
                     column=f"{field.name} {field.dataType.simpleString()}",
                     known=SCHEMA.simpleString(),
                 )
         self._schema = schema
 
     def convert(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches of `wire.columns.SCHEMA`, or of what it was read from, in Spark's types."""
+        """Yield batches of `wire.columns.SCHEMA` with the requested columns, in Spark's types."""
         import pyarrow as pa  # noqa: PLC0415  # planning needs none
         from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  # as above
 
@@ -136,7 +183,7 @@ class _Columns:
             except pa.ArrowInvalid as error:
                 raise UsageError(
                     "a timestamp does not fit Spark's type, which holds microseconds",
-                    hint="leave the column out: `.schema('key binary, value binary, ...')`",
+                    hint="omit the column: `.schema('key binary, value binary, ...')`",
                     partition=batch.column("partition")[0].as_py(),
                     first=batch.column("offset")[0].as_py(),
                     reason=str(error)[:200],
@@ -145,11 +192,12 @@ class _Columns:
 
 
 class _Prune:
-    """`pushFilters` of a reader: what filters say of partitions and offsets.
+    """`pushFilters` of a reader: uses filters on partitions and offsets to skip objects.
 
-    Spark refuses a reader with a method of its own unless `spark.sql.python.filterPushdown.enabled`
-    is set, lest its filters be lost. Here none can be: all are left to Spark, and objects that
-    hold no row for them are not read. So where it is not set, we pass for one without.
+    Spark rejects a reader that overrides `pushFilters` unless
+    `spark.sql.python.filterPushdown.enabled` is set, because filters could be lost. Here Spark
+    applies all filters itself; objects without matching rows are only skipped. So this callable
+    looks like the inherited method, and a session without the setting accepts the reader.
     """
 
     def __init__(self, reader: _Reader) -> None:
@@ -173,7 +221,7 @@ class _Reader(DataSourceReader):
         self.pushFilters = _Prune(self)  # type: ignore[method-assign]  # see there
 
     def narrow(self, one: Filter) -> None:
-        """Take a filter into account that says which partitions or offsets can be wanted."""
+        """Restrict partitions and offsets by a filter, if it applies to them."""
         column, *inner = getattr(one, "attribute", ("",))
         value: Any = getattr(one, "value", None)
         values: tuple[Any, ...] = value if isinstance(one, In) else (value,)
@@ -189,8 +237,8 @@ class _Reader(DataSourceReader):
                 self._end = end if self._end is None else min(self._end, end)
 
     def partitions(self) -> list[InputPartition]:
-        """Look at the archive and cut it into pieces."""
-        with _told():
+        """List the archive and divide it into pieces."""
+        with _with_hint():
             return [InputPartition(piece) for piece in self._pieces()]
 
     def _pieces(self) -> Iterator[Piece]:
@@ -204,8 +252,8 @@ class _Reader(DataSourceReader):
         is_limited = request.first or request.end is not None
         if is_limited and any(one.is_snapshot for one in held):
             raise UsageError(
-                "a snapshot holds the latest records by key, and has no range of offsets",
-                hint="leave `startingOffset` and `endingOffset` out; a filter on the column works",
+                "a snapshot holds the latest record of each key, not a range of offsets",
+                hint="omit `startingOffset` and `endingOffset`; a filter on the column works",
                 destination=view.destination,
             )
         total = sum(sum(one.sizes_bytes) for one in held)
@@ -225,9 +273,9 @@ class _Reader(DataSourceReader):
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming query's reader; its positions are the query's own, in Spark's checkpoint.
+    """A streaming query's reader. The query's positions are in Spark's checkpoint.
 
-    An offset of the stream is the next offset of each partition, by the partition's number.
+    A position of the stream is the next offset of each partition, by partition number.
     """
 
     def __init__(self, request: Request, schema: StructType) -> None:
@@ -238,26 +286,26 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stable: dict[str, LastStableOffset] = {}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
-        """Where a query without a checkpoint begins."""
-        with _told():
+        """Return the first position of a query without a checkpoint."""
+        with _with_hint():
             view = _View(self._request)
             held = {str(n): view.list_partition(n) for n in view.partitions}
             return {n: max(self._request.first, one.first) for n, one in held.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # as above
-        """As `maxBytesPerTrigger` says."""
+        """Return the limit of `maxBytesPerTrigger`."""
         found = self._request.trigger_bytes
         return ReadAllAvailable() if found is None else ReadMaxBytes(found)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # as above
-        """Take what is there now as the end."""
-        with _told():
+        """Fix the current end of the archive as the end of the query."""
+        with _with_hint():
             view = _View(self._request)
             self._cap = {str(n): view.list_partition(n).next_offset for n in view.partitions}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  # as above
-        """How far the next batch goes: to the end, or as many whole objects as the limit allows."""
-        with _told():
+        """Return the end of the next batch: the end, or as many objects as the limit allows."""
+        with _with_hint():
             view = _View(self._request)
             held = {str(n): view.list_partition(n) for n in view.partitions}
             reached, steps = dict(start), {}
@@ -277,9 +325,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return reached
 
     def _end_of(self, view: _View, number: str, held: PartitionObjects, start: int) -> int:
-        """The end of a partition; of a native one before the first transaction without an end.
+        """Return the end of a partition; for a native one, its last stable offset.
 
-        Its records may yet count, and a stream never comes back to them.
+        Records of open transactions may still be committed, and a stream does not read them again.
         """
         from logmirror.archive.naming import NATIVE  # noqa: PLC0415  # see the module
         from logmirror.archive.piece_rows import LastStableOffset  # noqa: PLC0415  # see the module
@@ -297,10 +345,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stable[number].advance(held.objects)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Cut what lies between two offsets of the stream into pieces."""
+        """Divide the range between two positions of the stream into pieces."""
         from logmirror.archive.pieces import cut  # noqa: PLC0415  # see the module
 
-        with _told():
+        with _with_hint():
             view, found = _View(self._request), []
             for number, last in end.items():
                 first = max(start.get(number, 0), self._request.first)
@@ -310,7 +358,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if held.next_offset < last:
                     raise PositionError(
                         "the archive ends before the query's position",
-                        hint="objects are missing, or the checkpoint is that of another archive",
+                        hint="objects are missing, or the checkpoint belongs to another archive",
                         partition=number,
                         position=last,
                         found=held.next_offset,
@@ -326,7 +374,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _steps(held: PartitionObjects, start: int, end: int) -> list[tuple[int, int]]:
-    """Offsets that a batch may end at, ascending, each with the bytes of one object more."""
+    """Return the possible ends of a batch, ascending, each with the size of its last object."""
     return [
         (min(obj.last + 1, end), size_bytes)
         for obj, size_bytes in zip(held.objects, held.sizes_bytes, strict=True)
@@ -349,7 +397,7 @@ class _View:
         self.partitions = find_partitions(self.store, self.destination, request.partitions)
 
     def list_partition(self, partition: int) -> PartitionObjects:
-        """The objects of a partition that count."""
+        """Return the objects of a partition that count."""
         from logmirror.archive.pieces import list_partition  # noqa: PLC0415  # see the module
 
         return list_partition(self.store, self.destination, partition)
@@ -361,14 +409,14 @@ class _View:
         topic = self._request.topic or find_topic(self.store, self.destination, self.partitions)
         if not topic:
             raise UsageError(
-                "nothing says whose records these are: native objects do not, and no claim is kept",
-                hint="say it: `.option('topic', ...)`",
+                "the topic is unknown: native objects do not contain it, and no claim is kept",
+                hint="set it: `.option('topic', ...)`",
                 destination=self.destination,
             )
         return topic
 
     def topic_of(self, held: PartitionObjects) -> str:
-        """The topic of a partition's records; empty where its objects say it."""
+        """Return the topic of a partition's records; empty if its objects contain it."""
         from logmirror.archive.naming import NATIVE  # noqa: PLC0415  # see the module
 
         is_native = held.extension == NATIVE and bool(held.objects)
@@ -381,11 +429,11 @@ def _store(location: StoreLocation, _process: int) -> BlobStore:
 
 
 def _rows(request: Request, columns: _Columns, piece: Piece | None) -> Iterator[Any]:
-    if piece is None:  # what Spark makes of no pieces at all
+    if piece is None:  # Spark calls it once if there are no pieces
         return
     from logmirror.archive.piece_rows import PieceRows  # noqa: PLC0415  # see the module
 
-    with _told():
+    with _with_hint():
         rows = PieceRows(
             _store(request.location, os.getpid()),
             piece,
@@ -397,8 +445,8 @@ def _rows(request: Request, columns: _Columns, piece: Piece | None) -> Iterator[
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Spark shows tracebacks as text: let the hint be in them."""
+def _with_hint() -> Iterator[None]:
+    """Add the hint of an error to its traceback, which Spark shows as text."""
     try:
         yield
     except LogmirrorError as error:
@@ -408,7 +456,7 @@ def _told() -> Iterator[None]:
 
 
 def _offsets(one: Filter, values: Sequence[int]) -> tuple[int, int | None]:
-    """The offsets from .. up to that a filter on the column leaves."""
+    """Return the first offset that a filter on the column matches, and one past the last."""
     if isinstance(one, (EqualTo, In)):
         return min(values), max(values) + 1
     if isinstance(one, GreaterThan):
