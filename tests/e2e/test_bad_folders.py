@@ -166,7 +166,7 @@ def test_a_read_only_folder_is_a_usage_error(cli_broker, archive):
     assert "error (usage): not allowed to " in result.stderr
     assert "reason: Permission denied" in result.stderr
     assert str(archive) in result.stderr
-    assert "hint: give this user the right to write there" in result.stderr
+    assert "hint: grant this user write permission there" in result.stderr
     assert status.returncode == 0
     assert files(archive) == before
 

@@ -171,11 +171,11 @@ def test_a_directory_is_probed_and_left_unchanged(brokers, tmp_path):
     (tmp_path / "there" / "lake").mkdir(parents=True)
     (tmp_path / "file").write_text("x")
     before = everything_in(tmp_path)
-    for root, says in (("there", "is there"), ("new/er", f"will be made in {tmp_path}")):
+    for root, says in (("there", "exists"), ("new/er", f"will be created in {tmp_path}")):
         (row,) = [
             r for r in rows(brokers[0], "tried", folder(tmp_path / root)) if r.what == "folder"
         ]
-        assert (row.severity, says in row.found, "GiB are free" in row.found) == ("ok", True, True)
+        assert (row.severity, says in row.found, "GiB free" in row.found) == ("ok", True, True)
     (row,) = [r for r in rows(brokers[0], "tried", folder(tmp_path / "file")) if r.what == "folder"]
     assert row.severity == "error"
     assert everything_in(tmp_path) == before
@@ -251,7 +251,7 @@ def test_a_bucket_without_conditional_writes_is_an_error_unless_accepted(brokers
         proxy.forget_condition = True
         lake = server.destination(bucket, name="lake", endpoint=proxy.endpoint)
         (row,) = [row for row in rows(brokers[0], topic, lake) if row.what == "bucket"]
-        assert (row.severity, "replaces objects" in row.found) == ("error", True)
+        assert (row.severity, "overwrites existing objects" in row.found) == ("error", True)
         assert "require-atomic-create" in row.advice
         accepted = lake | {"require-atomic-create": False}
         (row,) = [row for row in rows(brokers[0], topic, accepted) if row.what == "bucket"]

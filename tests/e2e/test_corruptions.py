@@ -30,7 +30,7 @@ from kit.runs.commands import EXTENSIONS, FORMATS, mirror
 from kit.tiers import NIGHTLY
 from logmirror.mirror.ports import FlowId
 from logmirror.testing import MemoryStore
-from logmirror.verify.archive import verify_content, verify_names
+from logmirror.verification.archive import verify_content, verify_names
 
 pytestmark = [pytest.mark.xdist_group("e2e-kafka"), pytest.mark.timeout(900)]
 

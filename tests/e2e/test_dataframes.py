@@ -279,7 +279,7 @@ def test_the_newest_snapshot_is_the_table(spark, own_kafka, tmp_path):
         k: v for k, v in wanted.items() if v is not None
     }
     assert len(rows) == len({row.key for row in rows})
-    with pytest.raises(PySparkException, match="no range of offsets"):
+    with pytest.raises(PySparkException, match="not a range of offsets"):
         load(spark, tmp_path, "table", startingOffset=3).count()
 
 

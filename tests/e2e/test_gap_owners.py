@@ -143,7 +143,7 @@ def test_the_gaps_of_a_silent_owner_are_taken_over_after_its_timeout(
     other.release()
     begun_s = time.monotonic()
     third.fill(partition, 4, 6, **NAME, verified_ms=0)
-    assert time.monotonic() - begun_s < 1, "it was given back"
+    assert time.monotonic() - begun_s < 1, "it was released"
 
     monkeypatch.setattr(gap_leases, "_CONFIRM_EVERY_MS", 0)
     with pytest.raises(PositionMovedError) as caught:

@@ -144,11 +144,11 @@ def test_each_chain_is_listed_twice_independently_of_others(
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(status, "PATIENCE_MS", 500)
+def short_retry_budget(monkeypatch):
+    monkeypatch.setattr(status, "COMMAND_BUDGET_MS", 500)
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_retry_budget")
 def test_an_error_of_one_mirror_is_one_row_and_leaves_the_others(
     cli_broker, large_topic, archive, tmp_path
 ):
@@ -198,7 +198,7 @@ def everything(folder):
     return sorted((str(path), path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")])
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_retry_budget")
 def test_nothing_is_ever_created(tmp_path):
     """Not on a broker that makes every topic it is asked about, nor where there are no folders."""
     root = tmp_path / "archives"
@@ -226,7 +226,7 @@ def test_nothing_is_ever_created(tmp_path):
         assert before[0] == ["there"]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_retry_budget")
 def test_an_unreachable_source_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
     """CLI-03."""
     config = write_config(tmp_path / "config.json", mirror("t", "127.0.0.1:1", archive))

@@ -219,7 +219,11 @@ def test_verify_finds_a_foreign_record(kafka_431, topic_name, copied, how):
     assert code == 65
     (problem,) = row["problems"]
     assert problem["kind"] == "corruption"
-    expected = "another number of records" if how == "doubled" else "not the sequence"
+    expected = (
+        "not have as many records"
+        if how == "doubled"
+        else "not have the source's records in the same order"
+    )
     assert expected in problem["message"]
 
 

@@ -41,8 +41,9 @@ def collect(*files: str) -> dict[str, set[str]]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return {test: set(ids) for test, ids in json.loads(done.stdout.splitlines()[-1]).items()}
+    *output, found = done.stdout.splitlines() or [""]
+    assert done.returncode == 0, "\n".join(output[-40:]) + done.stderr[-4000:]
+    return {test: set(ids) for test, ids in json.loads(found).items()}
 
 
 class _Collector:
