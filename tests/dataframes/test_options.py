@@ -73,7 +73,7 @@ def test_a_bucket_is_described_as_a_destination_describes_it():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"roott": "/archive"}, "there is no option 'roott'"),
         ({}, "must be the location"),
@@ -88,8 +88,8 @@ def test_a_bucket_is_described_as_a_destination_describes_it():
         ({"root": "s3://"}, "no bucket"),
     ],
 )
-def test_wrong_options_are_refused(options, reported):
-    with pytest.raises(UsageError, match=reported):
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
         Request.of(options)
 
 

@@ -163,7 +163,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_an_error(tmp_path):
 
 def test_native_objects_without_claims_need_the_topic_option(tmp_path):
     root = folder_with(tmp_path, "batches", claims=False)
-    with pytest.raises(UsageError, match="whose records") as caught:
+    with pytest.raises(UsageError, match="the topic is unknown") as caught:
         source(root).reader(SCHEMA).partitions()
     assert any("option('topic'" in note for note in caught.value.__notes__)
     reader = source(root, topic="mine").reader(SCHEMA)

@@ -43,19 +43,19 @@ def cover(names: Iterable[str], *, extension: str, start: int | None) -> Cover:
     Raises:
         CorruptionError: As for `chain`, for the objects that are not inside another one.
     """
-    ours: list[ArchiveObject] = []
+    named: list[ArchiveObject] = []
     others: list[str] = []
     for name in names:
         parts = split_name(name)
         if parts is None or parts[2] != extension:
             others.append(name)
         else:
-            ours.append(ArchiveObject(name, parts[0], parts[1]))
-    ours.sort(key=lambda obj: (obj.first, -obj.last))
+            named.append(ArchiveObject(name, parts[0], parts[1]))
+    named.sort(key=lambda obj: (obj.first, -obj.last))
     taken: list[str] = []
     replaced: dict[ArchiveObject, list[ArchiveObject]] = {}
     outer: ArchiveObject | None = None
-    for obj in ours:
+    for obj in named:
         if outer is not None and obj.last <= outer.last:
             replaced.setdefault(outer, []).append(obj)
         else:

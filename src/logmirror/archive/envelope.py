@@ -248,15 +248,11 @@ class _Sink(io.RawIOBase):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self._target: Target | None = target
-        self._position = 0
         self._checksum = xxhash.xxh3_128()
         self._held: bytearray | None = None
 
     def writable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._position
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # RawIOBase: any buffer
         if self._held is not None:
@@ -264,7 +260,6 @@ class _Sink(io.RawIOBase):
         elif self._target is not None:
             self._target.write(data)
         self._checksum.update(data)
-        self._position += len(data)
         return len(data)
 
     def hold(self) -> None:

@@ -46,10 +46,6 @@ class ObjectReader(io.RawIOBase):
         """Return True."""
         return True
 
-    def tell(self) -> int:
-        """Return the position of the next read."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Set the position; sends no request."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
