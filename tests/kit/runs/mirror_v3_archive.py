@@ -77,7 +77,7 @@ def odd_rows(count: int, *, first: int = 0, text: bool = False, gaps: bool = Tru
         count: Number of offsets, including gaps; the last one is never a gap.
         first: The first offset.
         text: Keys and values are UTF-8, for text columns.
-        holes: Whether offsets are missing.
+        gaps: Whether offsets are missing.
     """
     stamps = [(1_700_000_000_000, CREATE_TIME), (1, LOG_APPEND_TIME), (NO_TIMESTAMP, CREATE_TIME)]
     if text:
