@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("e2e-holes"), pytest.mark.timeout(600)]
 
+FAIL_AT_GAPS = {"holes": "fail"}
+
 KINDS = (*VERSIONS, BrokerCommand.version)
 PAIRS = sized(
     (("3.9.2", "4.3.1"), ("4.3.1", "3.9.2"), ("4.3.1", BrokerCommand.version)),
@@ -367,7 +369,7 @@ def test_the_fail_policy_stops_before_the_first_gap(brokers, make, offset, cause
     Writer(source.bootstrap, topic).send(plain_messages(10, seed=3))
 
     with pytest.raises(PositionError) as caught:
-        copy(mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, **{"holes": "fail"}))
+        copy(mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, **FAIL_AT_GAPS))
 
     facts = caught.value.facts
     assert (facts["reason"], facts["topic"], facts["partition"]) == ("HoleAtSource", topic, 0)
@@ -384,7 +386,7 @@ def test_the_fail_policy_stops_before_a_missing_head(brokers):
     trim(source.bootstrap, topic, 0, 4)
 
     with pytest.raises(PositionError) as caught:
-        copy(mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, **{"holes": "fail"}))
+        copy(mirror_to_cluster(topic, source.bootstrap, destination.bootstrap, **FAIL_AT_GAPS))
 
     facts = caught.value.facts
     assert (facts["reason"], facts["position"], facts["log_start"]) == ("SourceTrimmed", 0, 4)
