@@ -20,7 +20,7 @@ from logmirror.errors import OutcomeUnknownError, UnavailableError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.wire.records import Record, encode_reference
 
-pytestmark = pytest.mark.xdist_group("leader-change")  # each cluster starts once
+pytestmark = [pytest.mark.jvm, pytest.mark.xdist_group("leader-change")]  # each cluster starts once
 
 PRODUCER = 0x6C6D << 48 | 9
 

@@ -164,7 +164,8 @@ def limited(secured_kafka):
         yield client
 
 
-@pytest.mark.xdist_group("guarded-kafka")
+@pytest.mark.jvm
+@pytest.mark.xdist_group("restricted-kafka")
 def test_missing_permissions_are_distinguished_and_nothing_is_written(
     secured_kafka, limited, grant, topic_name
 ):
@@ -199,7 +200,8 @@ def test_missing_permissions_are_distinguished_and_nothing_is_written(
     assert limited.log_ends([partition])[partition].end_offset == 0
 
 
-@pytest.mark.xdist_group("guarded-kafka")
+@pytest.mark.jvm
+@pytest.mark.xdist_group("restricted-kafka")
 def test_cluster_action_permits_markers_and_describe_reports_it(
     secured_kafka, limited, grant, topic_name
 ):

@@ -229,6 +229,7 @@ def test_an_incomplete_verify_is_a_fault(tmp_path: Path) -> None:
 # -- interrupted or refused ---------------------------------------------------------------------
 
 
+@pytest.mark.gate("a second demo")
 @pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM] if NIGHTLY else [])])
 def test_an_interrupted_demo_stops_its_processes_and_deletes_its_files(
     tmp_path: Path, number: signal.Signals
