@@ -1,7 +1,7 @@
-"""The ACLs of a configuration as a table: who, where, what, and how it is written.
+"""The ACLs of a configuration: principal, cluster, resource, operation, and their text.
 
-Method: whole answers are compared. That they are enough and not too many is shown against a broker
-in tests/e2e/test_acls.py.
+Method: whole results are compared. tests/e2e/test_acls.py shows against a broker that they are
+enough, and not too many.
 """
 
 import json
@@ -32,7 +32,7 @@ def short(found):
     return needed, [(a.resource, a.name, a.operation) for a in found.acls if a.is_optional]
 
 
-def test_a_mirror_into_files_reads_and_looks_at_the_topic():
+def test_an_archive_needs_read_and_describe_configs():
     (found,) = needed_acls(settings_of(mirror()))
     assert (found.bootstrap_servers, found.principal) == ("localhost:9092", "User:ANONYMOUS")
     assert short(found) == (
@@ -61,21 +61,21 @@ def test_a_mirror_into_files_reads_and_looks_at_the_topic():
         ),
     ],
 )
-def test_less_is_needed_where_less_is_done(changes, needed, optional):
+def test_fewer_features_need_fewer_acls(changes, needed, optional):
     settings = settings_of(mirror(destinations=[cluster(**changes)], flush=ABSENT))
     (there,) = [one for one in needed_acls(settings) if one.bootstrap_servers == "b:9092"]
 
-    def told(acls):
+    def operations(acls):
         return {
             operation if resource == "topic" else f"{resource} {operation}"
             for resource, name, operation in acls
             if not name.startswith("__logmirror")
         }
 
-    assert tuple(map(told, short(there))) == (needed, optional)
+    assert tuple(map(operations, short(there))) == (needed, optional)
 
 
-def test_one_cluster_and_principal_is_told_of_once_and_what_one_needs_is_needed():
+def test_a_cluster_and_principal_is_listed_once_and_required_beats_optional():
     source = {"bootstrap-servers": "b:9092"}
     settings = settings_of(
         mirror("a", destinations=[cluster(offsets="translate", topic_sync="off")], flush=ABSENT),
@@ -91,7 +91,7 @@ def test_one_cluster_and_principal_is_told_of_once_and_what_one_needs_is_needed(
     assert "third" not in acls_text([here, there])
 
 
-def test_the_principal_is_the_user_of_the_file_or_whom_the_command_names():
+def test_the_principal_comes_from_the_configuration_or_the_command():
     secured = mirror(source={"bootstrap-servers": "a:1", "properties": SASL})
     assert [one.principal for one in needed_acls(settings_of(secured))] == ["User:bob"]
     assert [one.principal for one in needed_acls(settings_of(secured), "User:x")] == ["User:x"]
@@ -104,7 +104,7 @@ def test_the_principal_is_the_user_of_the_file_or_whom_the_command_names():
     assert needed_acls(settings_of(unknown), "User:x")
 
 
-def test_commands_and_json_say_the_same():
+def test_text_and_json_have_the_same_acls():
     settings = settings_of(mirror(topic="o.1", destinations=[cluster()], flush=ABSENT))
     found = needed_acls(settings, "User:CN=mirror bot,O=x")
     text = acls_text(found)
@@ -112,20 +112,20 @@ def test_commands_and_json_say_the_same():
     assert "'User:CN=mirror bot,O=x' \\\n" in text
     assert "\n  --transactional-id logmirror-o.1- --resource-pattern-type prefixed " in text
     assert "\n#   --cluster --operation ClusterAction" in text
-    told = json.loads(json.dumps(acls_json(found)))
-    assert [one["bootstrap_servers"] for one in told] == ["localhost:9092", "b:9092"]
-    for one, cluster_told in zip(found, told, strict=True):
-        assert [a["operation"] for a in cluster_told["acls"]] == [a.operation for a in one.acls]
-        for acl in cluster_told["acls"]:
+    parsed = json.loads(json.dumps(acls_json(found)))
+    assert [one["bootstrap_servers"] for one in parsed] == ["localhost:9092", "b:9092"]
+    for one, of_cluster in zip(found, parsed, strict=True):
+        assert [a["operation"] for a in of_cluster["acls"]] == [a.operation for a in one.acls]
+        for acl in of_cluster["acls"]:
             assert acl["purpose"] in text
 
 
 CLIENT = "\n".join(path.read_text() for path in Path(cluster_package.__path__[0]).glob("*.py"))
-"""The code that asks brokers, where it says what it does."""
+"""The client's code, which names the action of each request."""
 
 
 @pytest.mark.parametrize("action", sorted(messages.GRANTS))
-def test_a_refusal_says_what_to_grant(action):
+def test_a_refused_request_names_the_missing_acl(action):
     assert any(f'"{action}"' in CLIENT.replace("{whose}", whose) for whose in ("topic", "broker"))
     error = messages.api_error(29, action=action)
     assert messages.GRANTS[action] in error.hint

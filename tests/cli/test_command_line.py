@@ -36,7 +36,7 @@ def logmirror(monkeypatch, capsys):
 
 @pytest.fixture
 def away(monkeypatch, tmp_path) -> Path:
-    """A mirror whose cluster does not answer."""
+    """A mirror whose cluster does not respond."""
     monkeypatch.setattr(app_status, "COMMAND_BUDGET_MS", 200)
     return write_config(
         tmp_path / "mirror.yaml",

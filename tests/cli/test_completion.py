@@ -1,8 +1,8 @@
-"""Completion: what bash, zsh and fish offer to somebody who types `logmirror` and Tab.
+"""Completion: what bash, zsh and fish offer after `logmirror` and Tab.
 
 Method: the shells themselves, each with the script that `logmirror completion` prints. bash runs
-the script's function as it does at a Tab; fish tells what it would offer; to zsh, which has no way
-to ask, keys are sent through a terminal.
+the script's function as it does at a Tab; fish prints what it would offer; zsh has no such command,
+so it gets keys through a terminal.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_bash_offers_what_may_follow(folder):
     assert offered("status", "--format", "") == {"table", "json"}
     assert offered("policy", "print", "-c", "") == {"orders.yaml", "other.yml"}
     assert offered("run", "--config", "more/") == {"more/bills.yaml"}
-    assert offered("run", "-c", "mo") == set()  # bash goes on by itself, to more/
+    assert offered("run", "-c", "mo") == set()  # bash completes more/ by itself
 
 
 def test_fish_offers_what_may_follow(folder):

@@ -44,7 +44,7 @@ def rows():
     ]
 
 
-def test_the_table_names_the_kind_and_keeps_a_line_for_each_row(rows):
+def test_the_table_has_a_line_for_each_row_with_the_kind_of_error(rows):
     table = printed(rows, terminal=True)[: 1 + len(rows)]
 
     assert table[1].split() == ["orders", "lake", "orders", "0", "7", "5", "2"]
@@ -52,7 +52,7 @@ def test_the_table_names_the_kind_and_keeps_a_line_for_each_row(rows):
     assert max(map(len, table)) <= COLUMNS
 
 
-def test_an_error_stands_once_below_the_table_with_what_it_concerns(rows):
+def test_an_error_is_printed_once_below_the_table_with_what_it_affects(rows):
     for terminal in (True, False):
         shown = printed(rows, terminal=terminal)[1 + len(rows) :]
         text = " ".join(" ".join(shown).split())
@@ -62,7 +62,7 @@ def test_an_error_stands_once_below_the_table_with_what_it_concerns(rows):
         assert text.endswith("orders/lake/8 and 11 more")
 
 
-def test_without_errors_the_table_is_all(rows):
+def test_without_errors_only_the_table_is_printed(rows):
     assert len(printed(rows[:1], terminal=True)) == 2
 
 
@@ -76,7 +76,7 @@ def test_a_terminal_breaks_lines_between_words_and_a_file_not_at_all():
     shown = out.getvalue().splitlines()
     assert " ".join(" ".join(shown).split()) == " ".join(" ".join(lines).split())
     assert [line for line in shown if len(line) > COLUMNS and " x" not in line] == []
-    assert shown[1].startswith("    ")  # what goes on is indented
+    assert shown[1].startswith("    ")  # continued lines are indented
 
 
 def test_facts_of_several_values_have_a_line_for_each():
