@@ -48,6 +48,7 @@ def test_console_producer_writes_and_console_consumer_reads(embedded, apache_too
     assert found.stdout.splitlines() == lines[195:]
 
 
+@pytest.mark.gate("a load")
 def test_perf_producer_writes_and_get_offsets_sees_it(embedded, apache_tools, topic_name):
     at = ("--bootstrap-server", embedded.bootstrap)
     create = ("--create", "--topic", topic_name, "--partitions", "1")

@@ -283,6 +283,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+@pytest.mark.gate("repeated kills")
 def test_killed_right_after_the_response_the_log_start_is_kept(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
     sent = start = 0

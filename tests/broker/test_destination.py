@@ -46,7 +46,10 @@ FENCED_LEADER_EPOCH = 74
 UNKNOWN_LEADER_EPOCH = 75
 INVALID_RECORD = 87
 
-_PEERS = ["embedded", pytest.param("apache", marks=[pytest.mark.jvm, pytest.mark.xdist_group("kafka_431")])]
+_PEERS = [
+    "embedded",
+    pytest.param("apache", marks=[pytest.mark.jvm, pytest.mark.xdist_group("kafka_431")]),
+]
 
 
 @pytest.fixture(params=_PEERS)

@@ -73,6 +73,7 @@ def send_three(pipeline, ends, partitions):
             ends[partition] += 10
 
 
+@pytest.mark.gate("a cluster of three brokers")
 def test_records_arrive_once_and_in_order_over_a_killed_leader(cluster, client, topic_name):
     cluster.create_topic(topic_name, 3)
     partitions = [TopicPartition(topic_name, n) for n in range(3)]

@@ -29,6 +29,7 @@ def test_every_feature_has_a_verdict_and_what_covers_it() -> None:
         assert _TEST.search(covers) or verdict != "yes", number
 
 
+@pytest.mark.gate("collects all tests")
 def test_every_named_test_is_collected() -> None:
     named = _TEST.findall(PAGE.read_text())
     assert len(named) > 20

@@ -58,6 +58,7 @@ def run_section(page: str, folder: Path, config: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.gate("a page by copy and paste; the README runs in `make test`")
 @pytest.mark.timeout(300)
 def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
     done = run_section("mirror-a-cluster.md", tmp_path, "standby.yaml")
@@ -69,6 +70,7 @@ def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
     assert "100000" in done.stdout  # records that were proven
 
 
+@pytest.mark.gate("a page by copy and paste; the README runs in `make test`")
 @pytest.mark.timeout(300)
 def test_compacted_topics_works_by_copy_and_paste(tmp_path: Path) -> None:
     done = run_section("compacted-topics.md", tmp_path, "prices.yaml")

@@ -99,6 +99,7 @@ def test_every_verdict_has_a_test_or_a_reason(rows: list[Row]) -> None:
         assert row.remark or row.verdict == "same", row
 
 
+@pytest.mark.gate("collects all tests")
 def test_every_named_test_is_collected_and_carries_an_id_of_its_row(
     rows: list[Row], carried: dict[str, set[str]]
 ) -> None:

@@ -163,6 +163,7 @@ def server(tmp_path):
         yield running
 
 
+@pytest.mark.gate("repeated kills")
 @pytest.mark.mirror_v3("S3-07", "S3-08")
 def test_r13_a_cleaner_and_kills_while_we_read(own_kafka, server, tmp_path):
     topic = own_kafka.create_topic("r13-live", config=COMPACTED)

@@ -231,6 +231,7 @@ def produce_when_ready(broker, topic, partition):
     produce(broker.bootstrap, topic, odd_messages(50, seed=3), partition=partition)
 
 
+@pytest.mark.gate("hundreds of partitions")
 def test_hundreds_of_partitions_are_one_mirror(brokers, topic_name):
     source, destination = brokers["embedded"], brokers["4.3.1"]
     count = 1000 if NIGHTLY else 250

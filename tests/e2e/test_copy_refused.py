@@ -263,7 +263,7 @@ def test_a_destination_longer_than_its_source_is_refused(ends, mirror, topic_nam
 
     facts = refused(mirror)
 
-    assert (facts["reason"], facts["position"], facts["stable_end"]) == (
+    assert (facts["reason"], facts["position"], facts["last_stable_offset"]) == (
         "SourceWentBackwards",
         51,
         50,

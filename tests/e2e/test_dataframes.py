@@ -358,6 +358,7 @@ def test_a_stream_resumes_at_its_checkpoint(spark, own_kafka, tmp_path):
     assert found == truth(Source(own_kafka.bootstrap, topic, partitions=range(2)))
 
 
+@pytest.mark.gate("a page by copy and paste; the README runs in `make test`")
 def test_the_page_works_by_copy_and_paste(spark, archive, tmp_path):
     """Its blocks in turn, but for the one that needs Amazon; folders and offsets are replaced."""
     shutil.copytree(archive.root / "parquet", tmp_path / "archive" / "orders")

@@ -215,7 +215,7 @@ def test_the_next_run_finishes_after_all_crashes(source, destinations):
 # At random moments
 
 
-@pytest.mark.thinned
+@pytest.mark.gate("minutes of kills")
 def test_kills_while_transactions_are_written_leave_exact_copies(source, destinations, tmp_path):
     seed = int(os.environ.get("LOGMIRROR_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"LOGMIRROR_TEST_SEED={seed}")  # noqa: T201  # pytest shows it when the test fails

@@ -265,6 +265,7 @@ def test_batches_in_flight_before_a_fence_are_refused_after_it(brokers, client, 
     assert [row.offset for row in rows] == [*range(5), 8, 9, *range(13, 22)]
 
 
+@pytest.mark.gate("waits for the cleaner")
 def test_a_pending_batch_whose_records_were_compacted_meanwhile_is_refused(brokers, tmp_path):
     """One stops with it; another fills its place, and stops before it has written behind it."""
     source, destination, topic = brokers["4.3.1"], brokers["3.9.2"], "cleaned-meanwhile"

@@ -114,6 +114,7 @@ def losses(text):
     return re.findall(r" another writer was first .*claimed_by=(\S+).* writer=(\S+)", text)
 
 
+@pytest.mark.gate("every fault in turn; the simulation has them")
 def test_a_mirror_survives_every_s3_fault_in_turn(cli_broker, server, proxy, configured, tmp_path):
     """F7 end to end: every third request or so meets one, whatever it is."""
     topic, bucket = cli_broker.create_topic("s3-faults", partitions=2), server.new_bucket()

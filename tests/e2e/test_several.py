@@ -142,6 +142,7 @@ ALLOWED_MIB = 32
 """What allocators keep back, and what TLS, sockets and S3 responses need."""
 
 
+@pytest.mark.gate("much memory")
 def test_a_memory_budget_bounds_a_process(cli_broker, server, tmp_path):
     """The peak of its resident memory over that of a process which copies next to nothing."""
     chooser = random.Random(1)

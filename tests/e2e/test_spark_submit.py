@@ -19,6 +19,7 @@ from kit.servers.spark_cluster import SubmittedRun
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 
+@pytest.mark.gate("a second start of Spark")
 def test_spark_submit_settings_apply_where_the_file_has_none(cli_broker, tmp_path):
     topic = cli_broker.create_topic("submitted")
     produce(cli_broker.bootstrap, topic, odd_messages(300, seed=1))

@@ -213,6 +213,7 @@ def test_a_crash_at_any_time_loses_and_duplicates_nothing(
     assert visible(apache_kafka, f"{topic_name}-copy") == expected
 
 
+@pytest.mark.gate("repeated kills")
 @pytest.mark.parametrize("apache_kafka", RELEASES, indirect=True)
 def test_a_crash_between_large_transactions_loses_and_duplicates_nothing(
     apache_kafka, topic_name, config, tmp_path

@@ -72,7 +72,7 @@ def _main(files: list[str]) -> int:
     collector = _Collector()
     options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:randomly"]
     code = pytest.main([*options, *files], plugins=[collector])
-    print(json.dumps({test: sorted(ids) for test, ids in collector.found.items()}))  # noqa: T201
+    print(json.dumps({test: sorted(ids) for test, ids in collector.found.items()}))  # noqa: T201  # the result
     return int(code)
 
 
