@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.partition_client import PartitionClient, data_batch
 from kit.servers.kafka import create_topic

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from kit.judges.collected import collect
 
 ROOT: Final = Path(__file__).resolve().parents[2]
