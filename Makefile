@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 # More processes than two cores, because tests wait for servers. Longest groups first.
-SPREAD := -n 5 --dist loadgroup --no-loadscope-reorder
+SPREAD := -n 7 --dist loadgroup --no-loadscope-reorder
 
 # The files of tests take gigabytes. They are deleted if all tests pass, and kept if one fails.
 IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; } \

@@ -5,7 +5,8 @@
 #     deploy/install.sh /opt/logmirror
 #     /opt/logmirror/bin/logmirror --version
 #
-# Needs Python 3.11 to 3.14 with its venv module. PYTHON selects another one than `python3`.
+# Needs Python 3.11 or later with its venv module; the tests run on 3.11. PYTHON selects another one
+# than `python3`.
 set -eu
 target=${1:?usage: deploy/install.sh DIRECTORY}
 python=${PYTHON:-python3}
