@@ -34,7 +34,8 @@ demo: install ## Run the main job on this machine in about a minute
 	@$(RUN) logmirror demo
 
 check: install checks ## Lint, types, contracts, unit tests; no JVM; three minutes
-	$(call pytest,check,-n 3 -q --durations 5)
+	@folder=$$(mktemp -d) && LOGMIRROR_TEST_TIER=check $(RUN) env JAVA_HOME=$$folder/none \
+	  pytest -n 4 -q --durations 5 $(IN_A_FOLDER)
 
 test: testtools checks ## Every promise and judge once, with Apache Kafka 3.9 and 4.3, S3 and Spark
 	$(call pytest,test,$(SPREAD) --durations 15)

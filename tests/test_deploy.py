@@ -188,6 +188,7 @@ def test_the_wheel_holds_the_whole_program(installed):
     assert files(installed / "logmirror") == files(ROOT / "src" / "logmirror")
 
 
+@pytest.mark.jvm
 def test_the_wheel_runs_read_only_and_without_a_home(installed, tmp_path):
     """Only looking: the first copy compiles for a minute, which nights do with all of it."""
     config = write_config(tmp_path / "mirror.yaml", mirror("orders", "localhost:1", tmp_path))

@@ -64,6 +64,7 @@ def test_cli_02_validate_refuses_an_invalid_file(logmirror, tmp_path):
     assert any("3:5: mirrors[0].topix: " in problem for problem in problems)
 
 
+@pytest.mark.jvm
 def test_cli_03_status_of_a_cluster_that_is_away_is_a_row_and_a_failure(logmirror, away):
     code, out, errors = logmirror("status", "-c", away)
 
@@ -73,6 +74,7 @@ def test_cli_03_status_of_a_cluster_that_is_away_is_a_row_and_a_failure(logmirro
     assert "see docs/errors.md#unavailable" in out
 
 
+@pytest.mark.jvm
 def test_cli_04_status_as_json_is_json_also_of_a_cluster_that_is_away(logmirror, away):
     code, out, errors = logmirror("status", "-c", away, "--format", "json")
     (row,) = json.loads(out)
@@ -82,6 +84,7 @@ def test_cli_04_status_as_json_is_json_also_of_a_cluster_that_is_away(logmirror,
     assert row["error"]["kind"] == "unavailable"
 
 
+@pytest.mark.jvm
 def test_an_error_ends_the_program_with_the_code_of_its_kind(logmirror, away):
     code, out, errors = logmirror("status", "-c", away, "--mirror", "ordres")
 

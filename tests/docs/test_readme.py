@@ -102,6 +102,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         process.end(kill=True)
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(500)
 def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     (configuration,) = blocks("yaml")

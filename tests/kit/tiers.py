@@ -7,8 +7,8 @@
     pytest        `all`      `test` and `gate` together
 
 The environment variable `LOGMIRROR_TEST_TIER` selects the tier. Markers: `gate` for tests that only
-the gate and the nights run, each with its reason; `thinned` for tests that run smaller in `test`;
-`jvm` for tests that start a JVM, where their fixtures do not show it.
+the gate and the nights run, each with its reason; `thinned` for tests that run smaller in `test`,
+not in `check`; `jvm` for tests that start a JVM where their fixtures do not show it.
 """
 
 from __future__ import annotations
@@ -54,15 +54,10 @@ KILLS: Final = int(os.environ.get("LOGMIRROR_TEST_KILLS") or sized(2, 10, 50))
 
 def starts_a_jvm(item: pytest.Item) -> bool:
     """Whether a test needs Java: by its folder, its fixtures, its parameters or its marker."""
-    parameters = (
-        item.callspec.params.values()
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else ()
-    )
-    names = {*getattr(item, "fixturenames", ()), *(p for p in parameters if isinstance(p, str))}
     return bool(
         _JVM_FOLDERS.intersection(item.path.parts)
-        or _JVM_FIXTURES.intersection(names)
+        or _JVM_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        or any(name in item.nodeid for name in ("kafka_392", "kafka_431"))
         or item.get_closest_marker("jvm")
     )
 
@@ -70,10 +65,11 @@ def starts_a_jvm(item: pytest.Item) -> bool:
 def is_selected(item: pytest.Item) -> bool:
     """Whether a test belongs to the tier that runs."""
     is_of_the_gate = item.get_closest_marker("gate") is not None
+    is_thinned = item.get_closest_marker("thinned") is not None
     if TIER == "check":
-        return not is_of_the_gate and not starts_a_jvm(item)
+        return not (is_of_the_gate or is_thinned or starts_a_jvm(item))
     if TIER == "test":
         return not is_of_the_gate
     if TIER == "gate":
-        return is_of_the_gate or item.get_closest_marker("thinned") is not None
+        return is_of_the_gate or is_thinned
     return True

@@ -64,6 +64,7 @@ def test_an_unknown_fault_lists_the_known_ones():
         assert f"{name}: " in caught.value.hint
 
 
+@pytest.mark.jvm
 def test_a_configuration_selects_the_flows_and_its_destinations_are_not_touched(tmp_path):
     config = write_config(
         tmp_path / "config.json",
@@ -76,6 +77,7 @@ def test_a_configuration_selects_the_flows_and_its_destinations_are_not_touched(
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.jvm
 def test_flows_that_are_simulated_only_are_reported(tmp_path):
     config = write_config(
         tmp_path / "config.json",
@@ -109,6 +111,7 @@ def test_a_topic_that_does_not_exist_yet_has_no_records(tmp_path):
         assert read_topic(f"{HOST}:{target.port}", "orders", 0) == []
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_real_processes_lose_nothing():
     """Runs the flows of a command without `-c`."""
