@@ -208,3 +208,17 @@ def test_events_reach_the_callback_with_their_facts_and_only_meanwhile():
         {"mirror": "m", "from": 0},
     )
     assert isinstance(event, logmirror.Event)
+
+
+def test_an_exception_of_the_callback_does_not_reach_the_mirror(capsys):
+    import logging  # noqa: PLC0415  # this test alone logs
+
+    from logmirror.monitoring.logs import reporting  # noqa: PLC0415  # this test alone
+
+    def fail(_event: logmirror.Event) -> None:
+        raise RuntimeError("broken callback")
+
+    with reporting(fail):
+        logging.getLogger("logmirror.mirror").info("flushed", extra={"facts": {}})
+
+    assert "broken callback" in capsys.readouterr().err

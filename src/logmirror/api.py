@@ -120,8 +120,8 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         settings: The configuration, from `load`.
         until_now: Replicate what is at the sources now, then return. False: run until stopped.
         stop: Set it from another thread to stop: what was seen is flushed, then `run` returns.
-        on_event: Called with each event, in the thread in which it happens. Must return quickly
-            and must not raise: replication waits for it.
+        on_event: Called with each event, in the thread in which it happens. Must return quickly:
+            replication waits for it. What it raises is printed to stderr and ignored.
         master: Spark master, instead of the configured one.
         spark_log: Write the output of Spark's JVM to this file.
         metrics_port: TCP port of `/metrics`, `/livez`, `/readyz` and `/status.json`, 1 to 65535.

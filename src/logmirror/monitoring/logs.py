@@ -77,14 +77,16 @@ class _Reporter(logging.Handler):
         self._on_event = on_event
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._on_event(
-            Event(
-                at_ms=int(record.created * 1000),
-                level=cast("Any", record.levelname),
-                name=record.getMessage(),
-                facts=MappingProxyType(dict(_facts(record))),
-            )
+        event = Event(
+            at_ms=int(record.created * 1000),
+            level=cast("Any", record.levelname),
+            name=record.getMessage(),
+            facts=MappingProxyType(dict(_facts(record))),
         )
+        try:
+            self._on_event(event)
+        except Exception:  # noqa: BLE001  # replication does not depend on what a callback does
+            self.handleError(record)
 
 
 @contextlib.contextmanager
