@@ -14,7 +14,7 @@ not in `check`; `jvm` for tests that start a JVM where their fixtures do not sho
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast, get_args
 
 import pytest
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Tier = Literal["check", "test", "gate", "all", "nightly"]
 
 TIER: Final = cast("Tier", os.environ.get("LOGMIRROR_TEST_TIER", "all"))
+if get_args(Tier).count(TIER) != 1:
+    raise ValueError(f"LOGMIRROR_TEST_TIER must be one of {get_args(Tier)}, not {TIER!r}")
 NIGHTLY: Final = TIER == "nightly"
 IS_THIN: Final = TIER in {"check", "test"}
 
