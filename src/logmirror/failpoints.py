@@ -6,6 +6,8 @@ The points are between the steps whose order makes replication exactly-once. A t
 of `POINTS` ends the process once between any two of these steps. Without the variable, a point
 costs one dictionary lookup. The process ends by SIGKILL: no `finally` block, no flush and no exit
 handler runs.
+
+Reaching a point is also progress of its thread, which `progress` reports.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, Final
+
+from logmirror import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +63,8 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def reach(point: str) -> None:
-    """End the process here if the environment variable names this point."""
+    """Report progress; end the process here if the environment variable names this point."""
+    progress.moved()
     for listener in _listeners:
         listener(point)
     wanted = os.environ.get(VARIABLE)

@@ -73,6 +73,9 @@ class FolderLocation:
     root: str
     """Absolute path."""
 
+    mount: str = field(default="", compare=False)
+    """The mount point that contains it. Empty: not known."""
+
     is_fencing_degraded = False
     """Always False: files are created and never replaced."""
 

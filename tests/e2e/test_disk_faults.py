@@ -21,6 +21,7 @@ from kit.runs.writer import writing
 from logmirror.app.run import build_service
 from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
+from logmirror.mirror.lane import lanes_of
 from logmirror.stores.syscalls import Syscalls
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
@@ -59,8 +60,10 @@ class Disk:
 def serving(config):
     """The service, until the block ends; then it flushes and stops."""
     with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(InlineRunner())
-        service = build_service(mirror_specs(load(config)), runner, stack)
+        specs = mirror_specs(load(config))
+        lanes = len(lanes_of(specs, shares_reads=False))
+        runner = stack.enter_context(InlineRunner(lanes=lanes))
+        service = build_service(specs, runner, stack)
         errors = []
 
         def run():

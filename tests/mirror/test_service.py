@@ -243,7 +243,7 @@ def test_a_source_that_does_not_respond_is_retried():
 def test_until_now_gives_up_on_a_source_that_stays_away():
     client, clock = ScriptedClient([Log(batches(0, 20))]), SteppingClock()
     with service(client, MemoryStore(), spec=SPEC, clock=clock) as (made, runner):
-        runner.run = lambda _works: (_ for _ in ()).throw(UnavailableError("engine is gone"))
+        runner.run = lambda *_: (_ for _ in ()).throw(UnavailableError("engine is gone"))
         with pytest.raises(UnavailableError, match="engine is gone"):
             made.run(until_now=True)
 

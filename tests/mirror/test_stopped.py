@@ -25,7 +25,7 @@ from logmirror.errors import (
     UsageError,
 )
 from logmirror.locations import FolderLocation
-from logmirror.mirror.service import Service
+from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.commit import Committer
@@ -35,7 +35,7 @@ from logmirror.to_archive.destination import ArchiveDestination
 class Mirrors:
     """Mirrors by name, each of the topic of that name, with one destination or more.
 
-    Each has a cluster of its own, or all have one.
+    Each has a cluster of its own, and so a lane. Or all have one cluster and one file system.
     """
 
     def __init__(self, *names, on_fatal="exit", destinations=("d",), one_cluster=False):
@@ -57,17 +57,24 @@ class Mirrors:
                     source="all" if one_cluster else name,
                     topic=name,
                     partitions=None,
-                    destinations=tuple((d, spec_of(f"/{name}/{d}")) for d in destinations),
+                    destinations=tuple(
+                        (d, spec_of(f"/{name}/{d}", mount="/" if one_cluster else ""))
+                        for d in destinations
+                    ),
                     chain_start=None,
                 )
                 for name in names
             ],
-            client=self.client,
-            destination=lambda _spec: copies,
+            ports=lambda: LanePorts(
+                client=self.client,
+                brief_client=self.client,
+                destination=lambda _spec: copies,
+            ),
             runner=self.runner,
             writer_id="w",
             clock=self.clock,
             on_fatal=on_fatal,
+            in_turns=True,
         )
 
     def client(self, source):
@@ -97,8 +104,10 @@ class Mirrors:
         return max((int(n.rpartition("-")[2].partition(".")[0]) + 1 for n in names), default=0)
 
 
-def spec_of(root):
-    return archive_spec(location=FolderLocation(root), max_time_ms=1000, max_offsets=10)
+def spec_of(root, mount=""):
+    return archive_spec(
+        location=FolderLocation(root, mount=mount), max_time_ms=1000, max_offsets=10
+    )
 
 
 def grow(log):
@@ -166,7 +175,7 @@ def test_isolate_continues_the_others_and_ends_with_the_first_error(at, name, un
 @pytest.mark.parametrize("at", KINDS)
 @pytest.mark.mirror_v3("SUP-02")
 def test_exit_ends_at_the_next_commit_boundary(at):
-    mirrors = Mirrors("a", "b")
+    mirrors = Mirrors("a", "b", one_cluster=True)
     spoil(mirrors, "a", at)
     error = mirrors.run_for(60_000)
     assert type(error) is KINDS[at]
@@ -177,7 +186,7 @@ def test_exit_ends_at_the_next_commit_boundary(at):
 
 
 def test_the_code_is_that_of_the_first_error():
-    mirrors = Mirrors("a", "b", "c", on_fatal="isolate")
+    mirrors = Mirrors("a", "b", "c", on_fatal="isolate", one_cluster=True)
     spoil(mirrors, "b", "trimmed")
     spoil(mirrors, "a", "flipped bit")
     assert type(ended(mirrors.service.run, until_now=True)) is PositionError

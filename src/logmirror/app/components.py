@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 COMMAND_BUDGET_MS: Final = 10_000
-"""How long a command at a terminal retries a cluster that does not respond. Also the limit for each
-cluster in a loop with several: while it waits for one, it polls no other."""
+"""How long a command at a terminal retries a cluster that does not respond."""
 
 
 class Clients:
-    """The driver's open Kafka clients, one per cluster.
+    """The open Kafka clients of one thread, one per cluster.
 
     Args:
         budget_ms: Time limit for one request and its retries; None: as the settings say. Commands

@@ -6,20 +6,20 @@ Loads no kernels: they belong to the executors (`engine.executor`).
 from __future__ import annotations
 
 import contextlib
-import functools
+import logging
 import os
 import signal
 import threading
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
+from logmirror.app.components import Clients, destinations
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.errors import UnavailableError, UsageError
+from logmirror.mirror.lane import lanes_of
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.ports import KafkaSpec
-from logmirror.mirror.service import Service
+from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import check_partitions
 from logmirror.monitoring.logs import reporting
 from logmirror.monitoring.metrics import Recorder
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from logmirror.mirror.stopped import OnFatal
     from logmirror.reports import Event
     from logmirror.stores.base import BlobStore
+
+_LOG = logging.getLogger("logmirror.mirror")
+
+FIRST_MS: Final = 1_500
+"""How long the start waits for each source before Spark starts."""
 
 BRIEF_MS: Final = 3_000
 """Limit for requests that the loop can do without: one response, one connection, all attempts."""
@@ -72,8 +77,6 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             f"all {len(settings.mirrors)} mirror(s) are disabled",
             hint="set `enabled: true` on one of them",
         )
-    if not until_now:
-        specs = with_shared_budget(specs)
     if settings.on_fatal == "exit":
         _check_sources(specs)
     budget_bytes = settings.memory_budget_bytes
@@ -92,6 +95,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             properties=settings.spark.properties,
             execute="logmirror.engine.executor:execute",
             warm_up="logmirror.engine.executor:warm_up",
+            lanes=len(lanes_of(specs, shares_reads=until_now)),
             slots_max=budget_bytes // SLOT_BYTES_MIN if budget_bytes else None,
             log=spark_log,
         ) as runner,
@@ -106,30 +110,6 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         )
         with _stopping(service, stop), _stop_on_signal(service, is_wanted=handles_signals):
             service.run(until_now=until_now)
-
-
-def with_shared_budget(specs: list[MirrorSpec]) -> list[MirrorSpec]:
-    """Limit the retries of each cluster where mirrors use several.
-
-    While the loop waits for one cluster, no flow of another proceeds; the loop itself retries with
-    back-off. A single cluster keeps its own retry budget. One attempt is never cut short: a broker
-    may take `socket.timeout.ms` to respond.
-    """
-    clusters = {spec.source for spec in specs}
-    written = [written for spec in specs for _, written in spec.destinations]
-    clusters |= {to.cluster for to in written if isinstance(to, KafkaSpec)}
-    return specs if len(clusters) == 1 else [_with_budget(spec) for spec in specs]
-
-
-def _with_budget(spec: MirrorSpec) -> MirrorSpec:
-    def brief(cluster: ConnectionSettings) -> ConnectionSettings:
-        return replace(cluster, retry_budget_ms=min(cluster.retry_budget_ms, COMMAND_BUDGET_MS))
-
-    destinations = tuple(
-        (name, replace(to, cluster=brief(to.cluster)) if isinstance(to, KafkaSpec) else to)
-        for name, to in spec.destinations
-    )
-    return replace(spec, source=brief(spec.source), destinations=destinations)
 
 
 def make_observer(settings: Settings, recorder: Recorder, *, heartbeat_ms: int = 0) -> Observer:
@@ -147,13 +127,24 @@ def make_observer(settings: Settings, recorder: Recorder, *, heartbeat_ms: int =
 def _check_sources(specs: list[MirrorSpec]) -> None:
     """Raise for a missing topic or partition before Spark starts, which takes seconds.
 
-    A cluster that does not respond is not an error yet: the loop retries it.
+    A cluster that does not respond within `FIRST_MS` is not an error yet: the lanes retry it.
     """
-    clients = Clients(COMMAND_BUDGET_MS)
+    by_source: dict[ConnectionSettings, list[MirrorSpec]] = {}
+    for spec in specs:
+        by_source.setdefault(spec.source, []).append(spec)
+    with ThreadPoolExecutor(min(len(by_source), 32)) as pool:
+        for _ in pool.map(_check_source, by_source, by_source.values()):
+            pass
+
+
+def _check_source(source: ConnectionSettings, specs: list[MirrorSpec]) -> None:
+    clients = Clients(FIRST_MS, limits_attempts=True)
     try:
         for spec in specs:
-            with contextlib.suppress(UnavailableError):
-                check_partitions(spec, clients(spec.source).topic(spec.topic))
+            check_partitions(spec, clients(source).topic(spec.topic))
+    except UnavailableError as error:
+        facts = {**error.facts, "mirrors": [spec.name for spec in specs]}
+        _LOG.warning("source: %s", error.message, extra={"facts": facts})
     finally:
         clients.close()
 
@@ -169,19 +160,21 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
 ) -> Service:
     """Return the loop over these mirrors; `stack` closes what it opens."""
     writer_id = new_writer_id()
-    clients, brief = Clients(), Clients(BRIEF_MS, limits_attempts=True)
-    stack.callback(clients.close)
-    stack.callback(brief.close)
+    stores = _Stores(writer_id, stack)
 
-    @functools.cache
-    def open_store(location: StoreLocation) -> BlobStore:
-        return begin_writing(location, writer_id, stack)
+    def ports() -> LanePorts:
+        clients, brief = Clients(), Clients(BRIEF_MS, limits_attempts=True)
+        stack.callback(clients.close)
+        stack.callback(brief.close)
+        return LanePorts(
+            client=clients,
+            brief_client=brief,
+            destination=destinations(clients, stores, writer_id, observer),
+        )
 
     return Service(
         specs,
-        client=clients,
-        brief_client=brief,
-        destination=destinations(clients, open_store, writer_id, observer),
+        ports=ports,
         runner=runner,
         writer_id=writer_id,
         clock=SYSTEM_CLOCK,
@@ -189,6 +182,30 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
         memory_bytes=memory_bytes,
         observer=observer,
     )
+
+
+class _Stores:
+    """The stores of a run, each opened once. Threads wait only for the store that they need.
+
+    Args:
+        writer_id: The writer ID of the run.
+        stack: Releases the writer's locks.
+    """
+
+    def __init__(self, writer_id: str, stack: contextlib.ExitStack) -> None:
+        self._writer_id, self._stack = writer_id, stack
+        self._lock = threading.Lock()
+        self._locks: dict[StoreLocation, threading.Lock] = {}
+        self._open: dict[StoreLocation, BlobStore] = {}
+
+    def __call__(self, location: StoreLocation) -> BlobStore:
+        """Return the store at a location; see `begin_writing`."""
+        with self._lock:
+            lock = self._locks.setdefault(location, threading.Lock())
+        with lock:
+            if location not in self._open:
+                self._open[location] = begin_writing(location, self._writer_id, self._stack)
+            return self._open[location]
 
 
 @contextlib.contextmanager

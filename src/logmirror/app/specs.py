@@ -11,6 +11,7 @@ from logmirror.errors import InternalError
 from logmirror.locations import FolderLocation, S3Identity, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec
+from logmirror.stores.mounts import mount_point
 
 if TYPE_CHECKING:
     from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
@@ -83,7 +84,8 @@ def _destination_spec(
 
 def _location(destination: FilesystemDestination | S3Destination) -> StoreLocation:
     if isinstance(destination, FilesystemDestination):
-        return FolderLocation(str(destination.root))
+        root = str(destination.root)
+        return FolderLocation(root, mount=mount_point(root))
     return S3Location(
         bucket=destination.bucket,
         prefix=destination.prefix,

@@ -13,17 +13,18 @@ import gc
 import os
 import resource
 import sys
+import threading
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.daemon import manager
 
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.mirror.follow import open_follow_window
+from logmirror.mirror.follow import SlotLink
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.locations import StoreLocation
-    from logmirror.mirror.follow import FollowWindow
+    from logmirror.mirror.follow import FollowWindow, JobAddress
     from logmirror.mirror.ports import SliceResult, Work
     from logmirror.stores.base import BlobStore
 
@@ -61,38 +62,52 @@ _TURN_MS: Final = 50
 """Part of the follow window for each pair of clusters, if one slot serves several in turn."""
 
 
+class Slot(NamedTuple):
+    """Whose connections and buffers are used: those of one thread of one process.
+
+    A forked worker must not share its parent's sockets.
+    """
+
+    process: int
+    thread: int
+
+
+def _this_slot() -> Slot:
+    return Slot(os.getpid(), threading.get_ident())
+
+
 @functools.cache
-def _client(settings: ConnectionSettings, _process: int) -> ClusterClient:
+def _client(settings: ConnectionSettings, _slot: Slot) -> ClusterClient:
     return ClusterClient(settings)
 
 
 @functools.cache
-def _tools(_process: int) -> tuple[FetchBuffer, BatchScanner, RecordDecoder]:
+def _tools(_slot: Slot) -> tuple[FetchBuffer, BatchScanner, RecordDecoder]:
     return FetchBuffer(), BatchScanner(), RecordDecoder()
 
 
 @functools.cache
-def _pipeline(settings: ConnectionSettings, process: int, _purpose: str) -> ProducePipeline:
-    return _client(settings, process).pipeline()
+def _pipeline(settings: ConnectionSettings, slot: Slot, _purpose: str) -> ProducePipeline:
+    return _client(settings, slot).pipeline()
 
 
 @functools.cache
-def _gap_writer(settings: ConnectionSettings, process: int) -> GapWriter:
-    return GapWriter(_client(settings, process))
+def _gap_writer(settings: ConnectionSettings, slot: Slot) -> GapWriter:
+    return GapWriter(_client(settings, slot))
 
 
 @functools.cache
-def _decoder(chunk_bytes: int, _process: int) -> RecordDecoder:
+def _decoder(chunk_bytes: int, _slot: Slot) -> RecordDecoder:
     return RecordDecoder(max_chunk_bytes=chunk_bytes)
 
 
 @functools.cache
-def _store(location: StoreLocation, writer_id: str, held_bytes: int, _process: int) -> BlobStore:
+def _store(location: StoreLocation, writer_id: str, held_bytes: int, _slot: Slot) -> BlobStore:
     return open_store(location, writer_id, held_bytes=held_bytes)
 
 
 @functools.cache
-def _rebatcher(max_batch_bytes: int, _process: int) -> Rebatcher:
+def _rebatcher(max_batch_bytes: int, _slot: Slot) -> Rebatcher:
     if max_batch_bytes == 0:
         return Rebatcher(merge_below_bytes=0, merge_compressed_below_bytes=0)
     return Rebatcher(max_batch_bytes=max_batch_bytes)
@@ -100,23 +115,21 @@ def _rebatcher(max_batch_bytes: int, _process: int) -> Rebatcher:
 
 @functools.cache
 def _translation(
-    settings: ConnectionSettings, process: int
+    settings: ConnectionSettings, slot: Slot
 ) -> tuple[ProducerSessions, ProgressReader]:
-    client = _client(settings, process)
+    client = _client(settings, slot)
     return ProducerSessions(client), ProgressReader(client)
 
 
 @functools.cache
 def _sync_writer(
-    source: ConnectionSettings, process: int, name: str, mirror: str
+    source: ConnectionSettings, slot: Slot, name: str, mirror: str
 ) -> OffsetSyncWriter:
-    pipeline = _pipeline(source, process, f"syncs of {mirror} to {name}")
+    pipeline = _pipeline(source, slot, f"syncs of {mirror} to {name}")
     return OffsetSyncWriter(pipeline, name, SYSTEM_CLOCK, mirror=mirror)
 
 
-def execute(
-    works: Sequence[Work], stop_channel: tuple[str, int] | None = None
-) -> Iterator[SliceResult]:
+def execute(works: Sequence[Work], job: JobAddress | None = None) -> Iterator[SliceResult]:
     """Run the works of one slot in this process; yield one result for each.
 
     Errors are part of the results: no LogmirrorError is raised. Connections, buffers and decoders
@@ -124,10 +137,11 @@ def execute(
 
     Args:
         works: Works for archives and clusters.
-        stop_channel: Host and port of the driver's `StopChannel`. None: there is none.
+        job: The address of the driver's `StopChannel`. None: there is none.
     """
-    for result in _execute(works, stop_channel):
-        yield replace(result, peak_bytes=_peak_bytes())
+    with SlotLink(job, SYSTEM_CLOCK) as link:
+        for result in _execute(works, link):
+            yield replace(result, peak_bytes=_peak_bytes())
 
 
 def _peak_bytes() -> int:
@@ -136,7 +150,7 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _execute(works: Sequence[Work], stop_channel: tuple[str, int] | None) -> Iterator[SliceResult]:
+def _execute(works: Sequence[Work], link: SlotLink) -> Iterator[SliceResult]:
     copies: dict[tuple[object, ...], list[Work]] = defaultdict(list)
     for work in works:
         if isinstance(work.destination, KafkaSpec):
@@ -148,16 +162,16 @@ def _execute(works: Sequence[Work], stop_channel: tuple[str, int] | None) -> Ite
         for wave in memory.waves(unit):
             yield from _archive(wave, memory)
     duration_ms = max((work.window_ms for group in copies.values() for work in group), default=0)
-    with open_follow_window(stop_channel, duration_ms, SYSTEM_CLOCK) as window:
-        for group in copies.values():
-            yield from _copy(group, window if len(copies) == 1 else window.part(_TURN_MS))
+    window = link.window(duration_ms)
+    for group in copies.values():
+        yield from _copy(group, window if len(copies) == 1 else window.part(_TURN_MS))
 
 
 def _source(work: Work) -> KafkaSource:
-    process = os.getpid()  # a forked worker must not share its parent's sockets
-    buffer, scanner, _ = _tools(process)
+    slot = _this_slot()
+    buffer, scanner, _ = _tools(slot)
     return KafkaSource(
-        _client(work.source, process),
+        _client(work.source, slot),
         work.slice.flow.source,
         topic_id=work.slice.topic_id,
         buffer=buffer,
@@ -167,14 +181,14 @@ def _source(work: Work) -> KafkaSource:
 
 def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
     """Run works that share one read of the source."""
-    process = os.getpid()
-    decoder = _decoder(memory.chunk_bytes, process)
+    slot = _this_slot()
+    decoder = _decoder(memory.chunk_bytes, slot)
     if works[0].archive.compaction:
         return [_snapshot(work, memory, decoder) for work in works]
     transfers = [
         Transfer(
             work,
-            _store(work.archive.location, work.writer_id, memory.held_bytes, process),
+            _store(work.archive.location, work.writer_id, memory.held_bytes, slot),
             decoder,
             row_group_bytes=memory.row_group_bytes,
         )
@@ -184,7 +198,7 @@ def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
 
 
 def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult:
-    store = _store(work.archive.location, work.writer_id, memory.held_bytes, os.getpid())
+    store = _store(work.archive.location, work.writer_id, memory.held_bytes, _this_slot())
     # Spark's local directory, which is deleted with the session.
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return SnapshotTransfer(
@@ -199,41 +213,39 @@ def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult
 
 
 def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
-    process, spec = os.getpid(), works[0].kafka
-    client, gate = _client(spec.cluster, process), Gate(_tools(process)[2])
+    slot, spec = _this_slot(), works[0].kafka
+    client, gate = _client(spec.cluster, slot), Gate(_tools(slot)[2])
     if spec.offsets == "translate":
-        sessions, progress = _translation(spec.cluster, process)
+        sessions, progress = _translation(spec.cluster, slot)
         return TranslateTransfer(
             works,
-            source_client=_client(works[0].source, process),
+            source_client=_client(works[0].source, slot),
             source={work.slice.flow.source: _source(work) for work in works},
             client=client,
             sessions=sessions,
             progress=progress,
-            rebatcher=_rebatcher(spec.max_batch_bytes, process),
+            rebatcher=_rebatcher(spec.max_batch_bytes, slot),
             gate=gate,
-            sync_writer=_sync_writer(works[0].source, process, spec.name, spec.mirror),
+            sync_writer=_sync_writer(works[0].source, slot, spec.name, spec.mirror),
             window=window,
         ).run()
     return PreserveTransfer(
         works,
-        source_client=_client(works[0].source, process),
+        source_client=_client(works[0].source, slot),
         source={work.slice.flow.source: _source(work) for work in works},
         client=client,
-        pipeline=_pipeline(spec.cluster, process, "data"),
-        rebatcher=_rebatcher(spec.max_batch_bytes, process),
+        pipeline=_pipeline(spec.cluster, slot, "data"),
+        rebatcher=_rebatcher(spec.max_batch_bytes, slot),
         gate=gate,
-        gap_writer=_gap_writer(spec.cluster, process),
-        tail_check=TailCheck(
-            client, _pipeline(spec.cluster, process, "padding"), _tools(process)[2]
-        ),
+        gap_writer=_gap_writer(spec.cluster, slot),
+        tail_check=TailCheck(client, _pipeline(spec.cluster, slot, "padding"), _tools(slot)[2]),
         window=window,
     ).run()
 
 
 def warm_up() -> None:
     """Load modules and compile kernels in this process before the first slice."""
-    _, scanner, decoder = _tools(os.getpid())
+    _, scanner, decoder = _tools(_this_slot())
     batch = encode_reference([Record(0, 0, TimestampType.CREATE_TIME, b"k", b"v", ())])
     batches = scanner.scan(batch, len(batch))
     for rows in decoder.decode(batch, batches, first=0, end=1):

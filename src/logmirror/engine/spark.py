@@ -1,6 +1,12 @@
-"""Spark: the session, and the job that runs the slices of a tick.
+"""Spark: the session, and the jobs that run the slices of ticks.
 
-A tick is one RDD job: one task per slot, a list of slices per task, and the results are collected.
+A tick of a lane is one RDD job: one task per slot, a list of slices per task, and the results are
+collected. Jobs of several lanes run side by side, each submitted by its lane's thread. The lanes
+never submit more tasks than there are slots, so no task waits for another lane's.
+
+A slot needs no core: most slices wait for the network. On a local master there are more slots than
+cores, one for each further lane.
+
 Data goes from socket to file inside one Python worker and never enters the JVM. Spark schedules,
 retries, distributes and isolates. A cancelled task may continue, and the task of a lost executor
 may run in parallel with its retry: exactly-once is ensured at the destination, not here.
@@ -29,13 +35,14 @@ with warnings.catch_warnings():
     from pyspark.errors import PySparkException
 
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
-from logmirror.mirror.follow import StopChannel
 from logmirror.mirror.ports import EngineLostError
+from logmirror.mirror.stop_channel import StopChannel
 from logmirror.mirror.units import units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from logmirror.mirror.follow import JobAddress
     from logmirror.mirror.ports import SliceResult, Work
 
 _PRIVATE: Final = (
@@ -119,6 +126,8 @@ class SparkRunner:
             imports it. Takes the works of one slot and the address of the stop channel; yields a
             SliceResult for each work.
         warm_up: A function that a new executor runs before the first works, in the same form.
+        lanes: How many jobs run side by side, at least 1. A local master gets a slot for each
+            beyond the first, in addition to its own number.
         slots_max: Limit for the number of slots, at least 1. None: all slots of the cluster.
         log: File for the JVM's own output. None: a file that is deleted with the session.
 
@@ -134,10 +143,12 @@ class SparkRunner:
         properties: Mapping[str, str],
         execute: str,
         warm_up: str,
+        lanes: int = 1,
         slots_max: int | None = None,
         log: Path | None = None,
     ) -> None:
         self._execute, self._slots_max = execute, slots_max
+        master = with_slots(master, lanes - 1)
         _sweep_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-")
         try:
@@ -172,13 +183,15 @@ class SparkRunner:
             raise self._engine_failed(error) from error
         return min(slots, self._slots_max or slots)
 
-    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+    def run(
+        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
+    ) -> list[SliceResult]:
         """See `Runner.run`."""
-        bins = pack(works, self.slots)
-        task = _Task(self._execute, self._stop_channel.address)
-        self._stop_channel.begin()
+        bins = pack(works, slots)
         try:
-            return self._context.parallelize(bins, len(bins)).mapPartitions(task).collect()
+            with self._stop_channel.job(on_progress) as job:
+                task = _Task(self._execute, job)
+                return self._context.parallelize(bins, len(bins)).mapPartitions(task).collect()
         except (PySparkException, OSError) as error:
             raise self._engine_failed(error) from error
         except Exception as error:
@@ -234,14 +247,14 @@ def pack(works: Sequence[Work], slots: int) -> list[list[Work]]:
 class _Task:
     """What Spark pickles and runs in a worker for one bin."""
 
-    def __init__(self, execute: str, stop_channel: tuple[str, int]) -> None:
-        self._execute, self._stop_channel = execute, stop_channel
+    def __init__(self, execute: str, job: JobAddress) -> None:
+        self._execute, self._job = execute, job
 
     def __call__(self, bins: Iterable[list[Work]]) -> Iterator[SliceResult]:
         # Spark discards a worker that has not consumed its input, with all its caches.
         works = [work for items in bins for work in items]
         execute = _named(self._execute)
-        yield from execute(works, self._stop_channel)
+        yield from execute(works, self._job)
         _freeze_after_task()
 
 
@@ -253,6 +266,31 @@ class _WarmUp:
 
     def __call__(self, _slot: int) -> None:
         _named(self._warm_up)()
+
+
+def with_slots(master: str, more: int) -> str:
+    """Return a local master URL with `more` slots in addition to its own; others as they are."""
+    inside, retries = _local_slots(master)
+    if not more or inside is None:
+        return master
+    own = cpu_count() if inside == "*" else int(inside)
+    return f"local[{own + more}{retries}]"
+
+
+def _local_slots(master: str) -> tuple[str | None, str]:
+    """Return the number of slots of a local master as written, and what follows it."""
+    found = re.fullmatch(r"local(?:\[(\*|\d+)(,\d+)?\])?", master)
+    return (found[1] or "1", found[2] or "") if found else (None, "")
+
+
+def cpu_count() -> int:
+    """Return the number of cores that this process may use, as a JVM counts them."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            return max(min(-(-int(quota) // int(period)), allowed or 1), 1)
+    return allowed or 1
 
 
 def _stop_channel(context: SparkContext) -> StopChannel:

@@ -28,7 +28,7 @@ class Discovery:
     """Opens flows at the start, and again when partitions appear or a failed source recovers.
 
     Args:
-        mirrors: All mirrors of the process.
+        mirrors: The mirrors of the lane.
         table: Takes the opened flows and the failures.
         context: Clients, destinations, observer and clock.
     """
@@ -43,6 +43,11 @@ class Discovery:
 
         self._gives_up = False
 
+    @property
+    def has_run(self) -> bool:
+        """Whether the first discovery is over. Safe from any thread."""
+        return self._last_ms is not None
+
     def run(self, *, until_now: bool) -> None:
         """Discover what each mirror copies, at most every `DISCOVERY_MS`.
 
@@ -50,7 +55,7 @@ class Discovery:
             until_now: The first discovery does not wait for sources or destinations that fail.
 
         Raises:
-            LogmirrorError: The process must end, or the first discovery opened no flow.
+            LogmirrorError: The process must end.
         """
         now_ms = self._clock.monotonic_ms()
         if self._last_ms is not None and now_ms - self._last_ms < DISCOVERY_MS:
@@ -66,9 +71,6 @@ class Discovery:
                     except LogmirrorError as error:
                         self._failed(mirror, "", error)
                 self._table.drop_stopped()
-        if is_first and not self._table.states:
-            for unopened in self._table.unopened.values():
-                raise unopened.error
         self._last_ms = now_ms
 
     def _due(self) -> dict[ConnectionSettings, list[MirrorSpec]]:
@@ -119,7 +121,9 @@ class Discovery:
             self._open_new(mirror, topic, new)
         opened = [states[flow] for flow in new if flow in states]
         self._observer.mirror_opened(
-            mirror.name, {name for of, name in unopened if of == mirror.name}
+            mirror.name,
+            [name for name, _ in mirror.destinations],
+            {name for of, name in unopened if of == mirror.name},
         )
         if is_first or opened:
             self._observer.mirror_starts(mirror, opened)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from logmirror.mirror.backoff import RETRIABLE, backoff_ms
-from logmirror.mirror.stopped import StoppedMirrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import DestinationSpec, FlowId
     from logmirror.mirror.source_views import MirrorSpec
-    from logmirror.mirror.stopped import OnFatal
+    from logmirror.mirror.stopped import StoppedMirrors
 
 ATTEMPTS_UNTIL_NOW: Final = 5
 """Consecutive failures after which `--until-now` gives up: about 30 s of back-off."""
@@ -36,6 +35,9 @@ class LoopContext:
 
     client: Callable[[ConnectionSettings], ClusterClient]
     """Opens, or returns the open, client of a source. Driver only."""
+
+    brief_client: Callable[[ConnectionSettings], ClusterClient]
+    """Like `client`, for requests that the loop can do without: each ends within seconds."""
 
     destination: Callable[[DestinationSpec], Destination]
     """Returns the driver's side of a kind of destination."""
@@ -62,13 +64,13 @@ class FlowTable:
     """The open flows, the destinations that are not open yet, and the mirrors that stopped.
 
     Args:
-        mirrors: All mirrors of the process.
+        mirrors: The mirrors of the lane.
         context: Clock and observer.
-        on_fatal: Whether a stopped mirror ends the process; see `StoppedMirrors`.
+        stopped: The stopped mirrors of the process.
     """
 
     def __init__(
-        self, mirrors: Sequence[MirrorSpec], context: LoopContext, on_fatal: OnFatal
+        self, mirrors: Sequence[MirrorSpec], context: LoopContext, stopped: StoppedMirrors
     ) -> None:
         self._topics = {mirror.name: mirror.topic for mirror in mirrors}
         self._observer, self._clock = context.observer, context.clock
@@ -81,7 +83,7 @@ class FlowTable:
         self.unopened: dict[tuple[str, str], Unopened] = {}
         """By names of mirror and destination. An empty destination: the source failed."""
 
-        self.stopped = StoppedMirrors(on_fatal, self._topics)
+        self.stopped = stopped
 
     @property
     def all_polled(self) -> bool:
@@ -157,8 +159,7 @@ class FlowTable:
             error: The reason.
             flow: The flow that failed; None: the mirror as a whole.
         """
-        if mirror not in self.stopped:
-            self.stopped.add(mirror, error)
+        if self.stopped.add(mirror, error):
             self._observer.mirror_stopped(mirror, self._topics[mirror], error, flow)
 
     def drop_stopped(self) -> None:

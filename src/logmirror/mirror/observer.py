@@ -1,14 +1,15 @@
-"""Driver: reports the loop's work: metrics, log events, the status board, heartbeats.
+"""Driver: reports the work of lanes: metrics, log events, the status board, heartbeats.
 
-Only the loop calls it, after data has become durable, so no metric runs ahead of the destination
-(I5).
+Only lanes call it, after data has become durable, so no metric runs ahead of the destination (I5).
+Their calls are processed one at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-from typing import TYPE_CHECKING, Final, Literal
+import threading
+from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from logmirror.mirror.health import StatusBoard
 from logmirror.mirror.heartbeat import Heartbeat
@@ -17,7 +18,7 @@ from logmirror.model import GapCause
 from logmirror.monitoring import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.errors import LogmirrorError
@@ -43,8 +44,23 @@ _COUNTERS: Final = (
 """Metrics of a flow that are exported as 0 from its opening on."""
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[Observer, _P], _R],
+) -> Callable[Concatenate[Observer, _P], _R]:
+    @functools.wraps(method)
+    def locked(self: Observer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
 class Observer:
-    """Turns events of the loop into metrics, log events and the status board.
+    """Turns events of lanes into metrics, log events and the status board.
 
     Args:
         mirrors: The names of all mirrors.
@@ -64,6 +80,7 @@ class Observer:
         silent: Collection[tuple[str, str]] = (),
     ) -> None:
         self.recorder, self._clock = recorder, clock
+        self.lock = threading.RLock()
         self.board = StatusBoard(mirrors, clock, silent)
         self._heartbeat = Heartbeat(heartbeat_ms, clock)
         self._flushed_ms: dict[FlowId, int] = {}
@@ -75,42 +92,34 @@ class Observer:
 
         self._slot_peak_bytes = 0
 
-    # -- the loop --------------------------------------------------------------------------------
+    # -- lanes -----------------------------------------------------------------------------------
 
-    def loop_completed(self, states: Iterable[FlowState]) -> None:
-        """The loop has run what was due."""
-        self.board.progressed()
+    @_one_at_a_time
+    def beat(self, states: Iterable[FlowState]) -> None:
+        """Log the heartbeat of each mirror if it is due. `states` are the flows of all lanes."""
         self._heartbeat.beat(states)
 
-    @contextlib.contextmanager
-    def ticking(self) -> Iterator[None]:
-        """Context in which slices run."""
-        self.board.set_ticking(on=True)
-        try:
-            yield
-        finally:
-            self.board.set_ticking(on=False)
-
+    @_one_at_a_time
     def planned(self, states: Mapping[FlowId, FlowState], planned: Collection[FlowId]) -> None:
         """A tick was planned. A flow that no longer backs off and has nothing due has recovered.
 
         Args:
-            states: All flows.
+            states: All flows of the lane.
             planned: The flows that have a slice in this tick.
         """
         now_ms = self._clock.monotonic_ms()
         for flow in self.board.waiting_flows():
-            if flow not in states:  # its mirror has stopped
-                self._resume(flow)
-                continue
-            is_free = states[flow].retry_at_ms <= now_ms and not states[flow].position_stale
+            state = states.get(flow)  # None: of another lane
+            is_free = state and state.retry_at_ms <= now_ms and not state.position_stale
             if is_free and flow not in planned:
                 self._resume(flow)
 
+    @_one_at_a_time
     def memory_budget(self, memory_bytes: int) -> None:
         """All slots together may use this much memory, in bytes."""
         self.recorder.set(metrics.BUDGET, (), memory_bytes)
 
+    @_one_at_a_time
     def slices_done(self, results: Iterable[SliceResult]) -> None:
         """The slices of a tick have ended."""
         for result in results:
@@ -120,6 +129,7 @@ class Observer:
 
     # -- flows -----------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def flow_opened(self, state: FlowState) -> None:
         """A flow has its first position."""
         flow, spec = state.flow, state.destination
@@ -136,9 +146,9 @@ class Observer:
         self.board.flow_opened(state)
         self.position_changed(state)
 
+    @_one_at_a_time
     def position_changed(self, state: FlowState) -> None:
         """A flow's position, or the end of its source, may have changed."""
-        self.board.progressed()
         labels = _labels(state.flow)
         self.recorder.set(metrics.OFFSET_VERIFIED, labels, state.position)
         if state.source_end >= 0:
@@ -146,6 +156,7 @@ class Observer:
             self.recorder.set(metrics.SOURCE_END, labels, state.source_end)
             self.recorder.set(metrics.LAG, labels, lag)
 
+    @_one_at_a_time
     def set_lag(self, flow: FlowId, since_ms: int | None) -> None:
         """Set the timestamp of the oldest record that a flow has not copied.
 
@@ -156,6 +167,7 @@ class Observer:
         self.board.set_lag(flow, since_ms)
         self.recorder.set(metrics.LAG_SECONDS, _labels(flow), _moment_s(since_ms))
 
+    @_one_at_a_time
     def set_stalled(self, flow: FlowId, since_ms: int | None) -> None:
         """Set since when a flow has had offsets to copy without a commit.
 
@@ -165,6 +177,7 @@ class Observer:
         """
         self.recorder.set(metrics.STALLED, _labels(flow), _moment_s(since_ms))
 
+    @_one_at_a_time
     def flushed(self, flow: FlowId, receipt: Receipt, covered: OffsetRange, name: str) -> None:
         """An object is published, and so is every object before it.
 
@@ -196,6 +209,7 @@ class Observer:
         }
         _LOG.info("flushed", extra={"facts": facts})
 
+    @_one_at_a_time
     def interval_ms(self, flow: FlowId) -> int:
         """Return the time since a flow's last flush or its opening, and start a new interval."""
         now_ms = self._clock.monotonic_ms()
@@ -203,6 +217,7 @@ class Observer:
         self._flushed_ms[flow] = now_ms
         return now_ms - before_ms
 
+    @_one_at_a_time
     def claimed_by_other(
         self, flow: FlowId, receipt: Receipt, covered: OffsetRange, writer_id: str
     ) -> None:
@@ -223,22 +238,25 @@ class Observer:
         }
         _LOG.info("another writer was first", extra={"facts": facts})
 
+    @_one_at_a_time
     def copied(self, flow: FlowId, receipt: Receipt) -> None:
         """A destination cluster has acknowledged the records of one slice."""
         self.recorder.add(metrics.BATCHES, _labels(flow), receipt.batch_count)
         self._count(_labels(flow), receipt)
 
+    @_one_at_a_time
     def conflict(self, flow: FlowId) -> None:
         """Another writer claimed or published an object first."""
         self.recorder.add(metrics.CONFLICTS, _labels(flow))
 
+    @_one_at_a_time
     def committed(self, state: FlowState) -> None:
         """All slices of a flow were committed without an error."""
         self._resume(state.flow)
 
+    @_one_at_a_time
     def flow_waits(self, state: FlowState, error: LogmirrorError, wait_ms: int) -> None:
         """A flow failed with a retriable error and backs off for `wait_ms`."""
-        self.board.progressed()
         labels = _labels(state.flow)
         self.recorder.add(metrics.RESTARTS, labels)
         self._failed(state.flow, error)
@@ -284,6 +302,7 @@ class Observer:
 
     # -- whole mirrors ---------------------------------------------------------------------------
 
+    @_one_at_a_time
     def mirror_starts(self, mirror: MirrorSpec, states: Sequence[FlowState]) -> None:
         """A mirror starts, or has new partitions. `states` are the newly opened flows."""
         specs = [spec for _, spec in mirror.destinations]
@@ -298,10 +317,14 @@ class Observer:
         }
         _LOG.info("mirror starts", extra={"facts": facts})
 
-    def mirror_opened(self, mirror: str, unopened: Collection[str] = ()) -> None:
-        """The flows of a mirror are open, except for those of the destinations `unopened`."""
-        self.board.mirror_opened(mirror, unopened)
+    @_one_at_a_time
+    def mirror_opened(
+        self, mirror: str, destinations: Collection[str], unopened: Collection[str]
+    ) -> None:
+        """The flows of a mirror into `destinations` are open, except for those in `unopened`."""
+        self.board.mirror_opened(mirror, unopened, destinations=destinations)
 
+    @_one_at_a_time
     def opening_failed(self, facts: Mapping[str, object], error: LogmirrorError) -> None:
         """A mirror's source, or one of its destinations, could not be opened and backs off.
 
@@ -309,12 +332,12 @@ class Observer:
             facts: `mirror`, `topic`, `destination` (empty: the source), and more for the log.
             error: The error.
         """
-        self.board.progressed()
         mirror, destination, topic = (str(facts[k]) for k in ("mirror", "destination", "topic"))
         self.recorder.add(metrics.ERRORS, (mirror, destination, topic, "", error.kind))
         self.board.opening_failed(mirror, destination, error)
         _LOG.warning("mirror waits: %s", error.message, extra={"facts": {**error.facts, **facts}})
 
+    @_one_at_a_time
     def mirror_stopped(
         self, mirror: str, topic: str, error: LogmirrorError, flow: FlowId | None
     ) -> None:
@@ -324,6 +347,7 @@ class Observer:
         self.board.mirror_stopped(mirror, error, flow)
         for one in [one for one in self._stages if one.mirror == mirror]:
             self._clear_retry(one)
+            self.board.flow_resumed(one)
             self._enter(one, "stopped")
         facts = {
             **error.facts,

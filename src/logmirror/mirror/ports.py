@@ -15,7 +15,7 @@ from logmirror.errors import InternalError, UnavailableError
 from logmirror.model import ColumnTypes, Gap, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.errors import LogmirrorError
@@ -343,7 +343,7 @@ class EngineLostError(UnavailableError):
 
 
 class Runner(Protocol):
-    """Runs slices: on Spark, or in this process for a test."""
+    """Runs slices: on Spark, or in this process for a test. Safe from any thread."""
 
     @property
     def slots(self) -> int:
@@ -354,8 +354,15 @@ class Runner(Protocol):
         """
         ...
 
-    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+    def run(
+        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
+    ) -> list[SliceResult]:
         """Run all works; return one result for each, in any order.
+
+        Args:
+            works: The works of one tick of one lane.
+            slots: How many of them may run in parallel, at least 1.
+            on_progress: Called, from any thread, when a slice has moved data. Must not block.
 
         Raises:
             UnavailableError: The engine failed. Any part of the works may have been done: read the

@@ -1,22 +1,27 @@
-"""Driver: the loop that replicates. It polls the source, plans, runs and commits, then repeats.
+"""Driver: the mirrors of one process: starts the lanes, supervises them, and ends them.
 
-A flow that fails with a retriable error (its source or its store does not respond) backs off and
-resumes from its position, which it reads again; the others continue. Any other error (corruption,
-contradicting positions, wrong usage) stops the flow's mirror at the next commit boundary, the end
-of the tick. `stopped` defines when that ends the process.
+Each lane runs in a thread of its own; see `lane`. The calling thread waits for them: it logs what
+they wait for, ends all of them when one ends with an error, and does not wait for a stalled lane at
+a shutdown.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from logmirror.mirror.discovery import Discovery
-from logmirror.mirror.flow_table import FlowTable, LoopContext
+from logmirror.errors import LogmirrorError
+from logmirror.mirror.flow_table import LoopContext
+from logmirror.mirror.health import LaneProgress
+from logmirror.mirror.lane import FLUSH_MS, Lane, addresses, lanes_of
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.record_lag import RecordLag
-from logmirror.mirror.source_poll import SourcePoll
-from logmirror.mirror.tick import Tick
+from logmirror.mirror.slots import SlotPool
+from logmirror.mirror.stopped import StoppedMirrors
+from logmirror.mirror.tick import Engine
+from logmirror.mirror.waits import WaitLog
 from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.health import MirrorHealth
+    from logmirror.mirror.lane import Turn
     from logmirror.mirror.ports import DestinationSpec, Runner
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.mirror.stopped import OnFatal
@@ -34,8 +40,25 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.mirror")
 
 POLL_MS: Final = 250
-"""Pause between two polls of an idle loop. Each poll costs one request per broker, whatever the
+"""Pause between two polls of an idle lane. Each poll costs one request per broker, whatever the
 number of partitions."""
+
+_SUPERVISE_S: Final = 0.1
+"""How often the calling thread checks the lanes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePorts:
+    """What one lane uses, and no other thread."""
+
+    client: Callable[[ConnectionSettings], ClusterClient]
+    """Opens, or returns the open, client of a source."""
+
+    brief_client: Callable[[ConnectionSettings], ClusterClient]
+    """Like `client`, for requests that the loop can do without: each ends within seconds."""
+
+    destination: Callable[[DestinationSpec], Destination]
+    """Returns the driver's side of a kind of destination."""
 
 
 class Service:
@@ -43,45 +66,39 @@ class Service:
 
     Args:
         mirrors: What to copy, and where to.
-        client: Opens, or returns the open, client of a source. Driver only.
-        destination: Returns the driver's side of a kind of destination.
+        ports: Returns new ports for a lane.
         runner: Where slices run.
         writer_id: The ID of this process as a writer; unique among all processes.
         clock: Time.
         on_fatal: Whether a stopped mirror ends the process (`exit`) or not (`isolate`).
         memory_bytes: The memory of all slots together, in bytes; None: `SLOT_BYTES` each.
         observer: Receives all events; None: a new one without readers.
-        brief_client: Like `client`, for requests that the loop can do without: a request ends
-            within seconds. None: `client`.
+        in_turns: Run the lanes in turns in the calling thread instead of in threads. For
+            simulations and tests, which control time.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root passes each port once
         self,
         mirrors: Sequence[MirrorSpec],
         *,
-        client: Callable[[ConnectionSettings], ClusterClient],
-        destination: Callable[[DestinationSpec], Destination],
+        ports: Callable[[], LanePorts],
         runner: Runner,
         writer_id: str,
         clock: Clock,
         on_fatal: OnFatal = "exit",
         memory_bytes: int | None = None,
         observer: Observer | None = None,
-        brief_client: Callable[[ConnectionSettings], ClusterClient] | None = None,
+        in_turns: bool = False,
     ) -> None:
-        self._mirrors, self._runner, self._clock = mirrors, runner, clock
+        self._mirrors, self._ports, self._runner, self._clock = mirrors, ports, runner, clock
         self._observer = observer or Observer([m.name for m in mirrors], Recorder(), clock)
-        context = LoopContext(
-            client=client, destination=destination, observer=self._observer, clock=clock
-        )
-        self._table = FlowTable(mirrors, context, on_fatal)
-        self._discovery = Discovery(mirrors, self._table, context)
-        self._source_poll = SourcePoll(self._table, context)
-        self._tick = Tick(
-            self._table, context, runner=runner, writer_id=writer_id, memory_bytes=memory_bytes
-        )
-        self._record_lag = RecordLag(brief_client or client, clock, self._observer)
-        self._stopping = False
+        self._writer_id, self._memory_bytes = writer_id, memory_bytes
+        self._in_turns = in_turns
+        self._stopped = StoppedMirrors(on_fatal, [mirror.name for mirror in mirrors])
+        self._stopping_since_ms: int | None = None
+        self._has_started = False
+        self._is_ending = False
+        """A lane has ended with an error: the others end at their next commit boundary."""
 
     def health(self) -> list[MirrorHealth]:
         """Return the health of each mirror. Safe from any thread."""
@@ -89,7 +106,8 @@ class Service:
 
     def stop(self) -> None:
         """Make `run` flush what was polled, and return. Safe from a signal handler."""
-        self._stopping = True
+        if self._stopping_since_ms is None:
+            self._stopping_since_ms = self._clock.monotonic_ms()
         self._runner.end_follow_windows()
 
     def run(self, *, until_now: bool = False) -> None:
@@ -102,41 +120,140 @@ class Service:
             LogmirrorError: A mirror stopped. The kind of the first error is the process's exit
                 code.
         """
-        self._replicate(until_now=until_now)
-        self._table.stopped.raise_first()
+        groups = lanes_of(self._mirrors, shares_reads=until_now)
+        engine = Engine(
+            runner=self._runner,
+            slots=SlotPool(len(groups)),
+            writer_id=self._writer_id,
+            memory_bytes=self._memory_bytes,
+        )
+        lanes = [self._lane(mirrors, engine) for mirrors in groups.values()]
+        self._observer.board.lanes_begin([lane.progress for lane in lanes])
+        run_lanes = self._run_in_turns if self._in_turns else self._run_in_threads
+        run_lanes(lanes, until_now=until_now)
+        self._stopped.raise_first()
 
-    def _replicate(self, *, until_now: bool) -> None:
-        table, has_targets = self._table, False
-        while True:
-            self._discovery.run(until_now=until_now)
-            self._source_poll.check_drift()
-            stopping = self._stopping
-            self._source_poll.poll()
-            table.drop_stopped()
-            if has_targets or ((until_now or stopping) and table.all_polled):
-                table.set_targets()
-                has_targets = True
-            ran_slices = self._tick.run(explicit=has_targets)
-            self._record_lag.update(table.states, table.mirror_of)
-            self._observer.loop_completed(table.states.values())
-            if ran_slices:
-                table.drop_stopped()
-                continue
-            is_done = has_targets and table.all_reached
-            if is_done and not table.unopened:
-                return
-            if is_done or (stopping and table.all_back_off):
-                self._log_unflushed()
-                return
-            self._clock.sleep_ms(POLL_MS)
+    def _lane(self, mirrors: Sequence[MirrorSpec], engine: Engine) -> Lane:
+        ports = self._ports()
+        context = LoopContext(
+            client=ports.client,
+            brief_client=ports.brief_client,
+            destination=ports.destination,
+            observer=self._observer,
+            clock=self._clock,
+        )
+        served = [(m.name, [name for name, _ in m.destinations]) for m in mirrors]
+        progress = LaneProgress(served, self._clock, functools.partial(addresses, mirrors))
+        return Lane(mirrors, context, self._stopped, engine, progress)
 
-    def _log_unflushed(self) -> None:
-        for mirror in self._mirrors:
-            states = [s for s in self._table.states.values() if s.flow.mirror == mirror.name]
-            pending = [state for state in states if state.pending]
-            if pending or any(name == mirror.name for name, _ in self._table.unopened):
-                facts = {"mirror": mirror.name, "topic": mirror.topic, "flows": len(pending)}
+    def _run_in_turns(self, lanes: Sequence[Lane], *, until_now: bool) -> None:
+        active = list(lanes)
+        while active:
+            turns: dict[Lane, Turn] = {}
+            error: LogmirrorError | None = None
+            for lane in active:  # each gets to its commit boundary
+                try:
+                    turns[lane] = lane.turn(
+                        until_now=until_now, stopping_since_ms=self._stopping_since_ms
+                    )
+                except LogmirrorError as failed:
+                    error = error or failed
+            if error is not None:
+                raise error
+            self._observer.beat([state for lane in lanes for state in lane.states()])
+            self._check_start(lanes)
+            active = [lane for lane in active if turns[lane] != "done"]
+            if active and all(turn != "ran" for turn in turns.values()):
+                self._clock.sleep_ms(POLL_MS)
+
+    def _run_in_threads(self, lanes: Sequence[Lane], *, until_now: bool) -> None:
+        errors: list[BaseException] = []
+        is_over = threading.Event()
+
+        def run(lane: Lane) -> None:
+            try:
+                self._run_lane(lane, until_now=until_now)
+            except BaseException as error:  # noqa: BLE001  # the calling thread raises it
+                errors.append(error)
+            finally:
+                lane.progress.is_over = True
+                is_over.set()
+
+        threads = [
+            threading.Thread(target=run, args=(lane,), name=f"lane-{number}", daemon=True)
+            for number, lane in enumerate(lanes)
+        ]
+        for thread in threads:
+            thread.start()
+        self._supervise(lanes, threads, errors, is_over)
+        if errors:
+            raise errors[0]
+
+    def _run_lane(self, lane: Lane, *, until_now: bool) -> None:
+        while not self._is_ending:
+            turn = lane.turn(until_now=until_now, stopping_since_ms=self._stopping_since_ms)
+            if turn == "done":
+                return
+            if turn == "idle":
+                self._clock.sleep_ms(POLL_MS)
+
+    def _supervise(
+        self,
+        lanes: Sequence[Lane],
+        threads: Sequence[threading.Thread],
+        errors: list[BaseException],
+        is_over: threading.Event,
+    ) -> None:
+        """Wait for the lanes. At a shutdown, wait for those that make progress only."""
+        waits = WaitLog(self._clock)
+        ending_since_ms: int | None = None
+        while any(thread.is_alive() for thread in threads):
+            is_over.wait(_SUPERVISE_S)
+            is_over.clear()
+            self._observer.beat([state for lane in lanes for state in lane.states()])
+            waits.log([lane.progress for lane in lanes])
+            try:
+                self._check_start(lanes)
+            except LogmirrorError as error:
+                errors.append(error)
+            if errors and not self._is_ending:
+                self._is_ending = True
+                self._runner.end_follow_windows()
+            if ending_since_ms is None:
+                ending_since_ms = self._clock.monotonic_ms() if errors else self._stopping_since_ms
+            if ending_since_ms is not None and self._all_stalled(lanes, ending_since_ms):
+                self._log_abandoned(lanes)
+                return
+
+    def _all_stalled(self, lanes: Sequence[Lane], since_ms: int) -> bool:
+        """Whether no lane has made progress for `FLUSH_MS`, nor since the shutdown began."""
+        ending_ms = self._clock.monotonic_ms() - since_ms
+        alive = [lane.progress for lane in lanes if not lane.progress.is_over]
+        return ending_ms >= FLUSH_MS and all(each.silent_ms >= FLUSH_MS for each in alive)
+
+    @staticmethod
+    def _log_abandoned(lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            if not lane.progress.is_over:
+                facts = {"mirrors": [name for name, _ in lane.progress.mirrors]}
+                facts["waits_for"] = [lane.progress.waits_for]
                 _LOG.warning(
-                    "shutdown: flows were not flushed; their records remain at the source",
+                    "shutdown: a stalled destination or source was not waited for; its records "
+                    "remain at the source",
                     extra={"facts": facts},
                 )
+
+    def _check_start(self, lanes: Sequence[Lane]) -> None:
+        """Raise if each lane has tried to open its flows, and none could open any.
+
+        Raises:
+            LogmirrorError: The first lane's error.
+        """
+        if self._has_started or not all(lane.has_begun for lane in lanes):
+            return
+        self._has_started = True
+        if any(lane.has_opened for lane in lanes):
+            return
+        for lane in lanes:
+            for unopened in lane.table.unopened.values():
+                raise unopened.error

@@ -2,7 +2,8 @@
 
 An error that is not retriable stops its mirror with all of the mirror's flows: corruption,
 contradicting positions, wrong usage. The configuration (`on-fatal`) decides whether the others
-continue. Mirrors stop between two ticks only, so no slice of another mirror is interrupted.
+continue. Mirrors stop between two ticks of a lane only, so no slice of another mirror is
+interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ OnFatal = Literal["exit", "isolate"]
 
 
 class StoppedMirrors:
-    """The mirrors that stopped, each with its first error.
+    """The mirrors that stopped, each with its first error. Safe from any thread.
 
     Args:
         on_fatal: `exit`: the first stopped mirror ends the process. `isolate`: the last one does.
@@ -33,9 +34,12 @@ class StoppedMirrors:
     def __contains__(self, mirror: object) -> bool:
         return mirror in self._errors
 
-    def add(self, mirror: str, error: LogmirrorError) -> None:
-        """Stop a mirror at the next commit boundary. Only its first error is kept."""
-        self._errors.setdefault(mirror, error)
+    def add(self, mirror: str, error: LogmirrorError) -> bool:
+        """Stop a mirror at the next commit boundary; return whether it had not stopped yet.
+
+        Only its first error is kept.
+        """
+        return self._errors.setdefault(mirror, error) is error
 
     def raise_if_over(self) -> None:
         """Raise the first error if the stopped mirrors end the process."""
@@ -44,5 +48,5 @@ class StoppedMirrors:
 
     def raise_first(self) -> None:
         """Raise the error of the first stopped mirror. Does nothing if none stopped."""
-        for error in self._errors.values():
+        for error in list(self._errors.values()):
             raise error

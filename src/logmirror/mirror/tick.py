@@ -1,8 +1,9 @@
-"""Driver: one tick: plan slices, run them, commit their results."""
+"""Driver: one tick of a lane: plan slices, run them, commit their results."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logmirror import failpoints
@@ -16,43 +17,54 @@ from logmirror.mirror.ports import (
     FlowId,
     Work,
 )
+from logmirror.mirror.slots import SLOW_MS
+from logmirror.mirror.units import units
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from logmirror.mirror.flow_table import FlowTable, LoopContext
+    from logmirror.mirror.health import LaneProgress
     from logmirror.mirror.plan import Planned
     from logmirror.mirror.ports import Runner, SliceResult
+    from logmirror.mirror.slots import SlotPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Where the slices of all lanes run."""
+
+    runner: Runner
+    slots: SlotPool
+    writer_id: str
+    """The ID of this process as a writer."""
+
+    memory_bytes: int | None
+    """The memory of all slots together, in bytes; None: `SLOT_BYTES` each."""
 
 
 class Tick:
-    """Runs what is due, one tick at a time.
+    """Runs what is due in a lane, one tick at a time.
 
     Args:
         table: The flows.
         context: Destinations, observer and clock.
-        runner: Where slices run.
-        writer_id: The ID of this process as a writer.
-        memory_bytes: The memory of all slots together, in bytes; None: `SLOT_BYTES` each.
+        engine: Where slices run.
+        progress: Receives the lane's progress.
     """
 
     def __init__(
-        self,
-        table: FlowTable,
-        context: LoopContext,
-        *,
-        runner: Runner,
-        writer_id: str,
-        memory_bytes: int | None,
+        self, table: FlowTable, context: LoopContext, engine: Engine, progress: LaneProgress
     ) -> None:
         self._table, self._context = table, context
         self._observer, self._clock = context.observer, context.clock
-        self._runner, self._writer_id = runner, writer_id
-        self._memory_bytes = memory_bytes
+        self._engine, self._progress = engine, progress
         self._window_ms = SHORT_MS
+        self._is_slow = False
+        """Whether the slices of the previous tick held their slots for longer than `SLOW_MS`."""
 
     def run(self, *, explicit: bool) -> bool:
-        """Run the slices that are due; return whether there were any.
+        """Run the slices that are due; return whether any ran.
 
         Args:
             explicit: Write all that waits (`--until-now`, or a shutdown).
@@ -60,12 +72,10 @@ class Tick:
         Raises:
             EngineLostError: Spark has ended.
         """
-        slots = self._runner.slots
-        memory_bytes = self._memory_bytes // slots if self._memory_bytes else SLOT_BYTES
-        self._observer.memory_budget(slots * memory_bytes)
+        total, memory_bytes = self._slots_and_memory()
         planned = plan(
             self._table.states.values(),
-            slots=slots,
+            slots=self._engine.slots.limit(total),
             now_ms=self._clock.monotonic_ms(),
             wall_ms=self._clock.now_ms(),
             explicit=explicit,
@@ -73,12 +83,17 @@ class Tick:
         self._observer.planned(self._table.states, {p.slice.flow for p in planned})
         if not planned:
             return False
-        failpoints.reach("plan.dispatch")
         window_ms = 0 if explicit else self._window_ms
         works = [self._work(each, window_ms, memory_bytes) for each in planned]
+        wanted = len(units(works))
+        slots = self._engine.slots.take(self, wanted, total, is_slow=self._is_slow)
+        if not slots:
+            return False
+        failpoints.reach("plan.dispatch")
+        begun_ms = self._clock.monotonic_ms()
         try:
-            with self._observer.ticking():
-                results = self._runner.run(works)
+            with self._progress.running([work.slice.flow for work in works]):
+                results = self._engine.runner.run(works, slots, self._progress.beat)
         except EngineLostError:
             raise
         except UnavailableError as error:
@@ -86,9 +101,21 @@ class Tick:
                 self._table.states[flow].position_stale = True
                 self._table.fail(self._table.states[flow], error)
             return True
+        finally:
+            self._engine.slots.give_back(self)
+            took_ms = self._clock.monotonic_ms() - begun_ms - window_ms
+            self._is_slow = took_ms > SLOW_MS
         self._observer.slices_done(results)
         self._commit(works, results)
         return True
+
+    def _slots_and_memory(self) -> tuple[int, int]:
+        """Return the engine's slots, and the memory of each in bytes."""
+        total = self._engine.runner.slots
+        whole_bytes = self._engine.memory_bytes
+        memory_bytes = whole_bytes // total if whole_bytes else SLOT_BYTES
+        self._observer.memory_budget(total * memory_bytes)
+        return total, memory_bytes
 
     def _work(self, planned: Planned, window_ms: int, memory_bytes: int) -> Work:
         flow = planned.slice.flow
@@ -97,7 +124,7 @@ class Tick:
             slice=planned.slice,
             source=self._table.mirror_of[flow].source,
             destination=state.destination,
-            writer_id=self._writer_id,
+            writer_id=self._engine.writer_id,
             estimated_bytes=planned.estimated_bytes,
             tail_checked=state.tail_checked,
             fenced=state.fenced,

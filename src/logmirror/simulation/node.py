@@ -10,7 +10,7 @@ from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.follow import FollowWindow
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.service import Service
+from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.units import units
 from logmirror.monitoring.metrics import Recorder
@@ -124,8 +124,11 @@ class SimulatedRunner:
         self._destination = destination
         self._is_stopping = False
 
-    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+    def run(
+        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
+    ) -> list[SliceResult]:
         """See `Runner.run`."""
+        del slots, on_progress
         executor = Process(self._world, f"{self._process.name}/executor", self._process)
         tools = _spare.pop() if _spare else _new_tools()
         self._world.enter(executor)
@@ -282,12 +285,16 @@ class Node:
                     chain_start=None,
                 )
             ],
-            client=lambda _settings: source,
-            destination=self._destinations(process, observer, stack),
+            ports=lambda: LanePorts(
+                client=lambda _settings: source,
+                brief_client=lambda _settings: source,
+                destination=self._destinations(process, observer, stack),
+            ),
             runner=SimulatedRunner(process, self._destination),
             writer_id=process.name,
             clock=clock,
             observer=observer,
+            in_turns=True,
         )
 
     def _destinations(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from logmirror import progress
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.follow import LISTEN_MS
@@ -125,6 +126,7 @@ class Following(Generic[_S]):
         try:
             sources = {slice_.work.slice.flow.source for slice_ in watched}
             ends = self._source_client.list_offsets(sources, LATEST)
+            progress.moved()
         except LogmirrorError as error:
             for slice_ in watched:
                 slice_.fail(error.copy())

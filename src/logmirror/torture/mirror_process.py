@@ -12,34 +12,41 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from logmirror.app import run
 from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.follow import StopChannel
+from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.stop_channel import StopChannel
 from logmirror.monitoring.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from logmirror.mirror.ports import SliceResult, Work
 
 
 class InlineRunner:
-    """A `Runner` with one slot, in the driver's process."""
+    """A `Runner` in the driver's process, with a slot for each lane.
 
-    slots: Final = 1
+    Args:
+        lanes: How many lanes there are, at least 1.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
+        self.slots = lanes
         self._stop_channel = StopChannel()
 
-    def run(self, works: Sequence[Work]) -> list[SliceResult]:
+    def run(
+        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
+    ) -> list[SliceResult]:
         """See `Runner.run`."""
-        self._stop_channel.begin()
-        return list(executor.execute(works, self._stop_channel.address))
+        del slots  # the lane's thread is the slot
+        with self._stop_channel.job(on_progress) as job:
+            return list(executor.execute(works, job))
 
     def end_follow_windows(self) -> None:
         """See `Runner.end_follow_windows`."""
@@ -57,11 +64,12 @@ def main() -> NoReturn:
     log_to_stderr("info", "json")
     try:
         with contextlib.ExitStack() as stack:
-            specs = mirror_specs(load(Path(sys.argv[1])))
-            runner = stack.enter_context(InlineRunner())
+            specs, until_now = mirror_specs(load(Path(sys.argv[1]))), "--until-now" in sys.argv
+            lanes = len(lanes_of(specs, shares_reads=until_now))
+            runner = stack.enter_context(InlineRunner(lanes))
             service = run.build_service(specs, runner, stack, on_fatal="isolate")
             signal.signal(signal.SIGTERM, lambda *_: service.stop())
-            service.run(until_now="--until-now" in sys.argv)
+            service.run(until_now=until_now)
     except LogmirrorError as error:
         print(error, file=sys.stderr)  # noqa: T201  # the torture reads it from the log
         sys.exit(error.exit_code)

@@ -14,7 +14,7 @@ from logmirror.cluster.client import EARLIEST, FetchResult
 from logmirror.errors import PositionError
 from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
-from logmirror.mirror.service import Service
+from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.units import units
 from logmirror.model import TimestampType, TopicPartition
@@ -200,7 +200,7 @@ class InlineRunner:
     def slots(self):
         return self._slots
 
-    def run(self, works):
+    def run(self, works, _slots=1, _on_progress=None):
         self.ticks.append([work.slice for work in works])
         return [result for unit in units(works) for result in self._run(unit)]
 
@@ -268,13 +268,18 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
     copies = ArchiveDestination(
         open_store, Committer(open_store, clock=clock, observer=more.get("observer")), clock
     )
+    brief_client = more.pop("brief_client", lambda _settings: client)
     made = Service(
         [mirror],
-        client=lambda _settings: client,
-        destination=lambda _spec: copies,
+        ports=lambda: LanePorts(
+            client=lambda _settings: client,
+            brief_client=brief_client,
+            destination=lambda _spec: copies,
+        ),
         runner=runner,
         writer_id="w",
         clock=clock,
+        in_turns=True,
         **more,
     )
     yield made, runner

@@ -24,6 +24,7 @@ from logmirror.cluster.produce import ProducePipeline
 from logmirror.config.settings import load_text
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
+from logmirror.mirror.lane import lanes_of
 from logmirror.testing import Anomaly, compare
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
     failures: list[LogmirrorError] = []
     with contextlib.ExitStack() as stack:
         specs = mirror_specs(load_text(config_text(*mirrors), environ={}))
-        runner = stack.enter_context(InlineRunner())
+        runner = stack.enter_context(InlineRunner(lanes=len(lanes_of(specs, shares_reads=False))))
         service = build_service(specs, runner, stack)
 
         def run() -> None:

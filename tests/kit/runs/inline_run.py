@@ -25,6 +25,7 @@ from logmirror.app.run import build_service
 from logmirror.app.specs import mirror_specs
 from logmirror.cli import main as cli
 from logmirror.engine import spark
+from logmirror.mirror.lane import lanes_of
 from logmirror.torture import mirror_process
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def config_text(*mirrors: Mapping[str, object]) -> str:
 class InlineRunner(mirror_process.InlineRunner):
     """The product's runner without Spark, in place of the one with Spark."""
 
-    def __init__(self, **_: object) -> None:
-        """Accept the arguments of Spark's runner and ignore them."""
-        super().__init__()
+    def __init__(self, *, lanes: int = 1, **_: object) -> None:
+        """Accept the arguments of Spark's runner and ignore the others."""
+        super().__init__(lanes)
 
 
 def copy_now(settings: Settings) -> None:
@@ -80,7 +81,8 @@ def copy_now(settings: Settings) -> None:
     """
     with contextlib.ExitStack() as stack:
         specs = mirror_specs(settings)
-        runner = stack.enter_context(InlineRunner())
+        lanes = len(lanes_of(specs, shares_reads=True))
+        runner = stack.enter_context(InlineRunner(lanes=lanes))
         build_service(specs, runner, stack).run(until_now=True)
 
 
