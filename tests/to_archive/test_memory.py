@@ -119,9 +119,9 @@ def test_slots_share_the_budget(slots, share):
     with service(client, MemoryStore(), slots=slots, memory_bytes=100 * MIB) as (made, runner):
         run = runner.run
 
-        def noting(works):
+        def noting(works, *more):
             shares.update(work.memory_bytes for work in works)
-            return run(works)
+            return run(works, *more)
 
         runner.run = noting
         made.run(until_now=True)
