@@ -21,7 +21,7 @@ from kit.runs.writer import writing
 from logmirror.app.run import build_service
 from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
-from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.stores.syscalls import Syscalls
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
@@ -61,8 +61,8 @@ def serving(config):
     """The service, until the block ends; then it flushes and stops."""
     with contextlib.ExitStack() as stack:
         specs = mirror_specs(load(config))
-        lanes = len(lanes_of(specs, shares_reads=False))
-        runner = stack.enter_context(InlineRunner(lanes=lanes))
+        seats = seat_count(lanes_of(specs, shares_reads=False))
+        runner = stack.enter_context(InlineRunner(more_slots=seats - 1))
         service = build_service(specs, runner, stack)
         errors = []
 

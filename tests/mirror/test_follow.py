@@ -14,8 +14,10 @@ from kit.fakes.scripted import SteppingClock
 from kit.runs.commands import wait_until
 from logmirror import progress
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import UnavailableError
 from logmirror.mirror import follow
 from logmirror.mirror.follow import SHORT_MS, FollowWindow, JobAddress, SlotLink
+from logmirror.mirror.ports import FlowId, Job, KafkaSpec, Slice, SliceResult, Work
 from logmirror.mirror.stop_channel import StopChannel
 
 LONG = 60_000
@@ -29,7 +31,7 @@ def channel():
 
 @pytest.fixture
 def job(channel):
-    with channel.job() as job:
+    with channel.job(Job()) as job:
         yield job
 
 
@@ -74,14 +76,14 @@ def test_the_stop_channel_ends_all_windows_including_later_ones(channel, job):
         wait_until_over(one, other)
         with window_of(job) as late:
             wait_until_over(late)
-    with channel.job() as next_job, window_of(next_job) as later:  # a signal may precede a job
+    with channel.job(Job()) as next_job, window_of(next_job) as later:  # a signal may precede a job
         wait_until_over(later)
 
 
 def test_the_end_of_a_job_ends_its_windows_and_no_others(channel, job):
     with window_of(job) as kept:
         with contextlib.ExitStack() as stack:
-            with channel.job() as ending:
+            with channel.job(Job()) as ending:
                 window = stack.enter_context(window_of(ending))
                 wait_for_slots(channel, 2)
             wait_until_over(window)
@@ -90,7 +92,7 @@ def test_the_end_of_a_job_ends_its_windows_and_no_others(channel, job):
 
 
 def test_the_end_of_one_slot_ends_the_windows_of_its_job_and_no_others(channel, job):
-    with channel.job() as other_job, window_of(other_job) as of_other_job:
+    with channel.job(Job()) as other_job, window_of(other_job) as of_other_job:
         with window_of(job) as one:
             with window_of(job):
                 wait_for_slots(channel, 3)
@@ -110,7 +112,7 @@ def test_the_end_of_a_part_does_not_end_the_whole_window(channel, job):
 
 def test_the_end_of_the_driver_ends_windows():
     with contextlib.ExitStack() as stack:
-        with StopChannel() as channel, channel.job() as job:
+        with StopChannel() as channel, channel.job(Job()) as job:
             window = stack.enter_context(window_of(job))
             wait_for_slots(channel, 1)
         wait_until_over(window)
@@ -145,7 +147,7 @@ def test_a_connection_without_the_token_of_a_running_job_is_closed_and_ends_noth
 def test_progress_of_a_slot_reaches_the_driver_at_a_limited_rate(channel):
     beats = []
     clock = SteppingClock()
-    with channel.job(lambda: beats.append(1)) as job, SlotLink(job, clock):
+    with channel.job(Job(on_progress=lambda: beats.append(1))) as job, SlotLink(job, clock):
         wait_for_slots(channel, 1)
         for _ in range(1000):
             progress.moved()
@@ -169,9 +171,92 @@ def test_a_signal_handler_may_end_windows(channel, job):
 
 
 def test_a_closed_stop_channel_leaves_no_thread_and_no_listener():
-    with StopChannel() as channel, channel.job() as job:
+    with StopChannel() as channel, channel.job(Job()) as job:
         pass
 
     assert not any(thread.name == "stop-channel" for thread in threading.enumerate())
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((job.host, job.port))
+
+
+# -- one job after the other -----------------------------------------------------------------------
+
+
+def work_of(partition, first=0):
+    flow = FlowId(mirror="m", destination="d", topic="t", partition=partition)
+    part = Slice(flow=flow, topic_id=None, compacted=False, first=first, end=first, tail=None)
+    spec = KafkaSpec(cluster="cluster", topic="t")
+    return Work(slice=part, source="s", destination=spec, writer_id="w", estimated_bytes=1)
+
+
+def result_of(work, next_offset, error=None):
+    return SliceResult(slice=work.slice, receipts=(), next_offset=next_offset, error=error)
+
+
+class Task(threading.Thread):
+    """A task that waits for its predecessor, and what it then copies."""
+
+    def __init__(self, address, *works):
+        super().__init__(daemon=True)
+        self._address, self._works = address, works
+        self.begins_at = None
+        self.start()
+
+    def run(self):
+        with SlotLink(self._address, SYSTEM_CLOCK) as link:
+            works = link.take_over(self._works)
+            self.begins_at = {w.slice.flow.partition: (w.slice.first, w.slice.end) for w in works}
+
+
+def test_a_job_begins_where_all_tasks_of_its_predecessor_have_ended(channel):
+    one, other = work_of(0), work_of(1)
+    first = Job()
+    with channel.job(first, 2) as before, channel.job(Job(after=first), 1) as after:
+        with SlotLink(before, SYSTEM_CLOCK) as link:
+            task = Task(after, one, other)
+            wait_for_slots(channel, 2)
+            link.hand_over([result_of(one, 70)])
+        time.sleep(0.05)
+        assert task.begins_at is None, "another task of the predecessor still runs"
+        with SlotLink(before, SYSTEM_CLOCK) as link:
+            link.hand_over([result_of(other, 5)])
+        task.join(10)
+
+    assert task.begins_at == {0: (70, 70), 1: (5, 5)}
+
+
+@pytest.mark.parametrize("ending", ["error", "dies", "nothing connects"])
+def test_a_job_whose_predecessor_failed_does_nothing(channel, ending):
+    work, first = work_of(0), Job()
+    with channel.job(Job(after=first), 1) as after:
+        with channel.job(first, 1) as before:
+            task = Task(after, work)
+            wait_for_slots(channel, 1)
+            if ending != "nothing connects":
+                with SlotLink(before, SYSTEM_CLOCK) as link:
+                    wait_for_slots(channel, 2)
+                    if ending == "error":
+                        link.hand_over([result_of(work, 70, UnavailableError("down"))])
+        task.join(10)
+
+    assert task.begins_at == {}
+
+
+def test_a_task_that_ended_with_its_job_is_followed_all_the_same(channel):
+    """The positions count even if the next job's task connects when the first job has ended."""
+    work, first, second = work_of(0), Job(), None
+    with channel.job(first, 1) as before:
+        second = Job(after=first)
+        with SlotLink(before, SYSTEM_CLOCK) as link:
+            link.hand_over([result_of(work, 70)])
+    with channel.job(second, 1) as after:
+        task = Task(after, work)
+        task.join(10)
+
+    assert task.begins_at == {0: (70, 70)}
+
+
+def test_a_job_without_a_predecessor_begins_at_once():
+    work = work_of(0, first=7)
+    with SlotLink(None, SYSTEM_CLOCK) as link:
+        assert list(link.take_over([work])) == [work]

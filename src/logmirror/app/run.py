@@ -17,7 +17,7 @@ from logmirror.app.components import Clients, destinations
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.errors import UnavailableError, UsageError
-from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import check_partitions
@@ -95,7 +95,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             properties=settings.spark.properties,
             execute="logmirror.engine.executor:execute",
             warm_up="logmirror.engine.executor:warm_up",
-            lanes=len(lanes_of(specs, shares_reads=until_now)),
+            more_slots=seat_count(lanes_of(specs, shares_reads=until_now)) - 1,
             slots_max=budget_bytes // SLOT_BYTES_MIN if budget_bytes else None,
             log=spark_log,
         ) as runner,

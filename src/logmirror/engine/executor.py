@@ -140,8 +140,12 @@ def execute(works: Sequence[Work], job: JobAddress | None = None) -> Iterator[Sl
         job: The address of the driver's `StopChannel`. None: there is none.
     """
     with SlotLink(job, SYSTEM_CLOCK) as link:
+        works, results = link.take_over(works), []
         for result in _execute(works, link):
+            results.append(result)
             yield replace(result, peak_bytes=_peak_bytes())
+        if all(isinstance(work.destination, KafkaSpec) for work in works):
+            link.hand_over(results)
 
 
 def _peak_bytes() -> int:

@@ -5,7 +5,7 @@ collected. Jobs of several lanes run side by side, each submitted by its lane's 
 never submit more tasks than there are slots, so no task waits for another lane's.
 
 A slot needs no core: most slices wait for the network. On a local master there are more slots than
-cores, one for each further lane.
+cores, one for each further seat (`mirror.slots`).
 
 Data goes from socket to file inside one Python worker and never enters the JVM. Spark schedules,
 retries, distributes and isolates. A cancelled task may continue, and the task of a lost executor
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logmirror.mirror.follow import JobAddress
-    from logmirror.mirror.ports import SliceResult, Work
+    from logmirror.mirror.ports import Job, SliceResult, Work
 
 _PRIVATE: Final = (
     "(?i)secret|passw|passphrase|token|credential|(access|account|api|private)[._-]?key"
@@ -126,8 +126,7 @@ class SparkRunner:
             imports it. Takes the works of one slot and the address of the stop channel; yields a
             SliceResult for each work.
         warm_up: A function that a new executor runs before the first works, in the same form.
-        lanes: How many jobs run side by side, at least 1. A local master gets a slot for each
-            beyond the first, in addition to its own number.
+        more_slots: How many slots a local master gets in addition to its own number.
         slots_max: Limit for the number of slots, at least 1. None: all slots of the cluster.
         log: File for the JVM's own output. None: a file that is deleted with the session.
 
@@ -143,12 +142,12 @@ class SparkRunner:
         properties: Mapping[str, str],
         execute: str,
         warm_up: str,
-        lanes: int = 1,
+        more_slots: int = 0,
         slots_max: int | None = None,
         log: Path | None = None,
     ) -> None:
         self._execute, self._slots_max = execute, slots_max
-        master = with_slots(master, lanes - 1)
+        master = with_slots(master, more_slots)
         _sweep_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-")
         try:
@@ -183,14 +182,12 @@ class SparkRunner:
             raise self._engine_failed(error) from error
         return min(slots, self._slots_max or slots)
 
-    def run(
-        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
-    ) -> list[SliceResult]:
+    def run(self, works: Sequence[Work], slots: int, job: Job) -> list[SliceResult]:
         """See `Runner.run`."""
         bins = pack(works, slots)
         try:
-            with self._stop_channel.job(on_progress) as job:
-                task = _Task(self._execute, job)
+            with self._stop_channel.job(job, len(bins)) as address:
+                task = _Task(self._execute, address)
                 return self._context.parallelize(bins, len(bins)).mapPartitions(task).collect()
         except (PySparkException, OSError) as error:
             raise self._engine_failed(error) from error
@@ -199,9 +196,9 @@ class SparkRunner:
                 raise self._engine_failed(error) from error
             raise
 
-    def end_follow_windows(self) -> None:
+    def end_follow_windows(self, job: Job | None = None) -> None:
         """See `Runner.end_follow_windows`."""
-        self._stop_channel.end()
+        self._stop_channel.end(job)
 
     def _engine_failed(self, error: Exception) -> LogmirrorError:
         reason = _reason(error)

@@ -1,11 +1,16 @@
 """Executor: how a slot and the driver signal each other while slices run.
 
-Each task holds one connection to the driver (`stop_channel`). The task sends a byte when data has
-moved, at most once per second, so that the driver can distinguish a slow slice from a stalled one.
-The driver never sends data. Closing the connection is the signal that follow windows end:
+Each task holds one connection to the driver (`stop_channel`):
 
-    a slot closes its connection     its task is over: the windows of the same job end
-    the driver closes connections    it shuts down, or has ended: the windows end
+    task -> driver   token           which job it belongs to
+                     `.`             data has moved; at most once per second
+                     `+` positions   all its slices have ended without an error, at these positions
+                     closed          the task is over: the windows of the same job end
+    driver -> task   `+` positions   those of the job before this one: begin here
+                     closed          the window ends: a shutdown, or another slot has ended
+
+So that nothing waits while one job follows another, the driver starts the next job before a window
+ends. Its tasks wait for the positions of their predecessors, and begin within milliseconds.
 
 An executor that cannot reach the driver uses short windows and reports no progress.
 """
@@ -13,13 +18,19 @@ An executor that cannot reach the driver uses short windows and reports no progr
 from __future__ import annotations
 
 import contextlib
+import json
+import select
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from logmirror import progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from logmirror.clock import Clock
+    from logmirror.mirror.ports import SliceResult, Work
 
 SHORT_MS: Final = 1_000
 """Length of a window that cannot be ended early."""
@@ -38,6 +49,15 @@ LISTEN_MS: Final = 250
 BEAT_MS: Final = 1_000
 """Shortest time between two reports of progress."""
 
+HAND_OVER_MS: Final = 60_000
+"""Longest time for which a task waits for its predecessor."""
+
+MESSAGE_MAX: Final = 64 << 20
+"""Limit for the size of a message with positions, in bytes."""
+
+_HEADER: Final = 5
+"""Bytes before the positions: `+` and their size."""
+
 _CONNECT_S: Final = 1.0
 _unreachable: set[tuple[str, int]] = set()
 
@@ -49,6 +69,9 @@ class JobAddress(NamedTuple):
     port: int
     token: bytes
     """Identifies the job. The driver closes connections that do not send a current one."""
+
+    waits: bool = False
+    """Whether the job has a predecessor, whose positions its tasks wait for."""
 
 
 class FollowWindow:
@@ -95,7 +118,53 @@ class SlotLink:
     def __init__(self, address: JobAddress | None, clock: Clock) -> None:
         self._clock = clock
         self._connection = None if address is None else _connect(address)
+        self._waits = address is not None and address.waits
         self._beat_at_ms = 0
+
+    def take_over(self, works: Sequence[Work]) -> Sequence[Work]:
+        """Wait for the predecessor, if there is one, and return the works from its positions on.
+
+        Returns:
+            None of the works if the predecessor failed, or did not end within `HAND_OVER_MS`.
+        """
+        if not self._waits:
+            return works
+        positions = self._receive_positions()
+        if positions is None:
+            return ()
+        return [_begin_at(work, positions[str(work.slice.flow)]) for work in works]
+
+    def hand_over(self, results: Iterable[SliceResult]) -> None:
+        """Report where the slices ended, if none failed. Nothing of them is in flight."""
+        ended = list(results)
+        if self._connection is None or any(result.error for result in ended):
+            return
+        positions = {str(result.slice.flow): result.next_offset for result in ended}
+        self._connection.setblocking(True)
+        self._connection.settimeout(_CONNECT_S)
+        with contextlib.suppress(OSError):  # the driver then starts the next job when this one ends
+            self._connection.sendall(message_of(positions))
+
+    def _receive_positions(self) -> Mapping[str, int] | None:
+        if self._connection is None:
+            return None
+        until_ms = self._clock.monotonic_ms() + HAND_OVER_MS
+        received = bytearray()
+        while (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
+            select.select([self._connection], [], [], left_ms / 1000)
+            try:
+                part = self._connection.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return None
+            if not part:
+                return None
+            received += part
+            positions = positions_in(received)
+            if positions is not None:
+                return positions
+        return None
 
     def window(self, duration_ms: int) -> FollowWindow:
         """Return a follow window of this task. It is short if the driver cannot be reached."""
@@ -122,6 +191,34 @@ class SlotLink:
         progress.report_to(None)
         if self._connection is not None:
             self._connection.close()
+
+
+def message_of(positions: Mapping[str, int]) -> bytes:
+    """Return the message with these positions, by flow."""
+    body = json.dumps(positions).encode()
+    return b"+" + len(body).to_bytes(_HEADER - 1, "big") + body
+
+
+def positions_in(received: bytearray) -> dict[str, int] | None:
+    """Return the positions of a message. None: it is not complete yet.
+
+    Raises:
+        ValueError: It is no such message.
+    """
+    if len(received) < _HEADER:
+        return None
+    size = int.from_bytes(received[1:_HEADER], "big")
+    if received[:1] != b"+" or size > MESSAGE_MAX:
+        raise ValueError("not a message with positions")
+    if len(received) < _HEADER + size:
+        return None
+    found = json.loads(received[_HEADER : _HEADER + size])
+    return {str(flow): int(position) for flow, position in found.items()}
+
+
+def _begin_at(work: Work, position: int) -> Work:
+    part = work.slice
+    return replace(work, slice=replace(part, first=position, end=max(part.end, position)))
 
 
 def _connect(address: JobAddress) -> socket.socket | None:

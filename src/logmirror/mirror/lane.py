@@ -25,7 +25,7 @@ from logmirror.mirror.source_poll import SourcePoll
 from logmirror.mirror.tick import Tick
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.flow_table import LoopContext
@@ -98,6 +98,15 @@ def addresses(mirrors: Sequence[MirrorSpec]) -> dict[str, str]:
 
 def _servers(cluster: ConnectionSettings) -> str:
     return ",".join(f"{host}:{port}" for host, port in cluster.bootstrap_servers)
+
+
+def seat_count(lanes: Mapping[LaneKey, Sequence[MirrorSpec]]) -> int:
+    """Return how many seats the lanes have; see `slots`."""
+    return sum(1 + _has_cluster(mirrors) for mirrors in lanes.values())
+
+
+def _has_cluster(mirrors: Sequence[MirrorSpec]) -> bool:
+    return any(isinstance(spec, KafkaSpec) for m in mirrors for _, spec in m.destinations)
 
 
 class Lane:

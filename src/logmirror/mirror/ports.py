@@ -338,6 +338,21 @@ class SourceView:
     """The last stable offset: one past the last offset that may be copied."""
 
 
+@dataclass(eq=False, kw_only=True)  # without slots: the stop channel refers to it weakly
+class Job:
+    """The slices of one tick of one lane, as the engine knows them."""
+
+    on_progress: Callable[[], None] = lambda: None
+    """Called, from any thread, when a slice has moved data. Must not block."""
+
+    after: Job | None = None
+    """The job of the same flows that still runs. Its slots hand their positions over when all of
+    them have ended without an error; this job does nothing before, and nothing at all otherwise."""
+
+    is_over: bool = False
+    """Its follow windows end."""
+
+
 class EngineLostError(UnavailableError):
     """The engine has ended. This process cannot continue; restart it."""
 
@@ -354,15 +369,13 @@ class Runner(Protocol):
         """
         ...
 
-    def run(
-        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
-    ) -> list[SliceResult]:
+    def run(self, works: Sequence[Work], slots: int, job: Job) -> list[SliceResult]:
         """Run all works; return one result for each, in any order.
 
         Args:
             works: The works of one tick of one lane.
             slots: How many of them may run in parallel, at least 1.
-            on_progress: Called, from any thread, when a slice has moved data. Must not block.
+            job: Their job. If its predecessor fails, there are no results.
 
         Raises:
             UnavailableError: The engine failed. Any part of the works may have been done: read the
@@ -371,8 +384,8 @@ class Runner(Protocol):
         """
         ...
 
-    def end_follow_windows(self) -> None:
-        """End the follow windows of running and of later slices, for a shutdown.
+    def end_follow_windows(self, job: Job | None = None) -> None:
+        """End the follow windows of a job; None: of all jobs, also later ones, for a shutdown.
 
         Safe from a signal handler.
         """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.flow_table import LoopContext
 from logmirror.mirror.health import LaneProgress
-from logmirror.mirror.lane import FLUSH_MS, Lane, addresses, lanes_of
+from logmirror.mirror.lane import FLUSH_MS, Lane, addresses, lanes_of, seat_count
 from logmirror.mirror.observer import Observer
 from logmirror.mirror.slots import SlotPool
 from logmirror.mirror.stopped import StoppedMirrors
@@ -123,9 +123,10 @@ class Service:
         groups = lanes_of(self._mirrors, shares_reads=until_now)
         engine = Engine(
             runner=self._runner,
-            slots=SlotPool(len(groups)),
+            slots=SlotPool(seat_count(groups)),
             writer_id=self._writer_id,
             memory_bytes=self._memory_bytes,
+            in_threads=not self._in_turns,
         )
         lanes = [self._lane(mirrors, engine) for mirrors in groups.values()]
         self._observer.board.lanes_begin([lane.progress for lane in lanes])

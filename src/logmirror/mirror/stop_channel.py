@@ -11,18 +11,24 @@ import secrets
 import selectors
 import socket
 import threading
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.mirror.follow import JobAddress
+from logmirror.mirror.follow import JobAddress, message_of, positions_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from logmirror.mirror.ports import Job
 
 _TOKEN_BYTES: Final = 16
 _TOKEN_MS: Final = 10_000
 """Time in which a new connection must send its token."""
+
+_SEND_S: Final = 1.0
+"""How long the thread waits for a task to receive positions."""
 
 _SLOTS_MAX: Final = 10_000
 _PAUSE_MS: Final = 100
@@ -30,9 +36,32 @@ _PAUSE_MS: Final = 100
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
-    on_progress: Callable[[], None]
-    is_over: bool = False
+class _Slots:
+    """The tasks of one job."""
+
+    job: Job
+    count: int
+    """How many tasks the job has."""
+
+    connected: set[socket.socket] = field(default_factory=set)
+    received: dict[socket.socket, bytearray] = field(default_factory=dict)
+    """What a task has sent of its positions."""
+
+    handed_over: list[dict[str, int]] = field(default_factory=list)
+    """The positions of the tasks that have ended without an error."""
+
+    has_failed: bool = False
+    """A task has ended without handing over."""
+
+    has_ended: bool = False
+    """The job has ended, and what its tasks have sent is received."""
+
+    @property
+    def positions(self) -> dict[str, int] | None:
+        """The positions of all tasks. None: not all have handed over."""
+        if len(self.handed_over) < self.count:
+            return None
+        return {flow: at for part in self.handed_over for flow, at in part.items()}
 
 
 class StopChannel:
@@ -51,10 +80,16 @@ class StopChannel:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._is_over, self._closing = False, False
-        self._jobs: dict[bytes, _Job] = {}
-        self._job_of: dict[socket.socket, _Job] = {}
+        self._jobs: dict[bytes, _Slots] = {}
+        self._of_job: weakref.WeakKeyDictionary[Job, _Slots] = weakref.WeakKeyDictionary()
+        """Also of jobs that have ended, as long as a successor refers to them."""
+
+        self._slots_of: dict[socket.socket, _Slots] = {}
         self._tokens: dict[socket.socket, tuple[bytes, int]] = {}
         """New connections: what each has sent of its token, and its deadline."""
+
+        self._informed: set[socket.socket] = set()
+        """The tasks that know the positions of their predecessors."""
 
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -65,30 +100,36 @@ class StopChannel:
     @property
     def slot_count(self) -> int:
         """The number of connected tasks."""
-        return len(self._job_of)
+        return len(self._slots_of)
 
     @contextlib.contextmanager
-    def job(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[JobAddress]:
+    def job(self, job: Job, task_count: int = 1) -> Iterator[JobAddress]:
         """Context in which the tasks of a job run; its windows end with it.
 
         Args:
-            on_progress: Called in another thread when a task reports progress. Must not block.
+            job: The job.
+            task_count: How many tasks it has.
         """
         token = secrets.token_bytes(_TOKEN_BYTES)
-        self._jobs[token] = job = _Job(on_progress)
+        self._jobs[token] = slots = _Slots(job, task_count)
+        self._of_job[job] = slots
         try:
-            yield JobAddress(self._host, self._port, token)
+            yield JobAddress(self._host, self._port, token, waits=job.after is not None)
         finally:
-            job.is_over = True
+            job.is_over, job.after = True, None
+            slots.has_ended = True
             del self._jobs[token]
             self._wake()
 
-    def end(self) -> None:
-        """End all windows, including those of later jobs: a shutdown may precede a job.
+    def end(self, job: Job | None = None) -> None:
+        """End the windows of a job. None: all windows, including those of later jobs.
 
         Safe from a signal handler.
         """
-        self._is_over = True
+        if job is None:
+            self._is_over = True
+        else:
+            job.is_over = True
         self._wake()
 
     def __enter__(self) -> Self:
@@ -118,7 +159,7 @@ class StopChannel:
                 elif isinstance(key.fileobj, socket.socket):
                     self._receive(key.fileobj)
             self._close_over()
-        for opened in (*self._tokens, *self._job_of):
+        for opened in (*self._tokens, *self._slots_of):
             opened.close()
         for opened in (self._listener, self._wake_in, self._wake_out):
             opened.close()
@@ -128,8 +169,29 @@ class StopChannel:
         now_ms = SYSTEM_CLOCK.monotonic_ms()
         for new in [new for new, (_, until_ms) in self._tokens.items() if until_ms <= now_ms]:
             self._close_slot(new)
-        for slot in [s for s, job in self._job_of.items() if self._is_over or job.is_over]:
+        for slot, slots in list(self._slots_of.items()):
+            if slots.job.after is not None:
+                self._pass_on(slot, slots.job)
+            if self._is_over or slots.job.is_over:
+                self._close_slot(slot)
+
+    def _pass_on(self, slot: socket.socket, job: Job) -> None:
+        """Send the predecessor's positions to a task, or close its connection if it failed."""
+        before = self._of_job.get(job.after) if job.after else None
+        positions = before.positions if before else None
+        if before is None or before.has_failed or (before.has_ended and positions is None):
             self._close_slot(slot)
+            return
+        if positions is not None and slot not in self._informed:
+            self._informed.add(slot)
+            slot.setblocking(True)
+            slot.settimeout(_SEND_S)
+            try:
+                slot.sendall(message_of(positions))
+            except OSError:
+                self._close_slot(slot)
+                return
+            slot.setblocking(False)
 
     def _accept(self) -> None:
         try:
@@ -139,7 +201,7 @@ class StopChannel:
         except OSError:
             SYSTEM_CLOCK.sleep_ms(_PAUSE_MS)
             return
-        if len(self._tokens) + len(self._job_of) >= _SLOTS_MAX:
+        if len(self._tokens) + len(self._slots_of) >= _SLOTS_MAX:
             slot.close()
             return
         slot.setblocking(False)
@@ -147,21 +209,41 @@ class StopChannel:
         self._selector.register(slot, selectors.EVENT_READ)
 
     def _receive(self, slot: socket.socket) -> None:
-        job = self._job_of.get(slot)
+        slots = self._slots_of.get(slot)
         try:
-            received = slot.recv(4096 if job else _TOKEN_BYTES - len(self._tokens[slot][0]))
+            received = slot.recv(1 << 16 if slots else _TOKEN_BYTES - len(self._tokens[slot][0]))
         except BlockingIOError:
             return
         except OSError:
             received = b""
         if not received:
-            if job is not None:
-                job.is_over = True
+            if slots is not None:
+                self._task_ended(slot, slots)
             self._close_slot(slot)
-        elif job is not None:
-            job.on_progress()
-        else:
+        elif slots is None:
             self._receive_token(slot, received)
+        else:
+            self._receive_from_task(slot, slots, received)
+
+    def _receive_from_task(self, slot: socket.socket, slots: _Slots, received: bytes) -> None:
+        slots.job.on_progress()
+        message = slots.received.setdefault(slot, bytearray())
+        message += received if message else received.lstrip(b".")
+        try:
+            positions = positions_in(message)
+        except ValueError:
+            self._close_slot(slot)
+            return
+        if positions is not None:
+            slots.handed_over.append(positions)
+            del slots.received[slot]
+            slots.connected.discard(slot)
+
+    @staticmethod
+    def _task_ended(slot: socket.socket, slots: _Slots) -> None:
+        slots.job.is_over = True
+        if slot in slots.connected:
+            slots.has_failed = True
 
     def _receive_token(self, slot: socket.socket, received: bytes) -> None:
         before, until_ms = self._tokens[slot]
@@ -169,15 +251,17 @@ class StopChannel:
         self._tokens[slot] = (token, until_ms)
         if len(token) < _TOKEN_BYTES:
             return
-        job = self._jobs.get(token)
-        if job is None:
+        slots = self._jobs.get(token)
+        if slots is None:
             self._close_slot(slot)
             return
         del self._tokens[slot]
-        self._job_of[slot] = job
+        self._slots_of[slot] = slots
+        slots.connected.add(slot)
 
     def _close_slot(self, slot: socket.socket) -> None:
         self._tokens.pop(slot, None)
-        self._job_of.pop(slot, None)
+        self._slots_of.pop(slot, None)
+        self._informed.discard(slot)
         self._selector.unregister(slot)
         slot.close()

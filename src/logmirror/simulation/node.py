@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import DestinationSpec, SliceResult, Work
+    from logmirror.mirror.ports import DestinationSpec, Job, SliceResult, Work
     from logmirror.simulation.cluster import TargetView
     from logmirror.simulation.world import World
     from logmirror.stores.base import BlobStore
@@ -124,11 +124,9 @@ class SimulatedRunner:
         self._destination = destination
         self._is_stopping = False
 
-    def run(
-        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
-    ) -> list[SliceResult]:
+    def run(self, works: Sequence[Work], slots: int, job: Job) -> list[SliceResult]:
         """See `Runner.run`."""
-        del slots, on_progress
+        del slots, job
         executor = Process(self._world, f"{self._process.name}/executor", self._process)
         tools = _spare.pop() if _spare else _new_tools()
         self._world.enter(executor)
@@ -142,8 +140,9 @@ class SimulatedRunner:
             self._world.leave()
             _spare.append(tools)
 
-    def end_follow_windows(self) -> None:
+    def end_follow_windows(self, job: Job | None = None) -> None:
         """See `Runner.end_follow_windows`."""
+        del job
         self._is_stopping = True
 
     def _run_unit(self, unit: list[Work], executor: Process, tools: _Tools) -> list[SliceResult]:

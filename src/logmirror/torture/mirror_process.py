@@ -19,38 +19,36 @@ from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.mirror.stop_channel import StopChannel
 from logmirror.monitoring.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from logmirror.mirror.ports import SliceResult, Work
+    from logmirror.mirror.ports import Job, SliceResult, Work
 
 
 class InlineRunner:
-    """A `Runner` in the driver's process, with a slot for each lane.
+    """A `Runner` in the driver's process, whose slots are threads.
 
     Args:
-        lanes: How many lanes there are, at least 1.
+        more_slots: How many slots it has in addition to one.
     """
 
-    def __init__(self, lanes: int = 1) -> None:
-        self.slots = lanes
+    def __init__(self, more_slots: int = 0) -> None:
+        self.slots = 1 + more_slots
         self._stop_channel = StopChannel()
 
-    def run(
-        self, works: Sequence[Work], slots: int, on_progress: Callable[[], None]
-    ) -> list[SliceResult]:
+    def run(self, works: Sequence[Work], slots: int, job: Job) -> list[SliceResult]:
         """See `Runner.run`."""
-        del slots  # the lane's thread is the slot
-        with self._stop_channel.job(on_progress) as job:
-            return list(executor.execute(works, job))
+        del slots  # the calling thread is the slot
+        with self._stop_channel.job(job) as address:
+            return list(executor.execute(works, address))
 
-    def end_follow_windows(self) -> None:
+    def end_follow_windows(self, job: Job | None = None) -> None:
         """See `Runner.end_follow_windows`."""
-        self._stop_channel.end()
+        self._stop_channel.end(job)
 
     def __enter__(self) -> Self:
         return self
@@ -65,8 +63,8 @@ def main() -> NoReturn:
     try:
         with contextlib.ExitStack() as stack:
             specs, until_now = mirror_specs(load(Path(sys.argv[1]))), "--until-now" in sys.argv
-            lanes = len(lanes_of(specs, shares_reads=until_now))
-            runner = stack.enter_context(InlineRunner(lanes))
+            seats = seat_count(lanes_of(specs, shares_reads=until_now))
+            runner = stack.enter_context(InlineRunner(seats - 1))
             service = run.build_service(specs, runner, stack, on_fatal="isolate")
             signal.signal(signal.SIGTERM, lambda *_: service.stop())
             service.run(until_now=until_now)

@@ -200,7 +200,7 @@ class InlineRunner:
     def slots(self):
         return self._slots
 
-    def run(self, works, _slots=1, _on_progress=None):
+    def run(self, works, _slots=1, _job=None):
         self.ticks.append([work.slice for work in works])
         return [result for unit in units(works) for result in self._run(unit)]
 

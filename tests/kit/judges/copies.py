@@ -24,7 +24,7 @@ from logmirror.cluster.produce import ProducePipeline
 from logmirror.config.settings import load_text
 from logmirror.engine import executor
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.testing import Anomaly, compare
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
     failures: list[LogmirrorError] = []
     with contextlib.ExitStack() as stack:
         specs = mirror_specs(load_text(config_text(*mirrors), environ={}))
-        runner = stack.enter_context(InlineRunner(lanes=len(lanes_of(specs, shares_reads=False))))
+        runner = stack.enter_context(
+            InlineRunner(more_slots=seat_count(lanes_of(specs, shares_reads=False)) - 1)
+        )
         service = build_service(specs, runner, stack)
 
         def run() -> None:

@@ -25,7 +25,7 @@ from logmirror.app.run import build_service
 from logmirror.app.specs import mirror_specs
 from logmirror.cli import main as cli
 from logmirror.engine import spark
-from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.torture import mirror_process
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def config_text(*mirrors: Mapping[str, object]) -> str:
 class InlineRunner(mirror_process.InlineRunner):
     """The product's runner without Spark, in place of the one with Spark."""
 
-    def __init__(self, *, lanes: int = 1, **_: object) -> None:
+    def __init__(self, *, more_slots: int = 0, **_: object) -> None:
         """Accept the arguments of Spark's runner and ignore the others."""
-        super().__init__(lanes)
+        super().__init__(more_slots)
 
 
 def copy_now(settings: Settings) -> None:
@@ -81,8 +81,8 @@ def copy_now(settings: Settings) -> None:
     """
     with contextlib.ExitStack() as stack:
         specs = mirror_specs(settings)
-        lanes = len(lanes_of(specs, shares_reads=True))
-        runner = stack.enter_context(InlineRunner(lanes=lanes))
+        seats = seat_count(lanes_of(specs, shares_reads=True))
+        runner = stack.enter_context(InlineRunner(more_slots=seats - 1))
         build_service(specs, runner, stack).run(until_now=True)
 
 

@@ -13,7 +13,7 @@ from logmirror.app import run as app
 from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import load
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.lane import lanes_of
+from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.monitoring.http import serve
 from logmirror.monitoring.metrics import Recorder
@@ -57,7 +57,9 @@ def running(
     observer = app.make_observer(settings, watched.recorder, heartbeat_ms=heartbeat_ms)
     with contextlib.ExitStack() as stack:
         stack.enter_context(serve(port, watched.recorder, observer.board))
-        runner = stack.enter_context(InlineRunner(lanes=len(lanes_of(specs, shares_reads=False))))
+        runner = stack.enter_context(
+            InlineRunner(more_slots=seat_count(lanes_of(specs, shares_reads=False)) - 1)
+        )
         service = app.build_service(specs, runner, stack, observer=observer)
 
         def run() -> None:
