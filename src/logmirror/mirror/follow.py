@@ -7,7 +7,7 @@ Each task holds one connection to the driver (`stop_channel`):
                      `+` positions   all its slices have ended without an error, at these positions
                      closed          the task is over: the windows of the same job end
     driver -> task   `+` positions   those of the job before this one: begin here
-                     closed          the window ends: a shutdown, or another slot has ended
+                     half closed     the window ends: a shutdown, or another slot has ended
 
 So that nothing waits while one job follows another, the driver starts the next job before a window
 ends. Its tasks wait for the positions of their predecessors, and begin within milliseconds.

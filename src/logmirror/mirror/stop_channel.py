@@ -91,6 +91,9 @@ class StopChannel:
         self._informed: set[socket.socket] = set()
         """The tasks that know the positions of their predecessors."""
 
+        self._over: set[socket.socket] = set()
+        """The tasks whose windows have ended."""
+
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
@@ -170,17 +173,26 @@ class StopChannel:
         for new in [new for new, (_, until_ms) in self._tokens.items() if until_ms <= now_ms]:
             self._close_slot(new)
         for slot, slots in list(self._slots_of.items()):
-            if slots.job.after is not None:
-                self._pass_on(slot, slots.job)
-            if self._is_over or slots.job.is_over:
+            if slots.has_ended:
                 self._close_slot(slot)
+            elif self._is_over or slots.job.is_over:
+                self._end_window(slot)
+            elif slots.job.after is not None:
+                self._pass_on(slot, slots.job)
+
+    def _end_window(self, slot: socket.socket) -> None:
+        """Close the driver's half of a connection: the task may still report its positions."""
+        if slot not in self._over:
+            self._over.add(slot)
+            with contextlib.suppress(OSError):
+                slot.shutdown(socket.SHUT_WR)
 
     def _pass_on(self, slot: socket.socket, job: Job) -> None:
-        """Send the predecessor's positions to a task, or close its connection if it failed."""
+        """Send the predecessor's positions to a task, or end its window if it failed."""
         before = self._of_job.get(job.after) if job.after else None
         positions = before.positions if before else None
         if before is None or before.has_failed or (before.has_ended and positions is None):
-            self._close_slot(slot)
+            self._end_window(slot)
             return
         if positions is not None and slot not in self._informed:
             self._informed.add(slot)
@@ -263,5 +275,6 @@ class StopChannel:
         self._tokens.pop(slot, None)
         self._slots_of.pop(slot, None)
         self._informed.discard(slot)
+        self._over.discard(slot)
         self._selector.unregister(slot)
         slot.close()
