@@ -248,6 +248,7 @@ def test_a_task_that_ended_with_its_job_is_followed_all_the_same(channel):
     with channel.job(first, 1) as before:
         second = Job(after=first)
         with SlotLink(before, SYSTEM_CLOCK) as link:
+            wait_for_slots(channel, 1)
             link.hand_over([result_of(work, 70)])
     with channel.job(second, 1) as after:
         task = Task(after, work)

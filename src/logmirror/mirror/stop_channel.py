@@ -174,6 +174,7 @@ class StopChannel:
             self._close_slot(new)
         for slot, slots in list(self._slots_of.items()):
             if slots.has_ended:
+                self._receive(slot)  # what arrived since the last select
                 self._close_slot(slot)
             elif self._is_over or slots.job.is_over:
                 self._end_window(slot)
@@ -272,6 +273,8 @@ class StopChannel:
         slots.connected.add(slot)
 
     def _close_slot(self, slot: socket.socket) -> None:
+        if slot not in self._tokens and slot not in self._slots_of:
+            return  # closed already
         self._tokens.pop(slot, None)
         self._slots_of.pop(slot, None)
         self._informed.discard(slot)
