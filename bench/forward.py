@@ -1,6 +1,6 @@
 """Compare replication to another cluster with its peers, on one machine.
 
-    python bench/forward.py [--only copy,trip,delay,memory] [--rounds N] [--records N] ...
+    python bench/forward.py [--only copy,trip,delay,calm,neighbours,memory] [--rounds N] [--records N] ...
 
 Source and destination are Apache Kafka 4.3.1, one broker each, page cache warm. Records carry their
 creation time; source batches have the default size of the Java producer. Each round runs every
@@ -27,6 +27,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 import forward_delay  # noqa: E402  # after the path is set
 import forward_memory  # noqa: E402  # after the path is set
+import forward_neighbours  # noqa: E402  # after the path is set
 import forward_trip  # noqa: E402  # after the path is set
 import measured  # noqa: E402  # after the path is set
 from clusters import Cluster, Shape, fill  # noqa: E402  # after the path is set
@@ -129,12 +130,30 @@ def delay_part(base: Path, options: argparse.Namespace) -> list[dict[str, float]
     return forward_delay.measure(base, partitions, seconds=options.seconds)
 
 
+def neighbours_part(base: Path, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Measure the end-to-end latency beside a destination that halts or drips."""
+    partitions = map(int, options.partitions.split(","))
+    return forward_neighbours.measure(base, partitions, seconds=options.neighbour_seconds)
+
+
+def calm_part(base: Path, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Measure the highest latency of ten minutes."""
+    return forward_delay.measure(base, [1], seconds=options.calm_seconds)
+
+
 def memory_part(base: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """Measure memory and time of a pass over many partitions."""
     return forward_memory.measure(base, map(int, options.many_partitions.split(",")))
 
 
-PARTS = {"copy": copy_part, "trip": trip_part, "delay": delay_part, "memory": memory_part}
+PARTS = {
+    "copy": copy_part,
+    "trip": trip_part,
+    "delay": delay_part,
+    "calm": calm_part,
+    "neighbours": neighbours_part,
+    "memory": memory_part,
+}
 
 
 def main() -> None:
@@ -146,6 +165,8 @@ def main() -> None:
     parser.add_argument("--partitions", default="1,4")
     parser.add_argument("--contestants", default=";".join(CONTESTANTS), metavar="NAMES")
     parser.add_argument("--seconds", type=int, default=60, help="for which delays are measured")
+    parser.add_argument("--neighbour-seconds", type=int, default=30, help="of each disturbance")
+    parser.add_argument("--calm-seconds", type=int, default=600)
     parser.add_argument("--many-partitions", default="1,100,1000")
     options = parser.parse_args()
     results: dict[str, object] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0]}

@@ -34,7 +34,7 @@ _STAMP = struct.Struct("<q")
 _START_TIMEOUT_S = 120
 
 
-class _Reader(threading.Thread):
+class Reader(threading.Thread):
     """Measures the latency of every record of a topic."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
@@ -82,25 +82,25 @@ def _delays(
     topic = source.create_topic(f"delay-{partitions}", partitions)
     config = write_config(base, source.bootstrap, target.bootstrap, topic)
     service = Process(command(config), log=base / f"{topic}.log")
-    readers: list[_Reader] = []
+    readers: list[Reader] = []
     try:
-        _wait_until_it_copies(service)
-        readers = [_Reader(c.bootstrap, topic, partitions) for c in (source, target)]
-        _produce(source, topic, partitions, WARM_UP_S)
+        wait_until_it_copies(service)
+        readers = [Reader(c.bootstrap, topic, partitions) for c in (source, target)]
+        produce(source, topic, partitions, WARM_UP_S)
         cost = measured.Tree()
         began_ns = time.monotonic_ns()
         with measured.Watch({service.pid: cost}):
             began = time.time()
-            made = _produce(source, topic, partitions, seconds)
+            made = produce(source, topic, partitions, seconds)
             ended = time.time()
         until = time.monotonic() + 10
-        while len(_since(readers[1], began_ns)) < made and time.monotonic() < until:
+        while len(since(readers[1], began_ns)) < made and time.monotonic() < until:
             time.sleep(0.05)
     finally:
         for reader in readers:
             reader.end()
         service.end()
-    at_source, at_target = (sorted(_since(reader, began_ns)) for reader in readers)
+    at_source, at_target = (sorted(since(reader, began_ns)) for reader in readers)
     if len(at_target) != made:
         message = f"{len(at_target)} of {made} records arrived"
         raise RuntimeError(message)
@@ -109,15 +109,16 @@ def _delays(
         "seconds": seconds,
         "records": made,
         "p50_ms": statistics.median(at_target),
-        "p99_ms": _p99(at_target),
+        "p99_ms": p99(at_target),
         "max_ms": at_target[-1],
         "source_p50_ms": statistics.median(at_source),
-        "source_p99_ms": _p99(at_source),
+        "source_p99_ms": p99(at_source),
+        "source_max_ms": at_source[-1],
         "cpu_s_per_s": cost.cpu_between(began, ended) / (ended - began),
     }
 
 
-def _wait_until_it_copies(service: Process) -> None:
+def wait_until_it_copies(service: Process) -> None:
     until = time.monotonic() + _START_TIMEOUT_S
     while b"mirror starts" not in service.log.read_bytes():
         if time.monotonic() > until or not service.alive:
@@ -125,7 +126,7 @@ def _wait_until_it_copies(service: Process) -> None:
         time.sleep(0.1)
 
 
-def _produce(source: Cluster, topic: str, partitions: int, seconds: int) -> int:
+def produce(source: Cluster, topic: str, partitions: int, seconds: int) -> int:
     """Produce a record every 10 ms without waiting for earlier ones; returns the count."""
     producer = Producer({"bootstrap.servers": source.bootstrap, "linger.ms": 0, "log_level": 0})
     began, count = time.monotonic(), seconds * RECORDS_S
@@ -138,9 +139,9 @@ def _produce(source: Cluster, topic: str, partitions: int, seconds: int) -> int:
     return count
 
 
-def _since(reader: _Reader, began_ns: int) -> list[float]:
+def since(reader: Reader, began_ns: int) -> list[float]:
     return [delay_ms for made_ns, delay_ms in list(reader.found) if made_ns >= began_ns]
 
 
-def _p99(ordered: list[float]) -> float:
+def p99(ordered: list[float]) -> float:
     return ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]

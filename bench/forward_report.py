@@ -23,6 +23,15 @@ GOALS = {  # title, peer, which ratio, goal
     "records/s, logmirror to the plain loop": (LOOP, "rate", None),
     "CPU in the flow, the plain loop to logmirror": (LOOP, "cpu", None),
 }
+CALM_GOAL_MS = 100
+NEIGHBOUR_GOAL = 2
+NEIGHBOUR_STATES = {
+    "alone": "none",
+    "calm": "calm",
+    "halted": "halted",
+    "after": "just resumed",
+    "dripping": "drips",
+}
 DELAY_GOAL_MS = 100
 TRIP_GOAL = 0.8
 
@@ -38,7 +47,14 @@ def verdict(*, reached: bool) -> str:
 
 def sections(found: Mapping[str, Any]) -> str:
     """Return the sections of the parts that were run."""
-    parts = {"copy": copies, "trip": trip, "delay": delays, "memory": memory}
+    parts = {
+        "copy": copies,
+        "trip": trip,
+        "delay": delays,
+        "calm": calm,
+        "neighbours": neighbours,
+        "memory": memory,
+    }
     written = [write(found[name]) for name, write in parts.items() if name in found]
     load = (
         f"Load of the machine before the first of these runs: {found['load_before']:.1f}; after "
@@ -184,6 +200,46 @@ producer until a consumer of the destination has the record, by one clock. The l
 consumer of the source is listed beside it.
 
 {table([*header, "goal for p99, ms", ""], rows)}"""
+
+
+def calm(results: Sequence[Mapping[str, Any]]) -> str:
+    (result,) = results
+    return f"""### The highest latency of {result["seconds"] // 60} minutes
+
+The same with one partition for {result["seconds"]} s: p50 {result["p50_ms"]:.1f} ms, p99 \
+{result["p99_ms"]:.1f} ms, highest {result["max_ms"]:.0f} ms (at the source p99 \
+{result["source_p99_ms"]:.1f} ms, highest {result["source_max_ms"]:.0f} ms). Goal for the highest: \
+{CALM_GOAL_MS} ms, {verdict(reached=result["max_ms"] <= CALM_GOAL_MS)}."""
+
+
+def neighbours(results: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for result in results:
+        calm_ms = result["calm"]["p99_ms"]
+        for state in ("alone", "calm", "halted", "after", "dripping"):
+            row = result[state]
+            is_disturbed = state in {"halted", "after", "dripping"}
+            ratio = row["p99_ms"] / calm_ms
+            rows.append(
+                [
+                    str(result["partitions"]),
+                    NEIGHBOUR_STATES[state],
+                    *(f"{row[key]:.1f}" for key in ("p50_ms", "p99_ms", "max_ms")),
+                    f"{row['source_p99_ms']:.1f}",
+                    f"{ratio:.1f}" if is_disturbed else "-",
+                    str(NEIGHBOUR_GOAL) if is_disturbed else "-",
+                    verdict(reached=ratio <= NEIGHBOUR_GOAL) if is_disturbed else "",
+                ]
+            )
+    header = ["partitions", "the other destination", "p50, ms", "p99, ms", "highest, ms"]
+    header += ["p99 at the source, ms", "p99 to that with a calm one", "goal", ""]
+    return f"""### Neighbours
+
+The same latency, of one destination, while another destination of the same process is disturbed. \
+Each row is {results[0]["seconds"]} s. Halted: the other broker is stopped by SIGSTOP. Dripping: a \
+proxy passes one byte of its responses per second.
+
+{table(header, rows)}"""
 
 
 def memory(results: Sequence[Mapping[str, Any]]) -> str:

@@ -21,17 +21,28 @@ MASTER = "local[2]"
 _STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|copied)", re.MULTILINE)
 
 
-def write_config(folder: Path, source: str, target: str, topic: str) -> Path:
-    """Write the configuration of one mirror of all partitions; JSON, which YAML contains."""
-    mirror = {
-        "name": "bench",
-        "source": {"bootstrap-servers": source},
-        "topic": topic,
-        "partitions": "all",
-        "destinations": [{"type": "kafka", "bootstrap-servers": target}],
-    }
+def write_config(folder: Path, source: str, target: str, topic: str, *others: str) -> Path:
+    """Write the configuration of one mirror of all partitions; JSON, which YAML contains.
+
+    Args:
+        folder: Where it is written.
+        source: The source's bootstrap servers.
+        target: The destination's.
+        topic: The topic, at both.
+        others: Further destinations, by their bootstrap servers.
+    """
+    mirrors = [
+        {
+            "name": f"bench-{number}" if number else "bench",
+            "source": {"bootstrap-servers": source},
+            "topic": topic,
+            "partitions": "all",
+            "destinations": [{"type": "kafka", "bootstrap-servers": each}],
+        }
+        for number, each in enumerate((target, *others))
+    ]
     path = folder / "bench.yaml"
-    path.write_text(json.dumps({"spark": {"master": MASTER}, "mirrors": [mirror]}))
+    path.write_text(json.dumps({"spark": {"master": MASTER}, "mirrors": mirrors}))
     return path
 
 
