@@ -1,6 +1,6 @@
 """Compare replication to another cluster with its peers, on one machine.
 
-    python bench/forward.py [--only copy,trip,delay,calm,neighbours,memory] [--rounds N] [--records N] ...
+    python bench/forward.py [--only PARTS] [--rounds N] [--records N] ...
 
 Source and destination are Apache Kafka 4.3.1, one broker each, page cache warm. Records carry their
 creation time; source batches have the default size of the Java producer. Each round runs every

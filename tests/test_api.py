@@ -79,8 +79,10 @@ def test_importing_it_loads_no_engine_no_kernel_and_no_library_of_clients():
         reports.ClusterAcls,
         reports.CompactReport,
         reports.Event,
+        reports.MirrorProgress,
         reports.PartitionStatus,
         reports.Problem,
+        reports.RunProgress,
         reports.VerifyReport,
     ],
 )

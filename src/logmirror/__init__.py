@@ -38,8 +38,10 @@ from logmirror.reports import (
     ClusterAcls,
     CompactReport,
     Event,
+    MirrorProgress,
     PartitionStatus,
     Problem,
+    RunProgress,
     VerifyReport,
 )
 
@@ -54,10 +56,12 @@ __all__ = [
     "FencedError",
     "InternalError",
     "LogmirrorError",
+    "MirrorProgress",
     "OutcomeUnknownError",
     "PartitionStatus",
     "PositionError",
     "Problem",
+    "RunProgress",
     "UnavailableError",
     "UsageError",
     "VerifyReport",

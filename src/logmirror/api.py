@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         CompactReport,
         Event,
         PartitionStatus,
+        RunProgress,
         VerifyReport,
     )
 
@@ -105,6 +106,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     until_now: bool = False,
     stop: threading.Event | None = None,
     on_event: Callable[[Event], None] | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
     master: str | None = None,
     spark_log: Path | None = None,
     metrics_port: int = 0,
@@ -122,6 +124,8 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         stop: Set it from another thread to stop: what was seen is flushed, then `run` returns.
         on_event: Called with each event, in the thread in which it happens. Must return quickly:
             replication waits for it. What it raises is printed to stderr and ignored.
+        on_progress: Called with the progress of all mirrors about twice a second, and at the end.
+            Replication does not wait for it. What it raises is logged; it is not called again then.
         master: Spark master, instead of the configured one.
         spark_log: Write the output of Spark's JVM to this file.
         metrics_port: TCP port of `/metrics`, `/livez`, `/readyz` and `/status.json`, 1 to 65535.
@@ -150,6 +154,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         ),
         stop=stop,
         on_event=on_event,
+        on_progress=on_progress,
         handles_signals=handles_signals,
     )
 

@@ -243,6 +243,37 @@ class ClusterAcls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorProgress:
+    """How far one mirror is, over all its partitions and destinations."""
+
+    mirror: str
+    """The mirror's name."""
+
+    records: int
+    """Records written since the start of the run."""
+
+    written_bytes: int
+    """Bytes written since the start of the run: of objects, or of batches."""
+
+    remaining: int
+    """Offsets that are not copied yet, as last polled. A run until now: up to its end."""
+
+    waiting: int
+    """Flows that back off after a failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """How far a run is."""
+
+    elapsed_s: float
+    """Seconds since replication started."""
+
+    mirrors: tuple[MirrorProgress, ...]
+    """The mirrors, in the order of the configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One log event of a running mirror, as described in docs/metrics.md."""
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import Runner
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.mirror.stopped import OnFatal
-    from logmirror.reports import Event
+    from logmirror.reports import Event, RunProgress
     from logmirror.stores.base import BlobStore
 
 _LOG = logging.getLogger("logmirror.mirror")
@@ -61,6 +61,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     environment: ProcessEnvironment,
     stop: threading.Event | None = None,
     on_event: Callable[[Event], None] | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
     handles_signals: bool = False,
 ) -> None:
     """Run the mirrors of a configuration; see `Service.run` and `logmirror.run`.
@@ -81,7 +82,9 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         _check_sources(specs)
     budget_bytes = settings.memory_budget_bytes
     recorder = Recorder()
-    observer = make_observer(settings, recorder, heartbeat_ms=environment.heartbeat_ms)
+    observer = make_observer(
+        settings, recorder, heartbeat_ms=environment.heartbeat_ms, on_progress=on_progress
+    )
     shown = Shown(
         partitions=environment.metrics_partitions,
         mirror_v3_names=settings.metrics_prefix == "mirror_v3",
@@ -112,7 +115,13 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             service.run(until_now=until_now)
 
 
-def make_observer(settings: Settings, recorder: Recorder, *, heartbeat_ms: int = 0) -> Observer:
+def make_observer(
+    settings: Settings,
+    recorder: Recorder,
+    *,
+    heartbeat_ms: int = 0,
+    on_progress: Callable[[RunProgress], None] | None = None,
+) -> Observer:
     """Return the observer of the enabled mirrors; see `Observer`."""
     silent: set[tuple[str, str]] = set()
     for mirror in settings.mirrors:
@@ -121,7 +130,14 @@ def make_observer(settings: Settings, recorder: Recorder, *, heartbeat_ms: int =
         if len(without) == len(mirror.destinations):
             silent.add((mirror.name, ""))
     names = [mirror.name for mirror in settings.mirrors if mirror.enabled]
-    return Observer(names, recorder, SYSTEM_CLOCK, heartbeat_ms=heartbeat_ms, silent=silent)
+    return Observer(
+        names,
+        recorder,
+        SYSTEM_CLOCK,
+        heartbeat_ms=heartbeat_ms,
+        silent=silent,
+        on_progress=on_progress,
+    )
 
 
 def _check_sources(specs: list[MirrorSpec]) -> None:

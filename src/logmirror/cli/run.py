@@ -10,6 +10,7 @@ import typer
 
 import logmirror
 from logmirror.cli.options import ConfigOption, LogFormatOption, LogLevelOption
+from logmirror.cli.run_progress import showing_progress
 from logmirror.config.environment import log_ignored_variables, read_environment
 from logmirror.monitoring.logs import log_to_stderr
 
@@ -39,16 +40,21 @@ def run(  # noqa: PLR0913  # one parameter for each option
     LOGMIRROR_METRICS_PARTITIONS=off: no metrics of single partitions.
     LOGMIRROR_HEARTBEAT_SECS: interval of heartbeats in the log, level debug (30; 0: none).
     """
-    log_to_stderr(log_level, log_format)
     environment = read_environment(os.environ)
-    log_ignored_variables(os.environ)
-    logmirror.run(
-        logmirror.load(config),
-        until_now=until_now,
-        master=master,
-        spark_log=spark_log,
-        metrics_port=environment.metrics_port,
-        metrics_partitions=environment.metrics_partitions,
-        heartbeat_ms=environment.heartbeat_ms,
-        handles_signals=True,
-    )
+    settings = logmirror.load(config)
+    with showing_progress(
+        until_now=until_now, heartbeat_ms=environment.heartbeat_ms
+    ) as on_progress:
+        log_to_stderr(log_level, log_format)
+        log_ignored_variables(os.environ)
+        logmirror.run(
+            settings,
+            until_now=until_now,
+            on_progress=on_progress,
+            master=master,
+            spark_log=spark_log,
+            metrics_port=environment.metrics_port,
+            metrics_partitions=environment.metrics_partitions,
+            heartbeat_ms=environment.heartbeat_ms,
+            handles_signals=True,
+        )

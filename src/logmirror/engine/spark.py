@@ -34,6 +34,7 @@ with warnings.catch_warnings():
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
 
+from logmirror.engine.local_master import with_retries, with_slots
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 from logmirror.mirror.ports import EngineLostError
 from logmirror.mirror.stop_channel import StopChannel
@@ -265,31 +266,6 @@ class _WarmUp:
         _named(self._warm_up)()
 
 
-def with_slots(master: str, more: int) -> str:
-    """Return a local master URL with `more` slots in addition to its own; others as they are."""
-    inside, retries = _local_slots(master)
-    if not more or inside is None:
-        return master
-    own = cpu_count() if inside == "*" else int(inside)
-    return f"local[{own + more}{retries}]"
-
-
-def _local_slots(master: str) -> tuple[str | None, str]:
-    """Return the number of slots of a local master as written, and what follows it."""
-    found = re.fullmatch(r"local(?:\[(\*|\d+)(,\d+)?\])?", master)
-    return (found[1] or "1", found[2] or "") if found else (None, "")
-
-
-def cpu_count() -> int:
-    """Return the number of cores that this process may use, as a JVM counts them."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            return max(min(-(-int(quota) // int(period)), allowed or 1), 1)
-    return allowed or 1
-
-
 def _stop_channel(context: SparkContext) -> StopChannel:
     """Listen on the address under which executors reach the driver's JVM."""
     conf = context.getConf()
@@ -394,7 +370,7 @@ def _join(
     gateway = launch_gateway()  # type: ignore[no-untyped-call]  # py4j has no types
     conf = SparkConf(_jvm=gateway.jvm)
     submitted = conf.get("spark.master")
-    master, is_local = _with_retries(
+    master, is_local = with_retries(
         submitted if submitted and master == _DEFAULT_MASTER else master
     )
     settings = {**SETTINGS, **(_LOCAL if is_local else {}), "spark.local.dir": str(folder)}
@@ -412,7 +388,7 @@ def _launch(
     """Start a JVM."""
     _find_java()
     settings = {**SETTINGS}
-    master, is_local = _with_retries(master)
+    master, is_local = with_retries(master)
     # Sockets and native libraries of the JVM are deleted with this directory, also after `kill -9`.
     temporary = f"-Djava.io.tmpdir={folder}"
     jvm_options = [f"-Dlog4j2.configurationFile=file:{_log4j_file(folder)}", temporary]
@@ -476,27 +452,6 @@ def _children_that_ignore(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         is_inside = False
-
-
-def _with_retries(master: str) -> tuple[str, bool]:
-    """Return `local[N]` as `local[N,4]`, where Spark ignores `spark.task.maxFailures`.
-
-    The second value is whether the master is local.
-    """
-    if not master.startswith("local"):
-        return master, False
-    if master.startswith("local-cluster"):
-        return master, True
-    inside = master.removeprefix("local").strip("[]") or "1"
-    if "," in inside:
-        return master, True
-    if inside != "*" and not inside.isdecimal():
-        raise UsageError(
-            "not a valid Spark master",
-            hint="use local[2], local[*], spark://host:port or another master URL of Spark",
-            master=master,
-        )
-    return f"local[{inside},4]", True
 
 
 def _log4j_file(folder: Path) -> Path:

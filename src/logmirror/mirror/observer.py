@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVa
 from logmirror.mirror.health import StatusBoard
 from logmirror.mirror.heartbeat import Heartbeat
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.progress_reports import ProgressReports
 from logmirror.model import GapCause
 from logmirror.monitoring import metrics
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import OffsetRange
     from logmirror.monitoring.metrics import Labels, Recorder
+    from logmirror.reports import RunProgress
 
 _LOG = logging.getLogger("logmirror.mirror")
 
@@ -68,9 +70,10 @@ class Observer:
         clock: Time.
         heartbeat_ms: Time between two heartbeats, in milliseconds. 0: none.
         silent: What does not affect readiness; see `StatusBoard`.
+        on_progress: Called with the progress of all mirrors; see `ProgressReports`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one parameter for each kind of report
         self,
         mirrors: Sequence[str],
         recorder: Recorder,
@@ -78,11 +81,13 @@ class Observer:
         *,
         heartbeat_ms: int = 0,
         silent: Collection[tuple[str, str]] = (),
+        on_progress: Callable[[RunProgress], None] | None = None,
     ) -> None:
         self.recorder, self._clock = recorder, clock
         self.lock = threading.RLock()
         self.board = StatusBoard(mirrors, clock, silent)
         self._heartbeat = Heartbeat(heartbeat_ms, clock)
+        self._progress = on_progress and ProgressReports(mirrors, recorder, clock, on_progress)
         self._flushed_ms: dict[FlowId, int] = {}
         """Monotonic time of the last flush of a flow, or of its opening."""
 
@@ -95,9 +100,16 @@ class Observer:
     # -- lanes -----------------------------------------------------------------------------------
 
     @_one_at_a_time
-    def beat(self, states: Iterable[FlowState]) -> None:
-        """Log the heartbeat of each mirror if it is due. `states` are the flows of all lanes."""
+    def beat(self, states: Collection[FlowState], *, is_last: bool = False) -> None:
+        """Log heartbeats and report progress, if they are due.
+
+        Args:
+            states: The flows of all lanes.
+            is_last: The run ends.
+        """
         self._heartbeat.beat(states)
+        if self._progress is not None:
+            self._progress.report(states, is_last=is_last)
 
     @_one_at_a_time
     def planned(self, states: Mapping[FlowId, FlowState], planned: Collection[FlowId]) -> None:

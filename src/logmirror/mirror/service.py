@@ -131,7 +131,10 @@ class Service:
         lanes = [self._lane(mirrors, engine) for mirrors in groups.values()]
         self._observer.board.lanes_begin([lane.progress for lane in lanes])
         run_lanes = self._run_in_turns if self._in_turns else self._run_in_threads
-        run_lanes(lanes, until_now=until_now)
+        try:
+            run_lanes(lanes, until_now=until_now)
+        finally:
+            self._observer.beat([s for lane in lanes for s in lane.states()], is_last=True)
         self._stopped.raise_first()
 
     def _lane(self, mirrors: Sequence[MirrorSpec], engine: Engine) -> Lane:

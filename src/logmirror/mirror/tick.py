@@ -210,7 +210,7 @@ class Tick:
         try:
             results = self._engine.runner.run(running.works, running.slots, running.job)
             running.results = results
-        except BaseException as error:  # noqa: BLE001  # `_finish` handles it, in the lane's thread
+        except BaseException as error:  # noqa: BLE001  # the lane's thread handles it
             running.error = error
         finally:
             self._engine.slots.give_back(running.job)

@@ -11,7 +11,7 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def mount_point(root: str) -> str:
-    """Return the mount point that contains a path, as far as the system tells.
+    """Return the mount point that contains a path, as far as the system knows.
 
     Symbolic links are not followed: reading one could wait for a file system that does not respond.
 
