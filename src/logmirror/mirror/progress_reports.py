@@ -55,7 +55,8 @@ class ProgressReports:
             self._on_progress(self._progress(list(states), now_ms - self._begun_ms, now_ms))
         except Exception:  # noqa: BLE001  # replication does not depend on what a callback does
             self._on_progress = None
-            _LOG.exception("the callback for progress failed; it is not called any more")
+            message = "the callback for progress failed; it is not called any more"
+            _LOG.exception(message, extra={"facts": {}})
 
     def _progress(self, states: Sequence[FlowState], elapsed_ms: int, now_ms: int) -> RunProgress:
         records, written = self._sums(metrics.RECORDS), self._sums(metrics.BYTES)

@@ -239,8 +239,9 @@ class Service:
     def _log_abandoned(lanes: Sequence[Lane]) -> None:
         for lane in lanes:
             if not lane.progress.is_over:
-                facts = {"mirrors": [name for name, _ in lane.progress.mirrors]}
-                facts["waits_for"] = [lane.progress.waits_for]
+                facts: dict[str, object] = {"mirror": lane.progress.mirrors[0][0]}
+                facts["mirrors"] = len(lane.progress.mirrors)
+                facts["step"] = lane.progress.waits_for
                 _LOG.warning(
                     "shutdown: a stalled destination or source was not waited for; its records "
                     "remain at the source",

@@ -46,7 +46,8 @@ class WaitLog:
 
 def _facts(lane: LaneProgress, silent_ms: int) -> dict[str, object]:
     return {
-        "mirrors": [name for name, _ in lane.mirrors],
+        "mirror": lane.mirrors[0][0],
+        "mirrors": len(lane.mirrors),
         **lane.addresses(),
         "step": lane.waits_for,
         "silent_ms": silent_ms,
