@@ -4,6 +4,7 @@ Method: draw flow states, ask for one tick, look at the slices. Time is an argum
 waits. What slices do when they run is shown in test_transfer.py and test_service.py.
 """
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -37,8 +38,21 @@ def flow_state(*, position=0, end=100, spec=None, partition=0, **fields):
 
 
 def tick(*states, now_ms=0, wall_ms=WALL_MS, slots=2, explicit=False):
+    """Plan as a tick does: then daily flushes are scheduled."""
     planned = plan(states, slots=slots, now_ms=now_ms, wall_ms=wall_ms, explicit=explicit)
-    return [p.slice for p in planned]
+    flows = {each.slice.flow for each in planned}
+    for state in states:
+        state.schedule_daily(wall_ms, is_planned=state.flow in flows)
+    return [each.slice for each in planned]
+
+
+def test_a_plan_changes_nothing():
+    spec = limits(daily_at_utc_s=0)
+    state = flow_state(spec=spec, next_daily_ms=WALL_MS - 1)
+    before = copy.deepcopy(state)
+    plans = [plan([state], slots=2, now_ms=0, wall_ms=WALL_MS) for _ in range(2)]
+    assert plans[0] == plans[1] != []
+    assert state == before
 
 
 @pytest.mark.mirror_v3("FS-18", "FS-21")

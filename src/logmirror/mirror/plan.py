@@ -1,4 +1,4 @@
-"""Driver: the planner, which turns positions and source ends into slices. Does no I/O.
+"""Driver: the planner, which turns positions and source ends into slices: a pure function.
 
 The source's log is the buffer: no record is held between ticks, so a trigger that is not due costs
 one comparison. The driver knows offsets, not bytes. It derives each flow's bytes per offset from
@@ -144,6 +144,18 @@ class FlowState:
         if self.pending and self.pending_since_ms is None:
             self.pending_since_ms = now_ms
 
+    def schedule_daily(self, wall_ms: int, *, is_planned: bool) -> None:
+        """Schedule the next daily flush if this one was planned, or had nothing to flush.
+
+        Args:
+            wall_ms: Time in milliseconds since 1970, as passed to `plan`.
+            is_planned: Whether `plan` returned a slice of this flow.
+        """
+        spec = self.destination
+        if isinstance(spec, ArchiveSpec) and _daily_is_due(self, wall_ms):
+            if is_planned or not self.pending:
+                self.next_daily_ms = next_daily_ms(spec.daily_at_utc_s, wall_ms)
+
     def must_rebuild(self, wall_ms: int) -> bool:
         """Whether the next snapshot must be built from the source's whole log.
 
@@ -200,7 +212,7 @@ class _Due:
 def plan(
     states: Iterable[FlowState], *, slots: int, now_ms: int, wall_ms: int, explicit: bool = False
 ) -> list[Planned]:
-    """Plan the slices of one tick. Sets `next_daily_ms` of the flows whose daily flush is due.
+    """Plan the slices of one tick. Changes nothing; see `FlowState.schedule_daily`.
 
     Args:
         states: All flows of this process.
@@ -226,8 +238,6 @@ def plan(
             ):
                 due.append(_Due(state, None))
             continue
-        if not state.pending and _daily_is_due(state, wall_ms):
-            state.next_daily_ms = next_daily_ms(archive.daily_at_utc_s, wall_ms)
         if not state.pending or state.retry_at_ms > now_ms or state.position_stale:
             continue
         is_due, tail = _due(state, archive, now_ms, wall_ms, explicit=explicit)
@@ -255,7 +265,6 @@ def _due(
     if explicit:
         return True, Trigger.EXPLICIT
     if _daily_is_due(state, wall_ms):
-        state.next_daily_ms = next_daily_ms(archive.daily_at_utc_s, wall_ms)
         return True, Trigger.DAILY
     if state.pending_since_ms is not None:
         age_ms = now_ms - state.pending_since_ms

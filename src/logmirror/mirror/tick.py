@@ -155,27 +155,33 @@ class Tick:
 
     # -- start -----------------------------------------------------------------------------------
 
-    def _plan(self, *, explicit: bool) -> list[Planned]:
+    def _plan(self, wall_ms: int, *, explicit: bool) -> list[Planned]:
         total = self._engine.runner.slots
         return plan(
             self._table.states.values(),
             slots=1 if self._is_calm else self._engine.slots.limit(total),
             now_ms=self._clock.monotonic_ms(),
-            wall_ms=self._clock.now_ms(),
+            wall_ms=wall_ms,
             explicit=explicit,
         )
 
     def _others_are_due(self, running: _Running) -> bool:
         """Whether a flow that `running` does not copy is due, or a copied one was dropped."""
         flows = set(running.flows)
-        due = {planned.slice.flow for planned in self._plan(explicit=False)}
+        due = {planned.slice.flow for planned in self._plan(self._clock.now_ms(), explicit=False)}
         return due != flows
 
     def _start(self, *, explicit: bool) -> _Running | None:
-        planned = self._plan(explicit=explicit)
-        self._observer.planned(self._table.states, {p.slice.flow for p in planned})
+        wall_ms = self._clock.now_ms()
+        planned = self._plan(wall_ms, explicit=explicit)
+        flows = {each.slice.flow for each in planned}
+        self._observer.planned(self._table.states, flows)
         window_ms = 0 if explicit else self._window_ms
-        return self._begin(planned, window_ms, None) if planned else None
+        running = self._begin(planned, window_ms, None) if planned else None
+        if running is not None or not planned:
+            for flow, state in self._table.states.items():
+                state.schedule_daily(wall_ms, is_planned=flow in flows)
+        return running
 
     def _begin(
         self, planned: Sequence[Planned], window_ms: int, after: _Running | None
@@ -253,7 +259,7 @@ class Tick:
             for state in states
         ):
             return None
-        planned = self._plan(explicit=False)
+        planned = self._plan(self._clock.now_ms(), explicit=False)
         if {each.slice.flow for each in planned} != set(running.flows):
             return None
         following = self._begin(planned, LONG_MS, running)
