@@ -152,9 +152,9 @@ class FlowState:
             is_planned: Whether `plan` returned a slice of this flow.
         """
         spec = self.destination
-        if isinstance(spec, ArchiveSpec) and _daily_is_due(self, wall_ms):
-            if is_planned or not self.pending:
-                self.next_daily_ms = next_daily_ms(spec.daily_at_utc_s, wall_ms)
+        is_done = is_planned or not self.pending
+        if isinstance(spec, ArchiveSpec) and is_done and _daily_is_due(self, wall_ms):
+            self.next_daily_ms = next_daily_ms(spec.daily_at_utc_s, wall_ms)
 
     def must_rebuild(self, wall_ms: int) -> bool:
         """Whether the next snapshot must be built from the source's whole log.
