@@ -37,7 +37,7 @@ class WaitLog:
         for lane in lanes:
             silent_ms = lane.quiet_ms
             first_ms = EVERY_MS if lane.runs_slices else FIRST_MS
-            if silent_ms < first_ms:
+            if silent_ms < first_ms or not lane.waits_for:  # an idle lane waits for nothing
                 self._next_ms.pop(lane, None)
             elif silent_ms >= self._next_ms.get(lane, first_ms):
                 self._next_ms[lane] = silent_ms - silent_ms % EVERY_MS + EVERY_MS
