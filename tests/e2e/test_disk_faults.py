@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -41,11 +42,31 @@ class Disk:
 
     def __init__(self, monkeypatch):
         self.call, self.code, self.is_short = "", 0, False
+        self.stalled_root = ""
+        self.released, self.reached = threading.Event(), threading.Event()
         for name in sorted({name for name, _ in FAULTS}):
             monkeypatch.setattr(Syscalls, name, self._failing(name, getattr(Syscalls, name)))
 
+    def stall(self, root):
+        """Make each call that writes below a directory wait until `released` is set."""
+        self.released.clear()
+        self.stalled_root = str(root)
+
+    def _waits(self, arguments):
+        """Wait if a call is for a stalled file system, as a process in the kernel waits."""
+        for argument in arguments:
+            path = ""
+            if isinstance(argument, int):
+                path = str(Path(f"/proc/self/fd/{argument}").readlink())
+            elif isinstance(argument, str | Path):
+                path = str(argument)
+            if self.stalled_root and path.startswith(self.stalled_root):
+                self.reached.set()
+                self.released.wait()
+
     def _failing(self, name, call):
         def maybe(syscalls, *arguments):
+            self._waits(arguments)
             if name == self.call:
                 raise OSError(self.code, os.strerror(self.code))
             if name == "write" and self.is_short:
@@ -120,3 +141,47 @@ def test_each_disk_fault_is_retried_until_it_passes(cli_broker, tmp_path, monkey
     for form in FORMATS:
         assert source.anomalies(tmp_path, form) == [], form
     assert [p for p in (tmp_path / ".logmirror" / "staged").rglob("*") if p.is_file()] == []
+
+
+def test_a_stalled_file_system_holds_up_its_own_flows_only(
+    cli_broker, tmp_path, monkeypatch, caplog
+):
+    """Each directory counts as a file system of its own."""
+    topic = cli_broker.create_topic("stalled-disk")
+    monkeypatch.setattr("logmirror.app.specs.mount_point", lambda root: root)
+    roots = {name: tmp_path / name for name in ("stalled", "calm")}
+    mirrors = [
+        mirror(topic, cli_broker.bootstrap, root, form="native", name=name, max_time_ms=200)
+        for name, root in roots.items()
+    ]
+    config = write_config(tmp_path / "config.json", *mirrors)
+    disk = Disk(monkeypatch)
+
+    def flushes(name):
+        records = [r for r in caplog.records if r.getMessage() == "flushed"]
+        return sum(r.facts["mirror"] == name for r in records)
+
+    def wait_for_flush(name):
+        before = flushes(name)
+        wait_until(lambda: flushes(name) > before, what=lambda: f"flush of {name}", timeout_s=60)
+
+    with (
+        caplog.at_level(logging.INFO, logger="logmirror"),
+        serving(config),
+        writing(cli_broker.bootstrap, topic, partitions=1, seed=1),
+    ):
+        for name in roots:
+            wait_for_flush(name)
+        disk.stall(roots["stalled"])
+        assert disk.reached.wait(60)
+        before = flushes("stalled")
+        for _ in range(5):
+            wait_for_flush("calm")
+        assert flushes("stalled") == before
+        disk.stalled_root = ""
+        disk.released.set()
+        wait_for_flush("stalled")
+
+    source = Source(cli_broker.bootstrap, topic)
+    for name, root in roots.items():
+        assert source.anomalies(root, "native", name=name) == [], name
