@@ -336,9 +336,7 @@ class Connection:
             return bytes(response.auth_bytes)
 
         begun_ms = self._clock.monotonic_ms()
-        authenticate(
-            self._settings, self._clock, exchange, timeout_ms=max(deadline_ms - begun_ms, 1)
-        )
+        authenticate(self._settings, self._clock, exchange, deadline_ms=deadline_ms)
         self._reauthenticate_at_ms = (
             begun_ms + int(lifetime_ms * _REAUTHENTICATE_AT) if lifetime_ms > 0 else None
         )

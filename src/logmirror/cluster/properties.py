@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from logmirror.cluster.refused_properties import REFUSED
+from logmirror.cluster.token_url import parse_token_url
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ class ConnectionSettings:
     sasl_password: str = field(default="", repr=False)
     oauth_method: str = "default"
     """`default`: an unsecured token from `oauth_config`; `oidc`: a token from the endpoint."""
-    oauth_config: str = ""
+    oauth_config: str = field(default="", repr=False)
     oauth_unsecure_jwt: bool = False
     oauth_client_id: str = ""
     oauth_client_secret: str = field(default="", repr=False)
-    oauth_token_endpoint: str = ""
+    oauth_token_endpoint: str = field(default="", repr=False)
     oauth_scope: str = ""
-    oauth_extensions: str = ""
+    oauth_extensions: str = field(default="", repr=False)
+    https_ca_location: str = ""
+    """File or directory for the token endpoint; empty for the system's CA certificates."""
+    https_ca_pem: str = ""
 
     ssl_ca_location: str = ""
     """File or directory; empty for the system's CA certificates."""
@@ -179,6 +183,8 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "sasl.oauthbearer.token.endpoint.url": ("oauth_token_endpoint", _text),
     "sasl.oauthbearer.scope": ("oauth_scope", _text),
     "sasl.oauthbearer.extensions": ("oauth_extensions", _text),
+    "https.ca.location": ("https_ca_location", _text),
+    "https.ca.pem": ("https_ca_pem", _pem),
     "ssl.ca.location": ("ssl_ca_location", _text),
     "ssl.ca.pem": ("ssl_ca_pem", _pem),
     "ssl.certificate.location": ("ssl_certificate_location", _text),
@@ -210,6 +216,7 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "check.crcs": ("check_crcs", _boolean),
 }
 
+_ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
 _BOOTSTRAP: Final = ("bootstrap.servers", "metadata.broker.list")
 
 KNOWN_PROPERTIES: Final = tuple(sorted(_KNOWN))
@@ -348,6 +355,7 @@ def _combinations(values: Mapping[str, object]) -> list[PropertyProblem]:
                 problems.append(PropertyProblem(name, f"is missing for {mechanism}", ""))
     if sasl and mechanism == "OAUTHBEARER":
         problems += _oauth(values)
+    problems += _https(values, asks_endpoint=sasl and mechanism == "OAUTHBEARER")
     if protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
         tls = [
             name for name, (key, _) in _KNOWN.items() if key.startswith("ssl_") and key in values
@@ -365,6 +373,15 @@ def _combinations(values: Mapping[str, object]) -> list[PropertyProblem]:
     return problems
 
 
+def _https(values: Mapping[str, object], *, asks_endpoint: bool) -> list[PropertyProblem]:
+    if asks_endpoint and values.get("oauth_method") == "oidc":
+        return []
+    what = "has no effect without a token endpoint"
+    hint = "set sasl.mechanism to OAUTHBEARER and sasl.oauthbearer.method to oidc"
+    names = ("https.ca.location", "https.ca.pem")
+    return [PropertyProblem(name, what, hint) for name in names if _KNOWN[name][0] in values]
+
+
 def _oauth(values: Mapping[str, object]) -> list[PropertyProblem]:
     if values.get("oauth_method") != "oidc":
         if values.get("oauth_unsecure_jwt"):
@@ -372,12 +389,22 @@ def _oauth(values: Mapping[str, object]) -> list[PropertyProblem]:
         what = "is required for unsigned tokens"
         hint = "set it to true, or sasl.oauthbearer.method to oidc"
         return [PropertyProblem("enable.sasl.oauthbearer.unsecure.jwt", what, hint)]
-    return [
+    problems = [
         PropertyProblem(name, "is missing for sasl.oauthbearer.method oidc", "")
         for name in (
             "sasl.oauthbearer.client.id",
             "sasl.oauthbearer.client.secret",
-            "sasl.oauthbearer.token.endpoint.url",
+            _ENDPOINT,
         )
         if not values.get(_KNOWN[name][0])
     ]
+    url = str(values.get("oauth_token_endpoint") or "")
+    try:
+        if url:
+            parse_token_url(url)
+    except ValueError as error:
+        hint = "http is accepted for this machine only"
+        problems.append(
+            PropertyProblem(_ENDPOINT, str(error), hint if "https" in str(error) else "")
+        )
+    return problems

@@ -53,7 +53,6 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
         "ssl.keystore.location ssl.keystore.password ssl.ca.certificate.stores ssl.engine.location",
         "ssl.engine.id ssl.engine.callback.data ssl.providers ssl_key ssl_certificate ssl_ca",
         "ssl.certificate.verify_cb ssl.crl.location ssl.curves.list ssl.sigalgs.list",
-        "https.ca.location https.ca.pem",
     ),
     "versions are negotiated with each broker": (
         "api.version.request api.version.request.timeout.ms api.version.fallback.ms",

@@ -15,7 +15,8 @@ from kafka.net.sasl.oauth import (  # type: ignore[import-untyped]  # ships no p
 )
 
 from logmirror.cluster.oauth import oauth_extensions, oauth_token
-from logmirror.errors import UsageError
+from logmirror.cluster.token_endpoint import TOKENS, Token
+from logmirror.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _STEPS_MAX: Final = 4
 """SCRAM needs two responses, the others one; a broker that requires more breaks the mechanism."""
+
+SCRAM_ITERATIONS_MIN: Final = 4096
+"""As in Java's client (RFC 7677 4). Fewer make a password cheaper to guess from an exchange."""
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # its base is untyped
@@ -47,26 +51,47 @@ def authenticate(
     clock: Clock,
     exchange: Callable[[bytes], bytes],
     *,
-    timeout_ms: float,
+    deadline_ms: int,
 ) -> None:
     """Run the mechanism to its end.
 
     Args:
         settings: Mechanism and credentials.
-        clock: For the dates in an unsigned token.
+        clock: For the deadline, and the dates in an unsigned token.
         exchange: Sends one message of the mechanism and returns the response. Raises if the broker
             responds with an error code.
-        timeout_ms: For the request to a token endpoint.
+        deadline_ms: Monotonic deadline for the request to a token endpoint.
 
     Raises:
         UsageError: The broker's side of the exchange is wrong: it may not know the password, or it
             does not follow the mechanism.
-        UnavailableError: A token endpoint could not be reached.
+        UnavailableError: A token endpoint did not respond, or the broker refused a cached token:
+            the next attempt requests a new one.
     """
-    mechanism = _mechanism(settings, clock, timeout_ms)
+    if settings.sasl_mechanism != "OAUTHBEARER":
+        _run(settings, _mechanism_by_password(settings), exchange)
+        return
+    token = oauth_token(settings, clock, deadline_ms=deadline_ms)
+    mechanism = _mechanism_by_token(settings, token)
     try:
-        for _ in range(_STEPS_MAX):
-            mechanism.receive(exchange(mechanism.auth_bytes()))
+        _run(settings, mechanism, exchange)
+    except UsageError as error:
+        TOKENS.forget(settings, token)
+        if not token.is_cached:
+            raise
+        raise UnavailableError(
+            "the broker refused a cached token", mechanism=settings.sasl_mechanism
+        ) from error
+
+
+def _run(settings: ConnectionSettings, mechanism: Any, exchange: Callable[[bytes], bytes]) -> None:  # noqa: ANN401  # untyped library
+    is_scram = settings.sasl_mechanism.startswith("SCRAM-")
+    try:
+        for step in range(_STEPS_MAX):
+            response = exchange(mechanism.auth_bytes())
+            if is_scram and step == 0:
+                _check_iterations(response)
+            mechanism.receive(response)
             if mechanism.is_done():
                 break
         finished = mechanism.is_done() and mechanism.is_authenticated()
@@ -84,17 +109,37 @@ def authenticate(
         )
 
 
-def _mechanism(settings: ConnectionSettings, clock: Clock, timeout_ms: float) -> Any:  # noqa: ANN401  # untyped library
+def _check_iterations(server_first: bytes) -> None:
+    """Refuse too few iterations before anything is sent that depends on the password."""
+    for attribute in server_first.split(b","):
+        if attribute.startswith(b"i="):
+            iterations = int(attribute[2:])
+            if iterations < SCRAM_ITERATIONS_MIN:
+                raise UsageError(
+                    "the broker's SCRAM iterations are below the minimum",
+                    hint="set the password again at the broker, with at least "
+                    f"{SCRAM_ITERATIONS_MIN} iterations, and check that this is the intended "
+                    "broker",
+                    iterations=iterations,
+                    minimum=SCRAM_ITERATIONS_MIN,
+                )
+
+
+def _mechanism_by_token(settings: ConnectionSettings, token: Token) -> Any:  # noqa: ANN401  # untyped library
+    provider = _Tokens(token.text, oauth_extensions(settings))
+    return _mechanism(settings, sasl_oauth_token_provider=provider)
+
+
+def _mechanism_by_password(settings: ConnectionSettings) -> Any:  # noqa: ANN401  # untyped library
+    username = settings.sasl_username
+    if settings.sasl_mechanism.startswith("SCRAM-"):
+        # RFC 5802 5.1: these two characters have a meaning in the message.
+        username = username.replace("=", "=3D").replace(",", "=2C")
+    return _mechanism(
+        settings, sasl_plain_username=username, sasl_plain_password=settings.sasl_password
+    )
+
+
+def _mechanism(settings: ConnectionSettings, **config: object) -> Any:  # noqa: ANN401  # untyped library
     name = settings.sasl_mechanism
-    config: dict[str, object] = {"sasl_mechanism": name, "security_protocol": ""}
-    if name == "OAUTHBEARER":
-        token = oauth_token(settings, clock, timeout_ms=timeout_ms)
-        config["sasl_oauth_token_provider"] = _Tokens(token, oauth_extensions(settings))
-    else:
-        username = settings.sasl_username
-        if name.startswith("SCRAM-"):
-            # RFC 5802 5.1: these two characters have a meaning in the message.
-            username = username.replace("=", "=3D").replace(",", "=2C")
-        config["sasl_plain_username"] = username
-        config["sasl_plain_password"] = settings.sasl_password
-    return get_sasl_mechanism(name)(**config)
+    return get_sasl_mechanism(name)(sasl_mechanism=name, security_protocol="", **config)

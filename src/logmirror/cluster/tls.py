@@ -20,10 +20,7 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
         UsageError: A file is missing or has the wrong content.
     """
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-    if settings.ssl_ca_location not in ("", "probe"):
-        _load_ca_file(context, settings.ssl_ca_location)
-    if settings.ssl_ca_pem:
-        _load_ca_pem(context, settings.ssl_ca_pem)
+    load_authorities(context, settings.ssl_ca_location, settings.ssl_ca_pem, prefix="ssl")
     # The order matters: a context refuses CERT_NONE while it still checks names.
     context.check_hostname = settings.ssl_verify and settings.ssl_verify_hostname
     if not settings.ssl_verify:
@@ -38,7 +35,28 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
     return context
 
 
-def _load_ca_file(context: ssl.SSLContext, location: str) -> None:
+def load_authorities(context: ssl.SSLContext, location: str, pem: str, *, prefix: str) -> None:
+    """Trust the CA certificates of the properties `PREFIX.ca.location` and `PREFIX.ca.pem`.
+
+    Args:
+        context: Trusts them in addition.
+        location: A file or directory. Empty or `probe`: none.
+        pem: Certificates as text. Empty: none.
+        prefix: `ssl` or `https`.
+
+    Raises:
+        UsageError: A file is missing or has the wrong content.
+    """
+    if location not in ("", "probe"):
+        _load_ca_file(context, location, f"{prefix}.ca.location")
+    if pem:
+        try:
+            context.load_verify_locations(cadata=pem)
+        except (ValueError, ssl.SSLError) as error:
+            raise UsageError(f"{prefix}.ca.pem has no PEM certificate") from error
+
+
+def _load_ca_file(context: ssl.SSLContext, location: str, name: str) -> None:
     path = Path(location)
     try:
         if path.is_dir():
@@ -47,18 +65,11 @@ def _load_ca_file(context: ssl.SSLContext, location: str) -> None:
             context.load_verify_locations(cafile=location)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(
-            "ssl.ca.location cannot be read as PEM certificates",
+            f"{name} cannot be read as PEM certificates",
             hint="give a PEM file or a directory made by openssl rehash",
             path=location,
             reason=str(error),
         ) from error
-
-
-def _load_ca_pem(context: ssl.SSLContext, pem: str) -> None:
-    try:
-        context.load_verify_locations(cadata=pem)
-    except (ValueError, ssl.SSLError) as error:
-        raise UsageError("ssl.ca.pem has no PEM certificate") from error
 
 
 def _load_client_certificate(context: ssl.SSLContext, settings: ConnectionSettings) -> None:

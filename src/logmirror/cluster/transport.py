@@ -1,9 +1,8 @@
 """Bytes to and from one broker: TCP, TLS, and a deadline for every wait.
 
 Invariants:
-1. Every wait ends at the caller's deadline on the monotonic clock, however slowly bytes arrive.
-Only
-   the host name lookup has the resolver's own limits.
+1. Every wait ends at the caller's deadline on the monotonic clock, however slowly bytes arrive: the
+   host name lookup, TCP, the TLS handshake, each request and each response.
 2. Bytes are received straight into the caller's view.
 3. Errors of the operating system and of TLS leave this module as `LogmirrorError`.
 4. Bytes that the kernel has taken reach the broker's machine within `LINGER_MS_MAX`, or the
@@ -21,6 +20,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from logmirror.cluster.dialing import LookupFailedError, dial, remaining_s
 from logmirror.cluster.tls import tls_context, tls_error
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
 
@@ -39,6 +39,9 @@ cover bytes that the broker's kernel has received: a paused broker reads them wh
 _RECEIVE_BYTES_MIN: Final = 262_144
 """A large response is received in pieces of at least this size. Without it, a reader on the same
 machine receives some 60 kB at a time, and uses a tenth more CPU."""
+
+_SEND_BYTES: Final = 1 << 20
+"""Bytes of a blocking send: the deadline is checked in between."""
 
 _IOV_MAX: Final = 1024
 """How many buffers one `sendmsg` may have (limits.h of Linux)."""
@@ -173,16 +176,18 @@ class Transport:
 
     def send(self, data: bytes, deadline_ms: int) -> None:
         """Send all bytes, or raise UnavailableError."""
+        left = memoryview(data)
         try:
-            self._socket.settimeout(self._remaining_s(deadline_ms))
-            self._socket.sendall(data)
+            while left:  # not sendall: with TLS its timeout begins again with every piece
+                self._socket.settimeout(remaining_s(self._clock, deadline_ms))
+                left = left[self._socket.send(left[:_SEND_BYTES]) :]
         except OSError as error:
             self._fail("the request could not be sent", error)
 
     def receive_some(self, view: memoryview, deadline_ms: int) -> int:
         """Receive at least one byte, at most the view."""
         try:
-            self._socket.settimeout(self._remaining_s(deadline_ms))
+            self._socket.settimeout(remaining_s(self._clock, deadline_ms))
             count = self._socket.recv_into(view)
         except OSError as error:
             self._fail("no response", error)
@@ -240,41 +245,30 @@ class Transport:
             self._fail("the socket cannot be used", error)
 
     def _connect(self, settings: ConnectionSettings, deadline_ms: int) -> socket.socket:
-        family = _FAMILIES[settings.address_family]
         try:
-            addresses = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
+            plain = dial(
+                self.host,
+                self.port,
+                clock=self._clock,
+                deadline_ms=deadline_ms,
+                family=_FAMILIES[settings.address_family],
+                prepare=lambda opened: _tune(opened, settings),
+            )
+        except LookupFailedError as error:
             self._fail("the host name could not be resolved", error)
-        last: OSError | None = None
-        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-            plain = socket.socket(family, kind, protocol)
-            try:
-                # An unreachable address must leave time for the others.
-                plain.settimeout(self._remaining_s(deadline_ms) / (len(addresses) - tried))
-                _tune(plain, settings)
-                plain.connect(address)
-            except OSError as error:
-                plain.close()
-                last = error
-                continue
-            return self._wrap(plain, deadline_ms)
-        return self._fail("the broker could not be reached", last)
+        except OSError as error:
+            self._fail("the broker could not be reached", error)
+        return self._wrap(plain, deadline_ms)
 
     def _wrap(self, plain: socket.socket, deadline_ms: int) -> socket.socket:
         if self._tls is None:
             return plain
         try:
-            plain.settimeout(self._remaining_s(deadline_ms))
+            plain.settimeout(remaining_s(self._clock, deadline_ms))
             return self._tls.wrap_socket(plain, server_hostname=self.host)
         except (OSError, ValueError) as error:  # ValueError: not a valid host name
             plain.close()
             raise tls_error(error, host=self.host, port=self.port) from error
-
-    def _remaining_s(self, deadline_ms: int) -> float:
-        remaining_ms = deadline_ms - self._clock.monotonic_ms()
-        if remaining_ms <= 0:
-            raise TimeoutError
-        return remaining_ms / 1000
 
     def _fail(self, message: str, error: Exception | None) -> NoReturn:
         if isinstance(error, ssl.SSLError):
