@@ -40,9 +40,6 @@ _RECEIVE_BYTES_MIN: Final = 262_144
 """A large response is received in pieces of at least this size. Without it, a reader on the same
 machine receives some 60 kB at a time, and uses a tenth more CPU."""
 
-_SEND_BYTES: Final = 1 << 20
-"""Bytes of a blocking send: the deadline is checked in between."""
-
 _IOV_MAX: Final = 1024
 """How many buffers one `sendmsg` may have (limits.h of Linux)."""
 _RECORD_BYTES: Final = 16_384
@@ -176,11 +173,9 @@ class Transport:
 
     def send(self, data: bytes, deadline_ms: int) -> None:
         """Send all bytes, or raise UnavailableError."""
-        left = memoryview(data)
         try:
-            while left:  # not sendall: with TLS its timeout begins again with every piece
-                self._socket.settimeout(remaining_s(self._clock, deadline_ms))
-                left = left[self._socket.send(left[:_SEND_BYTES]) :]
+            self._socket.settimeout(remaining_s(self._clock, deadline_ms))
+            self._socket.sendall(data)
         except OSError as error:
             self._fail("the request could not be sent", error)
 
