@@ -35,8 +35,6 @@ from logmirror.errors import (
     UsageError,
 )
 from logmirror.monitoring import http
-from logmirror.monitoring.http import Shown
-from logmirror.monitoring.metrics import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +47,7 @@ KUBERNETES: Final = ("1.28", "1.34")
 USER: Final = 10001
 CONFIG: Final = "/etc/logmirror/mirror.yaml"
 SECRETS: Final = "/run/secrets/logmirror"
-PAGES: Final = set(http._pages(Recorder(), None, Shown()))  # noqa: SLF001  # the paths it serves
+PAGES: Final = set(http.PATHS)
 
 
 # -- the image -------------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     master: str | None = None,
     spark_log: Path | None = None,
     metrics_port: int = 0,
+    metrics_port_required: bool = True,
+    metrics_host: str = "127.0.0.1",
     metrics_partitions: bool = True,
     heartbeat_ms: int = 0,
     handles_signals: bool = False,
@@ -130,13 +132,18 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         spark_log: Write the output of Spark's JVM to this file.
         metrics_port: TCP port of `/metrics`, `/livez`, `/readyz` and `/status.json`, 1 to 65535.
             0: none.
+        metrics_port_required: Whether a port that cannot be opened is an error. False: it is
+            logged, and the run continues without it.
+        metrics_host: IP address on which the port listens. "0.0.0.0": all of IPv4; "::": all.
         metrics_partitions: Whether there are metrics of single partitions, beside those of mirrors.
         heartbeat_ms: Interval of heartbeats in the log, level DEBUG, in milliseconds. 0: none.
         handles_signals: Whether SIGTERM and SIGINT stop the run, and a second one the process.
             Only in the main thread.
 
     Raises:
-        UsageError: Every mirror is disabled, or a permission is missing.
+        UsageError: Every mirror is disabled, a permission is missing, or the metrics port cannot be
+            opened.
+        UnavailableError: Another process uses the metrics port.
         LogmirrorError: A mirror stopped for good; see `logmirror.errors` for the kinds.
     """
     from logmirror.app import run as app  # noqa: PLC0415  # see the module
@@ -149,6 +156,8 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         spark_log=spark_log,
         environment=ProcessEnvironment(
             metrics_port=metrics_port,
+            metrics_port_is_set=metrics_port_required,
+            metrics_host=metrics_host,
             metrics_partitions=metrics_partitions,
             heartbeat_ms=heartbeat_ms,
         ),

@@ -10,6 +10,7 @@ import pytest
 from logmirror.config.environment import (
     HEARTBEAT_SECS,
     IGNORED_VARIABLES,
+    METRICS_HOST,
     METRICS_PARTITIONS,
     METRICS_PORT,
     ProcessEnvironment,
@@ -21,7 +22,13 @@ from logmirror.errors import UsageError
 
 def test_without_variables_the_defaults_apply():
     """KNB-01."""
-    defaults = ProcessEnvironment(metrics_port=9090, metrics_partitions=True, heartbeat_ms=30_000)
+    defaults = ProcessEnvironment(
+        metrics_port=9090,
+        metrics_port_is_set=False,
+        metrics_host="127.0.0.1",
+        metrics_partitions=True,
+        heartbeat_ms=30_000,
+    )
     assert read_environment({}) == defaults
 
 
@@ -54,12 +61,18 @@ def test_an_invalid_interval_is_a_usage_error_that_names_the_variable(text):
 @pytest.mark.parametrize(
     ("environment", "found"),
     [
-        ({"MIRROR_V3_METRICS_PORT": "9191"}, ProcessEnvironment(metrics_port=9191)),
-        ({"MIRROR_V3_METRICS_PORT": "0"}, ProcessEnvironment(metrics_port=0)),
+        (
+            {"MIRROR_V3_METRICS_PORT": "9191"},
+            ProcessEnvironment(metrics_port=9191, metrics_port_is_set=True, metrics_host="0.0.0.0"),
+        ),
+        (
+            {"MIRROR_V3_METRICS_PORT": "0", METRICS_HOST: "10.0.0.7"},
+            ProcessEnvironment(metrics_port=0, metrics_port_is_set=True, metrics_host="10.0.0.7"),
+        ),
         ({"MIRROR_V3_HEARTBEAT_SECS": "5"}, ProcessEnvironment(heartbeat_ms=5000)),
         (
             {"MIRROR_V3_METRICS_PORT": "9191", METRICS_PORT: "9292"},
-            ProcessEnvironment(metrics_port=9292),
+            ProcessEnvironment(metrics_port=9292, metrics_port_is_set=True),
         ),
         (
             {"MIRROR_V3_HEARTBEAT_SECS": "never", HEARTBEAT_SECS: "0"},
@@ -100,3 +113,16 @@ def test_an_invalid_switch_is_a_usage_error_that_names_the_variable(text):
     with pytest.raises(UsageError, match="neither on nor off") as caught:
         read_environment({METRICS_PARTITIONS: text})
     assert caught.value.facts == {"variable": METRICS_PARTITIONS, "value": text}
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0", "10.0.0.7", "::", "::1"])
+def test_the_host_is_an_ip_address(text):
+    found = read_environment({METRICS_HOST: text})
+    assert (found.metrics_host, found.metrics_port_is_set) == (text, False)
+
+
+@pytest.mark.parametrize("text", ["", "localhost", "0.0.0.0:9090", "*", "[::1]", " ::1", "1.2.3"])
+def test_an_invalid_host_is_a_usage_error_that_names_the_variable(text):
+    with pytest.raises(UsageError, match="not an IP address") as caught:
+        read_environment({METRICS_HOST: text})
+    assert caught.value.facts == {"variable": METRICS_HOST, "value": text}

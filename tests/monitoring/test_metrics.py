@@ -15,7 +15,7 @@ import pytest
 from kit.fakes.scripted import SteppingClock
 from kit.judges.scrape import samples
 from logmirror.monitoring import metrics
-from logmirror.monitoring.http import Shown
+from logmirror.monitoring.exposition import Shown
 from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, FLOW, MIRROR_V3_CATALOGUE, Recorder
 
 ROOT = Path(__file__).resolve().parents[2]

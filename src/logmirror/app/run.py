@@ -70,7 +70,8 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     second ends the process at once. Nothing is lost by that: no acknowledged state is in memory.
     """
     from logmirror.engine.spark import SparkRunner  # noqa: PLC0415  # only this command needs Spark
-    from logmirror.monitoring.http import Shown, serve  # noqa: PLC0415  # only this command serves
+    from logmirror.monitoring.exposition import Shown  # noqa: PLC0415  # only this command serves
+    from logmirror.monitoring.http import serve  # noqa: PLC0415  # as above
 
     specs = mirror_specs(settings)
     if not specs:
@@ -91,7 +92,14 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     )
     with (
         _reporting_events(on_event),
-        serve(environment.metrics_port, recorder, observer.board, shown),
+        serve(
+            environment.metrics_port,
+            recorder,
+            observer.board,
+            shown,
+            host=environment.metrics_host,
+            is_required=environment.metrics_port_is_set,
+        ),
         contextlib.ExitStack() as stack,
         SparkRunner(
             master=master or settings.spark.master,

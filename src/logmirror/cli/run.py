@@ -37,6 +37,7 @@ def run(  # noqa: PLR0913  # one parameter for each option
     lost.
 
     LOGMIRROR_METRICS_PORT: port of /metrics, /livez, /readyz and /status.json (9090; 0: none).
+    LOGMIRROR_METRICS_HOST: IP address of that port (127.0.0.1; 0.0.0.0: all).
     LOGMIRROR_METRICS_PARTITIONS=off: no metrics of single partitions.
     LOGMIRROR_HEARTBEAT_SECS: interval of heartbeats in the log, level debug (30; 0: none).
     """
@@ -54,6 +55,8 @@ def run(  # noqa: PLR0913  # one parameter for each option
             master=master,
             spark_log=spark_log,
             metrics_port=environment.metrics_port,
+            metrics_port_required=environment.metrics_port_is_set,
+            metrics_host=environment.metrics_host,
             metrics_partitions=environment.metrics_partitions,
             heartbeat_ms=environment.heartbeat_ms,
             handles_signals=True,

@@ -64,7 +64,8 @@ _API_VERSIONS_FIRST: Final = (4, 3, 0)
 _REAUTHENTICATE_AT: Final = 0.85
 """Fraction of the session lifetime before reauthentication, as in librdkafka and Java."""
 _SCRATCH_BYTES: Final = 65_536
-_THROTTLE_MS_MAX: Final = 60_000
+THROTTLE_MS_MAX: Final = 60_000
+"""Longest throttle of a broker that is honoured."""
 _ANY_VERSION: Final = 32_767
 _SIZE_BYTES: Final = 4
 _UNPROVEN_HINT: Final = (
@@ -361,7 +362,7 @@ class Connection:
         # instead: a request sent now would only use up its deadline.
         if duration_ms > 0:
             self._throttled_until_ms = self._clock.monotonic_ms() + min(
-                duration_ms, _THROTTLE_MS_MAX
+                duration_ms, THROTTLE_MS_MAX
             )
 
     # Requests.

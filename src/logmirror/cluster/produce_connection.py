@@ -19,7 +19,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logmirror.cluster.connection import Connection
+from logmirror.cluster.connection import THROTTLE_MS_MAX, Connection
 from logmirror.errors import CorruptionError, InternalError, UsageError
 from logmirror.wire.messages import PRODUCE
 from logmirror.wire.produce import (
@@ -226,7 +226,7 @@ class ProduceConnection(Connection):
         into += results
         self._proven = True
         self._throttle(throttle_ms)
-        self._restart_response_deadline(throttle_ms)
+        self._restart_response_deadline(min(throttle_ms, THROTTLE_MS_MAX))
 
     def _restart_response_deadline(self, throttle_ms: int = 0) -> None:
         self._response_deadline_ms = (

@@ -5,6 +5,7 @@ Two of them have other names in mirror-v3. These are used if logmirror's variabl
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.environment")
 
 METRICS_PORT: Final = "LOGMIRROR_METRICS_PORT"
+METRICS_HOST: Final = "LOGMIRROR_METRICS_HOST"
 METRICS_PARTITIONS: Final = "LOGMIRROR_METRICS_PARTITIONS"
 HEARTBEAT_SECS: Final = "LOGMIRROR_HEARTBEAT_SECS"
 
@@ -33,6 +35,7 @@ IGNORED_VARIABLES: Final = (
 )
 """Other variables of mirror-v3. They configure unsupported features, or have an option instead."""
 
+_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # where mirror-v3 listens
 _PORT_MAX: Final = 65_535
 _HEARTBEAT_MAX_SECS: Final = 86_400
 _SWITCH: Final = {"on": True, "off": False}
@@ -45,6 +48,12 @@ class ProcessEnvironment:
     metrics_port: int = 9090
     """Port of `/metrics` and the other HTTP endpoints; 0 disables them."""
 
+    metrics_port_is_set: bool = False
+    """Whether a variable sets the port. A port that is set must be free."""
+
+    metrics_host: str = "127.0.0.1"
+    """IP address on which that port listens."""
+
     metrics_partitions: bool = True
     """Whether `/metrics` has series per partition."""
 
@@ -55,6 +64,8 @@ class ProcessEnvironment:
 def read_environment(environment: Mapping[str, str]) -> ProcessEnvironment:
     """Return the settings of the process.
 
+    Where only `MIRROR_V3_METRICS_PORT` sets the port, it listens on all of IPv4, as in mirror-v3.
+
     Raises:
         UsageError: A variable has an invalid value. Facts: `variable`, `value`.
     """
@@ -63,8 +74,13 @@ def read_environment(environment: Mapping[str, str]) -> ProcessEnvironment:
     default_secs = defaults.heartbeat_ms // 1000
     secs = _number(environment, HEARTBEAT_SECS, default_secs, _HEARTBEAT_MAX_SECS)
     partitions = _switch(environment, METRICS_PARTITIONS, default=defaults.metrics_partitions)
+    is_old = METRICS_PORT not in environment and _MIRROR_V3_NAMES[METRICS_PORT] in environment
     return ProcessEnvironment(
-        metrics_port=port, metrics_partitions=partitions, heartbeat_ms=secs * 1000
+        metrics_port=port,
+        metrics_port_is_set=is_old or METRICS_PORT in environment,
+        metrics_host=_address(environment, _EVERYWHERE if is_old else defaults.metrics_host),
+        metrics_partitions=partitions,
+        heartbeat_ms=secs * 1000,
     )
 
 
@@ -93,6 +109,20 @@ def _number(environment: Mapping[str, str], name: str, default: int, maximum: in
             value=text,
         )
     return int(text)
+
+
+def _address(environment: Mapping[str, str], default: str) -> str:
+    text = environment.get(METRICS_HOST, default)
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError as error:
+        raise UsageError(
+            "an environment variable is not an IP address",
+            hint=f"set {METRICS_HOST} to an address of this machine, to 0.0.0.0 for all its IPv4 "
+            "addresses, to :: for all its addresses, or unset it",
+            variable=METRICS_HOST,
+            value=text,
+        ) from error
 
 
 def _switch(environment: Mapping[str, str], name: str, *, default: bool) -> bool:

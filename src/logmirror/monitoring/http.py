@@ -1,81 +1,81 @@
 """The metrics endpoint: `/metrics`, `/livez`, `/readyz`, `/status.json`.
 
-Responses are made from values that the loop has stored, so a request never blocks the loop. Each
-connection serves one request and is closed after `DEADLINE_MS` at the latest.
+Responses are made from values that the loop has stored, so a request never blocks the loop.
+
+Invariants:
+1. No client can keep others from the probes: of too many connections, the one is dropped that has
+   been open longest without a complete request.
+2. A request has `REQUEST_MS` to arrive, and a connection ends after `DEADLINE_MS`.
+3. `/metrics` and `/status.json` are each made at most once every `SHARED_MS`, however many clients
+   ask; all get the same bytes. They are made by one thread of their own, in small steps, so that
+   neither the probes nor the mirrors wait for them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import json
 import logging
-import socketserver
+import os
+import socket
 import threading
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.registry import Collector
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE, READY
+from logmirror.errors import UnavailableError, UsageError
+from logmirror.monitoring.exposition import Exposition, Shown
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
 
-    from prometheus_client.metrics_core import Metric as Family
-
-    from logmirror.clock import Clock
-    from logmirror.monitoring.metrics import Metric, Recorder
+    from logmirror.monitoring.exposition import Views
+    from logmirror.monitoring.metrics import Recorder
 
 _LOG = logging.getLogger("logmirror.monitoring")
 
-HOST: Final = "0.0.0.0"  # noqa: S104  # Prometheus and the kubelet are on other machines
+LOOPBACK: Final = "127.0.0.1"
+REQUEST_MS: Final = 1_000
+"""How long a request line and its headers may take together."""
+
 DEADLINE_MS: Final = 10_000
 """Longest lifetime of a connection."""
 
-CONNECTIONS_MAX: Final = 16
-"""Limit for open connections. Further ones are closed at once."""
+CONNECTIONS_MAX: Final = 64
+"""Limit for open connections."""
 
-_POLL_S: Final = 0.25
+SHARED_MS: Final = 1_000
+"""How long one `/metrics` or `/status.json` is sent to all who ask."""
+
+PATHS: Final = ("/metrics", "/livez", "/readyz", "/status.json")
+
+_QUEUE: Final = 512
+"""Connections that the kernel holds until the loop accepts them."""
+_ACCEPTED_MAX: Final = 16
+"""Connections accepted in one turn of the loop. Far below `CONNECTIONS_MAX`, so that a connection
+whose request has arrived is never the oldest one without a request."""
+_HEAD_BYTES_MAX: Final = 16_384
+_PAUSE_MS: Final = 0.1
+"""Between two chunks of `/metrics`: other threads get the interpreter."""
+
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
-
-
-class Views(Protocol):
-    """The source of probes and status. All methods are safe from any thread."""
-
-    def not_live(self) -> list[str]:
-        """Return why the process should be restarted. Empty: it is live."""
-        ...
-
-    def not_ready(self) -> list[str]:
-        """Return why the process is not ready. Empty: it is ready."""
-        ...
-
-    def status(self) -> dict[str, object]:
-        """Return the content of `/status.json`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """Which metrics `/metrics` exports."""
-
-    partitions: bool = True
-    """Whether metrics of single partitions are exported, in addition to the aggregates."""
-
-    mirror_v3_names: bool = False
-    """Whether metrics under the names of mirror-v3 are exported."""
+_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @contextlib.contextmanager
-def serve(
-    port: int, recorder: Recorder, views: Views, shown: Shown | None = None
+def serve(  # noqa: PLR0913  # what the environment and the configuration say of the endpoint
+    port: int,
+    recorder: Recorder,
+    views: Views,
+    shown: Shown | None = None,
+    *,
+    host: str = LOOPBACK,
+    is_required: bool = True,
 ) -> Iterator[int | None]:
     """Serve the metrics endpoint until the block ends.
 
@@ -84,190 +84,222 @@ def serve(
         recorder: The source of the metrics.
         views: The source of probes and status.
         shown: Which metrics are exported. None: the defaults of `Shown`.
+        host: The address to listen on.
+        is_required: Whether a port that cannot be opened is an error; else it is logged.
 
     Yields:
-        The port; None if the endpoint is disabled or another process uses the port.
+        The port; None if the endpoint is disabled or cannot be opened.
+
+    Raises:
+        UnavailableError: Another process uses the port.
+        UsageError: The address does not belong to this machine, or the port is not permitted.
     """
-    server = _open(port, _pages(recorder, views, shown or Shown())) if port else None
-    if server is None:
+    listener = _open(host, port, is_required=is_required) if port else None
+    if listener is None:
         yield None
         return
-    _LOG.info("metrics endpoint enabled", extra={"facts": {"port": port}})
-    thread = threading.Thread(
-        target=server.serve_forever, args=(_POLL_S,), name="metrics-endpoint", daemon=True
-    )
+    _LOG.info("metrics endpoint enabled", extra={"facts": {"host": host, "port": port}})
+    server = _Server(listener, recorder, views, shown)
+    thread = threading.Thread(target=server.run, name="metrics-endpoint", daemon=True)
     thread.start()
     try:
         yield port
     finally:
-        server.shutdown()
-        server.server_close()
+        server.stop()
         thread.join()
 
 
-def _open(port: int, pages: dict[str, Callable[[], _Response]]) -> _Server | None:
+def _open(host: str, port: int, *, is_required: bool) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return _Server(port, pages)
+        return socket.create_server(
+            (host, port), family=family, backlog=_QUEUE, dualstack_ipv6=is_dual
+        )
     except OSError as error:
-        facts = {"port": port, "error": error.strerror or str(error)}
-        _LOG.warning("metrics endpoint disabled: the port is in use", extra={"facts": facts})
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        facts: dict[str, object] = {"host": host, "port": port, "reason": reason}
+        if is_required:
+            is_taken = error.errno == errno.EADDRINUSE
+            kind = UnavailableError if is_taken else UsageError
+            raise kind(
+                "the metrics endpoint cannot be opened",
+                hint="set LOGMIRROR_METRICS_PORT to a free port, or to 0 for none; "
+                "LOGMIRROR_METRICS_HOST is an address of this machine",
+                **facts,
+            ) from error
+        _LOG.warning("metrics endpoint disabled: it cannot be opened", extra={"facts": facts})
         return None
 
 
-# -- responses -------------------------------------------------------------------------------------
-
-_Response = tuple[int, str, bytes]
-"""Status, content type, body."""
+# -- pages -----------------------------------------------------------------------------------------
 
 
-def _pages(recorder: Recorder, views: Views, shown: Shown) -> dict[str, Callable[[], _Response]]:
-    registry = exposition(recorder, views, shown)
-    return {
-        "/metrics": lambda: (200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(registry)),
-        "/livez": lambda: _probe(views.not_live()),
-        "/readyz": lambda: _probe(views.not_ready()),
-        "/status.json": lambda: (200, _JSON, json.dumps(views.status(), indent=1).encode()),
-    }
+class _Page(NamedTuple):
+    """The content of a response."""
+
+    status: HTTPStatus
+    kind: str
+    chunks: list[bytes]
 
 
-def _probe(reasons: list[str]) -> _Response:
+def _probe(reasons: list[str]) -> _Page:
     text = "".join(f"{reason}\n" for reason in reasons) or "ok\n"
-    return (503 if reasons else 200), _TEXT, text.encode()
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+    return _Page(status, _TEXT, [text.encode()])
 
 
-class _Collected(Collector):
-    """Converts the recorder's values to Prometheus's types at each scrape."""
-
-    def __init__(self, recorder: Recorder, views: Views | None, shown: Shown, clock: Clock) -> None:
-        self._recorder, self._views, self._clock = recorder, views, clock
-        wanted = (*CATALOGUE, *AGGREGATES, *(MIRROR_V3_CATALOGUE if shown.mirror_v3_names else ()))
-        self._metrics = [
-            metric for metric in wanted if shown.partitions or "partition" not in metric.labels
-        ]
-
-    def collect(self) -> Iterator[Family]:
-        """See `Collector.collect`."""
-        now_s = self._clock.now_ms() / 1000
-        for metric in self._metrics:
-            if metric is not READY:
-                yield _family(metric, self._recorder, now_s)
-            elif self._views is not None:
-                is_ready = not self._views.not_ready()
-                yield GaugeMetricFamily(metric.name, metric.meaning, value=float(is_ready))
+def _metrics(exposition: Exposition) -> _Page:
+    chunks = []
+    for chunk in exposition.chunks():
+        chunks.append(chunk)
+        SYSTEM_CLOCK.sleep_ms(_PAUSE_MS)
+    return _Page(HTTPStatus.OK, _PROMETHEUS, chunks)
 
 
-def exposition(
-    recorder: Recorder,
-    views: Views | None = None,
-    shown: Shown | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> CollectorRegistry:
-    """Return the registry of all metrics of this process, for `generate_latest`.
-
-    Args:
-        recorder: The source of the metrics.
-        views: The source of `logmirror_ready`. None: it is not exported.
-        shown: Which metrics are exported. None: the defaults of `Shown`.
-        clock: The current time, for ages.
-    """
-    registry = CollectorRegistry()
-    registry.register(_Collected(recorder, views, shown or Shown(), clock))
-    ProcessCollector(registry=registry)
-    return registry
+def _status(views: Views) -> _Page:
+    return _Page(HTTPStatus.OK, _JSON, [json.dumps(views.status(), indent=1).encode()])
 
 
-def _family(metric: Metric, recorder: Recorder, now_s: float) -> Family:
-    if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-        bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
-        for labels, found in recorder.distributions(metric):
-            below, sums = 0, []
-            for count in found.counts:
-                below += count
-                sums.append(below)
-            histogram.add_metric(labels, list(zip(bounds, sums, strict=True)), found.total)
-        return histogram
-    kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
-    family = kind(metric.name, metric.meaning, labels=metric.labels)
-    for labels, value in recorder.numbers(metric, now_s):
-        family.add_metric(labels, value)
-    return family
+class _Shared:
+    """A page that is made in another thread, at most once every `SHARED_MS`."""
+
+    def __init__(self, make: Callable[[], _Page], pool: ThreadPoolExecutor) -> None:
+        self._make, self._pool = make, pool
+        self._made: asyncio.Future[_Page] | None = None
+        self._begun_s = 0.0
+
+    async def get(self) -> _Page:
+        """Return the page. Only in the loop's thread."""
+        loop = asyncio.get_running_loop()
+        is_old = loop.time() - self._begun_s >= SHARED_MS / 1000
+        if self._made is None or (is_old and self._made.done()):
+            self._begun_s = loop.time()
+            self._made = loop.run_in_executor(self._pool, self._make)
+        return await asyncio.shield(self._made)  # others wait for it, too
 
 
 # -- the server ------------------------------------------------------------------------------------
 
 
-class _Server(ThreadingHTTPServer):
-    """One thread per connection, with a limit for their number and a deadline for each."""
+class _Server:
+    """An event loop in a thread of its own. Each connection serves one request."""
 
-    request_queue_size = CONNECTIONS_MAX
-    daemon_threads = True
-    block_on_close = False
+    def __init__(
+        self, listener: socket.socket, recorder: Recorder, views: Views, shown: Shown | None
+    ) -> None:
+        self._listener, self._views = listener, views
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._open: dict[asyncio.StreamWriter, bool] = {}
+        """Open connections, oldest first, and whether the request is still to come."""
 
-    def __init__(self, port: int, pages: dict[str, Callable[[], _Response]]) -> None:
-        self.pages = pages
-        self._ends_ms: dict[socket.socket, int] = {}
-        super().__init__((HOST, port), _Handler)
+        exposition = Exposition(recorder, views, shown)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="metrics-pages")
+        self._shared = {
+            "/metrics": _Shared(lambda: _metrics(exposition), self._pool),
+            "/status.json": _Shared(lambda: _status(views), self._pool),
+        }
 
-    def server_bind(self) -> None:
-        """Bind without the reverse DNS lookup of the base class, which may take long."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = HOST, self.server_address[1]
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._pool.shutdown(cancel_futures=True)  # a page that is being made is finished
+            self._loop.close()
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401  # as inherited
-        """Return whether the connection is within the limit."""
-        del client_address
-        if len(self._ends_ms) >= CONNECTIONS_MAX:
-            return False
-        self._ends_ms[request] = SYSTEM_CLOCK.monotonic_ms() + DEADLINE_MS
-        return True
+    def stop(self) -> None:
+        """End `run`, from any thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def service_actions(self) -> None:
-        """Close connections past their deadline. Called a few times per second."""
-        now_ms = SYSTEM_CLOCK.monotonic_ms()
-        for connection, end_ms in list(self._ends_ms.items()):
-            if now_ms >= end_ms:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(2)
-
-    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  # as inherited
-        """Close a connection."""
-        self._ends_ms.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log a failed request; most often the client has disconnected."""
-        del request
-        _LOG.debug(
-            "a request failed",
-            exc_info=True,
-            extra={"facts": {"client": str(client_address)}},
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(
+            self._accepted, sock=self._listener, limit=_HEAD_BYTES_MAX, backlog=_ACCEPTED_MAX
         )
+        self._listener.listen(_QUEUE)  # asyncio has set it to what it accepts at once
+        await self._stopping.wait()
+        server.close()
+        await _some_turns()  # what is being accepted reaches `_accepted`
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _some_turns()  # what was aborted is closed
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open[writer] = True
+        if len(self._open) > CONNECTIONS_MAX:
+            waiting = (one for one, is_waiting in self._open.items() if is_waiting)
+            dropped = next(waiting, next(iter(self._open)))
+            del self._open[dropped]
+            dropped.transport.abort()
+        try:
+            async with asyncio.timeout(DEADLINE_MS / 1000):
+                async with asyncio.timeout(REQUEST_MS / 1000):
+                    method, path = await _read_request(reader)
+                if writer in self._open:
+                    self._open[writer] = False
+                await self._respond(writer, method, path)
+        except (OSError, ValueError, asyncio.CancelledError):
+            pass  # late, torn, too long, dropped, or at the end of the run
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
+
+    async def _respond(self, writer: asyncio.StreamWriter, method: str, path: str) -> None:
+        try:
+            page = await self._page(method, path)
+        except Exception:  # noqa: BLE001  # a page with an error must not end the endpoint
+            _LOG.exception("a page of the metrics endpoint could not be made")
+            page = _Page(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, [])
+        head = (
+            f"HTTP/1.1 {page.status.value} {page.status.phrase}\r\n"
+            f"Date: {formatdate(SYSTEM_CLOCK.now_ms() / 1000, usegmt=True)}\r\n"
+            f"Content-Type: {page.kind}\r\n"
+            f"Content-Length: {sum(map(len, page.chunks))}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        writer.write(head.encode())
+        for chunk in page.chunks if method != "HEAD" else ():
+            writer.write(chunk)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async def _page(self, method: str, path: str) -> _Page:
+        if method not in {"GET", "HEAD"}:
+            return _Page(HTTPStatus.NOT_IMPLEMENTED, _TEXT, [])
+        if path == "/livez":
+            return _probe(self._views.not_live())
+        if path == "/readyz":
+            return _probe(self._views.not_ready())
+        if path in self._shared:
+            return await self._shared[path].get()
+        return _Page(HTTPStatus.NOT_FOUND, _TEXT, [f"{known}\n".encode() for known in PATHS])
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """One request."""
+async def _some_turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
-    server: _Server
-    timeout = DEADLINE_MS / 1000
-    server_version = "logmirror"
-    sys_version = ""
 
-    def do_GET(self) -> None:
-        """Send the page of the path, or 404."""
-        page = self.server.pages.get(self.path.partition("?")[0])
-        status, kind, body = page() if page else (404, _TEXT, self._contents())
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str]:
+    """Read the head of a request; return its method and its path, without the query.
 
-    do_HEAD = do_GET  # noqa: N815  # as inherited
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # as inherited
-        """Log nothing: probes send a request every few seconds."""
-
-    def _contents(self) -> bytes:
-        return "".join(f"{path}\n" for path in self.server.pages).encode()
+    Raises:
+        ValueError: It is too long, or not a request.
+        ConnectionError: It ended early.
+    """
+    first = line = await reader.readline()
+    received = len(first)
+    while line not in {b"\r\n", b"\n"}:
+        line = await reader.readline()
+        received += len(line)
+        if not line:
+            raise ConnectionResetError
+        if received > _HEAD_BYTES_MAX:
+            message = "the request is too long"
+            raise ValueError(message)
+    method, target, _ = first.decode("latin-1").split(maxsplit=2)
+    return method, target.partition("?")[0]

@@ -440,10 +440,10 @@ class Recorder:
         return list(self._distributions[metric].items())
 
     def _aggregated(self, metric: Metric, of: Metric, now_s: float) -> list[tuple[Labels, float]]:
-        places = [of.labels.index(label) for label in metric.labels]
+        kept_of = operator.itemgetter(*(of.labels.index(label) for label in metric.labels))
         combine = _COMBINE[metric.how]
         values: dict[Labels, float] = {}
         for labels, value in self.numbers(of, now_s):
-            kept = tuple(labels[place] for place in places)
-            values[kept] = combine(values[kept], float(value)) if kept in values else float(value)
+            kept = kept_of(labels)
+            values[kept] = combine(values[kept], value) if kept in values else value
         return list(values.items())

@@ -10,17 +10,16 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kit.servers.machine import HOST
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.monitoring.http import exposition
+from logmirror.monitoring.exposition import Exposition
 from logmirror.monitoring.metrics import FLOW, Recorder
 
 if TYPE_CHECKING:
     from logmirror.clock import Clock
-    from logmirror.monitoring.http import Shown
+    from logmirror.monitoring.exposition import Shown
 
 _ORDER: Final = (*FLOW, "trigger", "cause", "kind", "state", "le")
 
@@ -62,8 +61,9 @@ def scrape(port: int) -> Samples:
 def samples(
     recorder: Recorder, *, clock: Clock = SYSTEM_CLOCK, shown: Shown | None = None
 ) -> Samples:
-    """Return the samples of a scrape of a recorder; see `exposition`."""
-    return _samples(generate_latest(exposition(recorder, shown=shown, clock=clock)).decode())
+    """Return the samples of a scrape of a recorder; see `Exposition`."""
+    chunks = Exposition(recorder, shown=shown, clock=clock).chunks()
+    return _samples(b"".join(chunks).decode())
 
 
 def _samples(text: str) -> Samples:
