@@ -4,12 +4,11 @@ Method: one broker with TLS and SASL listeners. The sessions of one listener exp
 and are read across their end.
 """
 
-import http.server
 import json
 import socket
-import threading
 import time
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -218,36 +217,6 @@ def test_a_session_is_renewed_before_it_ends_and_after(open_client, topic, mecha
     assert now == first, "the same connections, authenticated again"
 
 
-@pytest.fixture
-def token_endpoint():
-    """An OpenID Connect token endpoint; `responses` are (status, body), `asked` what came."""
-
-    class Endpoint(http.server.ThreadingHTTPServer):
-        responses, asked = (), ()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            form = dict(urllib.parse.parse_qsl(body))
-            self.server.asked += ((self.headers["Authorization"], form),)
-            status, response = self.server.responses
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(response)))
-            self.end_headers()
-            self.wfile.write(response)
-
-        def log_message(self, *_):
-            pass
-
-    server = Endpoint(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 def oidc(endpoint):
     return {
         "security.protocol": "SASL_PLAINTEXT",
@@ -260,32 +229,41 @@ def oidc(endpoint):
     }
 
 
-def test_a_token_is_asked_from_the_endpoint_and_accepted(open_client, token_endpoint, topic):
-    token_endpoint.responses = (200, json.dumps({"access_token": unsecured_token()}).encode())
-    client = open_client("SASL", oidc(token_endpoint))
-    assert fetched_bytes(client, topic)
-    authorization, form = token_endpoint.asked[0]
-    assert authorization == "Basic bWlycm9yOnMzY3JldC12YWx1ZQ=="
-    assert form == {"grant_type": "client_credentials", "scope": "kafka"}
+def tokens(status=200, **headers):
+    body = json.dumps({"access_token": unsecured_token(), "expires_in": 600}).encode()
+    return status, headers, body
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "kind"),
-    [
-        (401, b"{}", UsageError),
-        (503, b"", UnavailableError),
-        (200, b"not json", UsageError),
-        (200, b"[]", UsageError),
-        (200, b'{"access_token": 7}', UsageError),
-    ],
-)
+def test_a_token_is_asked_from_the_endpoint_once_and_accepted(open_client, serve, topic):
+    endpoint = serve(tokens())
+    with ThreadPoolExecutor(8) as pool:
+        clients = list(pool.map(lambda _: open_client("SASL", oidc(endpoint)), range(8)))
+        read = set(pool.map(lambda client: fetched_bytes(client, topic), clients))
+    assert len(read) == 1
+    ((_, headers, body),) = endpoint.asked
+    assert headers["Authorization"] == "Basic bWlycm9yOnMzY3JldC12YWx1ZQ=="
+    assert dict(urllib.parse.parse_qsl(body)) == {
+        "grant_type": "client_credentials",
+        "scope": "kafka",
+    }
+
+
+def test_an_endpoint_that_is_busy_is_asked_again_when_it_says_so(open_client, serve, topic):
+    endpoint = serve((429, {"Retry-After": "1"}, b""), tokens())
+    begun = time.monotonic()
+    assert fetched_bytes(open_client("SASL", oidc(endpoint), retry_budget_ms=20_000), topic)
+    assert time.monotonic() - begun >= 1
+    assert len(endpoint.asked) == 2
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, UsageError), (503, UnavailableError)])
 def test_an_endpoint_without_a_token_is_reported_without_the_secret(
-    open_client, token_endpoint, status, body, kind
+    open_client, serve, status, kind
 ):
-    token_endpoint.responses = (status, body)
+    endpoint = serve((status, {}, b"s3cret-value"))
     with pytest.raises(kind) as caught:
-        open_client("SASL", oidc(token_endpoint), retry_budget_ms=300).topics()
-    assert "s3cret-value" not in str(caught.value)
+        open_client("SASL", oidc(endpoint), retry_budget_ms=300).topics()
+    assert "s3cret-value" not in f"{caught.value!r} {caught.value} {caught.value.facts}"
 
 
 @pytest.mark.parametrize(

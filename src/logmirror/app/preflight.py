@@ -20,6 +20,7 @@ from logmirror.app.acls import acls_of
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import new_nonce
+from logmirror.cluster.exposures import exposures
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.locations import FolderLocation, S3Location
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.config.settings import Settings
     from logmirror.mirror.ports import DestinationSpec, FlowId, SourceView
@@ -74,6 +76,7 @@ def check(settings: Settings) -> list[CheckReport]:
 
 
 def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckReport]:
+    yield from _exposures(spec, "", spec.source)
     origin: _Origin | None = None
     try:
         origin = _read_source(spec, clients(spec.source))
@@ -88,6 +91,7 @@ def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckReport]:
             kind = "bucket" if isinstance(written.location, S3Location) else "folder"
             yield from _reported_row(_check_place(spec, name, written), spec, name, kind)
         else:
+            yield from _exposures(spec, name, written.cluster)
             try:
                 clients(written.cluster).cluster_id()
             except LogmirrorError as error:
@@ -100,6 +104,20 @@ def _check_mirror(spec: MirrorSpec, clients: Clients) -> Iterator[CheckReport]:
         if origin is not None:
             positions = _check_positions(spec, name, written, clients, origin)
             yield from _reported_row(positions, spec, name, "position")
+
+
+def _exposures(
+    spec: MirrorSpec, destination: str, cluster: ConnectionSettings
+) -> Iterator[CheckReport]:
+    for one in exposures(cluster):
+        yield CheckReport(
+            mirror=spec.name,
+            destination=destination,
+            severity="warning",
+            what=one.name,
+            found=one.message,
+            advice=one.suggestion,
+        )
 
 
 def _reported_row(

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Final
 from logmirror.app.components import Clients, destinations
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
+from logmirror.cluster.exposures import exposures
 from logmirror.errors import UnavailableError, UsageError
 from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.mirror.observer import Observer
+from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import check_partitions
 from logmirror.monitoring.logs import reporting
@@ -111,6 +113,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             log=spark_log,
         ) as runner,
     ):
+        log_exposures(specs)
         service = build_service(
             specs,
             runner,
@@ -121,6 +124,18 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         )
         with _stopping(service, stop), _stop_on_signal(service, is_wanted=handles_signals):
             service.run(until_now=until_now)
+
+
+def log_exposures(specs: list[MirrorSpec]) -> None:
+    """Log a WARNING for each setting of a cluster that exposes its connections."""
+    clusters = {spec.source: None for spec in specs}
+    written = [written for spec in specs for _, written in spec.destinations]
+    clusters |= {to.cluster: None for to in written if isinstance(to, KafkaSpec)}
+    for cluster in clusters:
+        servers = ",".join(f"{host}:{port}" for host, port in cluster.bootstrap_servers)
+        for name, message, suggestion in exposures(cluster):
+            facts = {"servers": servers, "property": name, "reason": message, "hint": suggestion}
+            _LOG.warning("insecure connection", extra={"facts": facts})
 
 
 def make_observer(

@@ -59,6 +59,7 @@ _ACCEPTED_MAX: Final = 16
 """Connections accepted in one turn of the loop. Far below `CONNECTIONS_MAX`, so that a connection
 whose request has arrived is never the oldest one without a request."""
 _HEAD_BYTES_MAX: Final = 16_384
+_TURN_S: Final = 0.05
 _PAUSE_MS: Final = 0.1
 """Between two chunks of `/metrics`: other threads get the interpreter."""
 
@@ -194,6 +195,9 @@ class _Server:
         self._open: dict[asyncio.StreamWriter, bool] = {}
         """Open connections, oldest first, and whether the request is still to come."""
 
+        self._tasks: set[asyncio.Task[None]] = set()
+        """One for each connection."""
+
         exposition = Exposition(recorder, views, shown)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="metrics-pages")
         self._shared = {
@@ -214,20 +218,38 @@ class _Server:
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(
-            self._accepted, sock=self._listener, limit=_HEAD_BYTES_MAX, backlog=_ACCEPTED_MAX
-        )
-        self._listener.listen(_QUEUE)  # asyncio has set it to what it accepts at once
+        self._listener.setblocking(False)
+        self._listen()
         await self._stopping.wait()
-        server.close()
-        await _some_turns()  # what is being accepted reaches `_accepted`
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await _some_turns()  # what was aborted is closed
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        while self._tasks:
+            for writer in self._open:
+                writer.transport.abort()  # which ends its task
+            await asyncio.wait(self._tasks, timeout=_TURN_S)
+        await asyncio.sleep(0)  # the aborted are closed
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _listen(self) -> None:
+        if not self._stopping.is_set():
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_MAX):
+            try:
+                connection, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is free
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_TURN_S, self._listen)
+                return
+            task = self._loop.create_task(self._handle(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_HEAD_BYTES_MAX)
         self._open[writer] = True
         if len(self._open) > CONNECTIONS_MAX:
             waiting = (one for one, is_waiting in self._open.items() if is_waiting)
@@ -241,7 +263,7 @@ class _Server:
                 if writer in self._open:
                     self._open[writer] = False
                 await self._respond(writer, method, path)
-        except (OSError, ValueError, asyncio.CancelledError):
+        except (OSError, ValueError):
             pass  # late, torn, too long, dropped, or at the end of the run
         finally:
             self._open.pop(writer, None)
@@ -277,11 +299,6 @@ class _Server:
         if path in self._shared:
             return await self._shared[path].get()
         return _Page(HTTPStatus.NOT_FOUND, _TEXT, [f"{known}\n".encode() for known in PATHS])
-
-
-async def _some_turns() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str]:
