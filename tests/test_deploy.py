@@ -24,7 +24,7 @@ import yaml
 from kit.runs.commands import logmirror, mirror, write_config
 from kit.servers.machine import program
 from logmirror.cli.main import VERSION
-from logmirror.config.environment import ProcessEnvironment
+from logmirror.config.environment import ProcessEnvironment, read_environment
 from logmirror.config.settings import load
 from logmirror.errors import (
     CorruptionError,
@@ -92,6 +92,17 @@ def test_the_dockerfiles_port_and_probe_match_the_program():
 
     assert stage["EXPOSE"] == str(ProcessEnvironment().metrics_port) == port
     assert path in PAGES
+
+
+def test_the_metrics_port_is_reached_from_outside_of_a_container_only():
+    everywhere = {"LOGMIRROR_METRICS_HOST": "0.0.0.0"}  # in a container, what is published decides
+    image = dict(one.split("=", 1) for one in final_stage()["ENV"].split())
+    pod = {one["name"]: one["value"] for one in CONTAINER["env"]}
+
+    assert image.items() >= everywhere.items()
+    assert pod == everywhere
+    assert read_environment(everywhere).metrics_host == "0.0.0.0"
+    assert read_environment({}).metrics_host == "127.0.0.1"
 
 
 def test_the_program_accepts_the_dockerfiles_command():

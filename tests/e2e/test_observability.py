@@ -269,13 +269,21 @@ def test_logs_go_to_stderr_alone_and_json_has_one_event_a_line(small_config, tmp
     }
 
 
-def test_a_port_in_use_is_a_warning_and_the_run_finishes(small_config, tmp_path):
+def test_a_configured_port_in_use_ends_the_run_and_nothing_is_written(small_config, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as other:
         variables = {"LOGMIRROR_METRICS_PORT": str(other.getsockname()[1])}
-        variables |= {"MIRROR_V3_CACHE_PORT": "8080", "MIRROR_V3_READINESS_LAG": "5"}
         with InlineRun(small_config, "--until-now", folder=tmp_path, environment=variables) as run:
-            assert run.wait() == 0, run.text
-    assert "WARNING metrics endpoint disabled" in run.text
+            assert run.wait() == 75, run.text
+    assert "error (unavailable): the metrics endpoint cannot be opened" in run.text
+    assert "LOGMIRROR_METRICS_PORT" in run.text
+    assert not (tmp_path / "parquet").exists()
+
+
+def test_ignored_variables_of_mirror_v3_are_logged_and_the_run_finishes(small_config, tmp_path):
+    variables = {"LOGMIRROR_METRICS_PORT": "0"}
+    variables |= {"MIRROR_V3_CACHE_PORT": "8080", "MIRROR_V3_READINESS_LAG": "5"}
+    with InlineRun(small_config, "--until-now", folder=tmp_path, environment=variables) as run:
+        assert run.wait() == 0, run.text
     (line,) = [line for line in run.text.splitlines() if "MIRROR_V3" in line]
     assert "variables=MIRROR_V3_CACHE_PORT,MIRROR_V3_READINESS_LAG" in line
     assert durable_position(tmp_path / "parquet" / "0") == 10
@@ -285,6 +293,7 @@ def test_a_port_in_use_is_a_warning_and_the_run_finishes(small_config, tmp_path)
     "variable",
     [
         "LOGMIRROR_METRICS_PORT",
+        "LOGMIRROR_METRICS_HOST",
         "LOGMIRROR_HEARTBEAT_SECS",
         "LOGMIRROR_METRICS_PARTITIONS",
         "MIRROR_V3_HEARTBEAT_SECS",

@@ -167,7 +167,7 @@ def _proxy(url: TokenUrl) -> urllib.parse.SplitResult | None:
         return None
     proxies = urllib.request.getproxies_environment()
     address = proxies.get("https") or proxies.get("all")
-    if not address or urllib.request.proxy_bypass_environment(url.host, proxies):
+    if not address or urllib.request.proxy_bypass(url.host):
         return None
     parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
     if parts.scheme != "http" or not parts.hostname:
