@@ -276,6 +276,21 @@ def bucket_policies(settings: Settings, *, compacts: bool = False) -> dict[str, 
     return policies(settings, compacts=compacts)
 
 
+def conditional_write_policies(settings: Settings) -> dict[str, dict[str, object]]:
+    """Return a bucket policy for each bucket, with which the store refuses to replace objects.
+
+    Amazon S3 only: the policy denies writes without `If-None-Match`, also those of stolen keys.
+
+    Args:
+        settings: The configuration, from `load`.
+    """
+    from logmirror.app.policy import (  # noqa: PLC0415  # see the module
+        conditional_write_policies as policies,
+    )
+
+    return policies(settings)
+
+
 def kafka_acls(settings: Settings, *, principal: str | None = None) -> list[ClusterAcls]:
     """Return the Kafka ACLs that the enabled mirrors need, by cluster and principal.
 

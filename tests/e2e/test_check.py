@@ -218,7 +218,7 @@ def test_missing_write_and_delete_permissions_of_a_bucket_are_reported(brokers, 
     topic = brokers[0].create_topic("to-users")
     bucket = server.new_bucket()
     writer, reader = server.new_user(), server.new_user()
-    statements = policies([server.location(bucket, "p")])["archiver"]["Statement"]
+    statements = policies([(server.location(bucket, "p"), "lake")])["archiver"]["Statement"]
     without_put = [statement for statement in statements if "Put" not in str(statement)]
     server.allow(bucket, (writer, statements), (reader, without_put))
 

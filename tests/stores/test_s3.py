@@ -5,18 +5,25 @@ completed request, truncates a body, or returns an error itself. The result is r
 server's own files.
 """
 
+import contextlib
+import functools
 import hashlib
+import logging
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.fakes.s3_proxy import Fault
+from kit.fakes.scripted import SteppingClock
+from logmirror.archive.naming import is_object_of
 from logmirror.errors import CorruptionError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.locations import S3Identity, S3Location
-from logmirror.stores import s3, s3_calls
+from logmirror.stores import s3, s3_calls, s3_leftovers
 from logmirror.stores.base import AlreadyExistsError, Tail
+from logmirror.stores.opening import Leftovers, begin_writing
 from logmirror.stores.s3 import S3Store
 
 pytestmark = pytest.mark.xdist_group("s3")
@@ -32,10 +39,10 @@ def store(s3_server, bucket, proxy):
     return S3Store(s3_server.location(bucket, "p", endpoint=proxy.endpoint))
 
 
-def staged(store, data, *, travels):
+def staged(store, data, *, travels, name="f/a"):
     staged_object = store.stage("an object")
     staged_object.write(data)
-    return staged_object.finish("f/a", travels=travels)
+    return staged_object.finish(name, travels=travels)
 
 
 # Where a listing ends
@@ -284,45 +291,124 @@ def test_a_large_object_is_uploaded_in_parts_and_read_back(s3_server, bucket, mo
         assert file.read(1) == b""
 
 
-def test_incomplete_uploads_are_aborted_at_the_next_start(s3_server, bucket):
-    dead = S3Store(s3_server.location(bucket, "p"))
-    token = staged(dead, b"x", travels=True)
-    other = S3Store(s3_server.location(bucket, "q"))
-    kept = staged(other, b"y", travels=True)
+def own(folder):
+    """What a mirror with this one destination passes to `sweep`."""
+    return [folder], functools.partial(is_object_of, [folder])
 
-    assert S3Store(s3_server.location(bucket, "p")).sweep() == 1
+
+OWN = f"orders/0/{0:020d}-{99:020d}.batches"
+FOREIGN = [
+    "payroll/2026/backup.tar",
+    f"payroll/0/{0:020d}-{99:020d}.batches",  # of another mirror's destination
+    "orders/report.csv",
+    "orders/0/report.parquet",
+    f"orders/0/{0:020d}-{99:020d}.csv",
+    f"orders/00/{0:020d}-{99:020d}.batches",
+    f"orders/0/extra/{0:020d}-{99:020d}.batches",
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "shared"])
+def test_a_start_aborts_its_own_old_uploads_and_none_of_others(
+    s3_server, bucket, prefix, monkeypatch, caplog
+):
+    client = s3_server.client()
+    location = s3_server.location(bucket, prefix)
+    keys = [f"{prefix}/{name}".lstrip("/") for name in (OWN, *FOREIGN)]
+    ours = keys[0]
+    begun = {
+        key: client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+        for key in (*keys, *([OWN] if prefix else []))
+    }
+
+    def start():
+        with contextlib.ExitStack() as stack, caplog.at_level(logging.INFO, "logmirror.stores"):
+            begin_writing(location, "w", stack, leftovers=Leftovers(*own("orders")))
+        found = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+        return {upload["Key"] for upload in found}
+
+    assert start() == set(begun), "all are young: they may belong to a live mirror"
+    assert not caplog.records
+    monkeypatch.setattr(s3_leftovers, "LEFTOVER_AGE_MS", -60_000)
+
+    assert start() == set(begun) - {ours}
+
+    (record,) = caplog.records
+    assert record.facts == {"location": str(location), "count": 1}
+    for key in set(begun) - {ours}:
+        part = {"Bucket": bucket, "Key": key, "UploadId": begun[key]}
+        etag = client.upload_part(**part, PartNumber=1, Body=b"x")["ETag"]
+        parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+        client.complete_multipart_upload(**part, MultipartUpload=parts)
+
+
+def test_an_upload_that_was_aborted_is_staged_again(s3_server, bucket, monkeypatch):
+    monkeypatch.setattr(s3_leftovers, "LEFTOVER_AGE_MS", -60_000)
+    store = S3Store(s3_server.location(bucket, "p"))
+    token = staged(store, b"x", travels=True, name=OWN)
+
+    assert S3Store(s3_server.location(bucket, "p")).sweep(*own("orders")) == 1
 
     with pytest.raises(UnavailableError):
-        dead.publish(token, "f/a")
-    other.publish(kept, "f/a")
-    assert other.read("f/a") == b"y"
+        store.publish(token, OWN)
+    store.publish(staged(store, b"x", travels=True, name=OWN), OWN)
+    assert store.read(OWN) == b"x"
 
 
 class _Uploads:
     """Returns listings of uploads, two at a time, and records the aborted ones."""
 
-    def __init__(self, count):
-        self.keys, self.aborted = [f"p/{number}" for number in range(count)], []
+    def __init__(self, began, date=None):
+        self.began, self.aborted = began, []
+        self.keys = [f"p/orders/{number}/{0:020d}-{9:020d}.parquet" for number in range(len(began))]
+        self.headers = {"date": date} if date else {}
 
     def read(self, operation, **arguments):
         assert operation == "list_multipart_uploads"
-        assert arguments["Prefix"] == "p/"
+        assert arguments["Prefix"] == "p/orders/"
         found = [key for key in self.keys if key > arguments.get("KeyMarker", "")]
-        uploads = [{"Key": key, "UploadId": f"id of {key}"} for key in found[:2]]
+        uploads = [
+            {"Key": key, "UploadId": f"id of {key}", **self.began[self.keys.index(key)]}
+            for key in found[:2]
+        ]
         markers = {"NextKeyMarker": found[:2][-1], "NextUploadIdMarker": "x"}
-        return {"Uploads": uploads, "IsTruncated": len(found) > 2, **markers}
+        return {
+            "Uploads": uploads,
+            "IsTruncated": len(found) > 2,
+            "ResponseMetadata": {"HTTPHeaders": self.headers},
+            **markers,
+        }
 
     def write(self, operation, **arguments):
         assert operation == "abort_multipart_upload"
         self.aborted.append(arguments)
 
 
-def test_all_uploads_are_aborted_however_many_listings_they_take():
-    uploads = _Uploads(5)
+def begun_at(age_s):
+    return {"Initiated": datetime(2026, 1, 1, 12, tzinfo=UTC) - timedelta(seconds=age_s)}
 
-    assert S3Store(S3Location(bucket="bucket", prefix="p"), calls=uploads).sweep() == 5
+
+def test_all_old_uploads_are_aborted_however_many_listings_they_take():
+    uploads = _Uploads([begun_at(9999)] * 5, "Thu, 01 Jan 2026 12:00:00 GMT")
+    store = S3Store(S3Location(bucket="bucket", prefix="p"), calls=uploads)
+
+    assert store.sweep(*own("orders")) == 5
 
     assert uploads.aborted == [{"Key": key, "UploadId": f"id of {key}"} for key in uploads.keys]
+
+
+@pytest.mark.parametrize("date", ["Thu, 01 Jan 2026 12:00:00 GMT", None, "today"])
+def test_the_age_of_an_upload_is_that_by_the_stores_clock(date):
+    """This machine's clock is used only for a store that does not report its own."""
+    clock = SteppingClock(int(datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp() * 1000))
+    if date and date != "today":
+        clock.wall_ms += 86_400_000  # a day ahead: every upload seems old
+    uploads = _Uploads([begun_at(3590), begun_at(3610), {}], date)
+    store = S3Store(S3Location(bucket="bucket", prefix="p"), calls=uploads, clock=clock)
+
+    assert store.sweep(*own("orders")) == 1
+
+    assert [arguments["Key"] for arguments in uploads.aborted] == [uploads.keys[1]]
 
 
 # Is create-only meant?

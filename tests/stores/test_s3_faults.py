@@ -86,7 +86,7 @@ def discard(scene):
 
 
 def sweep(scene):
-    assert scene.store.sweep() <= 1
+    assert scene.store.sweep(["f"], lambda name: name == "f/a") <= 1
 
 
 def nothing(_scene):

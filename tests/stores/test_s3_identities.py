@@ -55,7 +55,7 @@ def archive(s3_server):
     bucket = s3_server.new_bucket()
     writer, reader = s3_server.new_user(), s3_server.new_user()
     location = replace(s3_server.location(bucket, "p"), write=writer, read=reader)
-    reported = policies([location])
+    reported = policies([(location, "f")])
     allowed = [(writer, reported["writer"]["Statement"]), (reader, reported["reader"]["Statement"])]
     s3_server.allow(bucket, *allowed)
     return location, allowed
@@ -70,7 +70,7 @@ def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_d
     store.publish(staged(store, b"c", name="f/c", travels=False), "f/c")
     left = staged(store, b"d", name="f/d")
 
-    assert store.sweep() == 1
+    assert store.sweep(["f"], lambda name: name == "f/d") == 1
 
     with pytest.raises(UnavailableError):
         store.publish(left, "f/d")
@@ -92,7 +92,7 @@ def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_d
         (1, lambda store: list(store.names("f")), "s3:ListBucket"),
         (1, lambda store: store.read("f/a"), "s3:GetObject"),
         (1, lambda store: store.open("f/a"), "s3:GetObject"),
-        (1, lambda store: store.sweep(), "s3:ListBucketMultipartUploads"),
+        (1, lambda store: store.sweep(["f"], bool), "s3:ListBucketMultipartUploads"),
     ],
 )
 def test_a_permission_that_is_taken_away_in_mid_run_is_named(

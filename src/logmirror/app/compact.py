@@ -68,7 +68,7 @@ def compact(
             if where not in opened and dry_run:
                 opened[where] = open_store(where, writer_id)
             elif where not in opened:
-                opened[where] = begin_writing(where, writer_id, stack, beside_others=True)
+                opened[where] = begin_writing(where, writer_id, stack)
             rows += _rows(spec, name, written, opened[where], act)
     return rows
 

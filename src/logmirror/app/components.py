@@ -66,10 +66,20 @@ def destinations(
     open_store: Callable[[StoreLocation], BlobStore],
     writer_id: str,
     observer: Observer | None = None,
+    *,
+    listing_ms: int | None = None,
 ) -> Callable[[DestinationSpec], Destination]:
-    """Return what gives a destination's driver side, by its kind."""
+    """Return what gives a destination's driver side, by its kind.
+
+    Args:
+        clients: Opens clients of clusters.
+        open_store: Opens the stores of archives.
+        writer_id: The writer ID of the run.
+        observer: Reports events.
+        listing_ms: See `ArchiveDestination`. None: positions are those of wholly checked chains.
+    """
     committer = Committer(open_store, clock=SYSTEM_CLOCK, observer=observer)
-    archives = ArchiveDestination(open_store, committer, SYSTEM_CLOCK)
+    archives = ArchiveDestination(open_store, committer, SYSTEM_CLOCK, listing_ms=listing_ms)
     preserve = PreserveDestination(clients, SYSTEM_CLOCK, observer)
     translate = TranslateDestination(clients, SYSTEM_CLOCK, writer_id, observer)
 

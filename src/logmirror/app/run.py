@@ -6,6 +6,7 @@ Loads no kernels: they belong to the executors (`engine.executor`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -15,21 +16,23 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.app.components import Clients, destinations
 from logmirror.app.specs import mirror_specs
+from logmirror.archive.naming import is_object_of
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
 from logmirror.cluster.exposures import exposures
 from logmirror.errors import UnavailableError, UsageError
 from logmirror.mirror.lane import lanes_of, seat_count
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.ports import KafkaSpec
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import check_partitions
 from logmirror.monitoring.logs import reporting
 from logmirror.monitoring.metrics import Recorder
-from logmirror.stores.opening import begin_writing
+from logmirror.stores.opening import Leftovers, begin_writing
+from logmirror.to_archive.destination import START_LISTING_MS
 from logmirror.to_archive.memory import SLOT_BYTES_MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logmirror.cluster.properties import ConnectionSettings
@@ -199,7 +202,7 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
 ) -> Service:
     """Return the loop over these mirrors; `stack` closes what it opens."""
     writer_id = new_writer_id()
-    stores = _Stores(writer_id, stack)
+    stores = _Stores(specs, writer_id, stack)
 
     def ports() -> LanePorts:
         clients, brief = Clients(), Clients(BRIEF_MS, limits_attempts=True)
@@ -208,7 +211,9 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
         return LanePorts(
             client=clients,
             brief_client=brief,
-            destination=destinations(clients, stores, writer_id, observer),
+            destination=destinations(
+                clients, stores, writer_id, observer, listing_ms=START_LISTING_MS
+            ),
         )
 
     return Service(
@@ -227,12 +232,15 @@ class _Stores:
     """The stores of a run, each opened once. Threads wait only for the store that they need.
 
     Args:
+        specs: The mirrors of the run.
         writer_id: The writer ID of the run.
         stack: Releases the writer's locks.
     """
 
-    def __init__(self, writer_id: str, stack: contextlib.ExitStack) -> None:
-        self._writer_id, self._stack = writer_id, stack
+    def __init__(
+        self, specs: Sequence[MirrorSpec], writer_id: str, stack: contextlib.ExitStack
+    ) -> None:
+        self._specs, self._writer_id, self._stack = specs, writer_id, stack
         self._lock = threading.Lock()
         self._locks: dict[StoreLocation, threading.Lock] = {}
         self._open: dict[StoreLocation, BlobStore] = {}
@@ -243,8 +251,22 @@ class _Stores:
             lock = self._locks.setdefault(location, threading.Lock())
         with lock:
             if location not in self._open:
-                self._open[location] = begin_writing(location, self._writer_id, self._stack)
+                leftovers = _leftovers(self._specs, location)
+                self._open[location] = begin_writing(
+                    location, self._writer_id, self._stack, leftovers=leftovers
+                )
             return self._open[location]
+
+
+def _leftovers(specs: Sequence[MirrorSpec], location: StoreLocation) -> Leftovers:
+    """Return which uploads an earlier run of these mirrors may have left in a bucket."""
+    names = {
+        name
+        for spec in specs
+        for name, to in spec.destinations
+        if isinstance(to, ArchiveSpec) and to.location == location
+    }
+    return Leftovers(sorted(names), functools.partial(is_object_of, names))
 
 
 @contextlib.contextmanager

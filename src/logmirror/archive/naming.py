@@ -12,10 +12,13 @@ differs from its own parsed and formatted form is not an object name.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import CorruptionError
 from logmirror.model import OFFSET_MAX, OffsetRange
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 NATIVE: Final = "batches"
 """Extension of native objects: record batches as the source served them."""
@@ -26,6 +29,8 @@ PARQUET: Final = "parquet"
 NDJSON: Final = "ndjson"
 """Extension of NDJSON objects: one JSON object per record and line."""
 
+_FORMATS: Final = frozenset({NATIVE, PARQUET, NDJSON})
+_PARTITION: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.([a-z0-9]+(?:\.[a-z0-9]+)*)")
 
 
@@ -70,9 +75,27 @@ def parse_object_name(name: str) -> tuple[OffsetRange, str]:
         CorruptionError: It is not the name of such an object.
     """
     parsed = parse_name(name)
-    if parsed is None or parsed[1] not in {NATIVE, PARQUET, NDJSON}:
+    if parsed is None or parsed[1] not in _FORMATS:
         raise CorruptionError("not the name of an object", name=name)
     return parsed
+
+
+def is_object_of(destinations: Collection[str], path: str) -> bool:
+    """Return whether a path is that of an object which one of these destinations may hold.
+
+    Args:
+        destinations: Names of destinations.
+        path: `<destination>/<partition>/<name>`, relative to the store's root.
+    """
+    folder, _, name = path.rpartition("/")
+    destination, _, partition = folder.rpartition("/")
+    parts = split_name(name)
+    return (
+        destination in destinations
+        and _PARTITION.fullmatch(partition) is not None
+        and parts is not None
+        and parts[2] in _FORMATS
+    )
 
 
 def partition_of(folder: str) -> int:

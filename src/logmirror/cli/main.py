@@ -146,6 +146,7 @@ _add(
     policy_command.policy_print,
     "logmirror policy print -c mirror.yaml",
     "logmirror policy print -c mirror.yaml --compact",
+    "logmirror policy print -c mirror.yaml --bucket",
     to=policy,
     name="print",
 )

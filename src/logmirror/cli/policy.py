@@ -18,9 +18,22 @@ def policy_print(
     compact: Annotated[
         bool, typer.Option("--compact", help="For `logmirror compact`, which deletes objects.")
     ] = False,
+    bucket: Annotated[
+        bool,
+        typer.Option(
+            "--bucket", help="Policies of the buckets: deny writes that could replace an object."
+        ),
+    ] = False,
 ) -> None:
     """Print the least IAM policies for the buckets of a configuration."""
-    found = logmirror.bucket_policies(logmirror.load(config), compacts=compact)
+    settings = logmirror.load(config)
+    if bucket and compact:
+        raise UsageError("--bucket and --compact exclude each other")
+    found = (
+        logmirror.conditional_write_policies(settings)
+        if bucket
+        else logmirror.bucket_policies(settings, compacts=compact)
+    )
     if not found:
         raise UsageError("the configuration has no destination of type s3")
     typer.echo(json.dumps(found, indent=2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import (  # type: ignore[import-untyped]  # ships no py.typed
@@ -35,6 +36,8 @@ _REFUSALS: Final = (
     ("InternalError", 500),
     ("RequestTimeout", 400),
 )
+
+_LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 Response = dict[str, Any]
 
@@ -114,9 +117,12 @@ class Bucket:
         return {}
 
     def list_multipart_uploads(self, *, Prefix: str) -> Response:  # noqa: N803  # the same
-        """List the incomplete uploads."""
+        """List the incomplete uploads.
+
+        All are old, so that a start aborts those of live writers too, as a lifecycle rule may.
+        """
         found = [
-            {"Key": key, "UploadId": name}
+            {"Key": key, "UploadId": name, "Initiated": _LONG_AGO}
             for name, (key, _) in self._uploads.items()
             if key.startswith(Prefix)
         ]

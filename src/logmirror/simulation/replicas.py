@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import struct
@@ -11,6 +12,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from logmirror.archive.naming import is_object_of
 from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.simulation.bucket import LOCATION, Bucket, BucketCalls
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 _MEMORY: Final = "/dev/shm"  # noqa: S108  # a new folder is created there
 """A file system in memory, where Linux has one. `Disk` tracks what was flushed."""
 
-_FOLDER: Final = "copy/0"
+_DESTINATION: Final = "copy"
+_FOLDER: Final = f"{_DESTINATION}/0"
 _EXTENSIONS: Final = {
     "native": "batches",
     "parquet": "parquet",
@@ -171,7 +174,7 @@ class _Bucket(_Objects):
         def begin_writing(store: BlobStore, stack: contextlib.ExitStack) -> None:
             del stack
             if isinstance(store, S3Store):
-                store.sweep()
+                store.sweep([_DESTINATION], functools.partial(is_object_of, [_DESTINATION]))
 
         self.target = SimulatedDestination(spec, open_store=open_store, begin_writing=begin_writing)
 

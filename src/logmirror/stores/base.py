@@ -98,10 +98,15 @@ class BlobStore(Protocol):
         """Discard a finished staged object; has no effect if it does not exist."""
         ...
 
-    def names(self, folder: str) -> Iterator[str]:
+    def names(self, folder: str, after: str = "") -> Iterator[str]:
         """Yield the names (without the folder) of all objects directly in `folder`, sorted.
 
-        A folder that does not exist is empty.
+        A folder that does not exist is empty. A store may send a request for each 1,000 names, when
+        they are wanted.
+
+        Args:
+            folder: The folder.
+            after: Yield the names that sort after this one.
         """
         ...
 

@@ -162,13 +162,13 @@ class FilesystemStore:
         with contextlib.suppress(OSError):
             self._sys.unlink(path)
 
-    def names(self, folder: str) -> Iterator[str]:
+    def names(self, folder: str, after: str = "") -> Iterator[str]:
         """See `BlobStore.names`.
 
         Raises:
             CorruptionError: The folder holds something other than regular files.
         """
-        return iter(sorted(entry.name for entry in self._entries(folder)))
+        return iter(sorted(entry.name for entry in self._entries(folder) if entry.name > after))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See `BlobStore.sizes`; raises as `names` does."""
@@ -214,7 +214,7 @@ class FilesystemStore:
         A writer may have died, or its sync failed, between linking and syncing. A caller that
         continues after such a name would report an object that a power loss can still remove.
         """
-        names = [name for name in self.names(folder) if name > after]
+        names = list(self.names(folder, after))
         if names:
             path = self._directory.path(folder)
             with os_errors("make names durable", path):

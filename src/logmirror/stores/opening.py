@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.locations import S3Location
@@ -12,10 +12,22 @@ from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     import contextlib
+    from collections.abc import Callable, Collection
 
     from logmirror.locations import StoreLocation
     from logmirror.stores.base import BlobStore
     from logmirror.stores.s3 import S3Store
+
+
+class Leftovers(NamedTuple):
+    """The incomplete uploads of a bucket that a start may abort, if they are old enough."""
+
+    folders: Collection[str]
+    """Folders of the caller's own destinations, relative to the store's root."""
+
+    is_object: Callable[[str], bool]
+    """Whether a path below one of them, relative to the root, is that of an object."""
+
 
 _LOG = logging.getLogger("logmirror.stores")
 
@@ -48,7 +60,7 @@ def begin_writing(
     writer_id: str,
     stack: contextlib.ExitStack,
     *,
-    beside_others: bool = False,
+    leftovers: Leftovers | None = None,
 ) -> BlobStore:
     """Return the store of a run that writes, after checking it and sweeping leftovers.
 
@@ -56,7 +68,7 @@ def begin_writing(
         location: A folder or a bucket's prefix.
         writer_id: The writer ID of the run.
         stack: Releases the writer's lock.
-        beside_others: Do not abort incomplete uploads: they may belong to a running mirror.
+        leftovers: In a bucket, the incomplete uploads that may be aborted; None: none.
 
     Raises:
         UsageError: The store replaces existing objects, and `require_atomic_create` is set; or
@@ -67,10 +79,17 @@ def begin_writing(
         stack.enter_context(store.hold_writer_lock())
     else:
         _check_fencing(store)
-        if beside_others:
-            return store
-    store.sweep()
+    count = store.sweep() if isinstance(store, FilesystemStore) else _abort(store, leftovers)
+    if count:
+        _LOG.info(
+            "removed what earlier runs left unfinished",
+            extra={"facts": {"location": str(location), "count": count}},
+        )
     return store
+
+
+def _abort(store: S3Store, leftovers: Leftovers | None) -> int:
+    return store.sweep(leftovers.folders, leftovers.is_object) if leftovers else 0
 
 
 def _check_fencing(store: S3Store) -> None:

@@ -29,11 +29,12 @@ from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
 from logmirror.errors import CorruptionError, InternalError, LogmirrorError, UnavailableError
 from logmirror.stores.base import AlreadyExistsError, Tail
 from logmirror.stores.s3_calls import Calls, ConflictError, MissingError
+from logmirror.stores.s3_leftovers import leftovers
 from logmirror.stores.s3_probe import prove_create_only
 from logmirror.stores.s3_reader import ObjectReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from logmirror.locations import S3Location
     from logmirror.stores.base import BlobStore, Buffer, StagedObject
@@ -64,6 +65,9 @@ _DIGITS: Final = 20
 _PAGE: Final = 1000
 """Names in one page of a listing, S3's own limit."""
 
+_FOLDER_PAGES_MAX: Final = 1000
+"""Limit for listings of folders: more than all partitions that one cluster can have."""
+
 
 class S3Store:
     """A prefix of a bucket as a BlobStore.
@@ -85,7 +89,7 @@ class S3Store:
         held_bytes: int | None = None,
     ) -> None:
         self.location = location
-        self._calls = calls or Calls(location, clock)
+        self._calls, self._clock = calls or Calls(location, clock), clock
         self.held_bytes = held_bytes or MEMORY_BYTES
         self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
         self._held: dict[str, bytes] = {}
@@ -163,33 +167,35 @@ class S3Store:
             self._abort(upload.key, upload.upload_id)
 
     def _abort(self, key: str, upload_id: str) -> None:
-        # Errors are ignored: a leftover upload does no harm, and the next start aborts it.
+        # Errors are ignored: a leftover upload does no harm, and a later start aborts it.
         with contextlib.suppress(LogmirrorError):
             self._calls.write("abort_multipart_upload", Key=key, UploadId=upload_id)
 
-    def names(self, folder: str) -> Iterator[str]:
+    def names(self, folder: str, after: str = "") -> Iterator[str]:
         """See `BlobStore.names`."""
-        after = ""
-        while True:
-            found, is_last = self._page(folder, after)
-            yield from found
-            if is_last:
-                return
-            after = found[-1]
+        for page in self._pages(folder, after):
+            yield from page
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See `BlobStore.sizes`."""
         found: dict[str, int] = {}
-        while True:
-            page, is_last = self._sized_page(folder, max(found, default=""))
+        for page in self._pages(folder):
             found |= page
-            if is_last:
-                return found
+        return found
+
+    def _pages(self, folder: str, after: str = "") -> Iterator[dict[str, int]]:
+        """Yield names with their sizes in bytes, one request at a time."""
+        while True:
+            found, behind = self._page(folder, after)
+            yield found
+            if not behind:
+                return
+            after = behind
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
         start, token = self._key(f"{folder}/" if folder else ""), ""
-        while True:
+        for _ in range(_FOLDER_PAGES_MAX):
             response = self._calls.read(
                 "list_objects_v2",
                 Prefix=start,
@@ -203,40 +209,40 @@ class S3Store:
             token = str(response.get("NextContinuationToken", ""))
             if not token:
                 return
+        raise _endless(folder)
 
     def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`: finds the last page of the listing by exponential search.
 
         Up to 1,000 names are returned whole, with one request. Of more names only the last page is
-        returned: gaps and overlaps before it are found by `verify`, which lists all names.
+        returned.
         """
-        found, is_last = self._page(folder, after)
-        if is_last or after:
+        page, behind = self._page(folder, after)
+        last = found = list(page)
+        if after or not (behind and found):
             return Tail(found, is_whole=not after)
-        last = found
         low, step = _number(found[-1]), max(_number(found[-1]) - _number(found[0]), 1)
         high = None
         while True:
             probe = low + step if high is None else (low + high) // 2
             if high is not None and high - low <= 1:
                 break
-            found, is_last = self._page(folder, f"{probe:0{_DIGITS}d}")
+            page, behind = self._page(folder, f"{probe:0{_DIGITS}d}")
+            found = list(page)
             if not found:
                 high = probe
                 continue
             last, low = found, _number(found[-1])
-            if is_last:
+            if not behind:
                 break
             step *= 2
         return Tail(last, is_whole=False)
 
-    def _page(self, folder: str, after: str) -> tuple[list[str], bool]:
-        """Return up to 1,000 names after one, and whether there are no more."""
-        found, is_last = self._sized_page(folder, after)
-        return list(found), is_last
+    def _page(self, folder: str, after: str) -> tuple[dict[str, int], str]:
+        """Return up to 1,000 names after one, with their sizes in bytes, and where the rest begins.
 
-    def _sized_page(self, folder: str, after: str) -> tuple[dict[str, int], bool]:
-        """As `_page`, with the size of each object in bytes."""
+        The second value is empty if there are no more names.
+        """
         start = self._key(f"{folder}/")
         response = self._calls.read(
             "list_objects_v2",
@@ -245,9 +251,10 @@ class S3Store:
             MaxKeys=_PAGE,
             **({"StartAfter": start + after} if after else {}),
         )
-        for inner in response.get("CommonPrefixes", ()):
-            name = str(inner["Prefix"]).removeprefix(start)
-            if not name.startswith(".") and not self._is_placeholder(str(inner["Prefix"])):
+        inside = [str(inner["Prefix"]) for inner in response.get("CommonPrefixes", ())]
+        for key in inside:
+            name = key.removeprefix(start)
+            if not name.startswith(".") and not self._is_placeholder(key):
                 raise CorruptionError(
                     "the destination's folder holds something other than objects",
                     hint="move it out of the folder; only objects may be there",
@@ -257,8 +264,12 @@ class S3Store:
             str(entry["Key"]).removeprefix(start): int(entry["Size"])
             for entry in response.get("Contents", ())
         }
-        is_last = not response.get("IsTruncated", False)
-        return {n: size for n, size in found.items() if n and not n.startswith(".")}, is_last
+        behind = ""
+        if response.get("IsTruncated", False):
+            behind = max([*found, *(key.removeprefix(start) for key in inside)], default="")
+            if behind <= after:
+                raise _endless(folder)
+        return {n: size for n, size in found.items() if n and not n.startswith(".")}, behind
 
     def _is_placeholder(self, key: str) -> bool:
         """Return whether a key is an empty object that a console created to display a folder."""
@@ -295,24 +306,26 @@ class S3Store:
 
         prove_create_only(self.location, S3Store(self.location, calls=self._calls), put)
 
-    def sweep(self) -> int:
-        """Abort all incomplete uploads below the prefix; returns how many.
+    def sweep(self, folders: Iterable[str], is_object: Callable[[str], bool]) -> int:
+        """Abort the incomplete uploads that earlier runs left; returns how many.
 
-        This includes uploads of live writers: a writer that loses one stages its object again.
+        Args:
+            folders: The caller's destinations. Uploads elsewhere are not even listed.
+            is_object: Whether a name is that of an object that the caller may write.
         """
-        start, count = self._key(""), 0
-        behind: dict[str, str] = {}
-        while True:
-            response = self._calls.read("list_multipart_uploads", Prefix=start, **behind)
-            for upload in response.get("Uploads", ()):
-                self._abort(str(upload["Key"]), str(upload["UploadId"]))
-                count += 1
-            if not response.get("IsTruncated", False):
-                return count
-            behind = {
-                "KeyMarker": str(response["NextKeyMarker"]),
-                "UploadIdMarker": str(response["NextUploadIdMarker"]),
-            }
+        root = self._key("")
+
+        def is_own(key: str) -> bool:
+            return is_object(key.removeprefix(root))
+
+        found = [
+            upload
+            for folder in folders
+            for upload in leftovers(self._calls, self._key(f"{folder}/"), is_own, self._clock)
+        ]
+        for upload in found:
+            self._abort(upload.key, upload.upload_id)
+        return len(found)
 
     # -- for staged objects ----------------------------------------------------------------------
 
@@ -448,6 +461,10 @@ class _Upload(NamedTuple):
 def _etag(data: bytes) -> str:
     """Return the tag of an object with these bytes that was uploaded with one PUT."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+def _endless(folder: str) -> UnavailableError:
+    return UnavailableError("the store's listing does not end", folder=folder)
 
 
 def _number(name: str) -> int:

@@ -45,7 +45,6 @@ class ReadBackStore(S3Store):
 
     def __init__(self, location: S3Location, *, clock: Clock) -> None:
         super().__init__(location, clock=clock)
-        self._clock = clock
         self._is_conditional = True
 
     def create(self, name: str, data: bytes) -> None:

@@ -64,13 +64,12 @@ class MemoryStore:
         self.before("discard", token)
         self.staged.pop(token, None)
 
-    def names(self, folder: str) -> Iterator[str]:
+    def names(self, folder: str, after: str = "") -> Iterator[str]:
         """See `BlobStore.names`."""
         self.before("names", folder)
         found = (name.rpartition("/") for name in self.objects)
-        return iter(
-            sorted(name for parent, _, name in found if parent == folder and name[0] != ".")
-        )
+        names = (name for parent, _, name in found if parent == folder and name[0] != ".")
+        return iter(sorted(name for name in names if name > after))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See `BlobStore.sizes`."""
@@ -86,7 +85,7 @@ class MemoryStore:
 
     def tail(self, folder: str, after: str = "") -> Tail:
         """See `BlobStore.tail`."""
-        return Tail([name for name in self.names(folder) if name > after], is_whole=not after)
+        return Tail(list(self.names(folder, after)), is_whole=not after)
 
     def read(self, name: str) -> bytes:
         """See `BlobStore.read`."""

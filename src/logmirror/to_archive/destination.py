@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logmirror.archive.claims import sweep_claims
 from logmirror.errors import (
@@ -15,7 +15,13 @@ from logmirror.errors import (
 )
 from logmirror.locations import S3Location
 from logmirror.mirror.ports import ArchiveSpec
-from logmirror.to_archive.positions import check_drift, checked_position, read_chain
+from logmirror.to_archive.positions import (
+    check_drift,
+    checked_position,
+    read_chain,
+    read_end,
+    whole_chain,
+)
 from logmirror.to_archive.snapshots import begin_snapshots, prune
 
 if TYPE_CHECKING:
@@ -36,17 +42,46 @@ if TYPE_CHECKING:
     )
     from logmirror.stores.base import BlobStore
     from logmirror.to_archive.commit import Committer
+    from logmirror.to_archive.whole_chain import WholeChain
 
 _LOG = logging.getLogger("logmirror.mirror")
 
 
+START_LISTING_MS: Final = 60_000
+"""How long the start of a run checks the older names of long chains, all of them together, before
+it copies. Drift checks continue. At 50 ms per request this is a million names."""
+
+_STEPS_MS: Final = 1_000
+_STEPS_SHARE: Final = 10
+"""Limits for one drift check that continues: a second, and in an interval a tenth of it."""
+
+
 class ArchiveDestination:
-    """A `Destination` that writes chains of objects to stores."""
+    """A `Destination` that writes chains of objects to stores.
+
+    Args:
+        open_store: Returns the store of a location.
+        committer: Publishes objects.
+        clock: Measures ages and budgets.
+        listing_ms: How long reading positions may check the older names of long chains; the rest
+            is left to drift checks. None: without limit.
+    """
 
     def __init__(
-        self, open_store: Callable[[StoreLocation], BlobStore], committer: Committer, clock: Clock
+        self,
+        open_store: Callable[[StoreLocation], BlobStore],
+        committer: Committer,
+        clock: Clock,
+        *,
+        listing_ms: int | None = None,
     ) -> None:
         self._open_store, self._committer, self._clock = open_store, committer, clock
+        self._listing_ms = listing_ms
+        """What is left of it."""
+
+        self._passes: dict[FlowId, WholeChain] = {}
+        """Checks of all names, of chains longer than one listing."""
+
         self._newest: dict[FlowId, str] = {}
         """The last object of each flow that this process has seen, by name."""
 
@@ -67,7 +102,10 @@ class ArchiveDestination:
     def positions(
         self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> dict[FlowId, int | LogmirrorError | None]:
-        """See `Destination.positions`: one listing for each flow."""
+        """See `Destination.positions`: one listing for each flow with up to 1,000 objects.
+
+        Of a longer chain, the end is listed, and once in a process all names.
+        """
         archive = _archive(spec)
         store = self._open_store(archive.location)
         found: dict[FlowId, int | LogmirrorError | None] = {}
@@ -81,12 +119,51 @@ class ArchiveDestination:
     def _position(
         self, store: BlobStore, flow: FlowId, archive: ArchiveSpec, chain_start: ChainStart
     ) -> int | None:
-        read = read_chain(store, flow, archive, chain_start=chain_start)
+        read, is_whole = read_end(store, flow, archive, chain_start=chain_start)
         known, newest = self._newest.get(flow, ""), read.objects[-1].name if read.objects else ""
         if known:
             check_drift(flow, known=known, newest=newest)
         self._newest[flow] = newest
+        if not is_whole:
+            self._check_all_names(store, flow, archive, chain_start)
         return read.next_offset
+
+    def _check_all_names(
+        self, store: BlobStore, flow: FlowId, archive: ArchiveSpec, chain_start: ChainStart
+    ) -> None:
+        """Check the names before the last listing, within the time limit.
+
+        Raises:
+            CorruptionError: The chain is broken.
+        """
+        is_new = flow not in self._passes
+        if is_new:
+            self._passes[flow] = whole_chain(store, flow, archive, chain_start)
+        began_ms = self._clock.monotonic_ms()
+        self._continue_check(flow, self._listing_ms)
+        if self._listing_ms is None:
+            return
+        self._listing_ms = max(0, self._listing_ms - (self._clock.monotonic_ms() - began_ms))
+        if is_new and not self._passes[flow].is_checked:
+            _LOG.info(
+                "a long chain is checked while the mirror runs",
+                extra={
+                    "facts": {
+                        **_facts(flow),
+                        "checked": self._passes[flow].checked_name or "nothing",
+                        "end": self._newest[flow],
+                    }
+                },
+            )
+
+    def _continue_check(self, flow: FlowId, limit_ms: float | None) -> None:
+        """Check names until the last one, or until the limit is over."""
+        began_ms = self._clock.monotonic_ms()
+        names = self._passes[flow]
+        while not names.is_checked:
+            if limit_ms is not None and self._clock.monotonic_ms() - began_ms >= limit_ms:
+                return
+            names.step()
 
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
@@ -125,10 +202,16 @@ class ArchiveDestination:
     def drifted(self, state: FlowState) -> bool:
         """See `Destination.drifted`: lists the chain from the newest object of the last check on.
 
+        Also continues the check of all names, if the start has left some.
+
         Raises:
-            CorruptionError: The objects written since then are not an unbroken chain.
+            CorruptionError: The chain is broken among the names that were read.
         """
         archive, flow = _archive(state.destination), state.flow
+        waiting = sum(not names.is_checked for names in list(self._passes.values()))
+        if flow in self._passes and waiting:
+            share_ms = archive.drift_check_ms / _STEPS_SHARE / waiting
+            self._continue_check(flow, max(1, min(_STEPS_MS, share_ms)))
         since = self._checked.get(flow, "") or state.newest
         if archive.compaction:  # older snapshots may be deleted at any time
             since = state.newest
@@ -143,10 +226,7 @@ class ArchiveDestination:
             "the chain does not end at the last known object",
             extra={
                 "facts": {
-                    "mirror": flow.mirror,
-                    "destination": flow.destination,
-                    "topic": flow.topic,
-                    "partition": flow.partition,
+                    **_facts(flow),
                     "expected": state.newest or "nothing",
                     "found": ends[1] or "nothing",
                 }
@@ -169,6 +249,15 @@ class ArchiveDestination:
             except LogmirrorError as failed:  # the next snapshot prunes again
                 error = error or failed
         return error
+
+
+def _facts(flow: FlowId) -> dict[str, object]:
+    return {
+        "mirror": flow.mirror,
+        "destination": flow.destination,
+        "topic": flow.topic,
+        "partition": flow.partition,
+    }
 
 
 def _archive(spec: DestinationSpec) -> ArchiveSpec:

@@ -6,19 +6,30 @@ Nothing else is used: no local file, no Spark checkpoint, no group offset.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
 from logmirror.archive.compactions import confirmed, resolve
 from logmirror.archive.naming import split_name
 from logmirror.errors import PositionError
+from logmirror.to_archive.whole_chain import WholeChain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from logmirror.archive.chain import Chain
     from logmirror.archive.cover import Cover
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
     from logmirror.stores.base import BlobStore, Tail
+
+
+class ChainEnd(NamedTuple):
+    """What one listing shows of a chain."""
+
+    chain: Chain | Cover
+    is_whole: bool
+    """Whether it shows all names."""
 
 
 def read_chain(
@@ -29,10 +40,22 @@ def read_chain(
     chain_start: ChainStart = None,
     since: str = "",
 ) -> Chain | Cover:
+    """Return `ChainEnd.chain`; see `read_end`."""
+    return read_end(store, flow, archive, chain_start=chain_start, since=since).chain
+
+
+def read_end(
+    store: BlobStore,
+    flow: FlowId,
+    archive: ArchiveSpec,
+    *,
+    chain_start: ChainStart = None,
+    since: str = "",
+) -> ChainEnd:
     """Return a flow's chain, or the end of it; its `next_offset` is the position.
 
     A bucket with more than 1,000 objects returns only the last page of the listing (see
-    `BlobStore.tail`): gaps and overlaps before it are found by `verify`.
+    `BlobStore.tail`). Gaps and overlaps before it are found by `whole_chain`.
 
     Args:
         store: The destination's store.
@@ -44,18 +67,41 @@ def read_chain(
     Raises:
         CorruptionError: The names that were read are not one unbroken chain.
     """
-    extension = archive.extension
+    check = _check_of(store, flow, archive)
 
     def read_tail() -> Tail:
         return store.tail(flow.folder, since.partition("-")[0])
 
-    def check(tail: Tail) -> Cover:
-        start = chain_start or 0 if tail.is_whole and chain_start != "earliest" else None
-        return resolve(store, flow.folder, tail.names, extension=extension, start=start)
+    def check_tail(tail: Tail) -> ChainEnd:
+        start = _declared(archive, chain_start) if tail.is_whole else None
+        return ChainEnd(check(tail.names, start), tail.is_whole)
 
     if archive.compaction:
-        return chain(read_tail().names, extension=extension, start=None, snapshots=True)
-    return confirmed(read_tail, check)
+        return check_tail(read_tail())
+    return confirmed(read_tail, check_tail)
+
+
+def whole_chain(
+    store: BlobStore, flow: FlowId, archive: ArchiveSpec, chain_start: ChainStart
+) -> WholeChain:
+    """Return a pass over all names of a flow's chain; the arguments are those of `read_chain`."""
+    start = _declared(archive, chain_start)
+    return WholeChain(store, flow.folder, _check_of(store, flow, archive), start)
+
+
+def _declared(archive: ArchiveSpec, chain_start: ChainStart) -> int | None:
+    """Return the offset at which the first object must begin; None: it may begin anywhere."""
+    return None if archive.compaction or chain_start == "earliest" else chain_start or 0
+
+
+def _check_of(
+    store: BlobStore, flow: FlowId, archive: ArchiveSpec
+) -> Callable[[Iterable[str], int | None], Chain | Cover]:
+    """Return what verifies names of a flow's chain from a first offset on."""
+    extension = archive.extension
+    if archive.compaction:
+        return lambda names, start: chain(names, extension=extension, start=start, snapshots=True)
+    return lambda names, start: resolve(store, flow.folder, names, extension=extension, start=start)
 
 
 def check_drift(flow: FlowId, *, known: str, newest: str) -> None:

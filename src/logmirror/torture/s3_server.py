@@ -250,7 +250,8 @@ def _listing(response: Mapping[str, Any]) -> str:
 
 def _uploads(response: Mapping[str, Any]) -> str:
     found = "".join(
-        f"<Upload><Key>{escape(entry['Key'])}</Key><UploadId>{entry['UploadId']}</UploadId></Upload>"
+        f"<Upload><Key>{escape(entry['Key'])}</Key><UploadId>{entry['UploadId']}</UploadId>"
+        f"<Initiated>{entry['Initiated'].isoformat()}</Initiated></Upload>"
         for entry in response["Uploads"]
     )
     head = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>"
