@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from kit.runs.configs import complaints, folder, mirror, settings_of, shared_mirror, text_of
-from logmirror.app.policy import bucket_policies
+from logmirror.app.policy import bucket_policies, conditional_write_policies
 from logmirror.config.settings import S3Credentials, S3Destination, load_text
 
 CANARY = "Tr0ub4dor&3"
@@ -194,7 +194,36 @@ def test_minimal_policies_never_allow_delete():
     assert actions["reader"] == {"s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetObject"}
     assert actions["archiver"] == actions["writer"] | actions["reader"]
     resources = {s["Resource"] for s in found["archiver"]["Statement"]}
-    assert resources == {"arn:aws:s3:::archive", "arn:aws:s3:::archive/p/*"}
+    bucket_arn = "arn:aws:s3:::archive"
+    assert resources == {bucket_arn, f"{bucket_arn}/p/*", f"{bucket_arn}/p/a/*"}
+    (aborting,) = [
+        s for s in found["archiver"]["Statement"] if "s3:AbortMultipartUpload" in s["Action"]
+    ]
+    assert aborting["Resource"] == f"{bucket_arn}/p/a/*"
+
+
+def test_a_buckets_policy_denies_writes_without_the_condition_and_only_to_our_keys():
+    settings = settings_of(
+        mirror("a", destinations=[bucket(prefix="p")]),
+        mirror("b", destinations=[bucket()]),
+        mirror("c", destinations=[bucket(bucket="two", require_atomic_create=False)]),
+    )
+
+    found = conditional_write_policies(settings)
+
+    assert list(found) == ["archive"]
+    statements = found["archive"]["Statement"]
+    assert [sorted(s["Resource"]) for s in statements] == [
+        ["arn:aws:s3:::archive/p/.logmirror/*", "arn:aws:s3:::archive/p/a/*"],
+        ["arn:aws:s3:::archive/.logmirror/*", "arn:aws:s3:::archive/b/*"],
+    ]
+    for statement in statements:
+        assert (statement["Effect"], statement["Principal"]) == ("Deny", "*")
+        assert statement["Action"] == ["s3:PutObject"]
+        assert statement["Condition"] == {
+            "Null": {"s3:if-none-match": "true"},
+            "Bool": {"s3:ObjectCreationOperation": "true"},
+        }
 
 
 def test_compaction_may_delete_objects_and_a_reader_may_not():

@@ -16,7 +16,7 @@ from kit.fakes.scripted import SteppingClock
 from kit.servers.s3 import S3Server
 from logmirror.errors import UnavailableError, UsageError
 from logmirror.locations import S3Identity
-from logmirror.stores import s3_calls
+from logmirror.stores import s3_calls, s3_leftovers
 from logmirror.stores.s3 import S3Store
 from logmirror.stores.s3_policy import policies
 
@@ -61,7 +61,10 @@ def archive(s3_server):
     return location, allowed
 
 
-def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_do(archive):
+def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_do(
+    archive, monkeypatch
+):
+    monkeypatch.setattr(s3_leftovers, "LEFTOVER_AGE_MS", -60_000)
     location, _ = archive
     store = S3Store(location)
     store.prove_create_only()
@@ -78,6 +81,9 @@ def test_two_identities_with_the_policies_that_we_print_can_do_all_there_is_to_d
     assert store.read("f/b") == b"b"
     with store.open("f/c") as file:
         assert file.read() == b"c"
+    elsewhere = staged(store, b"e", name="payroll/e")
+    store.discard(elsewhere)  # the policy does not allow it: nothing is aborted
+    store.publish(elsewhere, "payroll/e")
     with pytest.raises(UsageError) as caught:
         store.delete("f/a")
     assert caught.value.facts["permission"] == "s3:DeleteObject"

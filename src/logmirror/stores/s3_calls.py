@@ -2,8 +2,12 @@
 
 Every request may be repeated: reads, and writes that are create-only, complete one upload or remove
 something. A request is retried after every transient failure, with increasing back-off, until its
-deadline. If a create-only write is refused after a lost response, the caller compares the existing
-object (`ConflictError.is_unsure`).
+deadline. Each attempt has a grace time and a floor rate (`s3_transport`), so a request ends within
+
+    DEADLINE_MS + GRACE_MS + connecting + bytes / FLOOR_BYTES_S
+
+If a create-only write is refused after a lost response, the caller compares the existing object
+(`ConflictError.is_unsure`).
 """
 
 from __future__ import annotations
@@ -33,9 +37,11 @@ from botocore.exceptions import (  # type: ignore[import-untyped]  # the same
     SSLError,
 )
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]  # the same
+from urllib3.exceptions import HTTPError
 
 from logmirror.clock import Clock, jittered_ms
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.stores.s3_transport import Limit, limited, use_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,6 +58,18 @@ DOWN_MS: Final = 1_000
 """After a request has exceeded its deadline, no request is sent for this long; then single attempts
 without retries, until one succeeds. So an unavailable store delays its first flow by ten seconds
 and other flows hardly at all."""
+
+GRACE_MS: Final = 10_000
+"""Time of one attempt, besides that for its bytes."""
+
+_COMPLETION_GRACE_MS: Final = 120_000
+"""The same for completing an upload: Amazon sends spaces while it combines many parts."""
+
+_READ_BYTES_MAX: Final = 256 << 20
+"""Limit for a response. Objects are read in ranges; files read at once are far smaller."""
+
+_OVERHEAD_BYTES: Final = 1 << 20
+"""Limit for the header of a response, whose body has a known size."""
 
 _CONNECT_TIMEOUT_S: Final = 3
 _READ_TIMEOUT_S: Final = 10
@@ -148,6 +166,7 @@ _SERVER_ERROR: Final = 500
 _TOO_MANY: Final = 429
 _LOST: Final = (
     HTTPClientError,
+    HTTPError,  # botocore does not convert those of an error's body
     FlexibleChecksumError,
     IncompleteReadError,
     ResponseParserError,
@@ -228,6 +247,7 @@ class Calls:
             MissingError: The object does not exist.
         """
         extent = {} if last is None else {"Range": f"bytes={first}-{last}"}
+        bytes_max = _READ_BYTES_MAX if last is None else last - first + 1 + _OVERHEAD_BYTES
 
         def fetch() -> bytes:
             response = self._send(self._location.read, "get_object", {"Key": key, **extent})
@@ -235,7 +255,7 @@ class Calls:
                 data: bytes = stream.read()
             return data
 
-        return self._run(fetch, "get_object")
+        return self._run(fetch, "get_object", bytes_max=bytes_max)
 
     def _send(
         self, identity: S3Identity, operation: str, arguments: Mapping[str, object]
@@ -251,7 +271,14 @@ class Calls:
                 self._clients[identity] = _new_client(self._location, identity, self._clock)
         return self._clients[identity]
 
-    def _run(self, attempt: Callable[[], _T], operation: str, *, writes: bool = False) -> _T:
+    def _run(
+        self,
+        attempt: Callable[[], _T],
+        operation: str,
+        *,
+        writes: bool = False,
+        bytes_max: int = _READ_BYTES_MAX,
+    ) -> _T:
         now_ms = self._clock.monotonic_ms()
         if self._is_down and now_ms < self._retry_at_ms:
             raise UnavailableError(
@@ -261,7 +288,8 @@ class Calls:
         pause_ms, is_unsure = float(_FIRST_PAUSE_MS), False
         while True:
             try:
-                with self._translated(operation):
+                limit = _limit(operation, bytes_max)
+                with self._translated(operation, limit), limited(limit):
                     found = attempt()
             except ConflictError as error:
                 error.is_unsure = is_unsure
@@ -285,7 +313,7 @@ class Calls:
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     @contextlib.contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
+    def _translated(self, operation: str, limit: Limit | None = None) -> Iterator[None]:
         """Convert botocore's errors to logmirror's."""
         facts: dict[str, Any] = {"bucket": self._location.bucket, "operation": operation}
         try:
@@ -311,13 +339,23 @@ class Calls:
                 "could not reach the store", reason=str(error), **facts
             ) from error
         except _LOST as error:
+            reason = limit.reason if limit and limit.reason else str(error)
             raise UnavailableError(
-                "the store's response was lost", reason=str(error), is_unsure=True, **facts
+                "the store's response was lost", reason=reason, is_unsure=True, **facts
             ) from error
         except BotoCoreError as error:
             raise UsageError(
                 "the request to the store failed", reason=str(error), **facts
             ) from error
+
+
+def _limit(operation: str, bytes_max: int) -> Limit:
+    completes = operation == "complete_multipart_upload"
+    return Limit(
+        grace_ms=_COMPLETION_GRACE_MS if completes else GRACE_MS,
+        idle_ms=round(_READ_TIMEOUT_S * 1000),
+        bytes_max=bytes_max,
+    )
 
 
 _ENCRYPTED: Final = frozenset({"put_object", "create_multipart_upload"})
@@ -358,7 +396,8 @@ def _assumed(
     )
 
     def create_with_deadline(service: str, config: Config | None = None, **more: object) -> Any:  # noqa: ANN401  # boto3 makes its classes at run time
-        return create(service, config=_DEADLINES.merge(config) if config else _DEADLINES, **more)
+        merged = _DEADLINES.merge(config) if config else _DEADLINES
+        return use_limits(create(service, config=merged, **more))
 
     fetcher = AssumeRoleCredentialFetcher(
         client_creator=create_with_deadline,
@@ -396,9 +435,10 @@ def _new_client(location: S3Location, identity: S3Identity, clock: Clock) -> Any
         response_checksum_validation=location.checksums,
         tcp_keepalive=True,
     )
-    return session.client(
+    client = session.client(
         "s3",
         endpoint_url=location.endpoint or None,
         verify=location.ca_file or None,
         config=config,
     )
+    return use_limits(client)
