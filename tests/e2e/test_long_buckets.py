@@ -1,7 +1,7 @@
 """A bucket with more objects than one listing shows: what is broken far before its end is found.
 
-Method: a real S3 server, whose objects are files: 1,200 of them are made at once, one per offset; `status` and `run` then read the bucket. Objects are
-empty, because names are the position.
+Method: a real S3 server, whose objects are files: 1,200 of them are made at once, one per offset.
+They are empty, because names are the position. Then `status` and `run` read the bucket.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ Method: real directories, files, locks and processes; the few kernel errors that
 on demand (a full disk, a bad block) come from a substitute for `Syscalls`.
 """
 
+import contextlib
 import errno
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -24,8 +26,10 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
+from logmirror.locations import FolderLocation
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.filesystem import FilesystemStore
+from logmirror.stores.opening import begin_writing
 from logmirror.stores.syscalls import Syscalls
 from logmirror.stores.writers import FOREIGN_LEFTOVER_AGE_MS
 
@@ -285,20 +289,72 @@ def test_sweep_lets_a_worker_be_that_has_outlived_its_driver(tmp_path, monkeypat
     with store_in(tmp_path, "h.1.a").hold_writer_lock():
         store_in(tmp_path, "h.1.a").stage("x").finish("f/a", travels=False)
     folder = tmp_path / ".logmirror" / "staged" / "h.1.a"
-    unlink = Path.unlink
+    unlink, late = Path.unlink, f"x.{9:016x}"
 
     def beside_a_worker(path, **options):
         unlink(path, **options)
         if path.parent == folder:
-            (folder / "9").write_bytes(b"still staging")
+            (folder / late).write_bytes(b"still staging")
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", beside_a_worker)
         assert store_in(tmp_path, "h.2.b").sweep() == 1
-    assert [path.name for path in folder.iterdir()] == ["9"]
+    assert [path.name for path in folder.iterdir()] == [late]
 
     assert store_in(tmp_path, "h.2.b").sweep() == 1
     assert not folder.exists()
+
+
+def test_sweep_removes_nothing_that_others_have_put_there(tmp_path):
+    dead, staged = store_in(tmp_path, "h.1.a"), tmp_path / ".logmirror" / "staged"
+    dead.stage("x").finish("f/a", travels=False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    foreign = [staged / "h.1.a" / "notes.txt", staged / "h.1.notes", elsewhere / f"x.{7:016x}"]
+    for path in foreign:
+        path.write_bytes(b"keep me")
+    (staged / "h.1.link").symlink_to(elsewhere)
+    (staged / "h.1.a" / "folder").mkdir()
+
+    assert store_in(tmp_path, "h.2.b").sweep() == 1
+
+    assert all(path.read_bytes() == b"keep me" for path in foreign)
+    assert store_in(tmp_path, "h.2.b").sweep() == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_filesystem_without_hard_links_is_refused_before_anything_is_copied(
+    tmp_path, monkeypatch, number
+):
+    """As some FUSE filesystems report it; it is not the disk's space, and retrying is no use."""
+
+    def fail(source, target):
+        raise OSError(number, os.strerror(number), source, None, target)
+
+    monkeypatch.setattr(os, "link", fail)
+    with contextlib.ExitStack() as stack, pytest.raises(UsageError, match="cannot link") as caught:
+        begin_writing(FolderLocation(str(tmp_path)), "h.1.a", stack)
+    assert "hard links" in caught.value.hint
+    assert files_in(tmp_path) == []
+    with pytest.raises(UsageError, match="cannot link"):
+        store_in(tmp_path).create("f/a", b"x")
+
+
+def test_a_start_leaves_nothing_of_its_probe(tmp_path):
+    with contextlib.ExitStack() as stack:
+        begin_writing(FolderLocation(str(tmp_path)), "h.1.a", stack)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o027, 0o077])
+def test_the_modes_of_files_and_folders_are_those_of_the_umask(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        put(store_in(tmp_path / "root"), "f/a")
+    finally:
+        os.umask(before)
+    modes = {p: stat.S_IMODE((tmp_path / p).stat().st_mode) for p in ("root", "root/f", "root/f/a")}
+    assert modes == {"root": 0o777 & ~mask, "root/f": 0o777 & ~mask, "root/f/a": 0o666 & ~mask}
 
 
 def test_sweep_leaves_the_living_alone(tmp_path):

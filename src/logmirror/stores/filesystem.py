@@ -24,7 +24,7 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
 
     def _is_a_blob_store(store: FilesystemStore) -> BlobStore:
         return store
+
+
+_UNLINKABLE: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
+)
+"""Errors of a filesystem that has no hard links, or none between these two names."""
 
 
 class FilesystemStore:
@@ -103,12 +109,31 @@ class FilesystemStore:
         self._publish(token, name, failpoints.reach)
 
     def _stage(self, label: str, reach: Callable[[str], None]) -> StagedFile:
-        readable = "".join(c if c.isalnum() or c in "-_" else "-" for c in label)[:80]
-        token = f"{self._writer_id}/{readable}.{new_nonce()}"
+        token = self._new_token(label)
         path = self._directory.staged(token)
         with os_errors("stage an object", path):
             descriptor = self._directory.in_folder(path.parent, lambda: self._sys.open_new(path))
         return StagedFile(path, token, descriptor, self._sys, reach)
+
+    def _new_token(self, label: str) -> str:
+        readable = "".join(c if c.isalnum() or c in "-_" else "-" for c in label)[:80]
+        return f"{self._writer_id}/{readable}.{new_nonce()}"
+
+    def prove_links(self) -> None:
+        """Raise UsageError if the filesystem has no hard links, before anything is copied.
+
+        Some FUSE filesystems have none. Every object would be written and could not be published.
+        """
+        staged = self._stage("probe", _silent)
+        other = self._new_token("probe")
+        token = staged.finish(other, travels=False)
+        source, target = self._directory.staged(token), self._directory.staged(other)
+        try:
+            with os_errors("link a file", target):
+                self._link(source, target, token)
+        finally:
+            self.discard(token)
+            self.discard(other)
 
     def _publish(self, token: str, name: str, reach: Callable[[str], None]) -> None:
         source, target = self._directory.staged(token), self._directory.path(name)
@@ -146,7 +171,7 @@ class FilesystemStore:
                 token=token,
             ) from None
         except OSError as error:
-            if error.errno not in {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}:
+            if error.errno not in _UNLINKABLE:
                 raise
             raise UsageError(
                 "the filesystem cannot link a staged object to its name",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def open_lock(path: Path) -> int:
     """Open a lock file, creating it if missing; returns its descriptor."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def try_lock(descriptor: int) -> bool:

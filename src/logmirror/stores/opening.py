@@ -71,12 +71,13 @@ def begin_writing(
         leftovers: In a bucket, the incomplete uploads that may be aborted; None: none.
 
     Raises:
-        UsageError: The store replaces existing objects, and `require_atomic_create` is set; or
-            another process uses the same writer ID.
+        UsageError: The store replaces existing objects, and `require_atomic_create` is set; the
+            filesystem has no hard links; or another process uses the same writer ID.
     """
     store = open_store(location, writer_id)
     if isinstance(store, FilesystemStore):
         stack.enter_context(store.hold_writer_lock())
+        store.prove_links()
     else:
         _check_fencing(store)
     count = store.sweep() if isinstance(store, FilesystemStore) else _abort(store, leftovers)

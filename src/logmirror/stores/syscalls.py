@@ -17,8 +17,11 @@ class Syscalls:
         path.mkdir()
 
     def open_new(self, path: Path) -> int:
-        """Open a new file for writing; FileExistsError if the name is taken."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        """Open a new file for writing; FileExistsError if the name is taken.
+
+        Its mode is what the process's umask leaves, as that of folders.
+        """
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """Append to an open file; returns the number of bytes written."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import UsageError
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.stores.directory import Directory
+
+_STAGED: Final = re.compile(r".*\.[0-9a-f]{16}")
+"""The name of a staged object. Anything else in its folder was put there by others, and is kept."""
 
 FOREIGN_LEFTOVER_AGE_MS: Final = 7 * 24 * 3600 * 1000
 """Staged files of other hosts are kept this long. It equals the time that claims are kept, which is
@@ -72,7 +76,8 @@ class Writers:
             except FileNotFoundError:
                 return 0
             for folder in folders:
-                if folder.name != self._writer_id and self._may_sweep(folder):
+                is_folder = folder.is_dir() and not folder.is_symlink()
+                if is_folder and folder.name != self._writer_id and self._may_sweep(folder):
                     count += self._sweep_writer(folder)
         return count
 
@@ -95,8 +100,9 @@ class Writers:
             # Another process may sweep the same folder: missing files are ignored.
             with contextlib.suppress(FileNotFoundError):
                 for path in folder.iterdir():
-                    path.unlink(missing_ok=True)
-                    count += 1
+                    if _STAGED.fullmatch(path.name):
+                        path.unlink(missing_ok=True)
+                        count += 1
                 if not _remove_if_empty(folder):
                     return count
             lock.unlink(missing_ok=True)
@@ -106,7 +112,10 @@ class Writers:
 
 
 def _remove_if_empty(folder: Path) -> bool:
-    """Remove a folder; False if it is not empty: a worker may outlive its driver."""
+    """Remove a folder; False if it is not empty.
+
+    A worker may outlive its driver, or the folder holds files of others.
+    """
     try:
         folder.rmdir()
     except OSError as error:
