@@ -175,8 +175,9 @@ class _BucketModel(_ArchiveModel):
 
     require_atomic_create: bool = True
     """Whether to refuse a store that ignores `If-None-Match` and replaces existing objects. With
-    `false` such a store is used: claims are read back after a delay, a writer that is paused for
-    longer than the delay is not fenced, and `status` reports "degraded fencing"."""
+    `false` such a store is used: claims are read back after a delay, a writer that is paused, or
+    whose write takes longer than 500 ms, may replace another writer's claim, and `status` reports
+    "degraded fencing". Use it only if one mirror at a time writes to the prefix."""
 
     encryption: Literal["none"] | None = None
     """Client-side encryption, which this version does not support. `none` is accepted."""

@@ -48,7 +48,7 @@ _LOG = logging.getLogger("logmirror.mirror")
 
 
 START_LISTING_MS: Final = 60_000
-"""How long the start of a run checks the older names of long chains, all of them together, before
+"""How long the start of a lane checks the older names of long chains, all of them together, before
 it copies. Drift checks continue. At 50 ms per request this is a million names."""
 
 _STEPS_MS: Final = 1_000
