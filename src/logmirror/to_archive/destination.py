@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.mirror")
 
 
-START_LISTING_MS: Final = 60_000
+START_LISTING_MS: Final = 20_000
 """How long the start of a lane checks the older names of long chains, all of them together, before
-it copies. Drift checks continue. At 50 ms per request this is a million names."""
+it copies. Drift checks continue. At 50 ms per request this is 400,000
+names. A start that takes 30 s would count as a stalled one."""
 
 _STEPS_MS: Final = 1_000
 _STEPS_SHARE: Final = 10
