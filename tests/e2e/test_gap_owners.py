@@ -246,10 +246,10 @@ def test_batches_in_flight_before_a_fence_are_refused_after_it(brokers, client, 
 
     assert write(5, epoch=0, sequence=0) == (0, 0)
     writer = GapWriter(client)
-    assert not writer.fill(partition, 5, 8, **NAME, verified_ms=0)
+    assert not writer.fill(partition, 5, 8, **NAME, verified_ms=0).fenced
     assert write(2, epoch=0, sequence=5) == (0, 8), "most gaps leave the data's sequence alone"
 
-    assert writer.fill(partition, 10, 13, **NAME, verified_ms=0, new_epoch=1)
+    assert writer.fill(partition, 10, 13, **NAME, verified_ms=0, new_epoch=1) == (13, True)
 
     assert write(7, epoch=0, sequence=7)[0] == 47
     assert end_of(client, partition) == 13

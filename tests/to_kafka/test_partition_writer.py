@@ -27,7 +27,7 @@ from logmirror.to_kafka.idempotence import (
     producer_id,
     quiesce_ms,
 )
-from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX, PartitionWriter
+from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX, PAUSE_MS, PartitionWriter
 from logmirror.wire.batch_header import parse_header
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import encode_reference
@@ -49,9 +49,11 @@ def piece(first, count=10, *, stamp_ms=FRESH_MS):
     return made
 
 
-def writer(end=100, state=ALIVE, *, at_ms=1000):
+def writer(end=100, state=ALIVE, *, at_ms=1000, window=IN_FLIGHT_MAX):
+    """A writer that continues another slice, with its window."""
     made = PartitionWriter(WHERE, PRODUCER)
     made.record_log_end(LogEnd(end, 0), state, at_ms=at_ms, now_ms=NOW_MS)
+    made.resume(window)
     return made
 
 
@@ -133,10 +135,65 @@ def test_what_is_verified_is_what_was_responded_and_never_what_was_sent():
 def test_many_batches_are_in_flight_with_sequence_check_and_one_without(state, most):
     made = writer(state=state)
 
+    assert fill_window(made) == most
+
+
+def fill_window(made):
+    """Send until no more may be in flight; return how many are."""
     while made.may_send():
         send(made)
+    return made.in_flight
 
-    assert made.in_flight == most
+
+def confirm(made):
+    """The oldest batch in flight was appended where it belongs."""
+    response(made, made.verified)
+
+
+def test_each_response_with_the_expected_offset_doubles_the_window():
+    made = writer(window=1)
+    seen = []
+    for _ in range(9):
+        seen.append(fill_window(made))
+        confirm(made)
+
+    assert seen == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+
+
+@pytest.mark.parametrize("shut", ["a reading of the log end", "a gap", "a pause"])
+def test_the_window_closes_to_one_batch(shut):
+    made = writer()
+    for _ in range(8):
+        fill_window(made)
+        confirm(made)
+    while made.in_flight:
+        confirm(made)
+    now_ms, end = 1000, made.verified
+    assert made.window(now_ms) == IN_FLIGHT_MAX
+    if shut == "a gap":
+        end += 5
+        made.passed_gap(end, now_ms)
+    elif shut == "a pause":
+        now_ms += PAUSE_MS + 1
+    else:
+        state = ProducerState(0, end - 1, FRESH_MS)
+        made.record_log_end(LogEnd(end, 0), state, at_ms=now_ms, now_ms=NOW_MS)
+
+    assert made.window(now_ms) == 1
+    send(made, at_ms=now_ms)
+    assert not made.may_send()
+    response(made, end)
+    assert fill_window(made) == 2
+
+
+def test_batches_in_flight_for_long_do_not_close_the_window():
+    made = writer()
+    for _ in range(8):
+        fill_window(made)
+        confirm(made)
+    fill_window(made)
+
+    assert made.window(1000 + 10 * PAUSE_MS) == IN_FLIGHT_MAX
 
 
 def test_producer_state_that_is_about_to_expire_does_not_count():
@@ -152,9 +209,7 @@ def test_the_first_acknowledged_current_batch_enables_the_sequence_check_and_old
         send(made, stamp_ms=stamp_ms)
         assert not made.may_send()
         response(made, 100)
-        while made.may_send():
-            send(made)
-        assert made.in_flight == most
+        assert fill_window(made) == most
 
 
 def test_nothing_is_sent_behind_old_records_before_they_are_acknowledged():

@@ -105,6 +105,9 @@ class FlowState:
     fenced: bool = False
     """See `Work.fenced`."""
 
+    in_flight_max: int = 1
+    """See `Work.in_flight_max`."""
+
     @property
     def end(self) -> int:
         """One past the last offset to copy now: the lower of source end and target."""

@@ -209,6 +209,9 @@ class Work:
     """Clusters only: whether batches that were in flight when the position was read are certain to
     be rejected, also behind an offset gap."""
 
+    in_flight_max: int = 1
+    """Clusters only: how many batches may be in flight before the first response."""
+
     window_ms: int = 0
     """Follow window in milliseconds: how long to keep polling after `slice.end` is reached."""
 
@@ -318,6 +321,9 @@ class SliceResult:
 
     fenced: bool = False
     """Batches in flight from before are rejected from now on; see `Work.fenced`."""
+
+    in_flight_max: int = 1
+    """For the slice that continues this one; see `Work.in_flight_max`."""
 
     peak_bytes: int = 0
     """Peak resident memory of the process that ran the slice, in bytes. 0: unknown."""

@@ -108,7 +108,7 @@ class SourcePoll:
         state.log_start = view.log_start
         state.probed_bytes, state.probed_end = 0, state.position
         state.position_stale, state.tail_checked = False, isinstance(spec, ArchiveSpec)
-        state.fenced = False
+        state.fenced, state.in_flight_max = False, 1
         destination.opened(state)
         self._observer.position_changed(state)
         return view.last_stable_offset

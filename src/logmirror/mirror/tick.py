@@ -233,6 +233,7 @@ class Tick:
             estimated_bytes=planned.estimated_bytes,
             tail_checked=state.tail_checked,
             fenced=state.fenced,
+            in_flight_max=state.in_flight_max,
             window_ms=window_ms,
             memory_bytes=memory_bytes,
         )

@@ -8,8 +8,9 @@ A producer cannot skip an offset. But a control record takes one, and no consume
   it: a rolling restart can duplicate markers this way, and cannot duplicate requested ones.
 
 Invariants:
-1. No more markers are requested than the gap is long, and the log end is read when all of a step
-   are written. Nothing else is written until the log ends where the gap does.
+1. A gap is filled in steps. No more markers are requested than the gap is long, and the log end is
+   read when all of a step are written. Nothing else is written until the log ends where the gap
+   does. After each step the filling may end early: whoever goes on does so at the log end.
 2. A log that ends beyond the gap is damaged: a marker was duplicated, or another client wrote. No
    record is at a wrong offset yet, and nothing more is written.
 3. A dead writer's transaction with the partition leaves a marker when its ID is acquired. So the
@@ -28,7 +29,7 @@ refuse
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
@@ -56,6 +57,10 @@ if TYPE_CHECKING:
 MARKERS_MAX: Final = 500
 """Markers in one request: they take a busy broker half a second."""
 
+TRANSACTIONS_MAX: Final = 60
+"""Empty transactions in one step: a quarter of a second with a broker nearby. A marker that was
+duplicated in a step is progress as long as the gap has room."""
+
 TRANSACTION_IDS: Final = 3
 """Used in turn: an ID cannot begin a transaction while its last one is being ended."""
 
@@ -72,6 +77,16 @@ _FRESH_MS: Final = 2
 """How old the last reading of the log end may be when markers are requested."""
 
 _PAUSES_MS: Final = (0, 1, 2, 5, 10, 20, 50)
+
+
+class Filled(NamedTuple):
+    """The part of an offset gap that was filled."""
+
+    end: int
+    """The log end offset. Below the gap's end: the time was over."""
+
+    fenced: bool
+    """Whether the leader refuses all batches of the data's producer with an older epoch."""
 
 
 class GapWriter:
@@ -94,8 +109,9 @@ class GapWriter:
         verified_ms: int,
         producer: int,
         new_epoch: int | None = None,
-    ) -> bool:
-        """Fill the offsets first..end-1; return when the log ends at `end` exactly.
+        until_ms: int | None = None,
+    ) -> Filled:
+        """Fill the offsets first..end-1, or the first of them: at least one step.
 
         Args:
             partition: A partition of the destination, with nothing in flight.
@@ -104,9 +120,11 @@ class GapWriter:
             verified_ms: Monotonic time at which the log was known to end at `first`.
             producer: The producer ID of the data.
             new_epoch: The producer epoch of the data behind the gap; None for the current one.
+            until_ms: Monotonic time at which no further step is begun; None: no limit.
 
         Returns:
-            Whether the new epoch has begun. It has not if markers come from empty transactions.
+            The log end, and whether the new epoch has begun. It has not if markers come from empty
+            transactions.
 
         Raises:
             PositionError: The log ends beyond the gap, see invariant 2.
@@ -118,10 +136,9 @@ class GapWriter:
             self._may_write_markers = self._client.admin.may_write_markers()
         if self._may_write_markers:
             identities = _identities(producer, new_epoch)
-            self._by_markers(partition, first, end, verified_ms, identities)
-            return self._may_write_markers and new_epoch is not None
-        self._by_transactions(partition, first, end)
-        return False
+            reached = self._by_markers(partition, first, end, verified_ms, identities, until_ms)
+            return Filled(reached, self._may_write_markers and new_epoch is not None)
+        return Filled(self._by_transactions(partition, first, end, until_ms), fenced=False)
 
     def release(self) -> None:
         """Release all leases at the end of a slice; nothing is in flight."""
@@ -129,23 +146,25 @@ class GapWriter:
 
     # -- markers ---------------------------------------------------------------------------------
 
-    def _by_markers(
+    def _by_markers(  # noqa: PLR0913, PLR0917  # the parts of `fill`
         self,
         partition: TopicPartition,
         first: int,
         end: int,
         verified_ms: int,
         identities: tuple[ProducerIdentity, ProducerIdentity],
-    ) -> None:
-        while first < end:
+        until_ms: int | None,
+    ) -> int:
+        while True:
             count = min(MARKERS_MAX, end - first)
             lease = self._leases.acquire(partition, first)
             verified_ms = self._confirm_end(partition, first, verified_ms, lease)
             epoch = self._epochs[partition] = self._epoch(partition, verified_ms)
             made = [TxnMarker(*identity, coordinator_epoch=epoch) for identity in identities]
             markers = {partition: made[:1] + made[1:] * (count - 1)}
-            until_ms = lease.until_ms if lease else None
-            error = self._client.admin.write_txn_markers(markers, send_until_ms=until_ms)[partition]
+            send_until_ms = lease.until_ms if lease else None
+            responses = self._client.admin.write_txn_markers(markers, send_until_ms=send_until_ms)
+            error = responses[partition]
             failpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
                 # Not idempotent, and the broker may still process it. Wait, then read the log end.
@@ -154,13 +173,14 @@ class GapWriter:
                 raise self._overtaken(partition, identities, error)
             if error is not None and error.facts.get("code") == CLUSTER_AUTHORIZATION_FAILED:
                 self._may_write_markers = False  # nothing was written
-                return self._by_transactions(partition, first, end)
+                return self._by_transactions(partition, first, end, until_ms)
             if error is not None:
                 raise error
             first += count
             identities = (identities[1], identities[1])  # the epoch has begun
             verified_ms = self._reach(partition, first, end)
-        return None
+            if self._is_over(first, end, until_ms):
+                return first
 
     def _confirm_end(
         self, partition: TopicPartition, first: int, verified_ms: int, lease: GapLease | None
@@ -202,16 +222,21 @@ class GapWriter:
 
     # -- empty transactions ----------------------------------------------------------------------
 
-    def _by_transactions(self, partition: TopicPartition, first: int, end: int) -> None:
+    def _by_transactions(
+        self, partition: TopicPartition, first: int, end: int, until_ms: int | None
+    ) -> int:
         try:
-            while first < end:
+            while True:
                 if partition not in self._producers:
                     first = self._acquire_ids(partition, end)
-                if self._write_empty_transactions(partition, end - first):
-                    first = end
+                count = min(TRANSACTIONS_MAX, end - first)
+                if self._write_empty_transactions(partition, count):
+                    first += count
+                    self._reach(partition, first, end)
+                    if self._is_over(first, end, until_ms):
+                        return first
                 else:
                     del self._producers[partition]
-            self._reach(partition, end, end)
         except FencedError as error:
             # Another process of this mirror, or another mirror, continues this partition.
             self._producers.pop(partition, None)
@@ -263,6 +288,10 @@ class GapWriter:
         return found
 
     # -- the log end -----------------------------------------------------------------------------
+
+    def _is_over(self, reached: int, end: int, until_ms: int | None) -> bool:
+        is_late = until_ms is not None and self._clock.monotonic_ms() >= until_ms
+        return is_late or reached >= end
 
     def _end_of(self, partition: TopicPartition) -> int:
         return self._client.log_ends([partition])[partition].end_offset

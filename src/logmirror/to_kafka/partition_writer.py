@@ -11,6 +11,10 @@ Invariants:
    does not continue the log, and all batches behind it. Old records end the check: nothing is sent
    behind them before they are acknowledged, because the broker may forget the producer then.
 3. After the first error nothing more is prepared: `error` stays set.
+4. The broker compares sequences, not offsets. So a record of another client, or a transaction
+   marker that comes late, moves every batch that is in flight behind it. After a reading of the log
+   end, after a filled gap and after `PAUSE_MS` without a batch, one batch is in flight; only its
+   response, with the expected base offset, opens the window: to 2, 4, ... `IN_FLIGHT_MAX` batches.
 """
 
 from __future__ import annotations
@@ -35,8 +39,11 @@ if TYPE_CHECKING:
     from logmirror.wire.rebatch import Piece
 
 IN_FLIGHT_MAX: Final = 64
-"""The most batches of one partition in flight. A broker that refuses one also refuses those behind
-it, so the limit is for broker memory and for the duration of a stop."""
+"""The most batches of one partition in flight, a power of two. A broker that refuses one also
+refuses those behind it. A record of another client between two of them moves those behind it."""
+
+PAUSE_MS: Final = 1_000
+"""After this long without a batch the window closes to one batch."""
 
 _EPOCH_MAX: Final = 2**15 - 1
 
@@ -77,6 +84,9 @@ class PartitionWriter:
         self._sequence = self._epoch = 0
         self._sequence_checked = False
         self._verified_ms = 0
+        self._window = 1
+        """The most batches that may be in flight now, with sequence check."""
+
         self._in_flight: deque[_Sent] = deque()
 
     @property
@@ -118,10 +128,20 @@ class PartitionWriter:
         self._sequence = follows & SEQUENCE_MASK
         self._epoch = 0 if state is None else state.producer_epoch
         self._verified_ms = at_ms
+        self._window = 1
+
+    def resume(self, window: int) -> None:
+        """Continue with the window of the slice before, which ended at this log end just now."""
+        self._window = window
+
+    def window(self, monotonic_ms: int) -> int:
+        """The most batches that may be in flight: 1..`IN_FLIGHT_MAX`, a power of two."""
+        is_paused = not self._in_flight and monotonic_ms > self._verified_ms + PAUSE_MS
+        return 1 if is_paused else self._window
 
     def may_send(self) -> bool:
         """Whether one more batch may be in flight."""
-        return len(self._in_flight) < (IN_FLIGHT_MAX if self._sequence_checked else 1)
+        return len(self._in_flight) < (self._window if self._sequence_checked else 1)
 
     def is_stale(self, monotonic_ms: int) -> bool:
         """Whether the log end was read too long ago to begin sending."""
@@ -135,6 +155,7 @@ class PartitionWriter:
             at_ms: Monotonic time.
             now_ms: Wall-clock time.
         """
+        self._window = self.window(at_ms)
         if piece.max_timestamp_ms <= now_ms - self._producer_state_age_ms:
             self._sequence_checked = False
         stamp(
@@ -172,6 +193,7 @@ class PartitionWriter:
             self.batch_count += 1
             self.sent_bytes += sent.size
             self._verified_ms = max(self._verified_ms, sent.sent_ms)
+            self._window = min(2 * self._window, IN_FLIGHT_MAX)
             if not self._in_flight:
                 self._sequence_checked = (
                     sent.max_timestamp_ms > now_ms - self._producer_state_age_ms
@@ -192,6 +214,7 @@ class PartitionWriter:
         """
         self.verified = self.next_offset = end
         self._verified_ms = at_ms
+        self._window = 1
         if fenced:
             self._epoch, self._sequence, self._sequence_checked = self._epoch + 1, 0, True
 

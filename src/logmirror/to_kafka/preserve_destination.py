@@ -240,6 +240,7 @@ class PreserveDestination:
         self._log_progress(state)
         state.tail_checked |= result.tail_checked
         state.fenced |= result.fenced
+        state.in_flight_max = result.in_flight_max
         state.advance(result, position, self._clock.monotonic_ms())
         failpoints.reach("commit.done")
         return result.error

@@ -160,5 +160,6 @@ class PreserveSlice(KafkaSlice):
             elapsed_ms=elapsed_ms,
             tail_checked=self.tail_checked,
             fenced=self.fenced,
+            in_flight_max=writer.window(now_ms),
             error=error,
         )

@@ -1,16 +1,17 @@
 """Executor: copies slices into one cluster at the source's offsets.
 
-    read the log ends -> check the tails -> [fetch -> pieces and gaps -> send -> collect]
+    read the log ends -> [check the tail | fetch -> pieces and gaps -> send -> collect]
 
-The slices of one source and destination run together, so that they share requests. Every slice
-begins by reading the destination's log end (I1), and ends with nothing in flight. An error ends the
-slice of its flow with what was acknowledged until then; the driver reads the position again (I7).
+The slices of one source and destination run together, in turns, so that they share requests. Every
+slice begins by reading the destination's log end (I1), and ends with nothing in flight. An error
+ends the slice of its flow with what was acknowledged until then; the driver reads the position
+again (I7). A gap or a head that takes longer than a turn is filled in several, and in several
+slices: each continues at the log end that the one before has reached.
 """
 
 from __future__ import annotations
 
 import bisect
-import functools
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.ports import SliceResult, Work
     from logmirror.source.column_types import Gate
     from logmirror.source.partition import Fetched, KafkaSource
+    from logmirror.to_kafka.gap_writer import Filled
     from logmirror.wire.rebatch import Piece, Rebatcher
 
 _COPIED_BYTES_MAX: Final = 64 << 10
@@ -43,6 +45,11 @@ _COPIED_BYTES_MAX: Final = 64 << 10
 
 _REQUEST_BYTES: Final = 1 << 20
 """Waiting batches are sent when they reach this size together."""
+
+
+TURN_MS: Final = 250
+"""How long the gaps or the head of one partition are filled at a time, at most. Then the other
+partitions of the slot have their turn, or the slice ends."""
 
 
 class GapWriter(Protocol):
@@ -57,11 +64,12 @@ class GapWriter(Protocol):
         verified_ms: int,
         producer: int,
         new_epoch: int | None = None,
-    ) -> bool:
-        """Fill the offsets first..end-1; return when the log ends at `end` exactly.
+        until_ms: int | None = None,
+    ) -> Filled:
+        """Fill the offsets first..end-1; at the monotonic time `until_ms` begin no further step.
 
-        At the monotonic time `verified_ms` the log ended at `first`. Returns whether the leader
-        from now on refuses all batches of `producer` with an older epoch than `new_epoch`.
+        At the monotonic time `verified_ms` the log ended at `first`. From now on the leader refuses
+        batches of `producer` with an older epoch than `new_epoch`, if the result says so.
         """
         ...
 
@@ -73,8 +81,11 @@ class GapWriter(Protocol):
 class TailCheck(Protocol):
     """Compares the last batch of a replica with the source."""
 
-    def check(self, item: PreserveSlice, *, source_start: int) -> int:
-        """Compare the replica's last batch; return its log end, which padding may have moved."""
+    def check(self, item: PreserveSlice, *, source_start: int, until_ms: int) -> int:
+        """Compare the replica's last batch; return its log end, which padding may have moved.
+
+        A log end below `source_start`: the time was over, and nothing was compared.
+        """
         ...
 
 
@@ -115,6 +126,8 @@ class PreserveTransfer:
         self._gap_writer, self._tail_check = gap_writer, tail_check
         self._window, self._clock = window, clock
         now_ms = clock.monotonic_ms()
+        self._turn_ms = min(TURN_MS, SLICE_MS // len(works))
+        self._source_starts: dict[TopicPartition, int] = {}
         self._copies = [
             PreserveSlice(
                 work=work,
@@ -122,6 +135,7 @@ class PreserveTransfer:
                 writer=_writer(work),
                 started_ms=now_ms,
                 known_end=work.slice.end,
+                tail_checked=work.tail_checked,
             )
             for work in works
         ]
@@ -139,7 +153,9 @@ class PreserveTransfer:
                 self._window.end()  # the driver must handle the finished one
             moved = False
             for copy in copies:
-                if copy.writer.next_offset < copy.limit:
+                if not copy.tail_checked:
+                    moved |= attempt(copy, self._check_tail)
+                elif copy.writer.next_offset < copy.limit:
                     moved |= attempt(copy, self._following.step)
             if moved:
                 if self._clock.monotonic_ms() >= until_ms and not self._window.left_ms:
@@ -159,18 +175,16 @@ class PreserveTransfer:
     def _begin(self) -> None:
         try:
             self._read_positions(self._copies)
-            unchecked = [copy for copy in self._copies if not copy.work.tail_checked]
+            unchecked = [copy for copy in self._copies if not copy.tail_checked]
             sources = {copy.work.slice.flow.source for copy in unchecked}
-            starts = self._source_client.list_offsets(sources, EARLIEST) if sources else {}
+            if sources:
+                self._source_starts = self._source_client.list_offsets(sources, EARLIEST)
         except LogmirrorError as error:
             for copy in self._copies:
                 copy.writer.fail(error.copy())
             return
         for copy in self._copies:
             attempt(copy, self._check_position)
-        for copy in unchecked:
-            start = starts[copy.work.slice.flow.source]
-            attempt(copy, functools.partial(self._check_tail, source_start=start))
 
     def _read_positions(self, copies: Sequence[PreserveSlice]) -> None:
         """Read the producer states, then the log ends.
@@ -194,17 +208,20 @@ class PreserveTransfer:
                 expected=copy.work.slice.first,
                 found=copy.writer.verified,
             )
+        copy.writer.resume(copy.work.in_flight_max)
         return True
 
-    def _check_tail(self, copy: PreserveSlice, *, source_start: int) -> bool:
-        if copy.writer.error is None:
-            before = copy.writer.verified
-            end = self._tail_check.check(copy, source_start=source_start)
-            copy.tail_checked = True
-            if end != before:
-                copy.gaps.add(before, end - 1, GapCause.COMPACTED)
-                self._read_positions([copy])
+    def _check_tail(self, copy: PreserveSlice) -> bool:
+        before, start = copy.writer.verified, self._source_starts[copy.work.slice.flow.source]
+        end = self._tail_check.check(copy, source_start=start, until_ms=self._turn_end_ms())
+        copy.tail_checked = end >= start
+        if end != before:
+            copy.gaps.add(before, end - 1, GapCause.COMPACTED)
+            self._read_positions([copy])
         return True
+
+    def _turn_end_ms(self) -> int:
+        return self._clock.monotonic_ms() + self._turn_ms
 
     # -- copying ---------------------------------------------------------------------------------
 
@@ -223,23 +240,30 @@ class PreserveTransfer:
             for piece in self._rebatcher.pieces(
                 fetched.buffer, batches, start, stop, first=copy.writer.next_offset, end=limit
             ):
-                if piece.base_offset > copy.writer.next_offset:
-                    self._fill(copy, piece.base_offset, known)
+                if not self._fill(copy, piece.base_offset, known):
+                    return
                 self._send(copy, piece)
             self._collect(block=False)  # once for all pieces: it costs as much as a small request
-            if copy.writer.next_offset < end:
-                self._fill(copy, end, known)
+            if not self._fill(copy, end, known):
+                return
         if stop < batches.count and copy.writer.next_offset < limit:
             if not compacted:
                 raise unexplained_gap(copy.writer.next_offset, int(batches.base_offsets[stop]))
-            self._fill(copy, limit, [])
+            if not self._fill(copy, limit, []):
+                return
         if refusal is not None:
             self._drain(copy)  # the records before it are valid
             raise refusal
 
-    def _fill(self, copy: PreserveSlice, end: int, known: list[Gap]) -> None:
-        """Fill the offsets up to `end`, which have no record at the source."""
+    def _fill(self, copy: PreserveSlice, end: int, known: list[Gap]) -> bool:
+        """Fill the offsets up to `end`, which have no record at the source.
+
+        Returns:
+            False if the turn was over before; fetch again from the offset that was reached.
+        """
         first = copy.writer.next_offset
+        if first >= end:
+            return True
         if copy.work.kafka.gaps == "fail":
             cause = next((h.cause for h in known if h.first <= first <= h.last), None)
             raise PositionError(
@@ -253,25 +277,20 @@ class PreserveTransfer:
         self._drain(copy)
         failpoints.reach("hole.begin")
         at_ms = self._clock.monotonic_ms()
-        fenced = self._gap_writer.fill(
+        filled = self._gap_writer.fill(
             copy.writer.partition,
             first,
             end,
             verified_ms=copy.writer.verified_ms,
             producer=copy.writer.producer,
             new_epoch=copy.new_epoch,
+            until_ms=self._turn_end_ms(),
         )
-        copy.fenced |= fenced
-        copy.writer.passed_gap(end, at_ms, fenced=fenced)
+        copy.fenced |= filled.fenced
+        copy.writer.passed_gap(filled.end, at_ms, fenced=filled.fenced)
         failpoints.reach("hole.filled")
-        position = first
-        for gap in known[bisect.bisect_left(known, first, key=lambda gap: gap.last) :]:
-            if gap.first >= end:
-                break
-            copy.gaps.add(position, gap.first - 1, GapCause.COMPACTED)
-            copy.gaps.add(max(gap.first, first), min(gap.last, end - 1), gap.cause)
-            position = gap.last + 1
-        copy.gaps.add(position, end - 1, GapCause.COMPACTED)
+        _count_gaps(copy, known, first, filled.end)
+        return filled.end == end
 
     def _send(self, copy: PreserveSlice, piece: Piece) -> None:
         writer = copy.writer
@@ -354,3 +373,15 @@ def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
     producer = producer_id(where.topic, where.partition, work.slice.topic_id)
     return PartitionWriter(where, producer, work.kafka.producer_state_age_ms)
+
+
+def _count_gaps(copy: PreserveSlice, known: list[Gap], first: int, end: int) -> None:
+    """Count the gaps in first..end-1: what is not among `known` was compacted away."""
+    position = first
+    for gap in known[bisect.bisect_left(known, first, key=lambda gap: gap.last) :]:
+        if gap.first >= end:
+            break
+        copy.gaps.add(position, gap.first - 1, GapCause.COMPACTED)
+        copy.gaps.add(max(gap.first, first), min(gap.last, end - 1), gap.cause)
+        position = gap.last + 1
+    copy.gaps.add(position, end - 1, GapCause.COMPACTED)

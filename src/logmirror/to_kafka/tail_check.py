@@ -7,6 +7,7 @@ offsets.
 If the source's log starts above offset 0, the destination needs the offsets below it as well. They
 are filled with padding records, which are deleted at once, step by step. So at any moment the
 destination is either empty or ends with padding, which a later start recognises by its producer ID.
+A long head takes several turns, and several slices: each continues at the log end.
 """
 
 from __future__ import annotations
@@ -69,11 +70,17 @@ class TailCheck:
         self._decoder, self._clock = decoder, clock
         self._buffer = FetchBuffer(_BUFFER_BYTES)
 
-    def check(self, copy: PreserveSlice, *, source_start: int) -> int:
+    def check(self, copy: PreserveSlice, *, source_start: int, until_ms: int) -> int:
         """Compare the last batch, or write padding up to the source's log start.
 
+        Args:
+            copy: The slice; nothing of it is in flight.
+            source_start: The source's log start offset.
+            until_ms: Monotonic time at which no further step of padding is begun, but one always.
+
         Returns:
-            The log end of the destination, which padding may have moved.
+            The log end of the destination, which padding may have moved. Below `source_start`: the
+            time was over.
 
         Raises:
             PositionError: The destination differs from the source at the same offset, or the source
@@ -86,8 +93,7 @@ class TailCheck:
         if end < source_start:
             if start < end:
                 raise _trimmed(end, start, source_start)
-            self._write_padding(where, end, source_start, producer)
-            return source_start
+            return self._write_padding(where, end, source_start, producer, until_ms)
         if start < end:
             self._compare_last(copy, log, max(start, source_start), end)
         return end
@@ -148,16 +154,18 @@ class TailCheck:
             self._client.admin.delete_records({where: at})
         return at
 
-    def _write_padding(self, where: TopicPartition, first: int, end: int, producer: int) -> None:
+    def _write_padding(  # the parts of `check`
+        self, where: TopicPartition, first: int, end: int, producer: int, until_ms: int
+    ) -> int:
         batch, size = bytearray(), 0
-        while first < end:
+        while True:
             if size != min(PADDING_RECORDS, end - first):
                 size = min(PADDING_RECORDS, end - first)
                 batch = bytearray(padding(size, timestamp_ms=self._clock.now_ms()))
             view = memoryview(batch)
             stamp(view, producer_id=producer, producer_epoch=0, sequence=first & SEQUENCE_MASK)
-            until_ms = self._clock.monotonic_ms() + SEND_DEADLINE_MS
-            self._pipeline.send([(where, view)], not_after_ms=until_ms)
+            send_until_ms = self._clock.monotonic_ms() + SEND_DEADLINE_MS
+            self._pipeline.send([(where, view)], not_after_ms=send_until_ms)
             (response,) = self._pipeline.collect(block=True)
             if response.error is not None:
                 raise response.error
@@ -174,6 +182,8 @@ class TailCheck:
             first += size
             self._client.admin.delete_records({where: first})
             failpoints.reach("head.deleted")
+            if first >= end or self._clock.monotonic_ms() >= until_ms:
+                return first
 
 
 def _recreated(copy: PreserveSlice, end: int) -> PositionError:

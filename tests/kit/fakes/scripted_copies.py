@@ -19,6 +19,7 @@ from logmirror.mirror.ports import FlowId, KafkaSpec, Slice, Work
 from logmirror.model import ColumnTypes, TopicPartition
 from logmirror.source.column_types import Gate
 from logmirror.source.partition import FetchBuffer, KafkaSource
+from logmirror.to_kafka.gap_writer import Filled
 from logmirror.to_kafka.idempotence import producer_id
 from logmirror.to_kafka.preserve_transfer import PreserveTransfer
 from logmirror.wire.batch_header import MarkerType
@@ -129,13 +130,23 @@ class GapWriter:
 
     destination: Destination
     filled: list[tuple[int, int, int]] = field(default_factory=list)
+    step: int = 1 << 62
+    step_ms: int = 0
+    on_step: list = field(default_factory=list)
 
-    def fill(self, partition, first, end, *, new_epoch=None, **_others):
+    def fill(self, partition, first, end, *, new_epoch=None, until_ms, **_others):
+        """Fill in steps; each takes `step_ms`."""
         assert not self.destination.responses, "nothing may be in flight"
         assert self.destination.ends[partition.partition] == first
-        self.filled.append((partition.partition, first, end))
-        self.destination.ends[partition.partition] = end
-        return new_epoch is not None
+        begun = first
+        while first < end and (first == begun or self.destination.clock.monotonic_ms() < until_ms):
+            first = min(end, first + self.step)
+            self.destination.clock.sleep_ms(self.step_ms)
+            for act in self.on_step:
+                act()
+        self.filled.append((partition.partition, begun, first))
+        self.destination.ends[partition.partition] = first
+        return Filled(first, new_epoch is not None)
 
     def release(self):
         assert not self.destination.responses, "nothing may be in flight"
@@ -148,16 +159,19 @@ class TailCheck:
     asked: list[tuple[int, int]] = field(default_factory=list)
     error: PositionError | None = None
     head: int | None = None
+    step: int = 1 << 62
     destination: Destination | None = None
 
-    def check(self, item, *, source_start):
+    def check(self, item, *, source_start, until_ms):
         number = item.writer.partition.partition
         self.asked.append((number, source_start))
         if self.error is not None and number == 0:
             raise self.error
         if self.head is not None:
-            self.destination.ends[number] = self.head
-            return self.head
+            end = min(self.head, item.writer.verified + self.step)
+            self.destination.clock.ms = max(until_ms, self.destination.clock.ms)
+            self.destination.ends[number] = end
+            return end
         return item.writer.verified
 
 
@@ -178,6 +192,7 @@ class World:
         firsts = firsts or (0,) * len(self.source.logs)
         works = [self._work(n, first, gaps, dict(fields)) for n, first in enumerate(firsts)]
         buffer = FetchBuffer(64)
+        self.window = FollowWindow(max(work.window_ms for work in works), self.clock)
         self.transfer = PreserveTransfer(
             works,
             source_client=self.source,
@@ -193,7 +208,7 @@ class World:
             gate=Gate(RecordDecoder()),
             gap_writer=self.gap_writer,
             tail_check=self.tail_check,
-            window=FollowWindow(max(work.window_ms for work in works), self.clock),
+            window=self.window,
             clock=self.clock,
         )
         results = self.transfer.run()
@@ -202,7 +217,7 @@ class World:
 
     def _work(self, number, first, gaps, fields):
         window_ms, tail_checked = fields.pop("window_ms", 0), fields.pop("tail_checked", True)
-        end = fields.pop("end", None)
+        end, in_flight_max = fields.pop("end", None), fields.pop("in_flight_max", 1)
         types = fields.pop("types", ColumnTypes())
         slice_ = Slice(
             flow=FlowId(mirror="m", destination="d", topic="t", partition=number),
@@ -221,6 +236,7 @@ class World:
             estimated_bytes=1,
             tail_checked=tail_checked,
             window_ms=window_ms,
+            in_flight_max=in_flight_max,
         )
 
 
