@@ -14,9 +14,11 @@ import pytest
 
 from kit.fakes.s3_proxy import S3Proxy
 from kit.judges.clients import Message, produce
+from kit.judges.gaps import take_head
 from kit.runs.commands import BrokerCommand, logmirror, logmirror_json, write_config
 from kit.servers.machine import HOST, free_ports
 from kit.servers.s3 import S3Server
+from logmirror.app import preflight
 from logmirror.app.preflight import check
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.properties import connection_settings
@@ -120,6 +122,36 @@ def test_a_destination_that_is_ahead_of_its_source_is_an_error(brokers, tmp_path
     assert result.returncode == 2
     (row,) = [r for r in json.loads(result.stdout) if r["severity"] == "error"]
     assert "ends beyond the source's" in row["found"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_long_head_is_announced_with_its_cost(brokers, tmp_path, monkeypatch, exists):
+    monkeypatch.setattr(preflight, "_HEAD_OFFSETS", 1_000_000)
+    topic = f"head-{exists}"
+    brokers[0].create_topic(topic, partitions=2)
+    take_head(brokers[0].bootstrap, topic, 1_200_000)
+    if exists:
+        brokers[1].create_topic(topic, partitions=2)
+
+    rows = check(load_text(config(tmp_path, brokers, topic).read_text(), environ={}))
+
+    (row,) = [row for row in rows if row.what == "head"]
+    assert (row.destination, row.severity) == ("standby", "note")
+    assert row.found == "partition 0: 1200000 offsets below the source's log start offset"
+    assert "0.0 GB" in row.advice
+    assert "1 min or more" in row.advice
+
+
+@pytest.mark.parametrize("more", [{"holes": "fail"}, {"offsets": "translate"}])
+def test_a_head_that_no_padding_fills_is_not_announced(brokers, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(preflight, "_HEAD_OFFSETS", 1)
+    topic = f"no-head-{next(iter(more))}"
+    brokers[0].create_topic(topic, partitions=1)
+    take_head(brokers[0].bootstrap, topic, 10)
+
+    rows = check(load_text(config(tmp_path, brokers, topic, **more).read_text(), environ={}))
+
+    assert [row for row in rows if row.what == "head"] == []
 
 
 def test_only_the_selected_mirror_is_checked(brokers, tmp_path):

@@ -50,6 +50,18 @@ _PROBES: Final = ".logmirror/probes"
 _SCRATCH: Final = ".logmirror-probe-"
 """Prefix of the temporary folder of a probe."""
 
+_PADDED: Final = ("preserve", "markers")
+"""How offsets and gaps must be replicated for padding to be written."""
+
+_HEAD_OFFSETS: Final = 100_000_000
+"""From this many offsets on, filling the head of a replica is announced."""
+
+_HEAD_OFFSETS_PER_S: Final = 10_000_000
+"""How fast a broker nearby takes padding, which is produced and deleted step by step."""
+
+_HEAD_OFFSETS_PER_MB: Final = 700_000
+"""Padding is compressed: 500,000 records are some 700 kB."""
+
 _SOMETIMES: Final = frozenset({"Alter", "Delete"})
 """Operations needed only if the source gets partitions, or begins above offset 0."""
 
@@ -385,6 +397,7 @@ def _check_positions(
     flows = [flow for flow, of in origin.flows if of is written]
     side = destinations(clients, lambda location: open_store(location, "-"), "-")
 
+    positions = dict.fromkeys(flows, 0)
     try:
         at = side(written).positions(written, flows, spec.chain_start)
     except NotFoundError:
@@ -393,11 +406,30 @@ def _check_positions(
         found = "new: `run` creates the topic"
     else:
         views = origin.views
-        copied = sum(
-            side(written).check(written, flow, position(at[flow]), views[flow.source])
-            for flow in flows
-        )
-        found = f"{len(flows)} partitions, {copied} offsets replicated"
+        for flow in flows:
+            start = position(at[flow])
+            positions[flow] = side(written).check(written, flow, start, views[flow.source])
+        found = f"{len(flows)} partitions, {sum(positions.values())} offsets replicated"
     yield CheckReport(
         mirror=spec.name, destination=name, severity="ok", what="position", found=found
+    )
+    if isinstance(written, KafkaSpec) and (written.offsets, written.gaps) == _PADDED:
+        for flow in (flow for flow in flows if not positions[flow]):
+            missing = origin.views[flow.source].log_start
+            if missing >= _HEAD_OFFSETS:
+                yield _head_row(flow, missing)
+
+
+def _head_row(flow: FlowId, missing: int) -> CheckReport:
+    """What filling the offsets below the source's log start offset costs."""
+    minutes = max(round(missing / _HEAD_OFFSETS_PER_S / 60), 1)
+    gigabytes = missing / _HEAD_OFFSETS_PER_MB / 1000
+    return CheckReport(
+        mirror=flow.mirror,
+        destination=flow.destination,
+        severity="note",
+        what="head",
+        found=f"partition {flow.partition}: {missing} offsets below the source's log start offset",
+        advice="before the first record, `run` writes padding for them and deletes it: about "
+        f"{gigabytes:.1f} GB through the destination's log, {minutes} min or more",
     )
