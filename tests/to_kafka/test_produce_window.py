@@ -46,6 +46,7 @@ def assert_one_is_misplaced(world, result, at):
     assert type(result.error) is PositionError
     assert (facts["reason"], facts["expected"], facts["found"]) == ("ForeignRecord", at, at + 1)
     assert misplaced(world) == [at + 1]
+    assert facts["misplaced_batches"] == 1
     assert result.next_offset == at
 
 
@@ -94,6 +95,19 @@ def test_one_batch_after_a_pause():
     facts = result.error.facts
     assert (facts["reason"], facts["expected"], facts["found"]) == ("ForeignRecord", 10, 11)
     assert len(world.destination.logs[0]) == 11
+
+
+def test_batches_in_flight_behind_a_record_of_another_client_are_counted():
+    """Nothing keeps it out in the middle of a stream: brokers do not compare offsets."""
+    world = World(Log(large_batches(0, 300)), response_batches=300)
+    append_another(world, before=200)
+
+    (result,) = world.run()
+
+    facts = result.error.facts
+    assert (facts["reason"], facts["expected"], facts["found"]) == ("ForeignRecord", 200, 201)
+    assert facts["misplaced_batches"] == len(misplaced(world)) == IN_FLIGHT_MAX
+    assert misplaced(world) == list(range(201, 201 + IN_FLIGHT_MAX))
 
 
 def test_a_slice_that_continues_another_begins_with_its_window():

@@ -361,9 +361,9 @@ def gap_too_long(partition: TopicPartition, *, expected: int, found: int) -> Pos
     return PositionError(
         "the destination's log ends beyond an offset gap of the source",
         hint="a transaction marker was written twice, which can happen when a leader changes at "
-        "the destination (never if the mirror has ClusterAction), or another client writes there. "
-        "No record is at a wrong offset; the next one would be. Copy this partition again into an "
-        "empty one.",
+        "the destination (never if the mirror writes markers itself), or another client writes "
+        "there. No record is at a wrong offset; the next one would be. Copy the topic again "
+        "(docs/recopy-a-partition.md).",
         reason="HoleTooLong",
         topic=partition.topic,
         partition=partition.partition,

@@ -88,6 +88,8 @@ class PartitionWriter:
         """The most batches that may be in flight now, with sequence check."""
 
         self._in_flight: deque[_Sent] = deque()
+        self._misplaced = 0
+        """The number of batches that were appended at other offsets than the source's."""
 
     @property
     def in_flight(self) -> int:
@@ -173,20 +175,24 @@ class PartitionWriter:
     def record_response(self, response: ProduceResponse, now_ms: int) -> None:
         """Record the response to the oldest batch in flight."""
         sent = self._in_flight.popleft()
-        if self.error is not None:
-            return  # batches behind a failed one: the position is read again
-        if response.error is not None:
+        if self.error is not None:  # batches behind a failed one: the position is read again
+            if self._misplaced and response.error is None:
+                self._misplaced += 1
+                self.error.facts["misplaced_batches"] = self._misplaced
+        elif response.error is not None:
             self.error = _reclassified(response.error)
         elif response.base_offset != sent.base_offset:
             self.error = PositionError(
                 "the destination appended a batch at another offset than the source's",
                 hint="another client writes to the destination topic. Nothing more is written. "
-                "Offsets from there on differ from the source's: stop the other client, and copy "
-                "this partition again into an empty one.",
+                "Records from `expected` on are at wrong offsets: stop the other client, and copy "
+                "the topic again (docs/recopy-a-partition.md).",
                 reason="ForeignRecord",
                 expected=sent.base_offset,
                 found=response.base_offset,
+                misplaced_batches=1,
             )
+            self._misplaced = 1
         else:
             self.verified = sent.base_offset + sent.records
             self.record_count += sent.records

@@ -174,7 +174,8 @@ class PreserveDestination:
             raise PositionError(
                 "the destination's log ends beyond the source's",
                 hint="the source was truncated or recreated, or another client wrote to the "
-                "destination topic. Nothing was written; compare both topics.",
+                "destination topic, or a transaction marker was duplicated there. Nothing was "
+                "written; compare both topics.",
                 reason="SourceWentBackwards",
                 expected=position,
                 got=view.last_stable_offset,

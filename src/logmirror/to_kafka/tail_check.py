@@ -172,8 +172,8 @@ class TailCheck:
             if response.base_offset != first:
                 raise PositionError(
                     "the destination appended padding at another offset than expected",
-                    hint="another client writes to the destination topic; copy this partition "
-                    "again into an empty one",
+                    hint="another client writes to the destination topic; copy the topic again "
+                    "(docs/recopy-a-partition.md)",
                     reason="ForeignRecord",
                     expected=first,
                     found=response.base_offset,
