@@ -14,12 +14,22 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from kit.judges.clients import rows_by_librdkafka
 from kit.judges.copies import copy, forget_connections
 from kit.judges.gaps import (
     COMPACTED,
     CREDENTIALS,
+    USER,
     Writer,
     allow_copies,
     allowed_on_cluster,
@@ -302,6 +312,23 @@ def test_alter_permission_on_the_cluster_allows_markers(restricted, limited, ver
         )
 
     assert producers_of_markers(restricted[version], topic_name) == {marker_producer_id(PRODUCER)}
+
+
+@pytest.mark.gate("why the documentation calls it an administrator's right")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_alter_permission_on_the_cluster_allows_changing_acls(restricted, version):
+    admin = AdminClient({"bootstrap.servers": restricted[version].address("SASL"), **CREDENTIALS})
+    where = (ResourceType.TOPIC, "of-others", ResourcePatternType.LITERAL)
+    wanted = AclBinding(*where, f"User:{USER}", "*", AclOperation.READ, AclPermissionType.ALLOW)
+
+    def grant_itself():
+        return admin.create_acls([wanted])[wanted].result(30)
+
+    with pytest.raises(KafkaException, match="CLUSTER_AUTHORIZATION_FAILED"):
+        grant_itself()
+
+    with allowed_on_cluster(restricted[version], "ALTER"):
+        grant_itself()
 
 
 # Open transactions

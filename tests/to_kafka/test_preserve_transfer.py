@@ -31,7 +31,6 @@ from logmirror.mirror.follow import SLICE_MS
 from logmirror.model import GapCause, TopicPartition
 from logmirror.source.partition import STALL_MS
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, deadline_ms
-from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX
 from logmirror.wire.records import encode_reference
 
 
@@ -193,7 +192,7 @@ def test_old_records_between_those_of_today_let_nothing_pass_them():
     seen = []
     world.destination.on_send.append(lambda: seen.append(len(world.destination.responses)))
 
-    (result,) = world.run(in_flight_max=IN_FLIGHT_MAX)
+    (result,) = world.run(in_flight_max=64)
 
     assert (result.error, covered(result)) == (None, [(0, 29)])
     assert seen[:14] == [*range(11), 0, 0, 1]

@@ -16,7 +16,7 @@ from kit.fakes.scripted_copies import (
 )
 from logmirror.errors import PositionError
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS
-from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX, PAUSE_MS
+from logmirror.to_kafka.partition_writer import IN_FLIGHT_MAX
 
 
 def misplaced(world):
@@ -87,10 +87,10 @@ def test_one_batch_after_the_log_end_was_read_again():
 def test_one_batch_after_a_pause():
     world = World(Log(large_batches(0, 10)), response_batches=200)
     log = next(iter(world.source.logs.values()))
-    arrive_while_waiting(world, {2 * PAUSE_MS: (log, 10, 400)})
+    arrive_while_waiting(world, {2 * SEND_DEADLINE_MS: (log, 10, 400)})
     append_another(world, before=10)
 
-    (result,) = world.run(window_ms=3 * PAUSE_MS)
+    (result,) = world.run(window_ms=3 * SEND_DEADLINE_MS)
 
     facts = result.error.facts
     assert (facts["reason"], facts["expected"], facts["found"]) == ("ForeignRecord", 10, 11)

@@ -143,7 +143,7 @@ def _of_brokers(copy: KafkaSpec) -> Iterator[Acl]:
     yield _cluster("DescribeConfigs", "checking the brokers' settings")
     if copy.offsets == "preserve" and copy.gaps == "markers":
         quick = "fast offset gaps, safe while leaders change"
-        yield _cluster("ClusterAction", quick)
+        yield _cluster("ClusterAction", f"{quick}; nearly a broker's right")
         yield _cluster("Describe", quick)
 
 

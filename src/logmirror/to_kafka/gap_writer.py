@@ -10,7 +10,7 @@ A producer cannot skip an offset. But a control record takes one, and no consume
 Invariants:
 1. A gap is filled in steps. No more markers are requested than the gap is long, and the log end is
    read when all of a step are written. Nothing else is written until the log ends where the gap
-   does. After each step the filling may end early: whoever goes on does so at the log end.
+   does. After each step the filling may end early; the next one continues at the log end.
 2. A log that ends beyond the gap is damaged: a marker was duplicated, or another client wrote. No
    record is at a wrong offset yet, and nothing more is written.
 3. A dead writer's transaction with the partition leaves a marker when its ID is acquired. So the

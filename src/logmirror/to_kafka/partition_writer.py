@@ -13,8 +13,8 @@ Invariants:
 3. After the first error nothing more is prepared: `error` stays set.
 4. The broker compares sequences, not offsets. So a record of another client, or a transaction
    marker that comes late, moves every batch that is in flight behind it. After a reading of the log
-   end, after a filled gap and after `PAUSE_MS` without a batch, one batch is in flight; only its
-   response, with the expected base offset, opens the window: to 2, 4, ... `IN_FLIGHT_MAX` batches.
+   end and after a filled gap one batch is in flight; only its response, with the expected base
+   offset, opens the window: to 2, 4, ... `IN_FLIGHT_MAX` batches.
 """
 
 from __future__ import annotations
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 IN_FLIGHT_MAX: Final = 64
 """The most batches of one partition in flight, a power of two. A broker that refuses one also
 refuses those behind it. A record of another client between two of them moves those behind it."""
-
-PAUSE_MS: Final = 1_000
-"""After this long without a batch the window closes to one batch."""
 
 _EPOCH_MAX: Final = 2**15 - 1
 
@@ -137,9 +134,8 @@ class PartitionWriter:
         self._window = window
 
     def window(self, monotonic_ms: int) -> int:
-        """The most batches that may be in flight: 1..`IN_FLIGHT_MAX`, a power of two."""
-        is_paused = not self._in_flight and monotonic_ms > self._verified_ms + PAUSE_MS
-        return 1 if is_paused else self._window
+        """The window for the slice that continues this one: 1..`IN_FLIGHT_MAX`."""
+        return 1 if self.is_stale(monotonic_ms) else self._window
 
     def may_send(self) -> bool:
         """Whether one more batch may be in flight."""
@@ -157,7 +153,6 @@ class PartitionWriter:
             at_ms: Monotonic time.
             now_ms: Wall-clock time.
         """
-        self._window = self.window(at_ms)
         if piece.max_timestamp_ms <= now_ms - self._producer_state_age_ms:
             self._sequence_checked = False
         stamp(
