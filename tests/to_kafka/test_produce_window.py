@@ -123,7 +123,7 @@ def test_a_slice_that_continues_another_begins_with_its_window():
 
 
 def test_the_window_is_open_after_a_few_responses():
-    """The first 127 batches take 7 round trips, and then 64 are in flight."""
+    """Here each response arrives alone; over a link, several of one round trip open it faster."""
     world = World(Log(large_batches(0, 200)), response_batches=200)
     seen = []
     world.destination.on_send.append(lambda: seen.append(len(world.destination.responses)))
