@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -206,6 +207,7 @@ class Task(threading.Thread):
         with SlotLink(self._address, SYSTEM_CLOCK) as link:
             works = link.take_over(self._works)
             self.begins_at = {w.slice.flow.partition: (w.slice.first, w.slice.end) for w in works}
+            self.in_flight_max = [w.in_flight_max for w in works]
 
 
 def test_a_job_begins_where_all_tasks_of_its_predecessor_have_ended(channel):
@@ -251,10 +253,11 @@ def test_a_task_that_ended_with_its_job_is_followed_all_the_same(channel):
             wait_for_slots(channel, 1)
             link.hand_over([result_of(work, 70)])
     with channel.job(second, 1) as after:
-        task = Task(after, work)
+        task = Task(after, replace(work, in_flight_max=64))
         task.join(10)
 
     assert task.begins_at == {0: (70, 70)}
+    assert task.in_flight_max == [1], "the predecessor may have filled a gap since"
 
 
 def test_a_job_without_a_predecessor_begins_at_once():

@@ -217,8 +217,8 @@ def positions_in(received: bytearray) -> dict[str, int] | None:
 
 
 def _begin_at(work: Work, position: int) -> Work:
-    part = work.slice
-    return replace(work, slice=replace(part, first=position, end=max(part.end, position)))
+    part = replace(work.slice, first=position, end=max(work.slice.end, position))
+    return replace(work, slice=part, in_flight_max=1)  # the predecessor may have closed its window
 
 
 def _connect(address: JobAddress) -> socket.socket | None:
