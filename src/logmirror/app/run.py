@@ -27,7 +27,7 @@ from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import check_partitions
 from logmirror.monitoring.logs import reporting
 from logmirror.monitoring.metrics import Recorder
-from logmirror.stores.opening import Leftovers, begin_writing
+from logmirror.stores.opening import Leftovers, begin_writing, open_store
 from logmirror.to_archive.destination import START_LISTING_MS
 from logmirror.to_archive.memory import SLOT_BYTES_MIN
 
@@ -212,7 +212,11 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
             client=clients,
             brief_client=brief,
             destination=destinations(
-                clients, stores, writer_id, observer, listing_ms=START_LISTING_MS
+                clients,
+                functools.cache(stores.open),
+                writer_id,
+                observer,
+                listing_ms=START_LISTING_MS,
             ),
         )
 
@@ -229,7 +233,7 @@ def build_service(  # noqa: PLR0913  # what of the configuration the loop itself
 
 
 class _Stores:
-    """The stores of a run, each opened once. Threads wait only for the store that they need.
+    """The stores of a run, each checked and swept once. Threads wait only for their own store.
 
     Args:
         specs: The mirrors of the run.
@@ -243,19 +247,19 @@ class _Stores:
         self._specs, self._writer_id, self._stack = specs, writer_id, stack
         self._lock = threading.Lock()
         self._locks: dict[StoreLocation, threading.Lock] = {}
-        self._open: dict[StoreLocation, BlobStore] = {}
+        self._begun: set[StoreLocation] = set()
 
-    def __call__(self, location: StoreLocation) -> BlobStore:
-        """Return the store at a location; see `begin_writing`."""
+    def open(self, location: StoreLocation) -> BlobStore:
+        """Return a store for the calling thread alone; see `begin_writing`."""
         with self._lock:
             lock = self._locks.setdefault(location, threading.Lock())
         with lock:
-            if location not in self._open:
-                leftovers = _leftovers(self._specs, location)
-                self._open[location] = begin_writing(
-                    location, self._writer_id, self._stack, leftovers=leftovers
-                )
-            return self._open[location]
+            if location in self._begun:
+                return open_store(location, self._writer_id)
+            leftovers = _leftovers(self._specs, location)
+            store = begin_writing(location, self._writer_id, self._stack, leftovers=leftovers)
+            self._begun.add(location)
+            return store
 
 
 def _leftovers(specs: Sequence[MirrorSpec], location: StoreLocation) -> Leftovers:
