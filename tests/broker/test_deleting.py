@@ -246,7 +246,7 @@ def test_a_log_that_ends_before_its_start_is_not_opened(tmp_path):
     with pytest.raises(CorruptionError) as raised:
         _open(folder, log_start=3)
 
-    assert (raised.value.facts["expected"], raised.value.facts["found"]) == (3, 2)
+    assert (raised.value.facts["durable_end"], raised.value.facts["offset"]) == (3, 2)
 
 
 def test_a_file_that_cannot_be_removed_has_no_effect(tmp_path, caplog):

@@ -45,6 +45,7 @@ class SlowDisk(Disk):
     """A disk whose flushes wait."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.may_flush = threading.Event()
 
     def sync(self, file: OpenFile) -> None:

@@ -6,11 +6,18 @@ SQLite in WAL mode with synchronous=FULL: a change is durable when the call retu
     topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
     topic_configs(topic, name, value)       only values that were set
     log_starts(topic, partition, start)     only partitions with deleted records
+    durable_ends(topic_id, partition, end_offset, written_from)
 
 A topic in deletion keeps its row until its files are removed. A broker that stops in between
 resumes the deletion at its next start, and a new topic of that name never inherits a record.
 
-Schema 1 had no log starts. Opening a database of schema 1 upgrades it.
+A durable end is recorded at a clean stop, at a start, and about once a second while records arrive;
+no response waits for it. It may be behind the log, and never ahead of it. Recovery needs it to
+distinguish a torn write from damage. The rows are keyed by topic ID, so that those of a deleted
+topic never apply to its successor, even if an older version of the broker deleted it.
+
+Schema 1 had no log starts. Opening a database of schema 1 upgrades it. Databases of schema 2 that
+older versions wrote have no `durable_ends`; those versions ignore the table.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ import threading
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.clock import new_nonce
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
@@ -44,10 +51,25 @@ CREATE TABLE IF NOT EXISTS log_starts (
     topic TEXT NOT NULL, partition INTEGER NOT NULL, start INTEGER NOT NULL,
     PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS durable_ends (
+    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, end_offset INTEGER NOT NULL,
+    written_from INTEGER NOT NULL, PRIMARY KEY (topic_id, partition)
+) WITHOUT ROWID;
 """
 PRODUCER_ID_BLOCK: Final = 1000
 """IDs are reserved in blocks, so that most allocations do not wait for the disk. A restart loses
 the rest of a block; there are 2^63 IDs."""
+
+
+class DurableEnd(NamedTuple):
+    """What is known to be on disk of a partition."""
+
+    offset: int
+    """Records before this offset were durable when it was recorded."""
+
+    written_from: int
+    """Segments from this offset on were written by this broker, so they hold every offset. Older
+    ones may come from an archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +82,9 @@ class TopicRow:
     configs: Mapping[str, str]
     log_starts: Mapping[int, int] = field(default_factory=dict)
     """Log start offset by partition. A partition without an entry starts at 0."""
+
+    durable_ends: Mapping[int, DurableEnd] = field(default_factory=dict)
+    """By partition; none: not recorded yet."""
 
 
 def new_uuid() -> uuid.UUID:
@@ -151,6 +176,9 @@ class MetadataStore:
             starts: dict[str, dict[int, int]] = {}
             for topic, partition, start in self._database.execute("SELECT * FROM log_starts"):
                 starts.setdefault(topic, {})[partition] = start
+            ends: dict[bytes, dict[int, DurableEnd]] = {}
+            for topic_id, partition, *end in self._database.execute("SELECT * FROM durable_ends"):
+                ends.setdefault(topic_id, {})[partition] = DurableEnd(*end)
             select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"
             return [
                 TopicRow(
@@ -159,6 +187,7 @@ class MetadataStore:
                     partition_count=partition_count,
                     configs=configs.get(name, {}),
                     log_starts=starts.get(name, {}),
+                    durable_ends=ends.get(topic_id, {}),
                 )
                 for name, topic_id, partition_count in self._database.execute(select, (state,))
             ]
@@ -195,6 +224,20 @@ class MetadataStore:
                 [(topic, partition, start) for partition, start in starts.items()],
             )
 
+    def set_durable_ends(self, ends: Mapping[tuple[uuid.UUID, int], DurableEnd]) -> None:
+        """Store durable ends by topic ID and partition. Those of deleted topics are left out.
+
+        A recorded end never decreases.
+        """
+        with self._transaction():
+            self._database.executemany(
+                "INSERT INTO durable_ends SELECT ?1, ?2, ?3, ?4 "
+                "WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?1) "
+                "ON CONFLICT DO UPDATE SET end_offset = max(end_offset, excluded.end_offset), "
+                "written_from = excluded.written_from",
+                [(topic_id.bytes, partition, *end) for (topic_id, partition), end in ends.items()],
+            )
+
     def begin_deletion(self, name: str) -> None:
         """Mark a topic as deleted. Its files must be removed next."""
         with self._transaction():
@@ -205,6 +248,9 @@ class MetadataStore:
         with self._transaction():
             self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
             self._database.execute("DELETE FROM log_starts WHERE topic = ?", (name,))
+            select = "SELECT id FROM topics WHERE name = ?"
+            delete = f"DELETE FROM durable_ends WHERE topic_id IN ({select})"  # noqa: S608  # two constants
+            self._database.execute(delete, (name,))
             self._database.execute("DELETE FROM topics WHERE name = ?", (name,))
 
     def next_producer_id(self) -> int:

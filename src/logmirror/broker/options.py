@@ -31,6 +31,9 @@ class BrokerOptions:
     default_partitions: int = 1
     """Kafka's `num.partitions`: partitions of a topic created without a partition count."""
 
+    accept_data_loss: tuple[str, ...] = ()
+    """Partitions, as `<topic>-<partition>`, that open although acknowledged records are damaged."""
+
     node_id: int = 1
 
     segment_bytes: int = 64 * 1024 * 1024

@@ -19,7 +19,7 @@ import uvloop
 from logmirror.broker.broker import Broker
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
-from logmirror.broker.log.segment_cache import SegmentCache
+from logmirror.broker.log.segment_cache import DEFAULT_LOADED_SEGMENTS, SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.protocol.connection import Connection, Connections
 from logmirror.broker.topics import Topics
@@ -37,7 +37,9 @@ _OTHER_THREADS: Final = 4
 _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 512
 _FILES_FOR_US: Final = 128
-"""Descriptors reserved for the database, folder syncs and Python."""
+"""Descriptors reserved for the database, flushes and Python."""
+
+_MANY_FILES: Final = 2**20
 
 
 def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> None:
@@ -68,7 +70,7 @@ def _held(log_dir: Path) -> Iterator[Path]:
     """Create and lock the log directory; yields the broker's private folder in it."""
     private = log_dir / ".logmirror"
     try:
-        private.mkdir(parents=True, exist_ok=True)
+        _make_durable(private)
         lock = os.open(private / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise UsageError(
@@ -89,6 +91,18 @@ def _held(log_dir: Path) -> Iterator[Path]:
         yield private
     finally:
         os.close(lock)
+
+
+def _make_durable(folder: Path) -> None:
+    """Create a folder and its parents, and make their names durable."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # The last two also if they exist: a crash may have prevented it before.
+    for parent in dict.fromkeys((*(path.parent for path in missing), *folder.parents[:2])):
+        try:
+            Disk().sync_folder(parent)
+        except PermissionError as error:
+            _LOG.warning("%s: could not be made durable: %s", parent, error)
 
 
 @contextlib.contextmanager
@@ -123,8 +137,9 @@ async def _serve(
     on_ready: Callable[[str, int], None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    disk = Disk()
-    cache = SegmentCache(disk)
+    max_connections, max_files = _share_files(options.max_connections)
+    disk = Disk(max_files=max_files)
+    cache = SegmentCache(disk, max_loaded=min(DEFAULT_LOADED_SEGMENTS, max_files // 2))
     with (
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
@@ -142,27 +157,40 @@ async def _serve(
             executor=others,
             port=port,
         )
-        connections = Connections(broker, _connection_limit(options.max_connections))
+        connections = Connections(broker, max_connections)
         server = await loop.create_server(
             lambda: Connection(connections), sock=listener, backlog=_BACKLOG
         )
         stop = _stop_on_signals(loop)
         _LOG.info("listening on %s:%d, log directory %s", host, port, options.log_dir)
         on_ready(host, port)
-        await _sweep_until(stop, connections)
+        await _sweep_until(stop, connections, topics)
         _LOG.info("stopping")
         server.close()
         await connections.stop()
+        await topics.record_durable_ends()
 
 
-def _connection_limit(wanted: int) -> int:
-    """Raise the limit of open files if permitted, and return the connection limit."""
+def _share_files(wanted: int) -> tuple[int, int]:
+    """Raise the limit of open files if permitted, and share it out.
+
+    Args:
+        wanted: The configured limit of connections.
+
+    Returns:
+        The limit of connections, and that of the log's files: one for each partition that was
+        written to, and those of the segment cache.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    return max(1, min(wanted, soft - _FILES_FOR_US))
+    if soft == resource.RLIM_INFINITY:
+        soft = _MANY_FILES
+    files = max(2, soft - _FILES_FOR_US)
+    connections = min(wanted, files // 2)
+    return connections, files - connections
 
 
 def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
@@ -173,9 +201,13 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
-async def _sweep_until(stop: asyncio.Event, connections: Connections) -> None:
+async def _sweep_until(stop: asyncio.Event, connections: Connections, topics: Topics) -> None:
     loop = asyncio.get_running_loop()
+    recording = loop.create_task(topics.record_durable_ends())
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _SWEEP_S)
         connections.sweep(loop.time() * 1000)
+        if recording.done():
+            recording = loop.create_task(topics.record_durable_ends())
+    await recording

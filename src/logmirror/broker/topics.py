@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.log.open_segments import DamagedLogError
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
 from logmirror.broker.topic_configs import TopicConfigs
-from logmirror.errors import LogmirrorError, PositionError, UnavailableError
+from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     import uuid
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
+    from logmirror.broker.metadata import DurableEnd
     from logmirror.broker.options import BrokerOptions
 
 _Result = TypeVar("_Result")
@@ -110,10 +112,46 @@ class Topics:
         for row in self._store.deleting():
             self._remove_files(row.name)
             self._store.end_deletion(row.name)
-        for row in self._store.topics():
-            self._admit(
-                row, [self._recovered(row, number) for number in range(row.partition_count)]
+        rows = self._store.topics()
+        self._check_accepted(rows)
+        ends: dict[tuple[uuid.UUID, int], DurableEnd] = {}
+        for row in rows:
+            logs = [self._recovered(row, number) for number in range(row.partition_count)]
+            self._admit(row, logs)
+            for number, log in enumerate(logs):
+                end = log.durable_end()
+                if log.failure is None and end.offset and end != row.durable_ends.get(number):
+                    ends[row.topic_id, number] = end
+        self._store.set_durable_ends(ends)
+
+    def _check_accepted(self, rows: list[TopicRow]) -> None:
+        known = {f"{row.name}-{n}" for row in rows for n in range(row.partition_count)}
+        if unknown := set(self._options.accept_data_loss) - known:
+            raise UsageError(
+                "no such partition",
+                hint="write --accept-data-loss TOPIC-PARTITION, with the names of the broker's log",
+                partitions=sorted(unknown),
             )
+
+    async def record_durable_ends(self) -> None:
+        """Store how far the logs are durable that advanced since the last call.
+
+        A failure is logged, and the next call tries again.
+        """
+        logs = self._commits.take_advanced()
+        ends: dict[tuple[uuid.UUID, int], DurableEnd] = {}
+        for log in logs:
+            topic, number = self.by_name.get(log.folder.parent.name), int(log.folder.name)
+            if topic is not None and log in topic.logs[number : number + 1]:
+                ends[topic.topic_id, number] = log.durable_end()
+        if not ends:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._executor, self._store.set_durable_ends, ends)
+        except LogmirrorError as error:
+            _LOG.warning("durable ends could not be recorded: %s", error)
+            self._commits.put_back(logs)
 
     def _recovered(self, row: TopicRow, partition: int) -> PartitionLog:
         folder = self._folder(row.name) / str(partition)
@@ -125,15 +163,24 @@ class Topics:
                 cache=self._cache,
                 segment_bytes=configs.segment_bytes,
                 log_start=row.log_starts.get(partition, 0),
+                durable=row.durable_ends.get(partition),
+                accept_loss=f"{row.name}-{partition}" in self._options.accept_data_loss,
             )
+        except DamagedLogError as error:
+            _LOG.error("%s-%d: offline: %s; %s", row.name, partition, error, error.hint)
+            return self._offline(folder, configs, error)
         except (LogmirrorError, OSError) as error:
             _LOG.exception("%s-%d: offline: the log could not be opened", row.name, partition)
-            log = self._empty_log(folder, configs)
             failure = error if isinstance(error, LogmirrorError) else None
-            log.take_offline(
-                failure or UnavailableError("log could not be opened", cause=str(error))
-            )
-            return log
+            failure = failure or UnavailableError("log could not be opened", cause=str(error))
+            return self._offline(folder, configs, failure)
+
+    def _offline(
+        self, folder: Path, configs: TopicConfigs, failure: LogmirrorError
+    ) -> PartitionLog:
+        log = self._empty_log(folder, configs)
+        log.take_offline(failure)
+        return log
 
     def _empty_log(self, folder: Path, configs: TopicConfigs) -> PartitionLog:
         return PartitionLog(

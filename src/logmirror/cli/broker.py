@@ -11,7 +11,7 @@ from logmirror.cli.options import LogLevelOption
 from logmirror.errors import UsageError
 
 
-def broker(  # one parameter for each option
+def broker(  # noqa: PLR0913  # one parameter for each option
     *,
     log_dir: Annotated[
         Path, typer.Option(help="Directory of the topics; created if missing.", show_default=False)
@@ -25,6 +25,14 @@ def broker(  # one parameter for each option
     partitions: Annotated[
         int, typer.Option(min=1, help="Default number of partitions of a new topic.")
     ] = 1,
+    accept_data_loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC-PARTITION",
+            help="Open this partition although acknowledged records are damaged. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     log_level: LogLevelOption = "info",
 ) -> None:
     """Run the embedded Kafka-compatible broker until SIGTERM or Ctrl-C.
@@ -43,6 +51,7 @@ def broker(  # one parameter for each option
         port=port,
         auto_create_topics=auto_create,
         default_partitions=partitions,
+        accept_data_loss=tuple(accept_data_loss or ()),
     )
     serve(options, on_ready=lambda host, port: typer.echo(f"listening on {host}:{port}"))
 

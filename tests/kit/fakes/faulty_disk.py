@@ -3,6 +3,9 @@
 It writes to the real disk and records what a power loss would leave: the bytes of each file up to
 its last fsync and any part of the later ones, and the names of each folder as of its last fsync,
 with or without each later change.
+
+A failed fsync is modelled as Linux does it: the bytes stay readable, and no later fsync writes
+them, unless they are written again.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 from logmirror.broker.log.disk import Disk, OpenFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 
@@ -27,6 +30,27 @@ class _Content:
     """The bytes of one file, shared by all its names."""
 
     durable: bytes = b""
+    dropped: tuple[int, int] = (0, 0)
+    """Start and end of bytes that an fsync failed to write."""
+
+    def flushed(self, now: bytes) -> None:
+        """Make the bytes of the file durable, except those that were dropped."""
+        start, end = (min(len(now), at) for at in self.dropped)
+        old = self.durable[start:end].ljust(end - start, b"\0")
+        self.durable = now[:start] + old + now[end:]
+
+    def failed(self, now: bytes) -> None:
+        """Drop all bytes that are not durable."""
+        if len(now) > len(self.durable):
+            self.dropped = (len(self.durable), len(now))
+
+    def rewritten(self, start: int, end: int) -> None:
+        """Forget about dropped bytes that were written again."""
+        first, last = self.dropped
+        if start <= first:
+            self.dropped = (0, 0) if end >= last else (max(first, end), last)
+        elif start < last <= end:
+            self.dropped = (first, start)
 
 
 @dataclass
@@ -46,6 +70,7 @@ class FaultyDisk(Disk):
     """
 
     def __init__(self, power_until: int | None = None) -> None:
+        super().__init__()
         self.calls: list[str] = []
         self.fail: Callable[[str], OSError | None] = lambda _: None
         self._power_until = power_until
@@ -80,6 +105,18 @@ class FaultyDisk(Disk):
         self._bind(path, self._contents[file.fd])
         return file
 
+    def open_for_append(self, path: Path) -> OpenFile:
+        file = super().open_for_append(path)
+        self._contents[file.fd] = self._content(path)
+        self._files[file.fd] = file
+        return file
+
+    def _content(self, path: Path) -> _Content:
+        names = self._folder(path.parent)
+        if path.name not in names.now:  # written by another disk: all of it is durable
+            names.now[path.name] = names.durable[path.name] = _Content(path.read_bytes())
+        return names.now[path.name]
+
     def append(self, file: OpenFile, data: memoryview) -> None:
         self._call("append")
         super().append(file, data)
@@ -89,19 +126,32 @@ class FaultyDisk(Disk):
         super().truncate(file, size_bytes)
 
     def sync(self, file: OpenFile) -> None:
-        self._call("sync")
-        size = os.fstat(file.fd).st_size
-        self._contents[file.fd].durable = os.pread(file.fd, size, 0)
+        now = os.pread(file.fd, os.fstat(file.fd).st_size, 0)
+        self._flush("sync", self._contents[file.fd], now)
 
-    def write_synced(self, path: Path, parts: Sequence[bytes]) -> None:
+    def _flush(self, call: str, content: _Content, now: bytes) -> None:
+        try:
+            self._call(call)
+        except OSError:
+            content.failed(now)
+            raise
+        content.flushed(now)
+
+    def rewrite(self, path: Path, start: int, end: int) -> None:
+        content = self._content(path)
+        content.rewritten(start, end)
+        self._flush("rewrite", content, path.read_bytes())
+
+    def write_synced(self, path: Path, parts: Iterable[bytes]) -> None:
         self._call("write_synced")
-        super().write_synced(path, parts)
-        self._bind(path, _Content(b"".join(parts)))
+        data = b"".join(parts)
+        super().write_synced(path, [data])
+        self._bind(path, _Content(data))
 
     def link(self, source: Path, target: Path) -> None:
         self._call("link")
         super().link(source, target)
-        self._bind(target, self._folder(source.parent).now[source.name])
+        self._bind(target, self._content(source))
 
     def unlink(self, path: Path) -> None:
         self._call("unlink")

@@ -2,9 +2,10 @@
 
 A response holds as many whole batches as fit. The first partition with data gets at least one batch
 even if it exceeds all limits, so that a consumer always makes progress (KIP-74). Only durable
-records are served (L1 in `partition_log`). Offsets from the high watermark to the log end are in
-range, as in Kafka, and return no records yet. With less than `min_bytes` available, the request
-waits until there are enough bytes, an error occurs, or `max_wait_ms` has passed.
+records are served (L1 in `partition_log`). A request for damaged records gets CORRUPT_MESSAGE (L7).
+Offsets from the high watermark to the log end are in range, as in Kafka, and return no records yet.
+With less than `min_bytes` available, the request waits until there are enough bytes, an error
+occurs, or `max_wait_ms` has passed.
 
 Deviations from Kafka: there are no fetch sessions (every response has session ID 0, so clients send
 full requests); a batch is never truncated.
@@ -20,7 +21,7 @@ from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.offsets import epoch_error
 from logmirror.broker.log.partition_log import ColdSegmentError
 from logmirror.broker.log.segment import FileRange
-from logmirror.errors import LogmirrorError
+from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.wire.serve_fetch import (
     TOPIC_ID_FROM,
     Fetched,
@@ -31,10 +32,11 @@ from logmirror.wire.serve_fetch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Container, Coroutine
 
     from logmirror.broker.broker import Broker
     from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.log.segment import Segment
     from logmirror.broker.topics import Topic
     from logmirror.wire.frames import RequestHeader
 
@@ -122,9 +124,10 @@ async def _wait(
 async def _read_all_loading(broker: Broker, request: FetchRequest, version: int) -> _Found:
     """Read as `_read_all` does, and load cold segments in the executor."""
     loop = asyncio.get_running_loop()
+    unreadable: set[Segment] = set()
     while True:
         try:
-            return _read_all(broker, request, version)
+            return _read_all(broker, request, version, unreadable)
         except ColdSegmentError as cold:
             segment = cold.segment
         try:
@@ -133,10 +136,12 @@ async def _read_all_loading(broker: Broker, request: FetchRequest, version: int)
             if segment.is_deleted:
                 continue  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE
             _LOG.exception("%s: segment could not be read", segment.path)
-            raise
+            unreadable.add(segment)
 
 
-def _read_all(broker: Broker, request: FetchRequest, version: int) -> _Found:
+def _read_all(
+    broker: Broker, request: FetchRequest, version: int, unreadable: Container[Segment] = ()
+) -> _Found:
     by_id = version >= TOPIC_ID_FROM
     left = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
     found = _Found([], [], 0, has_error=False, logs=[])
@@ -148,7 +153,14 @@ def _read_all(broker: Broker, request: FetchRequest, version: int) -> _Found:
         topic = _topic(broker, name)
         for wanted in partitions:
             at_least_one = records_bytes == 0
-            response, ranges = _read(topic, wanted, left, at_least_one=at_least_one, by_id=by_id)
+            try:
+                response, ranges = _read(
+                    topic, wanted, left, at_least_one=at_least_one, by_id=by_id
+                )
+            except ColdSegmentError as cold:
+                if cold.segment not in unreadable:
+                    raise
+                response, ranges = _failed(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), []
             responses.append(response)
             has_error = has_error or response.error != 0
             if topic is not None and response.error == 0:
@@ -158,6 +170,10 @@ def _read_all(broker: Broker, request: FetchRequest, version: int) -> _Found:
                 records_bytes += response.records_bytes
                 left = max(0, left - response.records_bytes)
     return found._replace(records_bytes=records_bytes, has_error=has_error)
+
+
+def _failed(number: int, code: ErrorCode) -> Fetched:
+    return Fetched(number, code, -1, -1, 0)
 
 
 def _topic(broker: Broker, name: str | bytes) -> Topic | None:
@@ -186,6 +202,8 @@ def _read(
         ranges = log.read(wanted.offset, limit, at_least_one=at_least_one)
     except LogmirrorError as error:
         _LOG.warning("%s-%d: %s", topic.name, number, error)
-        return Fetched(number, ErrorCode.KAFKA_STORAGE_ERROR, -1, -1, 0), []
+        is_damaged = isinstance(error, CorruptionError)
+        code = ErrorCode.CORRUPT_MESSAGE if is_damaged else ErrorCode.KAFKA_STORAGE_ERROR
+        return _failed(number, code), []
     size_bytes = sum(found.size_bytes for found in ranges)
     return Fetched(number, 0, watermark, start, size_bytes), ranges

@@ -12,7 +12,8 @@ ListOffsets (key 2, versions 1-10):
 
 A lookup by timestamp reads the index and the headers of one interval, and decodes one batch. It
 runs in the executor, because a cold segment is indexed first and a batch may be compressed. A
-transaction marker counts as a record, as in Kafka: it has an offset and a timestamp.
+transaction marker counts as a record, as in Kafka: it has an offset and a timestamp. A lookup that
+would pass damaged records is an error: they may be what it looks for.
 
 OffsetForLeaderEpoch (key 23, versions 2-4): the only leader epoch is 0. Its end offset is the log
 end, where the next batch is appended, including batches that are not durable yet. A client that
@@ -200,6 +201,7 @@ def _find_time(
         timestamp_ms = _largest(cache, segments, log_start)
     for segment, end in segments:
         file, index = cache.loaded(segment)
+        segment.check_intact(log_start)
         position = index.first_interval_reaching(timestamp_ms)
         if position is None:
             continue
@@ -217,6 +219,7 @@ def _largest(cache: SegmentCache, segments: list[tuple[Segment, int]], log_start
     largest = 0
     for segment, end in segments:
         file, index = cache.loaded(segment)
+        segment.check_intact(log_start)
         if end == segment.size_bytes and segment.first >= log_start:
             largest = max(largest, index.max_timestamp_ms)
             continue

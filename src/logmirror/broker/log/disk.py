@@ -5,12 +5,15 @@ Every call raises `OSError` as the system does; `partition_log` decides what a f
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from pathlib import Path
+
+_REWRITE_BYTES: Final = 4 * 1024 * 1024
 
 
 class OpenFile:
@@ -21,16 +24,36 @@ class OpenFile:
     """
 
     __slots__ = ("fd",)
+    _open: ClassVar[set[int]] = set()
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._open.add(fd)
 
     def __del__(self) -> None:
+        self._open.discard(self.fd)
         os.close(self.fd)
+
+    @classmethod
+    def count(cls) -> int:
+        """Return the number of such descriptors in this process."""
+        return len(cls._open)
 
 
 class Disk:
-    """The real disk."""
+    """The real disk.
+
+    Args:
+        max_files: Limit for `OpenFile.count`. At the limit no open segment is created or opened, so
+            that connections and flushes still get descriptors. None: the system's limit only.
+    """
+
+    def __init__(self, *, max_files: int | None = None) -> None:
+        self._max_files = max_files
+
+    def _check_room(self, path: Path) -> None:
+        if self._max_files is not None and OpenFile.count() >= self._max_files:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its parents; no error if it exists."""
@@ -38,11 +61,13 @@ class Disk:
 
     def create(self, path: Path) -> OpenFile:
         """Create a file that must not exist yet, for appending and reading."""
+        self._check_room(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         return OpenFile(os.open(path, flags, 0o644))
 
     def open_for_append(self, path: Path) -> OpenFile:
         """Open an existing file for appending and reading."""
+        self._check_room(path)
         return OpenFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
 
     def open_for_reading(self, path: Path) -> OpenFile:
@@ -63,7 +88,23 @@ class Disk:
         """Make a file's bytes and its size durable."""
         os.fdatasync(file.fd)
 
-    def write_synced(self, path: Path, parts: Sequence[bytes]) -> None:
+    def rewrite(self, path: Path, start: int, end: int) -> None:
+        """Write the bytes from `start` to `end` again, unchanged, and make the file durable.
+
+        After a failed flush, Linux may keep bytes in the page cache that are not on the disk and
+        not marked as to be written: they can be read, and a second flush reports success without
+        writing them. Only writing them again makes them durable.
+        """
+        file = OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))  # O_APPEND would ignore positions
+        position = start
+        while position < end:
+            data = os.pread(file.fd, min(_REWRITE_BYTES, end - position), position)
+            if not data:
+                raise OSError(errno.EIO, "file is shorter than it was", str(path))
+            position += os.pwrite(file.fd, data, position)
+        os.fsync(file.fd)
+
+    def write_synced(self, path: Path, parts: Iterable[bytes]) -> None:
         """Write a small file and make its bytes durable; its name becomes so by `sync_folder`."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = OpenFile(os.open(path, flags, 0o644))

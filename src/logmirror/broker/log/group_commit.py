@@ -31,6 +31,7 @@ class GroupCommit:
         self._scheduled: set[PartitionLog] = set()
         self._running: dict[PartitionLog, asyncio.Future[None]] = {}
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
+        self._advanced: set[PartitionLog] = set()
 
     def schedule(self, log: PartitionLog) -> None:
         """Flush what the log holds now.
@@ -58,9 +59,20 @@ class GroupCommit:
         if error is not None and not isinstance(error, OSError):
             error = OSError(f"flush failed: {error!r}")
         log.finish_sync(job, error)
+        if error is None:
+            self._advanced.add(log)
         if job.seals:
             self.remove_deleted(log)
         self._begin(log)
+
+    def take_advanced(self) -> list[PartitionLog]:
+        """Return the logs whose durable end advanced since the last call."""
+        taken, self._advanced = self._advanced, set()
+        return list(taken)
+
+    def put_back(self, logs: list[PartitionLog]) -> None:
+        """Return logs that could not be recorded; the next `take_advanced` has them again."""
+        self._advanced.update(logs)
 
     def remove_deleted(self, log: PartitionLog) -> None:
         """Start to remove the files of segments before the log start; `wait_removed` waits for it.

@@ -6,13 +6,16 @@
 - L1 A record becomes readable, and its producer gets a response, only when it is durable (I6). The
   high watermark never moves back, and every API returns the same one.
 - L2 Durability is in order: a segment is durable and sealed before records of the next one count as
-  durable. So recovery only truncates records that were never acknowledged.
+  durable. So records behind a segment that is not sealed were never acknowledged.
 - L3 A failed flush fails all waiting requests, and the partition is offline until the next start.
-  After such a failure it is unknown what the kernel still holds, so nothing is appended to it.
+  After such a failure it is unknown what the kernel still holds, so nothing is appended to it, and
+  recovery writes again what it finds after the recorded durable end (`recovery`).
 - L4 A failed write changes nothing: its partial bytes are truncated.
 - L5 The log start offset never moves back, not even by a crash. It is durable before it is visible;
   files are removed afterwards, oldest first. The last segment stays.
 - L6 The log end offset includes batches that are not durable yet.
+- L7 Damaged records are refused, never skipped: a read ends before them, and one that begins at
+  them is an error.
 
 All methods run on one thread. Only `SyncJob.run` runs in another; it uses only its own fields.
 """
@@ -25,8 +28,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logmirror.broker.log.batch_check import place
 from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
-from logmirror.broker.log.segment import FileRange, Segment, SparseIndex, find_batch, whole_batches
+from logmirror.broker.log.segment import (
+    DamagedRecordsError,
+    FileRange,
+    Segment,
+    SparseIndex,
+    find_batch,
+    whole_batches,
+)
 from logmirror.broker.log.sync_job import Seal, SyncJob, open_path, sealed_path, snapshot_path
+from logmirror.broker.metadata import DurableEnd
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.wire.serve_markers import pack_marker
 
@@ -71,6 +82,7 @@ class PartitionLog:
         producers: The producer state at the end of the last segment.
         snapshot: The newest producer snapshot, or None.
         segment_bytes: An open segment that would exceed this size is sealed first.
+        written_from: See `DurableEnd`.
     """
 
     def __init__(  # noqa: PLR0913  # the result of recovery
@@ -85,6 +97,7 @@ class PartitionLog:
         log_start: int = 0,
         producers: ProducerState | None = None,
         snapshot: Path | None = None,
+        written_from: int = 0,
     ) -> None:
         self.folder = folder
         self.failure: LogmirrorError | None = None
@@ -102,6 +115,7 @@ class PartitionLog:
         self._durable_tail_bytes = tail.size_bytes if tail else 0
         self._seals: list[Seal] = []
         self._snapshot = snapshot
+        self._written_from = written_from
         self._new_folder = not self._segments
         self._new_names = False
         self._syncing = False
@@ -283,6 +297,10 @@ class PartitionLog:
             self._ack_waiters.popleft()[1](None)
         self._notify_watchers()
 
+    def durable_end(self) -> DurableEnd:
+        """Return the end of what is durable, to be recorded."""
+        return DurableEnd(self.high_watermark, self._written_from)
+
     # Deleting
 
     def advance_start(self, offset: int) -> None:
@@ -343,6 +361,7 @@ class PartitionLog:
         Raises:
             ColdSegmentError: The first segment is not loaded; load it in the executor and retry.
             StorageError: The partition is offline, or a segment cannot be read.
+            DamagedRecordsError: The records at `offset` are damaged.
         """
         self.check_online()
         found: list[FileRange] = []
@@ -356,23 +375,22 @@ class PartitionLog:
                 if found:
                     break
                 raise ColdSegmentError(segment)
-            file, index = loaded
+            must_have = at_least_one and not found
             try:
-                start = find_batch(file, index, offset, end)
+                place, reached = _batches_in(segment, loaded, offset, end, left, must_have)
+            except DamagedRecordsError:
+                if found:
+                    break
+                raise
             except OSError as error:
                 raise StorageError(
                     "segment could not be read", path=str(segment.path), cause=str(error)
                 ) from error
+            if place is not None:
+                found.append(place)
+                left -= place.size_bytes
             number, offset = number + 1, segment.next_offset
-            if start is None:
-                continue
-            stop = whole_batches(file, index, start, end, left)
-            if stop == start.position and at_least_one and not found:
-                stop += start.size_bytes
-            if stop > start.position:
-                found.append(FileRange(file, start.position, stop - start.position))
-            left -= stop - start.position
-            if stop < end or left <= 0:
+            if reached < end or left <= 0:
                 break
         return found
 
@@ -382,9 +400,41 @@ class PartitionLog:
         return self._durable_tail_bytes if segment is self._durable_tail else 0
 
     def readable_segments(self) -> list[tuple[Segment, int]]:
-        """Return the segments below the high watermark, each with its readable bytes."""
+        """Return the segments below the high watermark, each with its readable bytes.
+
+        A sealed segment without bytes stands for lost records.
+        """
         pairs = ((segment, self._readable_bytes(segment)) for segment in self._segments)
-        return [(segment, size_bytes) for segment, size_bytes in pairs if size_bytes]
+        return [(found, size_bytes) for found, size_bytes in pairs if size_bytes or found.is_sealed]
+
+
+def _batches_in(  # noqa: PLR0913, PLR0917  # the state of a read
+    segment: Segment,
+    loaded: tuple[OpenFile, SparseIndex],
+    offset: int,
+    end: int,
+    max_bytes: int,
+    at_least_one: bool,
+) -> tuple[FileRange | None, int]:
+    """Return the batches from `offset` up to a position, and the position up to which they reach.
+
+    The position is `end` if the segment has no more batches.
+
+    Raises:
+        OSError: The file cannot be read.
+        DamagedRecordsError: The records at `offset` are damaged.
+    """
+    file, index = loaded
+    begin, intact_end = segment.intact_around(offset, end)
+    start = find_batch(file, index, offset, intact_end, begin)
+    if start is None:
+        return None, intact_end
+    stop = whole_batches(file, index, start, intact_end, max_bytes)
+    if stop == start.position and at_least_one:
+        stop += start.size_bytes
+    if stop == start.position:
+        return None, stop
+    return FileRange(file, start.position, stop - start.position), stop
 
 
 def _opened(segment: Segment | None) -> tuple[Segment, OpenFile, SparseIndex]:

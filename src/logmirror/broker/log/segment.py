@@ -17,11 +17,15 @@ from bisect import bisect_right
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import numpy.typing as npt
 
     from logmirror.broker.log.disk import OpenFile
 
@@ -51,6 +55,21 @@ class BatchAt(NamedTuple):
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
+
+
+class Damage(NamedTuple):
+    """Bytes of a segment that are not valid batches, and the offsets that are missing for it."""
+
+    position: int
+    end: int
+    """Position of the next intact batch, or the end of the segment."""
+
+    first_offset: int
+    next_offset: int
+
+
+class DamagedRecordsError(CorruptionError):
+    """The requested records are damaged on disk. Records before and after them are served."""
 
 
 def walk(file: OpenFile, position: int, end: int) -> Iterator[BatchAt]:
@@ -102,6 +121,25 @@ class SparseIndex:
             self.timestamps_ms[-1] = max_timestamp_ms
         self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
 
+    def add_all(
+        self,
+        base_offsets: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        timestamps_ms: npt.NDArray[np.int64],
+    ) -> None:
+        """Add the next batches, as `add` does for each."""
+        number = 0
+        while number < len(positions):
+            self.add(int(base_offsets[number]), int(positions[number]), int(timestamps_ms[number]))
+            number += 1
+            # All that belong to the current entry.
+            end = int(np.searchsorted(positions, self.positions[-1] + INDEX_INTERVAL_BYTES))
+            if end > number:
+                largest = int(timestamps_ms[number:end].max())
+                self.timestamps_ms[-1] = max(self.timestamps_ms[-1], largest)
+                self.max_timestamp_ms = max(self.max_timestamp_ms, largest)
+                number = end
+
     def position_before(self, offset: int) -> int:
         """Return the position of an indexed batch at or before `offset`; 0 if there is none."""
         found = bisect_right(self.offsets, offset) - 1
@@ -131,9 +169,24 @@ class Segment:
         path: Path of the file. Changes once, when the segment is sealed.
         is_deleted: Whether the segment left the log because its records were deleted.
         index: The sparse index. None while not loaded, which only happens to sealed segments.
+        is_exact: Whether this broker wrote it, so that it holds every offset. Objects of an archive
+            may have offset gaps.
+        is_checked: Whether its file was read and every checksum verified.
+        damage: What that check found, in order.
     """
 
-    __slots__ = ("file", "first", "index", "is_deleted", "next_offset", "path", "size_bytes")
+    __slots__ = (
+        "damage",
+        "file",
+        "first",
+        "index",
+        "is_checked",
+        "is_deleted",
+        "is_exact",
+        "next_offset",
+        "path",
+        "size_bytes",
+    )
 
     def __init__(  # noqa: PLR0913  # a value with six parts
         self,
@@ -144,6 +197,7 @@ class Segment:
         *,
         file: OpenFile | None = None,
         index: SparseIndex | None = None,
+        is_exact: bool = True,
     ) -> None:
         self.path = path
         self.first = first
@@ -152,24 +206,66 @@ class Segment:
         self.file = file
         self.index = index
         self.is_deleted = False
+        self.is_exact = is_exact
+        self.is_checked = False
+        self.damage: tuple[Damage, ...] = ()
 
     @property
     def is_sealed(self) -> bool:
         """Whether the segment is sealed; an open one has a hidden name."""
         return not self.path.name.startswith(".")
 
-    def load(self, file: OpenFile) -> tuple[OpenFile, SparseIndex]:
-        """Keep an open file and build the index from its batch headers."""
-        index = SparseIndex()
-        for batch in walk(file, 0, self.size_bytes):
-            index.add(batch.base_offset, batch.position, batch.max_timestamp_ms)
-        self.file, self.index = file, index
-        return file, index
+    def indexed(self, file: OpenFile) -> SparseIndex:
+        """Build the index of a checked segment from its batch headers."""
+        index, begin = SparseIndex(), 0
+        for position, end in [(d.position, d.end) for d in self.damage] + [(self.size_bytes, 0)]:
+            for batch in walk(file, begin, position):
+                index.add(batch.base_offset, batch.position, batch.max_timestamp_ms)
+            begin = end
+        return index
+
+    def intact_around(self, offset: int, end: int) -> tuple[int, int]:
+        """Return begin and end of the undamaged bytes in which to look for an offset.
+
+        Raises:
+            DamagedRecordsError: The offset's own batch is damaged.
+        """
+        begin = 0
+        for damage in self.damage:
+            if offset < damage.first_offset:
+                return begin, min(end, damage.position)
+            if offset < damage.next_offset:
+                raise self._damaged(damage)
+            begin = damage.end
+        return begin, end
+
+    def check_intact(self, log_start: int) -> None:
+        """Check that no record from the log start on is damaged.
+
+        Raises:
+            DamagedRecordsError: One is.
+        """
+        for damage in self.damage:
+            if damage.next_offset > log_start:
+                raise self._damaged(damage)
+
+    def _damaged(self, damage: Damage) -> DamagedRecordsError:
+        return DamagedRecordsError(
+            "records are damaged on disk",
+            hint="restore the file from a backup and restart the broker, or move consumers to "
+            "`next_offset`",
+            path=str(self.path),
+            position=damage.position,
+            offset=damage.first_offset,
+            next_offset=damage.next_offset,
+        )
 
 
-def find_batch(file: OpenFile, index: SparseIndex, offset: int, end: int) -> BatchAt | None:
-    """Return the first batch before `end` with a last offset of at least `offset`, or None."""
-    for batch in walk(file, index.position_before(offset), end):
+def find_batch(
+    file: OpenFile, index: SparseIndex, offset: int, end: int, begin: int = 0
+) -> BatchAt | None:
+    """Return the first batch from `begin` to `end` that ends at or after `offset`, or None."""
+    for batch in walk(file, max(begin, index.position_before(offset)), end):
         if batch.last_offset >= offset:
             return batch
     return None

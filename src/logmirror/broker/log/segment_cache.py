@@ -10,6 +10,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.log.segment_check import load
+
 if TYPE_CHECKING:
     from logmirror.broker.log.disk import Disk, OpenFile
     from logmirror.broker.log.segment import Segment, SparseIndex
@@ -30,17 +32,19 @@ class SegmentCache:
     def loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex]:
         """Return a segment's file and index; opens and builds them if they are not loaded.
 
-        Blocks: a cold segment is indexed from the headers of all its batches.
+        Blocks: a cold segment is checked when it is first loaded (`segment_check`), and indexed
+        from the headers of its batches afterwards.
 
         Raises:
             OSError: The file cannot be opened or read.
-            CorruptionError: The file is not a run of whole batches.
+            CorruptionError: The file was damaged since its check.
         """
         found = self.if_loaded(segment)
         if found is None:
             # Without the lock: two threads may load the same segment, which only wastes work.
-            found = segment.load(self._disk.open_for_reading(segment.path))
-            self._keep(segment)
+            file = self._disk.open_for_reading(segment.path)
+            found = file, load(segment, file)
+            self._keep(segment, *found)
         return found
 
     def if_loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex] | None:
@@ -55,7 +59,8 @@ class SegmentCache:
 
     def sealed(self, segment: Segment) -> None:
         """Add a segment that was just sealed."""
-        self._keep(segment)
+        if segment.file is not None and segment.index is not None:
+            self._keep(segment, segment.file, segment.index)
 
     def forget(self, segment: Segment) -> None:
         """Remove a deleted segment."""
@@ -63,8 +68,9 @@ class SegmentCache:
             self._loaded.pop(segment, None)
             segment.file = segment.index = None
 
-    def _keep(self, segment: Segment) -> None:
+    def _keep(self, segment: Segment, file: OpenFile, index: SparseIndex) -> None:
         with self._lock:
+            segment.file, segment.index = file, index
             self._loaded[segment] = None
             self._loaded.move_to_end(segment)
             while len(self._loaded) > self._max_loaded:

@@ -3,6 +3,7 @@
 <first>-<last>.batches   a sealed segment: durable, never changed
 .<first>.open            the open segment
 .<next>.producers        the producer state before offset <next>
+.<first>.cut             what recovery cut off the log from offset <first> on; never read again
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ class Seal(NamedTuple):
 def open_path(folder: Path, first: int) -> Path:
     """Return the path of the open segment that begins at `first`."""
     return folder / f".{first:020d}.open"
+
+
+def first_of(path: Path) -> int:
+    """Return the first offset in the name of an open segment or of cut-off bytes."""
+    return int(path.name[1:21])
+
+
+def cut_path(folder: Path, first: int) -> Path:
+    """Return the path of the bytes that recovery cut off at `first`."""
+    return folder / f".{first:020d}.cut"
 
 
 def snapshot_path(folder: Path, next_offset: int) -> Path:

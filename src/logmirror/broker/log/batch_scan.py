@@ -1,0 +1,157 @@
+"""Reads the batches of a file, and finds those behind damaged bytes. For recovery and checks."""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from logmirror.broker.log.segment import HEADER_BYTES, BatchAt
+from logmirror.errors import CorruptionError
+from logmirror.wire.kernels_crc32c import crc32c_at
+from logmirror.wire.scan import address_of, as_bytes_array
+from logmirror.wire.serve_markers import CONTROL_FLAG, coordinator_epoch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logmirror.broker.log.disk import OpenFile
+
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_LENGTH_END: Final = 12
+_MAGIC_AT: Final = 16
+_CRC_START: Final = 21
+_MAGIC: Final = 2
+_EPOCH: Final = 0
+_SEARCH_FACTOR: Final = 8
+_CANDIDATE_BYTES: Final = 4096
+"""What a candidate costs of a search's budget beside its own bytes."""
+
+
+class StoredBatch(NamedTuple):
+    """A valid batch in a file."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    coordinator_epoch: int | None
+    """The coordinator epoch of a control batch; None for a data batch."""
+
+    @property
+    def end(self) -> int:
+        """Where the next batch begins."""
+        return self.position + self.size_bytes
+
+
+def scan(file: OpenFile, first: int, *, contiguous: bool, start: int = 0) -> Iterator[StoredBatch]:
+    """Yield the valid batches of a file in order; stops at the first invalid one.
+
+    Args:
+        file: The file, read to its end.
+        first: The lowest base offset that the first batch may have.
+        contiguous: Whether the batches are as this broker writes them: each continues at the next
+            offset and has leader epoch 0. Archive objects may have offset gaps and other epochs.
+        start: Position of the first batch.
+    """
+    size = os.fstat(file.fd).st_size
+    window = b""
+    window_start = position = start
+    expected = first
+    while position + HEADER_BYTES <= size:
+        at = position - window_start
+        if at + HEADER_BYTES > len(window):
+            window, window_start, at = os.pread(file.fd, WINDOW_BYTES, position), position, 0
+        if len(window) < HEADER_BYTES:  # the file became shorter
+            return
+        header = _HEADER.unpack_from(window, at)
+        base_offset, length, epoch, magic, checksum, attributes, last_delta = header[:7]
+        size_bytes = _LENGTH_END + length
+        if size_bytes < HEADER_BYTES or position + size_bytes > size or magic != _MAGIC:
+            return
+        if at + size_bytes > len(window):
+            wanted = max(WINDOW_BYTES, size_bytes)
+            window, window_start, at = os.pread(file.fd, wanted, position), position, 0
+        is_strange = contiguous and (base_offset != expected or epoch != _EPOCH)
+        if base_offset < expected or last_delta < 0 or is_strange or len(window) < size_bytes:
+            return
+        address = address_of(as_bytes_array(window)) + at
+        if crc32c_at(address + _CRC_START, size_bytes - _CRC_START) != checksum:
+            return
+        last_offset = base_offset + last_delta
+        coordinator_epoch = None
+        if attributes & CONTROL_FLAG:
+            coordinator_epoch = coordinator_epoch_of(window[at : at + size_bytes])
+        place = position, size_bytes, base_offset, last_offset
+        yield StoredBatch._make((*place, *header[8:13], coordinator_epoch))
+        expected = last_offset + 1
+        position += size_bytes
+
+
+def find_intact(
+    file: OpenFile, start: int, end: int, *, above: int, epoch: int | None = _EPOCH
+) -> BatchAt | None:
+    """Find the first intact batch at or after a position, at any alignment.
+
+    Args:
+        file: The file.
+        start: Where to begin.
+        end: Where the file's batches end.
+        above: The base offset is greater than this.
+        epoch: The leader epoch of the batch; None: any.
+
+    Returns:
+        The batch, or None.
+
+    Raises:
+        CorruptionError: Too much of the file looks like batches; the search was ended.
+    """
+    budget = _SEARCH_FACTOR * (end - start) + WINDOW_BYTES
+    while start + HEADER_BYTES <= end:
+        window = os.pread(file.fd, min(WINDOW_BYTES, end - start), start)
+        count = len(window) - HEADER_BYTES + 1
+        if count <= 0:
+            return None
+        for at in _candidates(window, count, epoch):
+            header = _HEADER.unpack_from(window, at)
+            base_offset, length, _, _, checksum, _, last_delta = header[:7]
+            position, size_bytes = start + at, _LENGTH_END + length
+            if (
+                base_offset <= above
+                or last_delta < 0
+                or not (HEADER_BYTES <= size_bytes <= end - position)
+            ):
+                continue
+            budget -= size_bytes + _CANDIDATE_BYTES
+            if budget < 0:
+                raise CorruptionError("search for intact batches ended", position=position, end=end)
+            batch = os.pread(file.fd, size_bytes, position)
+            address = address_of(as_bytes_array(batch)) + _CRC_START
+            if len(batch) == size_bytes and crc32c_at(address, size_bytes - _CRC_START) == checksum:
+                last_offset = base_offset + last_delta
+                return BatchAt(position, size_bytes, base_offset, last_offset, header[8])
+        start += count
+    return None
+
+
+def _candidates(window: bytes, count: int, epoch: int | None) -> list[int]:
+    """Return the positions before `count` whose bytes may be a batch header."""
+    data = np.frombuffer(window, np.uint8)
+
+    def byte(number: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return data[number : number + count]
+
+    # The highest bytes of offset, length, attributes and last offset delta of any real batch are 0.
+    likely = (byte(_MAGIC_AT) == _MAGIC) & (byte(0) == 0) & (byte(21) == 0) & (byte(23) < 128)  # noqa: PLR2004  # a sign bit
+    if epoch == _EPOCH:
+        likely &= (byte(12) | byte(13) | byte(14) | byte(15)) == 0
+    found: list[int] = np.flatnonzero(likely).tolist()
+    return found
