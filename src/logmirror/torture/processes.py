@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final, Self
 
+from logmirror.broker.log.sync_job import open_path
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.config.environment import METRICS_PORT
 from logmirror.errors import UnavailableError
@@ -121,6 +122,10 @@ class Broker:
         if not (ready.exists() and process.is_alive):
             self.kill()
             raise UnavailableError("an embedded broker did not start", log=str(log))
+
+    def open_segment(self, topic: str, partition: int) -> Path:
+        """Return the file of a partition's records; there is one below 64 MiB."""
+        return open_path(self._folder / "data" / topic / str(partition), 0)
 
     def kill(self) -> None:
         """End the broker with SIGKILL."""

@@ -42,6 +42,7 @@ _PAUSE_MS: Final = 4_000
 _DIE_MS: Final = 20_000
 _FINISH_MS: Final = 120_000
 _TINY_BYTES: Final = 700
+_FLIP_FROM_BYTES: Final = 10_000
 
 REAL_FAULTS: Final = {
     "kill": "kill -9 at a failpoint",
@@ -50,6 +51,7 @@ REAL_FAULTS: Final = {
     "two-writers": "two mirrors run at once; one is killed",
     "stop": "SIGTERM",
     "source-down": "the source broker is killed (kill -9) and restarted",
+    "flip": "a bit of the source broker's log is flipped, and later flipped back",
     "network": "connections to the source or the S3 server are reset, blocked or delayed",
     "refused": "the S3 server refuses writes (503), and no file can grow (full disk)",
     "lost-answer": "the S3 server performs a write, and the response is lost",
@@ -361,6 +363,27 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, mirror)
 
+    def _flip_bit(self, testbed: _Testbed) -> None:
+        """The broker must refuse the whole partition; otherwise the judge finds what is wrong."""
+        mirror = testbed.start()
+        mirror.await_progress()
+        testbed.source.kill()
+        path = testbed.source.open_segment(_TOPIC, self._chooser.randrange(PARTITIONS))
+        whole = path.read_bytes()
+        if len(whole) < _FLIP_FROM_BYTES:  # the last batch of a killed broker may be torn
+            self.result.missed += 1
+        else:
+            data = bytearray(whole)
+            data[self._chooser.randrange(len(data) // 2)] ^= 1 << self._chooser.randrange(8)
+            path.write_bytes(data)
+            testbed.source.start()
+            SYSTEM_CLOCK.sleep_ms(_FAULT_MS)
+            testbed.source.kill()
+            path.write_bytes(whole)
+        testbed.source.start()
+        self._wait()
+        self._kill_and_record(testbed, mirror)
+
     def _disturb_network(self, testbed: _Testbed) -> None:
         mirror = testbed.start()
         mirror.await_progress()
@@ -460,6 +483,7 @@ _TRIALS: Final[dict[str, Callable[[RealTorture, _Testbed], None]]] = {
     "two-writers": RealTorture._run_two,  # noqa: SLF001  # the same
     "stop": RealTorture._stop,  # noqa: SLF001  # the same
     "source-down": RealTorture._restart_source,  # noqa: SLF001  # the same
+    "flip": RealTorture._flip_bit,  # noqa: SLF001  # the same
     "network": RealTorture._disturb_network,  # noqa: SLF001  # the same
     "refused": RealTorture._refuse_writes,  # noqa: SLF001  # the same
     "lost-answer": RealTorture._lose_responses,  # noqa: SLF001  # the same
