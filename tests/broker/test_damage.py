@@ -204,3 +204,16 @@ def test_a_mirror_stops_at_damage_in_its_source_and_copies_nothing_that_changed(
     ]
     assert [line["offset"] for line in lines] == list(range(len(lines)))
     assert len(lines) <= first + 10
+
+
+def test_a_sealed_segment_that_cannot_be_read_is_an_error_of_its_partition_only(broker, topic_name):
+    _fill(broker, topic_name, **{"segment.bytes": "2000"})
+    assert broker.stop() == 0
+    broker.start()
+    path = sorted((broker.log_dir / topic_name / "0").glob("*.batches"))[1]
+    path.unlink()
+
+    with PartitionClient(broker.bootstrap, topic_name) as partition:
+        assert partition.fetch(int(path.name[:20])).error_code == STORAGE
+        assert partition.fetch(0).error_code == 0
+        assert partition.fetch(COUNT * 10 - 1).error_code == 0

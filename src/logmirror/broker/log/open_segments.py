@@ -1,7 +1,7 @@
 """Reads the open segments of a partition, and decides what is torn and what is damaged.
 
-Torn bytes were written and not flushed when the broker or the machine stopped. No producer was told
-that they are stored, so the log may end before them. Damaged bytes were durable, and changed since.
+Torn bytes were written and not flushed when the broker or the machine stopped. No producer got a
+response for them, so the log may end before them. Damaged bytes were durable, and changed since.
 Bytes are damaged if one of these holds:
 
 - D1 They are before the recorded durable end (`metadata`). After a clean stop that is the log end.
@@ -116,7 +116,7 @@ def read_open(
 
     Raises:
         OSError: The file cannot be read.
-        DamagedLogError: What follows invalid bytes cannot be told apart.
+        DamagedLogError: What follows invalid bytes cannot be decided.
     """
     first = first_of(path)
     file = disk.open_for_reading(path)
