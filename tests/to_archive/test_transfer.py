@@ -5,11 +5,8 @@ independent readers (pyarrow, json, the reference decoder). The same log is read
 responses of another size, in two runs, or by two writers: the objects must be the same.
 """
 
-import io
-import json
 from itertools import pairwise
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,6 +20,7 @@ from kit.fakes.scripted import (
     record,
     run_slice,
 )
+from kit.runs.objects import offsets_of
 from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.naming import format_name
 from logmirror.archive.object_check import check_object
@@ -32,7 +30,7 @@ from logmirror.model import OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.compression import Codec
-from logmirror.wire.records import decode_reference, encode_marker, encode_reference
+from logmirror.wire.records import encode_marker, encode_reference
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 FORMATS = ["native", "parquet", "ndjson"]
@@ -51,24 +49,6 @@ def slice_of(first, end, *, tail=Trigger.EXPLICIT, **fields):
     )
 
 
-def objects(store):
-    """{(from, to): offsets} of everything published, by independent readers."""
-    found = {}
-    for name, data in store.objects.items():
-        if name.startswith("."):
-            continue
-        stem, _, extension = name.rpartition("/")[2].partition(".")
-        first, last = map(int, stem.split("-"))
-        if extension == "batches":
-            offsets = [r.offset for r in decode_reference(data)]
-        elif extension == "parquet":
-            offsets = pq.read_table(io.BytesIO(data)).column("offset").to_pylist()
-        else:
-            offsets = [json.loads(line)["offset"] for line in data.splitlines()]
-        found[first, last] = offsets
-    return found
-
-
 def copy(log, slice_, *, store=None, writer_id="w", response_batches=3, **spec):
     store = MemoryStore() if store is None else store
     client = ScriptedClient([log], response_batches=response_batches)
@@ -80,10 +60,10 @@ def copy(log, slice_, *, store=None, writer_id="w", response_batches=3, **spec):
 def test_the_tail_is_written_when_it_is_due_and_left_when_not(kind):
     log = Log(batches(0, 20))
     store, result = copy(log, slice_of(0, 20), format=kind)
-    assert objects(store) == {(0, 19): list(range(20))}
+    assert offsets_of(store) == {(0, 19): list(range(20))}
     assert [r.trigger for r in result.receipts] == [Trigger.EXPLICIT]
     store, result = copy(log, slice_of(0, 20, tail=None), format=kind)
-    assert objects(store) == {}
+    assert offsets_of(store) == {}
     assert (result.rest_bytes > 0, result.next_offset, result.error) == (True, 20, None)
     assert store.staged == {}, "what was not finished must not stay"
 
@@ -93,13 +73,15 @@ def test_the_tail_is_written_when_it_is_due_and_left_when_not(kind):
 def test_max_offsets_cuts_records_exactly(kind):
     store, result = copy(Log(batches(0, 23)), slice_of(0, 23), format=kind, max_offsets=7)
     ends = [(0, 6), (7, 13), (14, 20), (21, 22)]
-    assert objects(store) == {(first, last): list(range(first, last + 1)) for first, last in ends}
+    assert offsets_of(store) == {
+        (first, last): list(range(first, last + 1)) for first, last in ends
+    }
     assert [r.trigger.value for r in result.receipts] == ["max-offsets"] * 3 + ["explicit"]
 
 
 def test_native_objects_end_where_batches_end():
     store, _ = copy(Log(batches(0, 23)), slice_of(0, 23), format="native", max_offsets=7)
-    assert objects(store) == {
+    assert offsets_of(store) == {
         (0, 9): list(range(10)),
         (10, 19): list(range(10, 20)),
         (20, 22): [20, 21, 22],
@@ -111,7 +93,7 @@ def test_a_copy_may_begin_inside_a_batch(kind):
     store, result = copy(Log(batches(0, 20), log_start=7), slice_of(7, 20), format=kind)
     first = 5 if kind == "native" else 7  # native keeps batches whole
     assert result.error is None
-    assert objects(store) == {(7, 19): list(range(first, 20))}
+    assert offsets_of(store) == {(7, 19): list(range(first, 20))}
     assert [r.record_count for r in result.receipts] == [13]
     report = check_object(
         store, "d/0", format_name(OffsetRange(first=7, last=19), EXTENSIONS[kind]), deep=True
@@ -125,7 +107,7 @@ def test_a_copy_may_begin_inside_a_batch_that_was_compacted(kind):
     store, result = copy(log, slice_of(3, 10, compacted=True), format=kind)
     assert result.error is None
     assert [(r.record_count, r.gaps.compacted) for r in result.receipts] == [(3, 4)]
-    assert list(objects(store)) == [(3, 9)]
+    assert list(offsets_of(store)) == [(3, 9)]
 
 
 def test_native_bytes_are_the_bytes_of_the_source():
@@ -138,7 +120,7 @@ def test_native_bytes_are_the_bytes_of_the_source():
 def test_max_bytes_cuts_after_the_record_that_reaches_it():
     log = Log([encode_reference([record(i, key=None, value=b"x" * 10) for i in range(10)])])
     store, result = copy(log, slice_of(0, 10), max_bytes=25)
-    assert list(objects(store)) == [(0, 2), (3, 5), (6, 8), (9, 9)]
+    assert list(offsets_of(store)) == [(0, 2), (3, 5), (6, 8), (9, 9)]
     assert [r.payload_bytes for r in result.receipts] == [30, 30, 30, 10]
 
 
@@ -164,9 +146,9 @@ def test_cuts_depend_on_the_log_not_on_how_it_arrives(
     (one, _), (two, _) = (
         copy(log, slice_of(0, first), response_batches=n, **limits) for n in responses
     )
-    assert objects(one) == objects(two)
-    assert sorted(o for offsets in objects(one).values() for o in offsets) == list(range(first))
-    ranges = sorted(objects(one))
+    assert offsets_of(one) == offsets_of(two)
+    assert sorted(o for offsets in offsets_of(one).values() for o in offsets) == list(range(first))
+    ranges = sorted(offsets_of(one))
     assert ranges[0][0] == 0
     assert ranges[-1][1] == first - 1
     assert all(a[1] + 1 == b[0] for a, b in pairwise(ranges))
@@ -207,7 +189,7 @@ def test_a_claim_of_a_dead_writer_is_carried_out_as_it_was_meant(kind):
     store = MemoryStore()
     store.create(claim_name("d", 0, 0), claim)
     _, result = copy(log, slice_of(0, 20), store=store, format=kind)
-    assert list(objects(store)) == [(0, 9), (10, 19)]
+    assert list(offsets_of(store)) == [(0, 9), (10, 19)]
     assert [r.existed for r in result.receipts] == [True, False]
 
 
@@ -223,7 +205,7 @@ def test_a_claim_that_appears_while_we_stage_wins():
 
     store = MemoryStore(before=before)
     copy(log, slice_of(0, 20), store=store)
-    assert list(objects(store)) == [(0, 9), (10, 19)]
+    assert list(offsets_of(store)) == [(0, 9), (10, 19)]
     assert store.staged == {}
 
 
@@ -233,7 +215,7 @@ def test_a_claim_beyond_the_slice_is_written_whole():
     store = MemoryStore()
     store.create(claim_name("d", 0, 0), finished.objects[claim_name("d", 0, 0)])
     _, result = copy(log, slice_of(0, 5), store=store)
-    assert list(objects(store)) == [(0, 19)]
+    assert list(offsets_of(store)) == [(0, 19)]
     assert result.error is None
 
 
@@ -244,7 +226,7 @@ def test_the_same_range_with_other_content_stops_with_both_digests():
     _, result = copy(Log(batches(0, 20)), slice_of(0, 20), store=store)
     assert isinstance(result.error, PositionError)
     assert result.error.facts["found"] == "xxh3:0"
-    assert objects(store) == {}
+    assert offsets_of(store) == {}
     assert store.staged == {}
 
 
@@ -269,7 +251,7 @@ def test_markers_and_aborted_records_are_gaps_with_causes(kind, responses):
     store, result = copy(
         transactional_log(), slice_of(0, 16), response_batches=responses, format=kind
     )
-    assert objects(store) == {(0, 15): [0, 1, 2, 3, 4, 11, 12, 14, 15]}
+    assert offsets_of(store) == {(0, 15): [0, 1, 2, 3, 4, 11, 12, 14, 15]}
     [receipt] = result.receipts
     assert [(h.first, h.last, h.cause.value) for h in receipt.gaps.runs] == [
         (5, 9, "aborted"),
@@ -286,12 +268,6 @@ def test_native_keeps_every_batch_and_counts_all_but_markers():
     assert (result.receipts[0].record_count, result.receipts[0].gaps.offset_count) == (14, 2)
 
 
-def test_an_object_may_end_inside_a_gap():
-    store, result = copy(transactional_log(), slice_of(0, 16), max_offsets=8)
-    assert objects(store) == {(0, 7): [0, 1, 2, 3, 4], (8, 15): [11, 12, 14, 15]}
-    assert [r.gaps.offset_count for r in result.receipts] == [3, 4]
-
-
 def gap_log():
     compacted = encode_reference([record(0), record(3), record(9)], base_offset=0, last_offset=9)
     return Log([compacted, *batches(30, 35)], last_stable_offset=35)
@@ -302,9 +278,9 @@ def test_a_gap_stops_the_flow_unless_the_topic_is_compacted(kind):
     store, result = copy(gap_log(), slice_of(0, 35), format=kind)
     assert isinstance(result.error, PositionError)
     assert result.error.facts["reason"] == "SourceGapAboveExpected"
-    assert objects(store) == {}
+    assert offsets_of(store) == {}
     store, result = copy(gap_log(), slice_of(0, 35, compacted=True), format=kind)
-    assert objects(store) == {(0, 34): [0, 3, 9, 30, 31, 32, 33, 34]}
+    assert offsets_of(store) == {(0, 34): [0, 3, 9, 30, 31, 32, 33, 34]}
     assert result.receipts[0].gaps.compacted == 27
 
 
@@ -316,7 +292,7 @@ def test_a_flipped_bit_at_the_source_stops_with_the_place():
     assert isinstance(result.error, CorruptionError)
     assert result.error.facts["topic"] == "t"
     assert result.error.facts["offset"] == 5
-    assert objects(store) == {(0, 4): [0, 1, 2, 3, 4]}, "what was sound before it is kept"
+    assert offsets_of(store) == {(0, 4): [0, 1, 2, 3, 4]}, "what was sound before it is kept"
     assert len(result.receipts) == 1
 
 
@@ -334,7 +310,7 @@ def test_a_store_without_space_reports_and_leaves_nothing():
     store = MemoryStore(before=before)
     _, result = copy(Log(batches(0, 10)), slice_of(0, 10), store=store)
     assert isinstance(result.error, UnavailableError)
-    assert objects(store) == {}
+    assert offsets_of(store) == {}
     assert store.staged == {}
 
 
@@ -349,7 +325,7 @@ def test_a_budget_ends_the_slice_at_an_object_boundary():
 def test_staged_slices_hand_tokens_to_the_driver(kind):
     log = Log(batches(0, 20))
     store, result = copy(log, slice_of(10, 20, staged=True), format=kind)
-    assert objects(store) == {}
+    assert offsets_of(store) == {}
     [receipt] = result.receipts
     assert list(store.staged) == [receipt.token]
     assert not any(name.startswith(".logmirror/claims") for name in store.objects)

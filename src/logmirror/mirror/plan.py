@@ -36,7 +36,8 @@ source and reading it."""
 DAY_MS: Final = 86_400_000
 
 _PROBE_GROWTH: Final = 1.05
-"""A slice that filled no object is not repeated before this factor of its bytes is expected."""
+"""A slice that filled no object is not repeated before this factor of its bytes, or of its offsets,
+is expected."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -275,10 +276,22 @@ def _due(
             return True, Trigger.MAX_TIME
     # A snapshot covers all pending offsets; otherwise the executor finds the end of the object.
     whole = archive.compaction is not None
-    if state.pending >= archive.max_offsets:
+    if state.pending >= _needed_offsets(state, archive):
         return True, Trigger.MAX_OFFSETS if whole else None
     needed = max(archive.max_bytes, int(state.probed_bytes * _PROBE_GROWTH))
     return state.expected_bytes() >= needed, Trigger.MAX_BYTES if whole else None
+
+
+def _needed_offsets(state: FlowState, archive: ArchiveSpec) -> int:
+    """Return how many offsets must be pending before a slice is likely to fill an object by them.
+
+    An object does not end inside an offset gap. If a slice has read `max-offsets` and found no end,
+    a gap reaches to the end of the log: it is not read again before more follows.
+    """
+    probed = state.probed_end - state.position
+    if probed < archive.max_offsets:
+        return archive.max_offsets
+    return max(probed + 1, int(probed * _PROBE_GROWTH))
 
 
 def _share_idle_slots(due: list[_Due], slots: int) -> None:
@@ -326,7 +339,8 @@ def _slices(item: _Due, wall_ms: int) -> list[Planned]:
         return [Planned(_slice(state, state.position, state.end, item.tail), estimate)]
     width = max(int(SLICE_BYTES / item.bytes_per_offset), 1)
     if width > archive.max_offsets:
-        width -= width % archive.max_offsets  # boundaries coincide with those of `max-offsets`
+        # Where the log has no gaps, boundaries coincide with those of `max-offsets`.
+        width -= width % archive.max_offsets
     return [
         Planned(
             _slice(state, first, first + width, Trigger.EXPLICIT, staged=first > state.position),

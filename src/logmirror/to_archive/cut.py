@@ -1,8 +1,13 @@
-"""The end of an object: a deterministic function of the immutable log and of the two limits.
+"""The end of an object: a deterministic function of the log and of the two limits.
 
 Two attempts at one slice, on two machines, must produce the same objects. The end therefore does
 not depend on a clock, on the size of fetch responses or on compressed sizes. Rows are counted one
 by one, batches as a whole.
+
+An object of rows ends at `max-offsets`, except inside an offset gap: then it ends where the gap
+ends, right before the next record. Its name spans the gap, so a gap of any length costs no object
+without records. The end of a gap is known when the next record is read. Until then the object stays
+open, and at the end of the slice it is written only if the slice has a tail.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ class Cut:
 
     first: int
     limit: int
-    """One past the last offset that the object may cover; a native object must reach it."""
+    """One past the last offset of the object, unless that lies in an offset gap: then the object
+    ends with the gap. A native object ends with the batch that reaches it."""
 
     limit_trigger: Trigger
     bytes_left: int
@@ -51,16 +57,22 @@ class Cut:
         Returns:
             One past the last row; if the object ends there, also its last offset and the trigger.
         """
+        if self.forced:
+            stop = int(np.searchsorted(columns.offsets, self.limit))
+            if stop < columns.rows:
+                return stop, self.limit - 1, self.limit_trigger
+            return columns.rows, None, None
         sizes = columns.payload_bytes[start:]
-        filled = int(np.searchsorted(np.cumsum(sizes), self.bytes_left))
-        by_bytes = start + filled + 1
-        by_limit = int(np.searchsorted(columns.offsets, self.limit))
-        if filled < len(sizes) and by_bytes <= by_limit:
-            last = int(columns.offsets[by_bytes - 1])
-            if last + 1 < self.limit:
-                return by_bytes, last, Trigger.MAX_BYTES
-        if by_limit < columns.rows:
-            return by_limit, self.limit - 1, self.limit_trigger
+        at_bytes = start + int(np.searchsorted(np.cumsum(sizes), self.bytes_left))
+        at_limit = start + int(np.searchsorted(columns.offsets[start:], self.limit - 1))
+        if at_bytes < at_limit:
+            return at_bytes + 1, int(columns.offsets[at_bytes]), Trigger.MAX_BYTES
+        if at_limit < columns.rows:
+            # The first record at the last offset, or behind the gap in which the last offset lies.
+            found = int(columns.offsets[at_limit])
+            if found < self.limit:
+                return at_limit + 1, found, self.limit_trigger
+            return at_limit, found - 1, self.limit_trigger
         self.bytes_left -= int(sizes.sum())
         return columns.rows, None, None
 

@@ -124,11 +124,11 @@ class Transfer:
                 self._refuse(refused, refused.offset)
 
     def end_response(self) -> None:
-        """End the processing of a response: close objects whose limit was reached."""
+        """End the processing of a response: close a claimed object whose range was read."""
         if not self.is_reading:
             return
         with self._capture_errors():
-            while self.is_reading and self._cut.limit <= self._reached:
+            if self._cut.forced and self._cut.limit <= self._reached:
                 self._close(self._cut.limit - 1, self._cut.limit_trigger)
             if self.is_reading:
                 self.position = self._reached
@@ -343,18 +343,17 @@ class Transfer:
             self._finish()
 
     def _refuse(self, refused: Refused, end: int) -> None:
-        """Close all objects that end before `end`, and stop with the error of the rejected record.
+        """Close the objects that end before `end`, and stop with the error of the rejected record.
 
         The last object ends before `end` too, unless a claim has fixed a longer range.
         """
-        while self.is_reading and self._cut.limit <= end:
-            if not (self.wants_rows or self._cut.forced):
-                break  # native objects end with the batch that reaches their limit
+        if self._cut.forced and self._cut.limit <= end:
             self._close(self._cut.limit - 1, self._cut.limit_trigger)
         if not self.is_reading:
             return  # the slice has reached its budget; the next one stops at the record
         if end > self._cut.first and not self._cut.forced:
-            self._close(end - 1, Trigger.EXPLICIT)
+            is_whole = self.wants_rows and self._cut.limit <= end  # the rejected record ends a gap
+            self._close(end - 1, self._cut.limit_trigger if is_whole else Trigger.EXPLICIT)
         raise refused.error()
 
     def _take_gaps(self, covered: OffsetRange, record_count: int) -> GapSummary:

@@ -1,7 +1,10 @@
 """Records, and whole archive objects made of them, small enough for damage at every bit."""
 
+import io
+import json
 import random
 
+import pyarrow.parquet as pq
 import xxhash
 
 from logmirror.archive.claims import Claim, claim_name
@@ -13,7 +16,7 @@ from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.records import Record, encode_reference
+from logmirror.wire.records import Record, decode_reference, encode_reference
 from logmirror.wire.scan import BatchScanner
 
 FOLDER = "orders/3"
@@ -78,6 +81,24 @@ def decode(data, *, max_chunk_bytes=1 << 20):
     buffer = bytearray(data)
     batches = BatchScanner().scan(buffer, len(buffer))
     yield from RecordDecoder(max_chunk_bytes).decode(buffer, batches, first=0, end=2**62)
+
+
+def offsets_of(store):
+    """{(from, to): offsets} of everything published in a `MemoryStore`, by independent readers."""
+    found = {}
+    for name, data in store.objects.items():
+        if name.startswith("."):
+            continue
+        stem, _, extension = name.rpartition("/")[2].partition(".")
+        first, last = map(int, stem.split("-"))
+        if extension == "batches":
+            offsets = [r.offset for r in decode_reference(data)]
+        elif extension == "parquet":
+            offsets = pq.read_table(io.BytesIO(data)).column("offset").to_pylist()
+        else:
+            offsets = [json.loads(line)["offset"] for line in data.splitlines()]
+        found[first, last] = offsets
+    return found
 
 
 class Target:
