@@ -16,7 +16,6 @@ import json
 import platform
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numba
@@ -29,7 +28,7 @@ from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.gate import first_refused
 from logmirror.wire.kernels_crc32c import crc32c_at
-from logmirror.wire.ndjson import encode_ndjson
+from logmirror.wire.ndjson import ndjson_pieces
 from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner, address_of
 
@@ -109,7 +108,7 @@ def measure_shape(measured, value_bytes, headers):
     rows = record_rows(DATA_BYTES // value_bytes, value_bytes, headers)
     data = np.frombuffer(encode_batches(rows, batch_bytes=BATCH_BYTES), np.uint8)
     size, count = data.size, rows.num_rows
-    scanner, decoder, out = BatchScanner(), RecordDecoder(), bytearray()
+    scanner, decoder, out = BatchScanner(), RecordDecoder(), bytearray(2 << 20)
 
     def scan():
         return scanner.scan(data, size)
@@ -118,10 +117,9 @@ def measure_shape(measured, value_bytes, headers):
         drain(decoder.decode(data, scan(), first=0, end=END), each)
 
     def lines(columns, *, utf8):
-        # About 1 MiB at a time, as the archive does: the output stays in the cache.
-        step = max(1, (1 << 20) // value_bytes)
-        for start, stop in pairwise([*range(0, columns.rows, step), columns.rows]):
-            encode_ndjson(columns, start, stop, topic="orders", partition=0, out=out, utf8=utf8)
+        options = {"topic": "orders", "partition": 0, "out": out, "utf8": utf8}
+        for _ in ndjson_pieces(columns, 0, columns.rows, **options):
+            pass
 
     def digest(columns):
         ContentDigest().update(columns, 0, columns.rows)

@@ -88,6 +88,21 @@ class Trigger(enum.StrEnum):
     """A shutdown, or `--until-now`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The largest record and the largest batch that are unpacked, in bytes.
+
+    Brokers limit batches as they were compressed. A batch of a few kilobytes may unpack to
+    gigabytes.
+    """
+
+    max_record_bytes: int = 256 << 20
+    """One record: key, value, headers and their lengths."""
+
+    max_batch_unpacked_bytes: int = 256 << 20
+    """The records of one compressed batch, decompressed."""
+
+
 class TimestampType(enum.IntEnum):
     """Kafka's `message.timestamp.type`, with the values of the attribute bit and of Spark."""
 

@@ -21,7 +21,7 @@ from kit.runs.record_batches import (
     with_right_checksums,
 )
 from logmirror.errors import CorruptionError, InternalError, UsageError
-from logmirror.model import TimestampType
+from logmirror.model import Limits, TimestampType
 from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.compression import Codec
 from logmirror.wire.decode import RecordDecoder
@@ -248,16 +248,36 @@ def test_a_record_larger_than_a_chunk_gets_a_chunk_of_its_own(codec):
 @pytest.mark.parametrize("codec", list(Codec)[1:])
 def test_a_bomb_of_a_batch_is_refused_with_its_offset(codec):
     data = encode_reference([row(41)]) + encode_reference([row(42, bytes(8 * MIB))], codec=codec)
-    decoder = RecordDecoder(1 << 16, max_batch_bytes=4 * MIB)
+    decoder = RecordDecoder(1 << 16, Limits(max_batch_unpacked_bytes=4 * MIB))
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptionError) as caught:
+        with pytest.raises(UsageError, match=r"limits\.max-batch-unpacked-bytes") as caught:
             decode_all(data, decoder=decoder)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 12 * MIB
-    assert (caught.value.facts["offset"], caught.value.facts["max_bytes"]) == (42, 4 * MIB)
+    assert (caught.value.facts["offset"], caught.value.facts["limit_bytes"]) == (42, 4 * MIB)
+    assert caught.value.facts["batch_bytes"] < 4 * MIB
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("chunk_bytes", [1000, 1 << 20])
+def test_a_record_above_its_limit_is_refused_with_its_offset(codec, chunk_bytes):
+    """The limit counts the same however large chunks are: they depend on the memory of a slot."""
+    small, large = b"v" * 4000, b"v" * 5000
+    rows = [row(41, small), row(43, small), row(44, large), row(45, small)]
+    data = encode_reference(rows, codec=codec)
+    decoder = RecordDecoder(chunk_bytes, Limits(max_record_bytes=4500))
+    seen = []
+    with pytest.raises(UsageError, match=r"limits\.max-record-bytes") as caught:
+        decode_all(data, decoder=decoder, each=lambda c: seen.extend(c.offsets.tolist()))
+    assert seen == [41, 43]
+    facts = caught.value.facts
+    assert (facts["offset"], facts["batch_offset"], facts["limit_bytes"]) == (44, 41, 4500)
+    assert 5000 < facts["record_bytes"] < 5100
+    relaxed = RecordDecoder(chunk_bytes, Limits(max_record_bytes=facts["record_bytes"]))
+    assert decode_all(data, decoder=relaxed) == rows
 
 
 def test_many_batches_of_all_codecs_side_by_side():
@@ -291,6 +311,9 @@ def test_the_buffer_cannot_be_resized_under_the_decoder_s_feet():
 
 
 def test_limits_beyond_arrow_s_offsets_are_our_own_mistake():
-    for limits in ((0, 1), (1, 0), (2**31, 1), (1, 2**31)):
+    for size in (0, 2**31):
+        for limits in (Limits(max_record_bytes=size), Limits(max_batch_unpacked_bytes=size)):
+            with pytest.raises(InternalError):
+                RecordDecoder(1, limits)
         with pytest.raises(InternalError):
-            RecordDecoder(*limits)
+            RecordDecoder(size)

@@ -1,10 +1,11 @@
 """A line holds exactly its record, in the fields and the order that the format defines.
 
 Method: Python's json module writes the expected line; ours must be equal byte for byte, for any
-records, any slice and any initial size of the output buffer.
+records, any slice and any size of the output buffer: lines that do not fit are made in pieces.
 """
 
 import base64
+import itertools
 import json
 
 import pytest
@@ -15,7 +16,7 @@ from kit.runs.record_batches import OFFSET_END, relaxed, runs_of_batches
 from logmirror.errors import InternalError, UsageError
 from logmirror.model import TimestampType
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.ndjson import encode_ndjson
+from logmirror.wire.ndjson import ndjson_pieces
 from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner
 
@@ -47,10 +48,9 @@ def expected_line(record, topic, partition, *, utf8):
 
 
 def written(columns, start, stop, *, out=None, **options):
-    out = bytearray() if out is None else out
+    out = bytearray(1 << 16) if out is None else out
     options = {"topic": "orders", "partition": 0, "utf8": False} | options
-    size = encode_ndjson(columns, start, stop, out=out, **options)
-    return bytes(out[:size])
+    return b"".join(map(bytes, ndjson_pieces(columns, start, stop, out=out, **options)))
 
 
 @relaxed
@@ -71,8 +71,11 @@ texts = st.text(max_size=60) | st.text('ab"\\\n\x00\x1f\x7fé€😀', max_size=
 
 
 @relaxed
-@given(st.lists(st.tuples(st.none() | texts, st.none() | texts, texts), min_size=1, max_size=5))
-def test_text_is_escaped_as_json_would(drawn):
+@given(
+    st.lists(st.tuples(st.none() | texts, st.none() | texts, texts), min_size=1, max_size=5),
+    st.integers(0, 1000),
+)
+def test_text_is_escaped_as_json_would(drawn, room):
     rows = [
         Record(
             *(offset, -1, TimestampType.CREATE_TIME),
@@ -82,7 +85,7 @@ def test_text_is_escaped_as_json_would(drawn):
         for offset, (key, value, name) in enumerate(drawn)
     ]
     columns = columns_of(encode_reference(rows))
-    lines = written(columns, 0, len(rows), utf8=True)
+    lines = written(columns, 0, len(rows), utf8=True, out=bytearray(room))
     assert lines == b"".join(expected_line(row, "orders", 0, utf8=True) for row in rows)
 
 
@@ -126,14 +129,16 @@ NOT_TEXT = {
 
 @pytest.mark.parametrize("bad", NOT_TEXT.values(), ids=NOT_TEXT)
 @pytest.mark.parametrize("field", ["key", "value"])
-def test_bytes_that_are_no_text_are_named_by_offset(field, bad):
+@pytest.mark.parametrize("room", [0, 1 << 16])
+def test_bytes_that_are_no_text_are_named_by_offset(field, bad, room):
     good = Record(3, 0, TimestampType.CREATE_TIME, b"k", b"v", ())
     columns = columns_of(encode_reference([good, good._replace(offset=8, **{field: bad})]))
-    out = bytearray()
+    pieces, place = [], {"topic": "orders", "partition": 0}
+    lines = ndjson_pieces(columns, 0, 2, out=bytearray(room), utf8=True, **place)
     with pytest.raises(UsageError, match="not UTF-8") as caught:
-        written(columns, 0, 2, out=out, utf8=True)
-    assert caught.value.facts == {"topic": "orders", "partition": 0, "offset": 8}
-    assert bytes(out).startswith(expected_line(good, "orders", 0, utf8=True))
+        pieces.extend(map(bytes, lines))
+    assert caught.value.facts == place | {"offset": 8}
+    assert b"".join(pieces).startswith(expected_line(good, "orders", 0, utf8=True))
     assert json.loads(written(columns, 1, 2))[field] == base64.b64encode(bad).decode()
 
 
@@ -155,20 +160,48 @@ def test_text_is_accepted_exactly_where_python_accepts_it(data):
 def test_a_header_key_that_is_no_text_is_refused_in_both_encodings():
     row = Record(8, 0, TimestampType.CREATE_TIME, b"k", b"v", ((b"ok", None), (b"\xff", b"x")))
     columns = columns_of(encode_reference([row]))
-    for utf8 in (True, False):
+    for utf8, room in itertools.product((True, False), (0, 1 << 16)):
         with pytest.raises(UsageError, match="header key") as caught:
-            written(columns, 0, 1, utf8=utf8)
+            written(columns, 0, 1, utf8=utf8, out=bytearray(room))
         assert (caught.value.facts["offset"], caught.value.facts["key"]) == (8, b"\xff")
 
 
-def test_the_buffer_grows_to_the_need_and_is_used_again():
-    rows = [Record(i, 0, TimestampType.CREATE_TIME, None, bytes(50_000), ()) for i in range(20)]
-    columns, out = columns_of(encode_reference(rows)), bytearray()
-    first = written(columns, 0, 20, out=out)
-    grown = len(out)
-    assert len(first) <= grown < 3 * len(first)
-    assert written(columns, 0, 20, out=out) == first
-    assert len(out) == grown
+LONG = {
+    "plain": b"x" * 1_800_000,
+    "escapes": b'"\x01' * 900_000,
+    "three bytes": "€".encode() * 600_000,
+    "four bytes": "😀".encode() * 450_000,
+    "cut anywhere": b"a" + "é".encode() * 900_000,
+}
+
+
+@pytest.mark.parametrize("value", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("utf8", [False, True])
+def test_a_long_line_is_made_in_pieces_of_a_fixed_size(value, utf8):
+    """Pieces end inside characters and groups of three bytes; the line is the same."""
+    rows = [
+        Record(i, 5, TimestampType.CREATE_TIME, b"k", one, ((b"h", value), (b"n", None)))
+        for i, one in enumerate((b"short", value, b"short again"))
+    ]
+    data = encode_reference(rows)
+    listed = BatchScanner().scan(data, len(data))
+    columns = next(RecordDecoder(1 << 24).decode(data, listed, first=0, end=OFFSET_END))
+    sizes, lines = [], b""
+    for piece in ndjson_pieces(
+        columns, 0, 3, topic="orders", partition=0, out=bytearray(1 << 16), utf8=utf8
+    ):
+        sizes.append(len(piece))
+        lines += piece
+    assert lines == b"".join(expected_line(row, "orders", 0, utf8=utf8) for row in rows)
+    assert max(sizes) <= 6 * (3 << 18)
+
+
+def test_a_text_is_written_whole_where_it_fits_measured_though_its_upper_bound_does_not():
+    """Six bytes for a byte would not fit: a buffer of 64 KiB takes a text of 60 KiB as it is."""
+    row = Record(0, 0, TimestampType.CREATE_TIME, None, b"t" * 60_000, ())
+    columns = columns_of(encode_reference([row]))
+    options = {"topic": "orders", "partition": 0, "out": bytearray(1 << 16), "utf8": True}
+    assert len(list(ndjson_pieces(columns, 0, 1, **options))) == 1
 
 
 def test_no_rows_make_no_bytes_and_rows_beyond_the_columns_are_our_own_mistake():

@@ -91,6 +91,7 @@ def _rows(
             extension=written.extension,
             compression=written.compression,
             utf8=written.encoding == "utf8",
+            limits=written.limits,
         )
         try:
             yield _report(flow, act(archive, start))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
     from logmirror.locations import StoreLocation
     from logmirror.mirror.ports import DestinationSpec
+    from logmirror.model import Limits
 
 _EXTENSIONS: Final = {"native": NATIVE, "parquet": PARQUET, "ndjson": NDJSON}
 
@@ -27,17 +28,17 @@ def mirror_specs(settings: Settings) -> list[MirrorSpec]:
     Raises:
         UsageError: A connection property is unknown or wrong.
     """
-    return [_mirror_spec(mirror) for mirror in settings.mirrors if mirror.enabled]
+    return [_mirror_spec(mirror, settings.limits) for mirror in settings.mirrors if mirror.enabled]
 
 
-def _mirror_spec(mirror: MirrorSettings) -> MirrorSpec:
+def _mirror_spec(mirror: MirrorSettings, limits: Limits) -> MirrorSpec:
     return MirrorSpec(
         name=mirror.name,
         source=connection_settings(mirror.source.bootstrap_servers, dict(mirror.source.properties)),
         topic=mirror.topic,
         partitions=mirror.partitions,
         destinations=tuple(
-            (destination.name, _destination_spec(destination, mirror))
+            (destination.name, _destination_spec(destination, mirror, limits))
             for destination in mirror.destinations
         ),
         chain_start=mirror.chain_start,
@@ -45,7 +46,9 @@ def _mirror_spec(mirror: MirrorSettings) -> MirrorSpec:
 
 
 def _destination_spec(
-    destination: FilesystemDestination | KafkaDestination | S3Destination, mirror: MirrorSettings
+    destination: FilesystemDestination | KafkaDestination | S3Destination,
+    mirror: MirrorSettings,
+    limits: Limits,
 ) -> DestinationSpec:
     if isinstance(destination, KafkaDestination):
         return KafkaSpec(
@@ -62,6 +65,7 @@ def _destination_spec(
             keeps_timestamps=destination.timestamp_mode == "source",
             max_batch_bytes=destination.max_batch_bytes,
             types=mirror.types,
+            limits=limits,
         )
     if mirror.flush is None:
         raise InternalError("a mirror into files without `flush`", mirror=mirror.name)
@@ -79,6 +83,7 @@ def _destination_spec(
         keep_snapshots=mirror.keep_snapshots,
         drift_check_ms=destination.drift_check_ms,
         types=mirror.types,
+        limits=limits,
     )
 
 

@@ -92,7 +92,7 @@ class _Proof:
             store=store,
             folder=flow.folder,
             source=self.source(flow.source),
-            decoder=RecordDecoder(),
+            decoder=RecordDecoder(limits=archive.limits),
             view=views[flow.source],
             compacted=self.compacted,
         )
@@ -182,7 +182,8 @@ def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> I
         return
     starts = client.list_offsets(of.values(), EARLIEST)
     ends = client.log_ends(of.values())
-    views, decoder = proof.views({flow.source for flow in flows}), RecordDecoder()
+    views = proof.views({flow.source for flow in flows})
+    decoder = RecordDecoder(limits=written.limits)
     for flow, where in of.items():
         first, end = starts[where], ends[where].end_offset
         report = FlowReport(flow=flow, first=first, next_offset=end)
@@ -208,7 +209,7 @@ def _verify_translated(
     proof: _Proof, written: KafkaSpec, of: Mapping[FlowId, TopicPartition]
 ) -> Iterator[FlowReport]:
 
-    client, decoder = proof.clients(written.cluster), RecordDecoder()
+    client, decoder = proof.clients(written.cluster), RecordDecoder(limits=written.limits)
     reader = ProgressReader(client)
     for flow, where in of.items():
         report = FlowReport(flow=flow)

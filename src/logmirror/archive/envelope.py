@@ -19,7 +19,7 @@ from logmirror.archive.metadata import FILE_CHECK_KEY, NO_FILE_CHECK
 from logmirror.archive.parquet_columns import as_written, schema_for
 from logmirror.model import ColumnTypes
 from logmirror.wire.columns import SCHEMA, payload_bytes
-from logmirror.wire.ndjson import encode_ndjson
+from logmirror.wire.ndjson import ndjson_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ COMPRESSIONS: Final[Mapping[str, tuple[str, int | None]]] = {
 
 _BYTES: Final = ColumnTypes()
 _WRITE_BYTES: Final = 1 << 20  # gathers page headers of 30 bytes into writes worth a system call
-_PIECE_BYTES: Final = 2 << 20  # NDJSON text is made in pieces of this many payload bytes
+_TEXT_BYTES: Final = 2 << 20  # lines of NDJSON are made in a buffer of this size
 _MERGE_BYTES: Final = 1 << 20  # waiting batches below this size are merged
 
 
@@ -86,7 +86,7 @@ class NdjsonEncoder:
         self._topic = topic
         self._partition = partition
         self._utf8 = utf8
-        self._text = bytearray()
+        self._text = bytearray(_TEXT_BYTES)
 
     def append(self, columns: Columns, start: int = 0, stop: int | None = None) -> None:
         """Append rows start..stop.
@@ -94,23 +94,16 @@ class NdjsonEncoder:
         Raises:
             UsageError: `utf8`, and a key or value is not UTF-8. Facts: `offset`.
         """
-        stop = columns.rows if stop is None else stop
-        row_bytes = columns.payload_bytes
-        while start < stop:
-            filled = np.cumsum(row_bytes[start:stop])
-            end = min(start + int(np.searchsorted(filled, _PIECE_BYTES)) + 1, stop)
-            size_bytes = encode_ndjson(
-                columns,
-                start,
-                end,
-                topic=self._topic,
-                partition=self._partition,
-                out=self._text,
-                utf8=self._utf8,
-            )
-            with memoryview(self._text) as text:
-                self._target.write(text[:size_bytes])
-            start = end
+        for piece in ndjson_pieces(
+            columns,
+            start,
+            columns.rows if stop is None else stop,
+            topic=self._topic,
+            partition=self._partition,
+            out=self._text,
+            utf8=self._utf8,
+        ):
+            self._target.write(piece)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """End the object. The format has no place for metadata."""

@@ -6,7 +6,7 @@ repeats its steps. Memory is bounded by the buffers of a check and an encoder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
@@ -29,7 +29,7 @@ from logmirror.archive.object_check import check_object
 from logmirror.archive.parquet_columns import common_types
 from logmirror.archive.reader import object_types
 from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
-from logmirror.model import ColumnTypes, Gap, GapCause, OffsetRange
+from logmirror.model import ColumnTypes, Gap, GapCause, Limits, OffsetRange
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.wire.columns import ContentDigest
 
@@ -63,6 +63,9 @@ class Archive:
     utf8: bool
     """NDJSON keys and values are text."""
 
+    limits: Limits = field(default_factory=Limits)
+    """The largest record and batch that are unpacked."""
+
     @property
     def partition(self) -> int:
         """The source partition."""
@@ -85,6 +88,7 @@ class Archive:
                 deep=True,
                 utf8=self.utf8,
                 mirror_v3_before=mirror_v3_before,
+                limits=self.limits,
                 sink=sink,
             )
         except KeyError:

@@ -43,6 +43,7 @@ from logmirror.archive.parquet import (
 from logmirror.archive.reader import read_errors
 from logmirror.archive.snapshots import check_sorted
 from logmirror.errors import CorruptionError
+from logmirror.model import Limits
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.decode import RecordDecoder
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 _NO_OFFSETS: Final = np.empty(0, np.int64)
+_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ def check_object(  # noqa: PLR0913  # the object, the depth, facts that its byte
     compacted: bool = False,
     snapshots: bool = False,
     mirror_v3_before: int = 0,
+    limits: Limits = _LIMITS,
     sink: ContentSink | None = None,
 ) -> ObjectReport:
     """Check one object against its format, its name, and its claim or compaction record, if any.
@@ -127,18 +130,20 @@ def check_object(  # noqa: PLR0913  # the object, the depth, facts that its byte
         snapshots: The chain consists of snapshots; objects of mirror-v3 do not show it themselves.
         mirror_v3_before: NDJSON objects below this offset that have no claim were written by
             mirror-v3; see `claims.first_claimed`.
+        limits: The largest record and batch that are unpacked.
         sink: Receives the content; only with `deep`.
 
     Raises:
         CorruptionError: The object is damaged. Facts: `name`, and what was expected and found.
-        UsageError: A newer version of logmirror wrote the object.
+        UsageError: A newer version of logmirror wrote the object, or a record or batch is larger
+            than `limits`.
         UnavailableError: The object could not be read.
         KeyError: There is no such object.
     """
     covered, _ = parse_object_name(name)
     claim = expected_content(store, folder, covered)
     is_old = claim is None and covered.first < mirror_v3_before
-    options = _Options(deep, utf8, topic, compacted, snapshots, is_old, sink)
+    options = _Options(deep, utf8, topic, compacted, snapshots, is_old, limits, sink)
     if claim is None or not claim.rewritable:
         return _check_with(store, folder, name, claim, options)
     witness, found = _rewritten(store, folder, name, claim, options._replace(sink=None))
@@ -170,6 +175,7 @@ class _Options(NamedTuple):
     is_old: bool
     """NDJSON was written by mirror-v3."""
 
+    limits: Limits
     sink: ContentSink | None
 
 
@@ -232,7 +238,7 @@ class _Check:
         self._partition = partition
         self._size_bytes = size_bytes
         self._claim = claim
-        self._sink = options.sink
+        self._sink, self._limits = options.sink, options.limits
         self.topic = options.topic or None
         self._is_mirror_v3, self._has_end = False, False
 
@@ -271,7 +277,7 @@ class _Check:
     def native(self, file: BinaryIO, *, deep: bool, compacted: bool) -> ObjectReport:
         if not deep:
             return self._report(None, None)
-        digest, decoder = xxhash.xxh3_128(), RecordDecoder()
+        digest, decoder = xxhash.xxh3_128(), RecordDecoder(limits=self._limits)
         walk = OffsetWalk(self._name, self._covered)
         reached, lowest = self._covered.first - 1, None
         for view, batches in native_batches(file, self._name):

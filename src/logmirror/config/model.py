@@ -35,6 +35,7 @@ from logmirror.config.scalars import (  # noqa: TC001  # pydantic evaluates the 
     Servers,
     TimestampMode,
     Topic,
+    UnpackedSize,
 )
 from logmirror.model import ColumnType  # noqa: TC001  # pydantic evaluates the annotation
 
@@ -114,6 +115,24 @@ class MirrorModel(ArchiveLayoutModel):
     starts."""
 
 
+class LimitsModel(Model):
+    """The largest record and batch that are unpacked in memory.
+
+    Brokers limit batches as they were compressed, so a small batch may hold gigabytes. The limits
+    apply wherever records are decoded: `parquet`, `ndjson`, `compaction: log`, declared types. A
+    `native` object and a replica in Kafka hold batches as they are.
+    """
+
+    max_record_bytes: UnpackedSize = 256 << 20
+    """Largest record: key, value, headers and their lengths, in bytes or as a size such as `64MiB`,
+    from 1MiB to 2047MiB. A larger one stops the mirror, and the error has its offset."""
+
+    max_batch_unpacked_bytes: UnpackedSize = 256 << 20
+    """Largest compressed batch, decompressed, in the same form. A larger one stops the mirror, and
+    the error has its first offset. A slot needs up to four times this memory for such a batch, in
+    addition to `memory-budget`."""
+
+
 class SparkModel(Model):
     """The Spark session that runs the work."""
 
@@ -149,6 +168,9 @@ class ConfigModel(Model):
     a size such as `512MiB`, at least 32MiB. A smaller budget means smaller pieces and fewer objects
     written in parallel; it never changes which offsets an object covers. By default 320 MiB for
     each slot."""
+
+    limits: LimitsModel = Field(default_factory=LimitsModel)
+    """The largest record and batch that are unpacked in memory."""
 
     spark: SparkModel = Field(default_factory=SparkModel)
     """The Spark session that runs the work."""

@@ -47,6 +47,10 @@ MetricsPrefix = Literal["logmirror", "mirror_v3"]
 MEMORY_BYTES_MIN: Final = 32 << 20
 """One slot needs this much to write one object."""
 
+UNPACKED_BYTES_MIN: Final = 1 << 20
+UNPACKED_BYTES_MAX: Final = 2047 << 20
+"""Offsets in a column of records are 32-bit numbers."""
+
 _MEMORY = re.compile(r"([0-9]{1,18}) ?(B|KiB|MiB|GiB|TiB)?")
 _MEMORY_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -249,6 +253,20 @@ def parse_memory_size(value: object) -> int:
     return size_bytes
 
 
+def parse_unpacked_size(value: object) -> int:
+    """Return the bytes of a limit for what is unpacked in memory.
+
+    Raises:
+        ValueError: The value is not a size, or out of range.
+    """
+    size_bytes = parse_size(value)
+    if not UNPACKED_BYTES_MIN <= size_bytes <= UNPACKED_BYTES_MAX:
+        low, high = UNPACKED_BYTES_MIN >> 20, UNPACKED_BYTES_MAX >> 20
+        message = f"must be between {low}MiB and {high}MiB"
+        raise ValueError(message)
+    return size_bytes
+
+
 def _texts(value: object) -> object:
     """Return scalars as they were written: a password of digits is a text."""
     if not isinstance(value, SourceMap):
@@ -360,6 +378,22 @@ MemorySize = Annotated[
         {
             "anyOf": [
                 {"type": "integer", "minimum": MEMORY_BYTES_MIN},
+                {"type": "string", "pattern": f"^{_MEMORY.pattern}$"},
+            ]
+        }
+    ),
+]
+UnpackedSize = Annotated[
+    Any,
+    PlainValidator(parse_unpacked_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "integer",
+                    "minimum": UNPACKED_BYTES_MIN,
+                    "maximum": UNPACKED_BYTES_MAX,
+                },
                 {"type": "string", "pattern": f"^{_MEMORY.pattern}$"},
             ]
         }

@@ -48,7 +48,7 @@ from logmirror.config.scalars import (
 )
 from logmirror.config.schema import json_schema
 from logmirror.config.source import parse
-from logmirror.model import ColumnTypes
+from logmirror.model import ColumnTypes, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,6 +185,9 @@ class Settings:
     """Memory of all slots together for records of archives that are being written; None for the
     default of each slot."""
 
+    limits: Limits = field(default_factory=Limits)
+    """The largest record and batch that are unpacked in memory."""
+
     unset_variables: tuple[str, ...] = ()
     """Environment variables for credentials that are not set, if the caller of `load` did not
     require them."""
@@ -259,6 +262,10 @@ def _settings(model: ConfigModel, name: str, source: Source) -> Settings:
         on_fatal=model.on_fatal,
         metrics_prefix=model.metrics_prefix,
         memory_budget_bytes=model.memory_budget,
+        limits=Limits(
+            max_record_bytes=model.limits.max_record_bytes,
+            max_batch_unpacked_bytes=model.limits.max_batch_unpacked_bytes,
+        ),
         name=name,
         locations=source.locations,
         unset_variables=tuple(dict.fromkeys(source.unset)),

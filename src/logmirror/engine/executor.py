@@ -27,7 +27,7 @@ from logmirror.cluster.client import ClusterClient
 from logmirror.mirror.follow import SlotLink
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.units import units
-from logmirror.model import TimestampType
+from logmirror.model import Limits, TimestampType
 from logmirror.source.column_types import Gate
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.stores.opening import open_store
@@ -42,7 +42,7 @@ from logmirror.to_kafka.producer_sessions import ProducerSessions
 from logmirror.to_kafka.tail_check import TailCheck
 from logmirror.to_kafka.translate_progress import ProgressReader
 from logmirror.to_kafka.translate_transfer import TranslateTransfer
-from logmirror.wire.decode import RecordDecoder
+from logmirror.wire.decode import CHUNK_BYTES, RecordDecoder
 from logmirror.wire.rebatch import Rebatcher
 from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.scan import BatchScanner
@@ -82,8 +82,8 @@ def _client(settings: ConnectionSettings, _slot: Slot) -> ClusterClient:
 
 
 @functools.cache
-def _tools(_slot: Slot) -> tuple[FetchBuffer, BatchScanner, RecordDecoder]:
-    return FetchBuffer(), BatchScanner(), RecordDecoder()
+def _tools(_slot: Slot) -> tuple[FetchBuffer, BatchScanner]:
+    return FetchBuffer(), BatchScanner()
 
 
 @functools.cache
@@ -97,8 +97,8 @@ def _gap_writer(settings: ConnectionSettings, slot: Slot) -> GapWriter:
 
 
 @functools.cache
-def _decoder(chunk_bytes: int, _slot: Slot) -> RecordDecoder:
-    return RecordDecoder(max_chunk_bytes=chunk_bytes)
+def _decoder(limits: Limits, chunk_bytes: int, _slot: Slot) -> RecordDecoder:
+    return RecordDecoder(chunk_bytes, limits)
 
 
 @functools.cache
@@ -173,7 +173,7 @@ def _execute(works: Sequence[Work], link: SlotLink) -> Iterator[SliceResult]:
 
 def _source(work: Work) -> KafkaSource:
     slot = _this_slot()
-    buffer, scanner, _ = _tools(slot)
+    buffer, scanner = _tools(slot)
     return KafkaSource(
         _client(work.source, slot),
         work.slice.flow.source,
@@ -186,7 +186,7 @@ def _source(work: Work) -> KafkaSource:
 def _archive(works: list[Work], memory: Memory) -> list[SliceResult]:
     """Run works that share one read of the source."""
     slot = _this_slot()
-    decoder = _decoder(memory.chunk_bytes, slot)
+    decoder = _decoder(works[0].archive.limits, memory.chunk_bytes, slot)
     if works[0].archive.compaction:
         return [_snapshot(work, memory, decoder) for work in works]
     transfers = [
@@ -218,7 +218,7 @@ def _snapshot(work: Work, memory: Memory, decoder: RecordDecoder) -> SliceResult
 
 def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
     slot, spec = _this_slot(), works[0].kafka
-    client, gate = _client(spec.cluster, slot), Gate(_tools(slot)[2])
+    client, decoder = _client(spec.cluster, slot), _decoder(spec.limits, CHUNK_BYTES, slot)
     if spec.offsets == "translate":
         sessions, progress = _translation(spec.cluster, slot)
         return TranslateTransfer(
@@ -229,7 +229,7 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
             sessions=sessions,
             progress=progress,
             rebatcher=_rebatcher(spec.max_batch_bytes, slot),
-            gate=gate,
+            gate=Gate(decoder),
             sync_writer=_sync_writer(works[0].source, slot, spec.name, spec.mirror),
             window=window,
         ).run()
@@ -240,16 +240,17 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
         client=client,
         pipeline=_pipeline(spec.cluster, slot, "data"),
         rebatcher=_rebatcher(spec.max_batch_bytes, slot),
-        gate=gate,
+        gate=Gate(decoder),
         gap_writer=_gap_writer(spec.cluster, slot),
-        tail_check=TailCheck(client, _pipeline(spec.cluster, slot, "padding"), _tools(slot)[2]),
+        tail_check=TailCheck(client, _pipeline(spec.cluster, slot, "padding"), decoder),
         window=window,
     ).run()
 
 
 def warm_up() -> None:
     """Load modules and compile kernels in this process before the first slice."""
-    _, scanner, decoder = _tools(_this_slot())
+    slot = _this_slot()
+    scanner, decoder = _tools(slot)[1], _decoder(Limits(), CHUNK_BYTES, slot)
     batch = encode_reference([Record(0, 0, TimestampType.CREATE_TIME, b"k", b"v", ())])
     batches = scanner.scan(batch, len(batch))
     for rows in decoder.decode(batch, batches, first=0, end=1):

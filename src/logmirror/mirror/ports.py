@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from logmirror.errors import InternalError, UnavailableError
-from logmirror.model import ColumnTypes, Gap, OffsetRange, TopicPartition, Trigger
+from logmirror.model import ColumnTypes, Gap, Limits, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,6 +104,9 @@ class ArchiveSpec:
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """Types of keys and values, and of their Parquet columns. May differ between objects."""
 
+    limits: Limits = field(default_factory=Limits)
+    """The largest record and batch that are unpacked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
@@ -150,6 +153,9 @@ class KafkaSpec:
 
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """Types that keys and values must have."""
+
+    limits: Limits = field(default_factory=Limits)
+    """The largest record and batch that are unpacked to check them."""
 
 
 DestinationSpec = ArchiveSpec | KafkaSpec

@@ -231,6 +231,7 @@ def verify_content(  # noqa: PLR0913  # what to read, and in which format
                 compacted=compacted,
                 snapshots=archive.compaction is not None,
                 mirror_v3_before=mirror_v3_before,
+                limits=archive.limits,
             )
             topic_id = _same_topic(topic_id, found)
             gaps = found.gaps or GapFacts()

@@ -68,7 +68,8 @@ def decompress(codec: Codec, data: Bytes, *, max_bytes: int) -> Bytes:
 
     Raises:
         CorruptionError: The data is malformed, truncated or followed by other bytes, or exceeds
-            `max_bytes` when decompressed (facts `codec`, `max_bytes`, `why`).
+            `max_bytes` when decompressed (facts `codec`, `max_bytes`, `why`): then it is an
+            `OverLimitError`.
     """
     return Decompressor().decompress(codec, data, max_bytes=max_bytes)
 
@@ -137,6 +138,10 @@ class Decompressor:
         return outputs[0] if len(outputs) == 1 else b"".join(outputs)
 
 
+class OverLimitError(CorruptionError):
+    """The data is larger than allowed when decompressed. It may be whole."""
+
+
 class _BadDataError(Exception):
     """Internal: the data cannot be decompressed; the text is the fact `why`."""
 
@@ -147,7 +152,8 @@ _BEHIND: Final = "bytes behind the end"
 
 
 def _corrupt(codec: Codec, max_bytes: int, why: str) -> CorruptionError:
-    return CorruptionError(
+    kind = OverLimitError if why == _OVER else CorruptionError
+    return kind(
         "records cannot be decompressed", codec=codec.name.lower(), max_bytes=max_bytes, why=why
     )
 

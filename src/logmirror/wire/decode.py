@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from logmirror.errors import CorruptionError, InternalError
+from logmirror.errors import CorruptionError, InternalError, UsageError
+from logmirror.model import Limits
 from logmirror.wire.columns import BYTES_MAX, Columns
-from logmirror.wire.compression import Codec, Decompressor
+from logmirror.wire.compression import Codec, Decompressor, OverLimitError
 from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL, WHY
 from logmirror.wire.kernels_decode import (
     BATCH,
@@ -33,10 +34,18 @@ if TYPE_CHECKING:
 
     from logmirror.wire.scan import Batches, Buffer
 
-_MIB: Final = 1024 * 1024
+CHUNK_BYTES: Final = 32 << 20
+"""The most that one chunk of columns holds by default, in bytes of record bodies."""
+
 _HEADER_SIZE: Final = 61
+_LIMITS: Final = Limits()
 _BODY_BYTES_USUAL: Final = 32
 """Rows are reserved for bodies of this size; smaller ones end a chunk a little earlier."""
+
+_HINT: Final = (
+    "the source accepted it, so it is legal. To copy it, raise this limit in the configuration and "
+    "give each slot as much memory again; nothing was written past it"
+)
 
 
 class RecordDecoder:
@@ -45,19 +54,20 @@ class RecordDecoder:
     Args:
         max_chunk_bytes: The most that one chunk of columns holds, in bytes of record bodies. A
             larger record gets a chunk of its own.
-        max_batch_bytes: The most that one batch may hold decompressed.
+        limits: What one record and one batch may hold.
     """
 
-    def __init__(self, max_chunk_bytes: int = 32 * _MIB, max_batch_bytes: int = 256 * _MIB) -> None:
-        if not 0 < max_chunk_bytes <= BYTES_MAX or not 0 < max_batch_bytes <= BYTES_MAX:
+    def __init__(self, max_chunk_bytes: int = CHUNK_BYTES, limits: Limits = _LIMITS) -> None:
+        sizes = (max_chunk_bytes, limits.max_record_bytes, limits.max_batch_unpacked_bytes)
+        if not all(0 < size <= BYTES_MAX for size in sizes):
             raise InternalError(
-                "decoder limits out of range",
-                max_chunk_bytes=max_chunk_bytes,
-                max_batch_bytes=max_batch_bytes,
+                "decoder limits out of range", max_chunk_bytes=max_chunk_bytes, limits=limits
             )
-        rows_max = max(1, max_chunk_bytes // _BODY_BYTES_USUAL)
-        self._columns = Columns(rows_max, rows_max, max_chunk_bytes)
-        self._max_batch_bytes = max_batch_bytes
+        # A record that does not fit into empty columns is compared with its limit.
+        chunk_bytes = min(max_chunk_bytes, limits.max_record_bytes)
+        rows_max = max(1, chunk_bytes // _BODY_BYTES_USUAL)
+        self._columns = Columns(rows_max, rows_max, chunk_bytes)
+        self._limits = limits
         self._decompressor = Decompressor()
 
     def decode(
@@ -76,10 +86,12 @@ class RecordDecoder:
             decode. The buffer cannot be resized while the iterator lives.
 
         Raises:
-            CorruptionError: A record breaks the format, a batch cannot be decompressed or would
-                exceed the limit (facts `position`, `offset`, `why`).
+            CorruptionError: A record breaks the format, or a batch cannot be decompressed (facts
+                `position`, `offset`, `why`).
+            UsageError: A batch, when decompressed, or a record is larger than its limit (facts
+                `offset`, `batch_offset`, `limit_bytes`, and what is known of the size).
         """
-        run = _Run(buffer, batches, first, end, self._decompressor, self._max_batch_bytes)
+        run = _Run(buffer, batches, first, end, self._decompressor, self._limits)
         columns, status = self._columns, FULL
         while status != DONE:
             columns.clear()
@@ -101,12 +113,12 @@ class _Run:
         first: int,
         end: int,
         decompressor: Decompressor,
-        max_batch_bytes: int,
+        limits: Limits,
     ) -> None:
         self._array = as_bytes_array(buffer)
         self._batches = batches
         self._decompressor = decompressor
-        self._max_batch_bytes = max_batch_bytes
+        self._limits = limits
         self._progress: npt.NDArray[np.int64] = np.zeros(PROGRESS_WORDS, np.int64)
         self._progress[[PREVIOUS // 8, FIRST // 8, END // 8]] = -1, first, end
         self._payload: npt.NDArray[np.uint8] | None = None
@@ -128,8 +140,21 @@ class _Run:
                 self._payload = None
 
     def columns_for_next_record(self) -> Columns:
-        """Columns for one record that is larger than a chunk."""
+        """Columns for one record that is larger than a chunk.
+
+        Raises:
+            UsageError: The record is larger than its limit.
+        """
         need_bytes = int(self._progress[NEED_BYTES // 8])
+        if need_bytes > self._limits.max_record_bytes:
+            raise UsageError(
+                "a record is larger than `limits.max-record-bytes`",
+                hint=_HINT,
+                offset=self._base_offset() + int(self._progress[PREVIOUS // 8]) + 1,
+                batch_offset=self._base_offset(),
+                record_bytes=need_bytes,
+                limit_bytes=self._limits.max_record_bytes,
+            )
         # A header takes two bytes at least; a record that claims more of them is refused first.
         return Columns(1, need_bytes // 2 + 1, need_bytes)
 
@@ -164,10 +189,19 @@ class _Run:
         position, size = self._position(), int(self._batches.sizes[self._row()])
         codec = Codec(int(self._batches.attributes[self._row()]) & 7)
         data = self._array.data[position + _HEADER_SIZE : position + size]
+        max_bytes = self._limits.max_batch_unpacked_bytes
         try:
-            return as_bytes_array(
-                self._decompressor.decompress(codec, data, max_bytes=self._max_batch_bytes)
-            )
+            return as_bytes_array(self._decompressor.decompress(codec, data, max_bytes=max_bytes))
+        except OverLimitError:
+            raise UsageError(
+                "a batch is larger than `limits.max-batch-unpacked-bytes` when it is decompressed",
+                hint=_HINT,
+                offset=self._base_offset(),
+                batch_offset=self._base_offset(),
+                batch_bytes=size,
+                limit_bytes=max_bytes,
+                codec=codec.name.lower(),
+            ) from None
         except CorruptionError as error:
             raise error.add_facts(position=position, offset=self._base_offset()) from None
 
