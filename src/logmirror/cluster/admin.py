@@ -46,7 +46,7 @@ from logmirror.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from logmirror.cluster.connection import Connection
     from logmirror.cluster.router import Router
@@ -224,6 +224,30 @@ class Admin:
 
         return self._router.retry.run(
             attempt, "could not read the topic's configuration", topic=name
+        )
+
+    def configs_of_topics(
+        self, names: Collection[str], keys: Sequence[str]
+    ) -> dict[str, dict[str, str | None]]:
+        """See `ClusterClient.describe_configs_of_topics`."""
+
+        def attempt() -> dict[str, dict[str, str | None]]:
+            resources = [
+                DescribeConfigsRequest.DescribeConfigsResource(
+                    resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=list(keys)
+                )
+                for name in names
+            ]
+            connection = self._router.topology.any_connection()
+            response = connection.call(DescribeConfigsRequest(resources=resources), low=1)
+            return {
+                result.resource_name: {config.name: config.value for config in result.configs}
+                for result in response.results
+                if not result.error_code
+            }
+
+        return self._router.retry.run(
+            attempt, "could not read the configuration of topics", topics=len(names)
         )
 
     def broker_configs(self) -> dict[int, dict[str, str | None]]:

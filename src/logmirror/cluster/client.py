@@ -45,7 +45,7 @@ from logmirror.wire.messages import (
 from logmirror.wire.produce import ACKS_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
@@ -153,6 +153,18 @@ class ClusterClient:
             UnavailableError: No broker responded within the budget.
         """
         return self.admin.topic_configs(name)
+
+    def describe_configs_of_topics(
+        self, names: Collection[str], keys: Sequence[str]
+    ) -> dict[str, dict[str, str | None]]:
+        """Some configurations of several topics, with one request.
+
+        Topics that do not exist, or whose configuration may not be read, are left out.
+
+        Raises:
+            UnavailableError: No broker responded within the budget.
+        """
+        return self.admin.configs_of_topics(names, keys)
 
     def list_offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool = True

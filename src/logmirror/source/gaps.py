@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from logmirror.errors import PositionError
+from logmirror.errors import CorruptionError, PositionError
 from logmirror.mirror.ports import GapSummary
 from logmirror.model import Gap, GapCause
 
@@ -110,6 +110,19 @@ def check_dense(batches: Batches, start: int, stop: int) -> None:
         at = start + int(np.argmax(is_sparse))
         first, last = int(batches.base_offsets[at]), int(batches.last_offsets[at])
         raise unexplained_gap(first, last).add_facts(records=int(batches.record_counts[at]))
+
+
+def beyond_the_end(batches: Batches, high_watermark: int) -> CorruptionError:
+    """Return the error for a response whose last batch ends beyond the high watermark."""
+    return CorruptionError(
+        "the source served a batch beyond its high watermark",
+        hint="a batch's checksum does not cover its base offset: the offset was changed on the "
+        "source's disk or in transit. Nothing of the response was written. Read the offset from "
+        "another replica: move the partition's leadership, then restart the mirror.",
+        offset=int(batches.base_offsets[-1]),
+        batch_last=int(batches.last_offsets[-1]),
+        high_watermark=high_watermark,
+    )
 
 
 def unexplained_gap(expected: int, got: int) -> PositionError:

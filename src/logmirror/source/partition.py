@@ -13,8 +13,9 @@ import numpy as np
 
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.cluster.client import EARLIEST
+from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, PositionError
+from logmirror.source.gaps import beyond_the_end
 from logmirror.wire.scan import BatchScanner
 
 if TYPE_CHECKING:
@@ -184,11 +185,25 @@ class KafkaSource:
 
     def _scan(self, response: FetchResult) -> Batches:
         try:
-            return self._scanner.scan(self._buffer.view, response.size, aborted=response.aborted)
+            found = self._scanner.scan(self._buffer.view, response.size, aborted=response.aborted)
+            if found.count and found.last_offsets[-1] >= response.high_watermark:
+                self._check_end(found)
         except LogmirrorError as error:
             raise error.add_facts(
                 topic=self._partition.topic, partition=self._partition.partition
             ) from None
+        return found
+
+    def _check_end(self, batches: Batches) -> None:
+        """Raise CorruptionError if the last batch ends beyond the high watermark.
+
+        A batch's base offset is not covered by its checksum. A broker reads the high watermark
+        before the batches, so the one in a response may lag behind them: the present one decides.
+        """
+        partition = self._partition
+        end = self._client.list_offsets([partition], LATEST, read_committed=False)[partition]
+        if batches.last_offsets[-1] >= end:
+            raise beyond_the_end(batches, end)
 
     def _log_ends_early(self, end: int, found: int) -> PositionError:
         return PositionError(
