@@ -36,6 +36,7 @@ SECTIONS: Final = (
     ("SharedFilesystem", "`destination`, `type: filesystem`"),
     ("SharedKafka", "`destination`, `type: kafka`"),
     ("SharedS3", "`destination`, `type: s3`"),
+    ("Limits", "`limits`"),
     ("Spark", "`spark`"),
 )
 """Each mapping of the file and its heading, in the order of the page."""

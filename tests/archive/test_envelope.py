@@ -7,6 +7,8 @@ them back, and everything must be equal.
 
 import base64
 import json
+import subprocess
+import sys
 
 import duckdb
 import pyarrow.parquet as pq
@@ -228,7 +230,7 @@ def expected_line(record, text):
 @pytest.mark.parametrize("chunk", [300, 1 << 20])
 @pytest.mark.mirror_v3("ENC-01")
 def test_ndjson_is_what_plain_json_reads(utf8, chunk, monkeypatch):
-    monkeypatch.setattr(envelope, "_PIECE_BYTES", 700)
+    monkeypatch.setattr(envelope, "_TEXT_BYTES", 700)
     records = odd_records(300, text=utf8)
     data = lines_of(records, utf8=utf8, chunk=chunk)
     text = bytes.decode if utf8 else lambda b: base64.b64encode(b).decode()
@@ -237,6 +239,24 @@ def test_ndjson_is_what_plain_json_reads(utf8, chunk, monkeypatch):
     expected = [expected_line(record, text) for record in as_read(records)]
     assert found == expected
     assert [list(line) for line in found] == [list(line) for line in expected]  # order of fields
+
+
+@pytest.mark.parametrize("encoding", ["base64", "utf8"])
+def test_a_small_batch_that_unpacks_to_a_huge_record_takes_two_copies_of_it(encoding):
+    """In a process of its own: its peak memory, before and after.
+
+    The batch is unpacked, and decoded into columns. The text takes a buffer of a fixed size.
+    """
+    size = 64 << 20
+    command = [sys.executable, "-m", "kit.runs.ndjson_peak"]
+    packed = subprocess.run([*command, str(size)], check=True, capture_output=True).stdout
+    done = subprocess.run(
+        [*command, "measure", encoding], check=True, input=packed, capture_output=True, timeout=120
+    )
+    found = json.loads(done.stdout)
+    assert found["wire_bytes"] < 10_000
+    assert found["text_bytes"] > size
+    assert found["growth_bytes"] < 2 * size + (24 << 20)
 
 
 def test_text_that_is_not_utf8_names_its_offset():

@@ -24,7 +24,7 @@ from kit.runs.record_batches import (
     with_right_checksums,
 )
 from logmirror.errors import CorruptionError, InternalError, UsageError
-from logmirror.model import TimestampType
+from logmirror.model import Limits, TimestampType
 from logmirror.wire.batch_header import HEADER_SIZE, MarkerType, crc32c_reference, parse_header
 from logmirror.wire.compression import Codec
 from logmirror.wire.padding import padding
@@ -370,10 +370,11 @@ def test_small_runs_share_one_piece_of_memory():
 
 def test_a_bomb_is_refused_with_its_place():
     bomb = encode_reference([row(3, bytes(100_000))], last_offset=9, codec=Codec.ZSTD)
-    with pytest.raises(CorruptionError) as caught:
-        cut(dense(0, 3) + bomb, max_unpacked_bytes=50_000)
-    assert caught.value.facts["position"] == len(dense(0, 3))
-    assert (caught.value.facts["offset"], caught.value.facts["codec"]) == (3, "zstd")
+    with pytest.raises(UsageError, match=r"limits\.max-batch-unpacked-bytes") as caught:
+        cut(dense(0, 3) + bomb, limits=Limits(max_batch_unpacked_bytes=50_000))
+    facts = caught.value.facts
+    assert (facts["offset"], facts["codec"], facts["limit_bytes"]) == (3, "zstd", 50_000)
+    assert facts["batch_bytes"] == len(bomb)
 
 
 def test_a_length_that_lies_inside_a_record_is_refused_with_its_place():

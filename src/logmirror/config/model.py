@@ -119,8 +119,10 @@ class LimitsModel(Model):
     """The largest record and batch that are unpacked in memory.
 
     Brokers limit batches as they were compressed, so a small batch may hold gigabytes. The limits
-    apply wherever records are decoded: `parquet`, `ndjson`, `compaction: log`, declared types. A
-    `native` object and a replica in Kafka hold batches as they are.
+    apply where records are decoded: in `parquet` and `ndjson`, with `compaction: log`, with
+    declared types, and in `verify --deep`. A `native` object holds batches as they are. A replica
+    in Kafka unpacks small batches to merge them, and batches with offset gaps; there only
+    `max-batch-unpacked-bytes` applies.
     """
 
     max_record_bytes: UnpackedSize = 256 << 20

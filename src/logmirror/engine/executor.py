@@ -109,8 +109,8 @@ def _store(location: StoreLocation, writer_id: str, held_bytes: int, _slot: Slot
 @functools.cache
 def _rebatcher(max_batch_bytes: int, _slot: Slot) -> Rebatcher:
     if max_batch_bytes == 0:
-        return Rebatcher(merge_below_bytes=0, merge_compressed_below_bytes=0)
-    return Rebatcher(max_batch_bytes=max_batch_bytes)
+        return Rebatcher(merge_below_bytes=0, merge_compressed_below_bytes=0, limits=limits)
+    return Rebatcher(max_batch_bytes=max_batch_bytes, limits=limits)
 
 
 @functools.cache
@@ -228,7 +228,7 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
             client=client,
             sessions=sessions,
             progress=progress,
-            rebatcher=_rebatcher(spec.max_batch_bytes, slot),
+            rebatcher=_rebatcher(spec.max_batch_bytes, spec.limits, slot),
             gate=Gate(decoder),
             sync_writer=_sync_writer(works[0].source, slot, spec.name, spec.mirror),
             window=window,
@@ -239,7 +239,7 @@ def _copy(works: list[Work], window: FollowWindow) -> list[SliceResult]:
         source={work.slice.flow.source: _source(work) for work in works},
         client=client,
         pipeline=_pipeline(spec.cluster, slot, "data"),
-        rebatcher=_rebatcher(spec.max_batch_bytes, slot),
+        rebatcher=_rebatcher(spec.max_batch_bytes, spec.limits, slot),
         gate=Gate(decoder),
         gap_writer=_gap_writer(spec.cluster, slot),
         tail_check=TailCheck(client, _pipeline(spec.cluster, slot, "padding"), decoder),

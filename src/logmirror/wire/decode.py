@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from logmirror.errors import CorruptionError, InternalError, UsageError
+from logmirror.errors import CorruptionError, InternalError
 from logmirror.model import Limits
 from logmirror.wire.columns import BYTES_MAX, Columns
 from logmirror.wire.compression import Codec, Decompressor, OverLimitError
@@ -25,6 +25,7 @@ from logmirror.wire.kernels_decode import (
     decode_batches,
     decode_payload,
 )
+from logmirror.wire.limits import batch_too_large, record_too_large
 from logmirror.wire.scan import address_of, as_bytes_array
 
 if TYPE_CHECKING:
@@ -41,11 +42,6 @@ _HEADER_SIZE: Final = 61
 _LIMITS: Final = Limits()
 _BODY_BYTES_USUAL: Final = 32
 """Rows are reserved for bodies of this size; smaller ones end a chunk a little earlier."""
-
-_HINT: Final = (
-    "the source accepted it, so it is legal. To copy it, raise this limit in the configuration and "
-    "give each slot as much memory again; nothing was written past it"
-)
 
 
 class RecordDecoder:
@@ -89,7 +85,7 @@ class RecordDecoder:
             CorruptionError: A record breaks the format, or a batch cannot be decompressed (facts
                 `position`, `offset`, `why`).
             UsageError: A batch, when decompressed, or a record is larger than its limit (facts
-                `offset`, `batch_offset`, `limit_bytes`, and what is known of the size).
+                `offset`, `limit_bytes`, and what is known of the size).
         """
         run = _Run(buffer, batches, first, end, self._decompressor, self._limits)
         columns, status = self._columns, FULL
@@ -147,12 +143,10 @@ class _Run:
         """
         need_bytes = int(self._progress[NEED_BYTES // 8])
         if need_bytes > self._limits.max_record_bytes:
-            raise UsageError(
-                "a record is larger than `limits.max-record-bytes`",
-                hint=_HINT,
+            raise record_too_large(
                 offset=self._base_offset() + int(self._progress[PREVIOUS // 8]) + 1,
                 batch_offset=self._base_offset(),
-                record_bytes=need_bytes,
+                size=need_bytes,
                 limit_bytes=self._limits.max_record_bytes,
             )
         # A header takes two bytes at least; a record that claims more of them is refused first.
@@ -193,14 +187,8 @@ class _Run:
         try:
             return as_bytes_array(self._decompressor.decompress(codec, data, max_bytes=max_bytes))
         except OverLimitError:
-            raise UsageError(
-                "a batch is larger than `limits.max-batch-unpacked-bytes` when it is decompressed",
-                hint=_HINT,
-                offset=self._base_offset(),
-                batch_offset=self._base_offset(),
-                batch_bytes=size,
-                limit_bytes=max_bytes,
-                codec=codec.name.lower(),
+            raise batch_too_large(
+                offset=self._base_offset(), size=size, codec=codec, limit_bytes=max_bytes
             ) from None
         except CorruptionError as error:
             raise error.add_facts(position=position, offset=self._base_offset()) from None

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from logmirror.errors import CorruptionError, InternalError
+from logmirror.model import Limits
 from logmirror.wire import kernels_rebatch as k
-from logmirror.wire.compression import Codec, Decompressor, compress
+from logmirror.wire.compression import Codec, Decompressor, OverLimitError, compress
 from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL, WHY
 from logmirror.wire.kernels_encode import BATCH_HEADER_BYTES
 from logmirror.wire.kernels_patch import (
@@ -41,6 +42,7 @@ from logmirror.wire.kernels_patch import (
     patch_producer,
     patch_transactional,
 )
+from logmirror.wire.limits import batch_too_large
 from logmirror.wire.scan import address_of, as_bytes_array
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from logmirror.wire.scan import Batches, Buffer
 
 _MIB: Final = 1024 * 1024
+_LIMITS: Final = Limits()
 _CHUNK_BYTES_MIN: Final = 4 * _MIB
 _CHUNK_BATCHES: Final = 4
 """New pieces are made in chunks of memory, each for at least that many of full size."""
@@ -88,7 +91,7 @@ class Rebatcher:
             larger.
         merge_below_bytes: Uncompressed batches of fewer bytes are merged; 0: none.
         merge_compressed_below_bytes: The same for compressed ones.
-        max_unpacked_bytes: The most that one batch may hold decompressed.
+        limits: The most that one batch may hold decompressed.
     """
 
     def __init__(
@@ -97,10 +100,10 @@ class Rebatcher:
         max_batch_bytes: int = 1_000_000,
         merge_below_bytes: int = 128 * 1024,
         merge_compressed_below_bytes: int = 4 * 1024,
-        max_unpacked_bytes: int = 256 * _MIB,
+        limits: Limits = _LIMITS,
     ) -> None:
         self._limits = (max_batch_bytes, merge_below_bytes, merge_compressed_below_bytes)
-        self._max_unpacked_bytes = max_unpacked_bytes
+        self._max_unpacked_bytes = limits.max_batch_unpacked_bytes
         self._decompressor = Decompressor()
         self._chunks = _Chunks(max(_CHUNK_BYTES_MIN, _CHUNK_BATCHES * max_batch_bytes))
         self._run: _Run | None = None
@@ -125,9 +128,10 @@ class Rebatcher:
             buffer cannot be resized.
 
         Raises:
-            CorruptionError: A record that had to be read breaks the format, a batch cannot be
-                decompressed or would exceed the limit (facts `position`, `offset`, `why`).
-                What lies before that batch was yielded, but for what it was to be merged with.
+            CorruptionError: A record that had to be read breaks the format, or a batch cannot be
+                decompressed (facts `position`, `offset`, `why`). What lies before that batch was
+                yielded, but for what it was to be merged with.
+            UsageError: The same for a batch above its limit; see `limits.batch_too_large`.
         """
         array = as_bytes_array(buffer)
         if not array.flags.writeable:
@@ -256,6 +260,11 @@ class _Run:
         data = self._array.data[position + BATCH_HEADER_BYTES : position + size]
         try:
             unpacked = decompressor.decompress(codec, data, max_bytes=max_bytes)
+        except OverLimitError:
+            offset = int(self._batches.base_offsets[row])
+            raise batch_too_large(
+                offset=offset, size=size, codec=codec, limit_bytes=max_bytes
+            ) from None
         except CorruptionError as error:
             offset = int(self._batches.base_offsets[row])
             raise error.add_facts(position=position, offset=offset) from None
