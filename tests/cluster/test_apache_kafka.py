@@ -88,6 +88,19 @@ def test_a_topic_has_an_id_leaders_and_configurations(apache_kafka, client, topi
     assert len(client.cluster_id()) == 22
 
 
+def test_some_configurations_of_several_topics_take_one_request(apache_kafka, client, topic_name):
+    compacted = f"{topic_name}-compacted"
+    apache_kafka.create_topic(topic_name)
+    apache_kafka.create_topic(compacted, 1, {"cleanup.policy": "compact,delete"})
+    keys = ("cleanup.policy", "delete.retention.ms")
+    found = client.describe_configs_of_topics([topic_name, compacted, "no-such-topic"], keys)
+    day = "86400000"
+    assert found == {
+        topic_name: {"cleanup.policy": "delete", "delete.retention.ms": day},
+        compacted: {"cleanup.policy": "compact,delete", "delete.retention.ms": day},
+    }
+
+
 def test_offsets_are_found_by_end_and_by_time(apache_kafka, client, topic_name):
     apache_kafka.create_topic(topic_name, 2)
     messages = [Message(value=b"v", timestamp_ms=1_000_000 + 1000 * n) for n in range(10)]

@@ -156,6 +156,58 @@ def test_r8_snapshots_of_a_trimmed_topic_begin_at_its_start(own_kafka, tmp_path)
     assert (flow["position"], flow["lag"]) == (12, 0)
 
 
+def test_a_gap_of_compaction_is_one_object_whatever_max_offsets_is(own_kafka, tmp_path):
+    """600 records of one key, of which the cleaner leaves the last: `max-offsets: 10`."""
+    topic = own_kafka.create_topic("one-far-record", config=COMPACTED)
+    sent = [Message(b"only", b"v%d" % n, (), START_MS + n) for n in range(600)]
+    produce(own_kafka.bootstrap, topic, sent, config={"batch.num.messages": 20})
+    clean(own_kafka, topic, 1)  # writes one more
+    stop_cleaning(own_kafka, topic)
+    shown = [row.offset for row in rows_by_librdkafka(own_kafka.bootstrap, topic)]
+    assert shown == [599, 600]
+    _, *append = mirrors(topic, own_kafka, tmp_path, max_offsets=10)
+    config = write_config(tmp_path / "c.json", *append)
+
+    done = run_now(config)
+
+    assert done.returncode == 0, done.stderr
+    for form in APPEND:
+        ends = [tuple(map(int, n[:41].split("-"))) for n in object_names(tmp_path / form / "0")]
+        native = [(0, 599), (600, 600)]  # with the batch behind the gap
+        assert ends == (native if form == "native" else [(0, 598), (599, 600)])
+    check_append(tmp_path, own_kafka, topic, {(b"only", b"v599")})
+    proven = logmirror("verify", "--deep", "--against-source", "-c", config)
+    assert proven.returncode == 0, proven.stdout
+
+
+def test_records_deleted_between_two_snapshots_are_accepted_at_the_next_start(own_kafka, tmp_path):
+    """DeleteRecords passes the position of the newest snapshot: the next one is rebuilt."""
+    policy = {"cleanup.policy": "compact,delete"}
+    topic = own_kafka.create_topic("deleted-between", config=policy)
+    sent = [Message(b"k%d" % (n % 6), b"v%d" % n, (), START_MS + n) for n in range(40)]
+    more = {"name": "snapshots", "compaction": "log"}
+    config = write_config(tmp_path / "c.json", mirror(topic, own_kafka.bootstrap, tmp_path, **more))
+    produce(own_kafka.bootstrap, topic, sent[:20])
+    first = run_now(config)
+    produce(own_kafka.bootstrap, topic, sent[20:])
+    delete_records(own_kafka, topic, 37)
+
+    second = run_now(config)
+
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert "the log start offset is above the newest snapshot" in second.stderr
+    assert object_names(tmp_path / "snapshots" / "0") == [
+        f"{0:020d}-{19:020d}.parquet",
+        f"{20:020d}-{39:020d}.parquet",
+    ]
+    assert log_bounds(own_kafka.bootstrap, topic, 0) == (37, 40)
+    assert newest_snapshot(tmp_path / "snapshots") == {
+        m.key: (n, m.value, m.timestamp_ms) for n, m in enumerate(sent) if n >= 37
+    }
+    proven = logmirror("verify", "--deep", "-c", config)
+    assert proven.returncode == 0, proven.stdout
+
+
 @pytest.fixture
 def server(tmp_path):
     (tmp_path / "s3").mkdir()

@@ -85,6 +85,58 @@ def test_missing_objects_stop_the_flow_with_both_names(left):
     assert facts["found"] == ("nothing" if left == "nothing" else name(0, 19)[4:])
 
 
+COMPACTED = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
+SNAPSHOTS = archive_spec(max_offsets=50, drift_check_ms=10_000, compaction="log")
+
+
+def snapshot_client(log):
+    return ScriptedClient([log], configs=COMPACTED)
+
+
+def test_a_missing_snapshot_stops_the_flow_with_both_names():
+    store, log = MemoryStore(), Log(batches(0, 20))
+    grow = {
+        5000: lambda: log.batches.extend(batches(20, 30)),
+        9000: lambda: store.delete(name(20, 29)),
+    }
+    with pytest.raises(PositionError) as caught:
+        run_until(60_000, snapshot_client(log), store, grow, SNAPSHOTS)
+    facts = caught.value.facts
+    assert (facts["reason"], facts["found"]) == ("DestinationDrift", name(0, 19)[4:])
+    assert f"d/0/{facts['expected']}" == name(20, 29)
+
+
+def test_a_snapshot_that_was_pruned_is_no_drift():
+    """`keep-snapshots`, or an operator, deletes older ones at any time."""
+    store, log = MemoryStore(), Log(batches(0, 20))
+    at = {
+        5000: lambda: log.batches.extend(batches(20, 30)),
+        9000: lambda: store.delete(name(0, 19)),
+        40_000: lambda: log.batches.extend(batches(30, 35)),
+    }
+    run_until(60_000, snapshot_client(log), store, at, SNAPSHOTS)
+    assert objects(store) == [name(20, 29), name(30, 34)]
+
+
+def test_a_snapshot_of_another_writer_is_continued():
+    store, log, other = MemoryStore(), Log(batches(0, 20)), MemoryStore()
+    other_log = Log(batches(0, 20))
+    for end in (20, 30):  # what another mirror wrote
+        other_log.batches = batches(0, end)
+        with service(snapshot_client(other_log), other, spec=SNAPSHOTS) as (made, _):
+            made.run(until_now=True)
+
+    def take_over():
+        log.batches.extend(batches(20, 30))
+        for each, data in other.objects.items():
+            if each not in store.objects:
+                store.objects[each] = data
+
+    late = {5000: take_over, 40_000: lambda: log.batches.extend(batches(30, 35))}
+    run_until(60_000, snapshot_client(log), store, late, SNAPSHOTS)
+    assert objects(store) == [name(0, 19), name(20, 29), name(30, 34)]
+
+
 def test_drift_is_detected_while_objects_are_written_continuously():
     store, log = MemoryStore(), Log(batches(0, 50))
 

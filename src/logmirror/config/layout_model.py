@@ -37,7 +37,8 @@ class FlushModel(Model):
     """Size of the records (keys, values, headers) in one object, in bytes."""
 
     max_offsets: Limit
-    """Number of offsets that one object covers."""
+    """Number of offsets that one object covers. If the last of them has no record, the object ends
+    where this offset gap ends."""
 
     daily: DailyModel | None = None
     """Also write once a day at a fixed time, regardless of the limits."""
