@@ -17,6 +17,7 @@ from kit.runs.configs import (
     shared_mirror,
     text_of,
 )
+from logmirror.app.specs import mirror_specs
 from logmirror.config.settings import (
     ConfigError,
     FilesystemDestination,
@@ -30,6 +31,7 @@ from logmirror.config.settings import (
     load,
     load_text,
 )
+from logmirror.model import Limits
 
 
 @pytest.mark.mirror_v3("CFG-04", "ENA-01")
@@ -276,6 +278,26 @@ def test_an_error_is_picklable_and_lists_its_problems_in_order():
 def test_a_memory_budget_is_a_number_of_bytes_or_a_size(written, size_bytes):
     settings = load_text(text_of(mirror("m"), **{"memory-budget": written}))
     assert settings.memory_budget_bytes == size_bytes
+
+
+def test_limits_reach_the_specs_of_every_destination():
+    text = text_of(mirror("m"), limits={"max-record-bytes": "64MiB"})
+    settings = load_text(text)
+    expected = Limits(max_record_bytes=64 << 20, max_batch_unpacked_bytes=256 << 20)
+    assert settings.limits == expected
+    assert [spec.limits for one in mirror_specs(settings) for _, spec in one.destinations] == [
+        expected
+    ]
+    assert load_text(text_of(mirror("m"))).limits == Limits()
+
+
+@pytest.mark.parametrize("written", ["1023KiB", "2GiB", 0, "much"])
+def test_a_limit_is_from_1_mib_to_2047_mib(written):
+    with pytest.raises(ConfigError) as caught:
+        load_text(text_of(mirror("m"), limits={"max-batch-unpacked-bytes": written}))
+    (problem,) = caught.value.problems
+    assert problem.path == "limits.max-batch-unpacked-bytes"
+    assert problem.message.startswith("must be ")
 
 
 @pytest.mark.parametrize(

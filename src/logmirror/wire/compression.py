@@ -68,8 +68,7 @@ def decompress(codec: Codec, data: Bytes, *, max_bytes: int) -> Bytes:
 
     Raises:
         CorruptionError: The data is malformed, truncated or followed by other bytes, or exceeds
-            `max_bytes` when decompressed (facts `codec`, `max_bytes`, `why`): then it is an
-            `OverLimitError`.
+            `max_bytes` when decompressed (facts `codec`, `max_bytes`, `why`); see `is_over_limit`.
     """
     return Decompressor().decompress(codec, data, max_bytes=max_bytes)
 
@@ -138,10 +137,6 @@ class Decompressor:
         return outputs[0] if len(outputs) == 1 else b"".join(outputs)
 
 
-class OverLimitError(CorruptionError):
-    """The data is larger than allowed when decompressed. It may be whole."""
-
-
 class _BadDataError(Exception):
     """Internal: the data cannot be decompressed; the text is the fact `why`."""
 
@@ -151,9 +146,13 @@ _CUT_OFF: Final = "cut off"
 _BEHIND: Final = "bytes behind the end"
 
 
+def is_over_limit(error: CorruptionError) -> bool:
+    """Whether `decompress` failed because of its limit. The data may be whole."""
+    return error.facts.get("why") == _OVER
+
+
 def _corrupt(codec: Codec, max_bytes: int, why: str) -> CorruptionError:
-    kind = OverLimitError if why == _OVER else CorruptionError
-    return kind(
+    return CorruptionError(
         "records cannot be decompressed", codec=codec.name.lower(), max_bytes=max_bytes, why=why
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from logmirror.errors import CorruptionError, InternalError
 from logmirror.model import Limits
 from logmirror.wire.columns import BYTES_MAX, Columns
-from logmirror.wire.compression import Codec, Decompressor, OverLimitError
+from logmirror.wire.compression import Codec, Decompressor, is_over_limit
 from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL, WHY
 from logmirror.wire.kernels_decode import (
     BATCH,
@@ -186,11 +186,11 @@ class _Run:
         max_bytes = self._limits.max_batch_unpacked_bytes
         try:
             return as_bytes_array(self._decompressor.decompress(codec, data, max_bytes=max_bytes))
-        except OverLimitError:
-            raise batch_too_large(
-                offset=self._base_offset(), size=size, codec=codec, limit_bytes=max_bytes
-            ) from None
         except CorruptionError as error:
+            if is_over_limit(error):
+                raise batch_too_large(
+                    offset=self._base_offset(), size=size, codec=codec, limit_bytes=max_bytes
+                ) from None
             raise error.add_facts(position=position, offset=self._base_offset()) from None
 
     def _base_offset(self) -> int:

@@ -33,7 +33,7 @@ import numpy as np
 from logmirror.errors import CorruptionError, InternalError
 from logmirror.model import Limits
 from logmirror.wire import kernels_rebatch as k
-from logmirror.wire.compression import Codec, Decompressor, OverLimitError, compress
+from logmirror.wire.compression import Codec, Decompressor, compress, is_over_limit
 from logmirror.wire.kernels_columns import COMPRESSED, DONE, FULL, WHY
 from logmirror.wire.kernels_encode import BATCH_HEADER_BYTES
 from logmirror.wire.kernels_patch import (
@@ -260,13 +260,12 @@ class _Run:
         data = self._array.data[position + BATCH_HEADER_BYTES : position + size]
         try:
             unpacked = decompressor.decompress(codec, data, max_bytes=max_bytes)
-        except OverLimitError:
-            offset = int(self._batches.base_offsets[row])
-            raise batch_too_large(
-                offset=offset, size=size, codec=codec, limit_bytes=max_bytes
-            ) from None
         except CorruptionError as error:
             offset = int(self._batches.base_offsets[row])
+            if is_over_limit(error):
+                raise batch_too_large(
+                    offset=offset, size=size, codec=codec, limit_bytes=max_bytes
+                ) from None
             raise error.add_facts(position=position, offset=offset) from None
         self._payload, self._payload_row = as_bytes_array(unpacked), row
 
