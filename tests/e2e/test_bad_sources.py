@@ -7,7 +7,7 @@ chain).
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kit.judges.clients import odd_messages, produce
+from kit.judges.clients import Message, odd_messages, produce
 from kit.judges.truth import Source, object_names
 from kit.runs.cleaning import delete_records
 from kit.runs.commands import FORMATS, logmirror, logmirror_json, mirror, write_config
@@ -150,3 +150,36 @@ def test_r8_append_mode_refuses_a_log_without_its_head_unless_the_chain_declares
     assert source.bounds(0) == (8, 50)
     for form in FORMATS:
         assert source.anomalies(tmp_path, form) == [], form
+
+
+def test_a_legal_batch_above_the_limit_stops_with_its_offset_until_the_limit_is_raised(
+    own_kafka, tmp_path
+):
+    """16 MiB in a few kilobytes of zstd: Kafka limits what was compressed."""
+    topic = own_kafka.create_topic("bomb")
+    produce(own_kafka.bootstrap, topic, odd_messages(30, seed=1))
+    config = {"compression.type": "zstd", "message.max.bytes": 100_000_000}
+    produce(own_kafka.bootstrap, topic, [Message(b"k", bytes(16 << 20))], config=config)
+    mirrors = [
+        mirror(topic, own_kafka.bootstrap, tmp_path, form=form, name=form) for form in FORMATS
+    ]
+    rows = [one for one in mirrors if one["name"] != "native"]
+    small = {"max-batch-unpacked-bytes": "8MiB"}
+    first = write_config(tmp_path / "first.json", *rows, limits=small)
+    second = write_config(tmp_path / "second.json", *mirrors, limits=small, on_fatal="isolate")
+    third = write_config(tmp_path / "third.json", *mirrors, limits={})
+
+    refused, copied, raised = run_now(first), run_now(second), run_now(third)
+
+    assert refused.returncode == 2, refused.stderr
+    message = "a batch is larger than `limits.max-batch-unpacked-bytes` when it is decompressed"
+    assert f"error (usage): {message}" in refused.stderr
+    for fact in (f"topic: {topic}", "partition: 0", "offset: 30", f"limit_bytes: {8 << 20}"):
+        assert fact in refused.stderr
+    assert copied.returncode == 2, copied.stderr
+    assert raised.returncode == 0, raised.stderr
+    assert {form: names[-1][21:41] for form, names in objects(tmp_path).items()} == dict.fromkeys(
+        FORMATS, f"{30:020d}"
+    )
+    assert logmirror("verify", "--deep", "-c", third).returncode == 0
+    assert logmirror("verify", "--deep", "-c", second).returncode != 0, "the limit holds there too"

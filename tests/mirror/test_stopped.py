@@ -256,6 +256,10 @@ class OneCluster:
     def describe_topic_configs(self, name):
         return self.clients[name].describe_topic_configs(name)
 
+    def describe_configs_of_topics(self, names, keys):
+        found = [self.clients[name].describe_configs_of_topics([name], keys) for name in names]
+        return {name: configs for one in found for name, configs in one.items()}
+
     def fetch(self, partition, *arguments, **options):
         return self.clients[partition.topic].fetch(partition, *arguments, **options)
 

@@ -154,6 +154,13 @@ class SourceView(_View):
         self._ask("configs")
         return {"cleanup.policy": "compact" if self._world.application.compacts else "delete"}
 
+    def describe_configs_of_topics(
+        self, names: Iterable[str], keys: Iterable[str]
+    ) -> dict[str, dict[str, str | None]]:
+        """See `ClusterClient.describe_configs_of_topics`."""
+        del keys
+        return {name: self.describe_topic_configs(name) for name in names}
+
     def pipeline(self) -> SourcePipeline:
         """See `ClusterClient.pipeline`."""
         return SourcePipeline(self._process, self._topics)
