@@ -93,6 +93,23 @@ def result_of(state, slice_, *, receipts=(), rest_bytes=0, next_offset=None):
     )
 
 
+def test_a_gap_up_to_the_log_s_end_is_not_read_again_before_more_follows_or_max_time():
+    """The slice found no record that ends the gap: until one follows, no object is filled."""
+    state = flow_state(end=1000)
+    [slice_] = tick(state)
+    state.advance(result_of(state, slice_, rest_bytes=50, next_offset=1000), 0, 1)
+    assert tick(state, now_ms=1000) == []
+    state.observe(1049, 2000)
+    assert tick(state, now_ms=2000) == []
+    state.observe(1050, 3000)
+    [slice_] = tick(state, now_ms=3000)
+    assert (slice_.first, slice_.end, slice_.tail) == (0, 1050, None)
+    state.advance(result_of(state, slice_, rest_bytes=50, next_offset=1050), 0, 3001)
+    assert tick(state, now_ms=4000) == []
+    [slice_] = tick(state, now_ms=60_000)
+    assert slice_.tail is Trigger.MAX_TIME
+
+
 def test_a_slice_that_filled_no_object_is_not_probed_again():
     state = flow_state(bytes_per_offset=None)
     [slice_] = tick(state)
