@@ -107,7 +107,7 @@ def _store(location: StoreLocation, writer_id: str, held_bytes: int, _slot: Slot
 
 
 @functools.cache
-def _rebatcher(max_batch_bytes: int, _slot: Slot) -> Rebatcher:
+def _rebatcher(max_batch_bytes: int, limits: Limits, _slot: Slot) -> Rebatcher:
     if max_batch_bytes == 0:
         return Rebatcher(merge_below_bytes=0, merge_compressed_below_bytes=0, limits=limits)
     return Rebatcher(max_batch_bytes=max_batch_bytes, limits=limits)
