@@ -32,6 +32,7 @@ from logmirror.broker.protocol.dispatch import response
 from logmirror.broker.topics import Topics
 from logmirror.errors import UnavailableError
 from logmirror.wire.frames import read_header
+from logmirror.wire.serve_fetch import parse_fetch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,6 +71,7 @@ def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]])
                     cache=cache,
                     commits=commits,
                     executor=executor,
+                    checkers=executor,
                     port=1,
                 )
                 try:
@@ -159,7 +161,7 @@ async def _fetch(broker: Broker, offset: int, *, wait_ms: int) -> Any:
         forgotten_topics_data=(),
     )
     frame = memoryview(bytearray(request_frame(Api.FETCH, 11, request)))
-    found = fetch(broker, read_header(frame), frame)
+    found = fetch(broker, read_header(frame), parse_fetch(frame, 11), Caller("127.0.0.1"))
     parts = found if isinstance(found, list) else await found
     whole = b"".join(
         os.pread(part.file.fd, part.size_bytes, part.position)

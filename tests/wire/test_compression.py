@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import resource
 import struct
+import time
 import tracemalloc
 import zlib
 
@@ -125,6 +126,44 @@ def test_a_flipped_bit_is_refused_or_undone_within_the_cap(name, at, bit):
     spoiled[at % len(data)] ^= 1 << bit
     with contextlib.suppress(CorruptionError):
         assert len(decompress(codec, spoiled, max_bytes=MIB)) <= MIB
+
+
+EMPTY_ZSTD = zstandard.compress(b"")
+TINY_PARTS = {
+    "gzip members": (Codec.GZIP, lambda: gzip.compress(b"") * (MIB // 20)),
+    "zstd frames": (Codec.ZSTD, lambda: EMPTY_ZSTD * (MIB // len(EMPTY_ZSTD))),
+    "snappy blocks": (Codec.SNAPPY, lambda: xerial(b"") + xerial_block(b"\x01\x00x") * (MIB // 7)),
+}
+
+
+@pytest.mark.parametrize(("codec", "build"), TINY_PARTS.values(), ids=TINY_PARTS)
+def test_data_of_tiny_parts_takes_about_as_long_as_ordinary_data(codec, build):
+    data = build()
+    began = time.process_time()
+    with contextlib.suppress(CorruptionError):
+        assert len(decompress(codec, data, max_bytes=MIB)) < MIB
+
+    assert time.process_time() - began < 0.25  # gzip took 1.4 s when each member copied the rest
+
+
+def test_two_gzip_members_cut_anywhere_are_refused_but_between_them():
+    first, second = gzip.compress(TEXT[:100]), gzip.compress(TEXT[100:200])
+    data = first + second
+    for end in range(len(data)):
+        if end == len(first):
+            assert bytes(decompress(Codec.GZIP, data[:end], max_bytes=MIB)) == TEXT[:100]
+            continue
+        with pytest.raises(CorruptionError):
+            decompress(Codec.GZIP, data[:end], max_bytes=MIB)
+
+
+@pytest.mark.parametrize("at", [3, 100, -1, -5])
+def test_a_damaged_second_gzip_member_is_refused(at):
+    first, second = gzip.compress(TEXT[:100]), bytearray(gzip.compress(TEXT))
+    second[at] ^= 0xFF
+
+    with pytest.raises(CorruptionError):
+        decompress(Codec.GZIP, first + second, max_bytes=MIB)
 
 
 def zstd_repeats(blocks):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from kit.judges.raw_client import build, message_class, nested, request_frame
 from logmirror.wire.frames import (
     FIRST_BUFFER_BYTES,
+    MAX_ENTRIES,
     Cursor,
     FrameBuffer,
     RemoteProtocolError,
@@ -243,6 +244,38 @@ def test_a_frame_that_was_put_back_comes_again():
 
     assert bytes(buffer.next_frame() or b"") == b"123456789"
     assert buffer.next_frame() is None
+
+
+def test_a_frame_outlives_later_bytes_once_its_buffer_is_detached():
+    buffer = FrameBuffer(lambda _: 10**6)
+    first, second = b"1" * 100_000, b"2" * 100_000
+    stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in (first, second))
+    _feed(buffer, stream[:130_000])
+    frame = buffer.next_frame()
+    assert frame is not None
+
+    assert buffer.detach() >= len(first)
+    assert buffer.capacity_bytes < 65_536
+    _feed(buffer, stream[130_000:])
+
+    assert bytes(buffer.next_frame() or b"") == second
+    assert bytes(frame) == first
+
+
+def test_the_entries_of_all_arrays_together_have_a_limit():
+    arrays = (struct.pack(">i", 30_000) + bytes(30_000)) * 2
+    cursor = Cursor(memoryview(arrays))
+    cursor.take(cursor.count(compact=False))
+
+    with pytest.raises(RemoteProtocolError, match="more entries"):
+        cursor.count(compact=False)
+
+
+def test_null_arrays_are_no_entries():
+    cursor = Cursor(memoryview(struct.pack(">ii", -1, MAX_ENTRIES) + bytes(MAX_ENTRIES)))
+
+    assert cursor.count(compact=False) == -1
+    assert cursor.count(compact=False) == MAX_ENTRIES
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 7])

@@ -45,6 +45,13 @@ class BrokerOptions:
     max_partitions: int = 20_000
     """Limit for all topics together. It bounds memory, also under auto-creation."""
 
+    max_producers: int = 100_000
+    """Limit for the producer states of all partitions together; each takes about 1.5 KB."""
+
+    max_waiting_partitions: int = 200_000
+    """Limit for the partitions of all Fetch requests that wait for records. Beyond it a Fetch does
+    not wait."""
+
     max_connections: int = 1_000
     """Further connections are closed at once. The system's limit of open files may lower it."""
 
@@ -52,10 +59,12 @@ class BrokerOptions:
     """Limit for a Produce request; Kafka's `socket.request.max.bytes`."""
 
     max_other_frame_bytes: int = 2 * 1024 * 1024
-    """Limit for every other request. A Fetch of 20,000 partitions takes 1.3 MB."""
+    """Limit for every other request. A Fetch of 20,000 partitions takes 1.3 MB. The entries of a
+    request have a limit of their own, `frames.MAX_ENTRIES`."""
 
     max_buffered_bytes: int = 1024 * 1024 * 1024
-    """Limit for incomplete requests of all connections. A connection that exceeds it is closed."""
+    """Limit for incomplete requests of all connections. Beyond it, the connection with the largest
+    one is closed."""
 
     max_fetch_bytes: int = 55 * 1024 * 1024
     """Limit for the records in one Fetch response; Kafka's broker setting `fetch.max.bytes`."""
@@ -67,7 +76,8 @@ class BrokerOptions:
     """A connection without a request for this long is closed; Kafka's `connections.max.idle.ms`."""
 
     frame_timeout_ms: int = 30_000
-    """A request must be complete within this time, plus one second per 64 KiB."""
+    """A request must be complete within this time, plus one second per MiB that arrived. A new
+    connection must begin its first request within it."""
 
     send_timeout_ms: int = 60_000
     """A client that reads nothing of its response for this long is disconnected."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import ipaddress
 import logging
 import os
 import resource
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _FLUSH_THREADS: Final = 4
 _OTHER_THREADS: Final = 4
+_CHECK_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 512
 _FILES_FOR_US: Final = 128
@@ -143,6 +145,7 @@ async def _serve(
     with (
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
+        ThreadPoolExecutor(_CHECK_THREADS, "logmirror-check") as checkers,
     ):
         commits = GroupCommit(flushers, disk)
         topics = Topics(options, store, others, disk, cache, commits)
@@ -155,6 +158,7 @@ async def _serve(
             cache=cache,
             commits=commits,
             executor=others,
+            checkers=checkers,
             port=port,
         )
         connections = Connections(broker, max_connections)
@@ -163,6 +167,13 @@ async def _serve(
         )
         stop = _stop_on_signals(loop)
         _LOG.info("listening on %s:%d, log directory %s", host, port, options.log_dir)
+        if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            _LOG.warning(
+                "clients are not authenticated: every host that reaches %s:%d can read, write and "
+                "delete all topics",
+                host,
+                port,
+            )
         on_ready(host, port)
         await _sweep_until(stop, connections, topics)
         _LOG.info("stopping")

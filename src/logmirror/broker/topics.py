@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.open_segments import DamagedLogError
 from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.log.producer_limit import ProducerLimit
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
 from logmirror.broker.topic_configs import TopicConfigs
@@ -94,6 +95,7 @@ class Topics:
         self._executor = executor
         self._disk = disk
         self._cache = cache
+        self._producers = ProducerLimit(options.max_producers)
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Future[Any]] = set()
         self.by_name: dict[str, Topic] = {}
@@ -187,10 +189,23 @@ class Topics:
             folder, disk=self._disk, cache=self._cache, segment_bytes=configs.segment_bytes
         )
 
+    async def _new_logs(
+        self, name: str, numbers: range, configs: TopicConfigs
+    ) -> list[PartitionLog]:
+        """Return logs without records; thousands of them take a while, so a worker makes them."""
+        folder = self._folder(name)
+
+        def make() -> list[PartitionLog]:
+            return [self._empty_log(folder / str(number), configs) for number in numbers]
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, make)
+
     def _folder(self, name: str) -> Path:
         return self._options.log_dir / name
 
     def _admit(self, row: TopicRow, logs: list[PartitionLog]) -> Topic:
+        for log in logs:
+            log.producers.share(self._producers)
         topic = Topic(
             name=row.name,
             topic_id=row.topic_id,
@@ -235,8 +250,7 @@ class Topics:
             )
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._store.create_topic, row)
-            folder = self._folder(name)
-            logs = [self._empty_log(folder / str(number), checked) for number in range(count)]
+            logs = await self._new_logs(name, range(count), checked)
             _LOG.info("topic %s created with %d partitions", name, count)
             return self._admit(row, logs)
 
@@ -289,11 +303,10 @@ class Topics:
             await loop.run_in_executor(
                 self._executor, self._store.set_partition_count, topic.name, count
             )
-            folder = self._folder(topic.name)
-            topic.logs += tuple(
-                self._empty_log(folder / str(number), topic.configs)
-                for number in range(before, count)
-            )
+            logs = await self._new_logs(topic.name, range(before, count), topic.configs)
+            for log in logs:
+                log.producers.share(self._producers)
+            topic.logs += tuple(logs)
             _LOG.info("topic %s: partitions increased to %d", topic.name, count)
 
     async def set_configs(
@@ -384,6 +397,7 @@ class Topics:
             del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
             for log in topic.logs:
                 log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
+                log.producers.clear()
             for log in topic.logs:
                 await self._commits.quiesce(log)
             await loop.run_in_executor(self._executor, self._remove_files, topic.name)

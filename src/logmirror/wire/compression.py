@@ -2,7 +2,8 @@
 
 A small batch may decompress to gigabytes. Every decoder has a limit for its output and stops there.
 No buffer is allocated from a size in the data that exceeds what the codec can produce from that
-many input bytes.
+many input bytes. The time is bounded, too: data of many tiny parts (gzip members, zstd frames,
+snappy blocks) takes about as long as ordinary data, or is refused.
 
 Besides the plain formats, Kafka's clients write: snappy raw (librdkafka) or in xerial's frame
 (Java), gzip with several members, zstd without a content size (Java streams it).
@@ -14,13 +15,14 @@ int32 length and that many bytes of raw snappy; all big-endian.
 from __future__ import annotations
 
 import enum
+import io
 import struct
 from typing import TYPE_CHECKING, Final
 
 import cramjam
 import lz4.frame
 import zstandard
-from isal import isal_zlib
+from isal import igzip, isal_zlib
 
 from logmirror.errors import CorruptionError
 
@@ -41,6 +43,7 @@ class Codec(enum.IntEnum):
 
 
 _GZIP_WBITS: Final = 31
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD: Final = 16
 _SNAPPY_RATIO: Final = 22
@@ -53,6 +56,12 @@ _ZSTD_BLOCK_MAX: Final = 1 << 17
 _ZSTD_BLOCK_HEAD: Final = 3
 _ZSTD_RLE: Final = 1
 _ZSTD_COMPRESSED: Final = 2
+_SPARE_PARTS: Final = 16_384
+_PART_BYTES: Final = 1024
+"""Limit for zstd frames and snappy blocks: 16,384, and one more per KiB of output. Each costs
+microseconds; writers make parts of 32 KiB and more, or a single one."""
+
+_GZIP_READ_BYTES: Final = 1024 * 1024
 
 
 def decompress(codec: Codec, data: Bytes, *, max_bytes: int) -> Bytes:
@@ -116,7 +125,8 @@ class Decompressor:
 
     def _unzstd(self, data: Bytes, max_bytes: int) -> Bytes:
         """Frame by frame, each in one call, which needs no window however large it claims."""
-        view, outputs, left = memoryview(data), [], max_bytes
+        view, left = memoryview(data), max_bytes
+        outputs: list[bytes] = []
         if not view:
             raise _BadDataError(_CUT_OFF)
         while view:
@@ -133,6 +143,7 @@ class Decompressor:
             if left < 0:
                 raise _BadDataError(_OVER)
             outputs.append(output)
+            _check_parts(len(outputs), max_bytes - left)
             view = view[size:]
         return outputs[0] if len(outputs) == 1 else b"".join(outputs)
 
@@ -157,23 +168,43 @@ def _corrupt(codec: Codec, max_bytes: int, why: str) -> CorruptionError:
     )
 
 
+def _check_parts(count: int, output_bytes: int) -> None:
+    if count > _SPARE_PARTS + output_bytes // _PART_BYTES:
+        raise _BadDataError("too many small parts")
+
+
 def _gunzip(data: Bytes, max_bytes: int) -> Bytes:
-    outputs, left, rest = [], max_bytes, data
-    while True:
-        member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
+    member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
+    try:
+        output: bytes = member.decompress(data, max_bytes + 1)
+    except isal_zlib.error as error:  # type: ignore[misc]  # its stub does not say it is one
+        raise _BadDataError(str(error)) from error
+    if len(output) > max_bytes:
+        raise _BadDataError(_OVER)
+    if not member.eof:
+        raise _BadDataError(_CUT_OFF)
+    if not member.unused_data:
+        return output
+    if not member.unused_data.startswith(_GZIP_MAGIC):
+        raise _BadDataError(_BEHIND)
+    return b"".join([output, *_gunzip_more(member.unused_data, max_bytes - len(output))])
+
+
+def _gunzip_more(data: bytes, max_bytes: int) -> list[bytes]:
+    """Further members, in one pass: `decompressobj` would copy all the rest at each member."""
+    outputs, left = [], max_bytes
+    with igzip.IGzipFile(fileobj=io.BytesIO(data)) as reader:  # type: ignore[no-untyped-call]  # untyped
         try:
-            output = member.decompress(rest, left + 1)
-        except isal_zlib.error as error:  # type: ignore[misc]  # its stub does not say it is one
+            while output := reader.read(min(left + 1, _GZIP_READ_BYTES)):
+                left -= len(output)
+                if left < 0:
+                    raise _BadDataError(_OVER)
+                outputs.append(output)
+        except EOFError as error:
+            raise _BadDataError(_CUT_OFF) from error
+        except (OSError, isal_zlib.error) as error:  # type: ignore[misc]  # as in `_gunzip`
             raise _BadDataError(str(error)) from error
-        left -= len(output)
-        if left < 0:
-            raise _BadDataError(_OVER)
-        if not member.eof:
-            raise _BadDataError(_CUT_OFF)
-        outputs.append(output)
-        rest = member.unused_data
-        if not rest:
-            return outputs[0] if len(outputs) == 1 else b"".join(outputs)
+    return outputs
 
 
 def _unlz4(data: Bytes, max_bytes: int) -> Bytes:
@@ -215,6 +246,7 @@ def _unsnappy_blocks(blocks: list[memoryview], max_bytes: int) -> Bytes:
     sizes = [_snappy_claim(block) for block in blocks]
     if sum(sizes) > max_bytes:
         raise _BadDataError(_OVER)
+    _check_parts(len(sizes), sum(sizes))
     output = bytearray(sum(sizes))
     position = 0
     with memoryview(output) as target:

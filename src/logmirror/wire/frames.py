@@ -3,14 +3,15 @@
     frame     int32 size | request header | body          size counts everything after itself
     header    int16 api key | int16 version | int32 correlation id | client id | (tagged fields)
 
-The bytes come from untrusted clients. Three rules hold:
+The bytes come from untrusted clients. Four rules hold:
 
 1. Every length and count is compared with the rest of the frame before it is used. One that the
    frame cannot hold ends the connection and allocates nothing. (A codec that reserves memory for
    the announced count can be crashed by a frame of thirty bytes.)
 2. The size of a frame is checked when its first eight bytes have arrived. The buffer grows with the
    bytes that arrive, not with the announced size.
-3. A malformed frame is a `RemoteProtocolError`, which ends that connection and no other.
+3. The entries of all arrays of a frame together have a limit (`MAX_ENTRIES`).
+4. A malformed frame is a `RemoteProtocolError`, which ends that connection and no other.
 
 Bytes after the last field are ignored, as in Kafka: librdkafka sends some after a Metadata request
 for all topics.
@@ -38,6 +39,10 @@ HEADER_BYTES: Final = 8
 FIRST_BUFFER_BYTES: Final = 16 * 1024
 KEPT_BUFFER_BYTES: Final = 2 * 1024 * 1024
 READ_AHEAD_BYTES: Final = 64 * 1024
+MAX_ENTRIES: Final = 50_000
+"""Limit for the array entries and tagged fields of one frame, all levels together. A request for
+20,000 partitions of as many topics has 40,000."""
+
 _MAX_VARINT_BYTES: Final = 5
 _SIZE_BYTES: Final = 4
 
@@ -65,11 +70,12 @@ def read_header(frame: memoryview) -> RequestHeader:
 class Cursor:
     """Reads one frame's fields in order; every read is checked against the frame's end."""
 
-    __slots__ = ("_data", "_end", "position")
+    __slots__ = ("_data", "_end", "_entries_left", "position")
 
     def __init__(self, data: memoryview, position: int = 0) -> None:
         self._data = data
         self._end = len(data)
+        self._entries_left = MAX_ENTRIES
         self.position = position
 
     @property
@@ -140,7 +146,14 @@ class Cursor:
         if found < -1 or found * least_bytes > self.remaining:
             message = "array count exceeds what its frame can hold"
             raise RemoteProtocolError(message, position=start, count=found)
+        self._take_entries(max(0, found))
         return found
+
+    def _take_entries(self, count: int) -> None:
+        self._entries_left -= count
+        if self._entries_left < 0:
+            message = "request has more entries than allowed"
+            raise RemoteProtocolError(message, position=self.position, max_entries=MAX_ENTRIES)
 
     def string(self, *, compact: bool) -> str | None:
         """Read a string; None for null.
@@ -199,6 +212,7 @@ class Cursor:
         if found * 2 > self.remaining:
             message = "more tagged fields than the frame can hold"
             raise RemoteProtocolError(message, position=start, count=found)
+        self._take_entries(found)
         return found
 
 
@@ -273,9 +287,9 @@ class FrameBuffer:
             self._replace(max(wanted, len(self._data)))
         return self._view[self._end : self._end + max(self._needed - have, READ_AHEAD_BYTES)]
 
-    def _replace(self, capacity_bytes: int) -> None:
+    def _replace(self, capacity_bytes: int, *, is_new: bool = False) -> None:
         have = self.buffered_bytes
-        if capacity_bytes == len(self._data):
+        if capacity_bytes == len(self._data) and not is_new:
             self._data[:have] = self._data[self._start : self._end]
         else:
             data = bytearray(capacity_bytes)
@@ -317,6 +331,16 @@ class FrameBuffer:
         self._start += self._needed
         self._needed = _SIZE_BYTES
         return self._view[first : first + size]
+
+    def detach(self) -> int:
+        """Leave the buffer to the frame that `next_frame` just returned; it stays valid.
+
+        Unread bytes move to a new buffer. Returns the size of the buffer that was left.
+        """
+        left_bytes = len(self._data)
+        have = self.buffered_bytes
+        self._replace(max(FIRST_BUFFER_BYTES, have), is_new=True)
+        return left_bytes
 
     def put_back(self, frame: memoryview) -> None:
         """Undo the `next_frame` that just returned this frame."""

@@ -214,6 +214,7 @@ def _log_end(client: RawClient) -> int:
 
 
 def test_an_announced_size_and_silence_reserve_nothing_and_end(limited):
+    _is_well(limited)
     resident = psutil.Process(limited.pid).memory_info().rss
     clients = [RawClient(limited.port) for _ in range(10)]
     for client in clients:
@@ -221,8 +222,32 @@ def test_an_announced_size_and_silence_reserve_nothing_and_end(limited):
     time.sleep(0.3)
 
     assert psutil.Process(limited.pid).memory_info().rss - resident < 4 * MIB
-    # 1.5 s, and a second for each 64 KiB that were promised: these have a minute, and keep it.
+    # 1.5 s, and a second for each MiB that arrived: not for what was announced.
     assert _is_well(limited)
+    for client in clients:
+        assert client.is_closed()
+        client.socket.close()
+
+
+def test_the_largest_incomplete_request_is_ended_not_the_one_that_came_last(limited):
+    clients = [RawClient(limited.port) for _ in range(3)]
+    for client in clients:  # together 12.2 MiB of 16 MiB
+        client.socket.sendall(struct.pack(">ihhi", 4 * MIB, 0, 9, 1) + bytes(4 * MIB - 100))
+    with RawClient(limited.port) as last:
+        size = 4 * MIB - 100_000
+        head = struct.pack(">ihhih", size, 0, 9, 7, -1)
+        last.socket.sendall(head + bytes(size - 100))
+        wait_until(
+            lambda: (
+                "incomplete requests of all connections exceed the limit" in limited.log.read_text()
+            ),
+            what=limited.log.read_text,
+            timeout_s=30,
+        )
+        last.socket.sendall(bytes(100 - 10))  # zeros are a Produce of no topic with acks=0
+
+        assert _versions(last).api_keys
+
     for client in clients:
         client.socket.close()
 
@@ -250,6 +275,15 @@ def test_a_connection_that_asks_nothing_is_ended(limited):
         assert client.is_closed()
 
     assert "closed: idle" in limited.log.read_text()
+
+
+def test_a_connection_that_never_sends_a_request_is_ended(limited):
+    with RawClient(limited.port) as client:
+        began = time.monotonic()
+        assert client.is_closed()
+
+    assert time.monotonic() - began < 3.9  # before it counts as idle
+    assert "closed: no request" in limited.log.read_text()
 
 
 def test_bytes_of_unfinished_requests_have_a_limit_for_all_together(limited):

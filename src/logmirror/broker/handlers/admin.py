@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import ADVERTISED_FROM, VERSIONS, Api
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.topic_configs import RefusedConfigError, wanted_configs
 from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
@@ -75,14 +76,17 @@ async def metadata(
     """Handle Metadata."""
     kind = response_kind(Api.METADATA, header.version)
     topics = []
+    turns = Turns()
     for name, topic_id in _asked_topics(broker, header, request):
         may_create = request.allow_auto_topic_creation
         code, topic = await _find_or_create(broker, name, topic_id, may_create=may_create)
-        topics.append(_topic_entity(broker, kind, (name, topic_id), code, topic))
+        topics.append(await _topic_entity(broker, kind, turns, (name, topic_id), code, topic))
     node = broker.options.node_id
     address = {"node_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
-    return kind.frame(
-        header.correlation_id,
+    return await turns.encoded(
+        broker,
+        kind,
+        header,
         brokers=(kind.entity("MetadataResponseBroker", **address),),
         cluster_id=broker.store.cluster_id,
         controller_id=node,
@@ -130,23 +134,21 @@ async def _create_on_first_use(broker: Broker, name: str) -> tuple[ErrorCode, To
         return ErrorCode.KAFKA_STORAGE_ERROR, None
 
 
-def _topic_entity(
+async def _topic_entity(  # noqa: PLR0913, PLR0917  # one topic of a response
     broker: Broker,
     kind: ResponseKind,
+    turns: Turns,
     asked: tuple[str | None, uuid.UUID | None],
     code: ErrorCode,
     topic: Topic | None,
 ) -> Message:
     node = broker.options.node_id
     name, topic_id = asked
-    logs = topic.logs if topic is not None else ()
-    return kind.entity(
-        "MetadataResponseTopic",
-        error_code=code,
-        name=topic.name if topic is not None else name,
-        topic_id=topic.topic_id if topic is not None else topic_id,
-        is_internal=False,
-        partitions=tuple(
+    partitions = []
+    await turns.took()
+    for number, log in enumerate(topic.logs if topic is not None else ()):
+        await turns.took()
+        partitions.append(
             kind.entity(
                 "MetadataResponsePartition",
                 error_code=ErrorCode.NONE if log.failure is None else _OFFLINE,
@@ -157,8 +159,14 @@ def _topic_entity(
                 isr_nodes=(node,) if log.failure is None else (),
                 offline_replicas=() if log.failure is None else (node,),
             )
-            for number, log in enumerate(logs)
-        ),
+        )
+    return kind.entity(
+        "MetadataResponseTopic",
+        error_code=code,
+        name=topic.name if topic is not None else name,
+        topic_id=topic.topic_id if topic is not None else topic_id,
+        is_internal=False,
+        partitions=tuple(partitions),
     )
 
 
@@ -172,8 +180,10 @@ async def create_topics(
     kind = response_kind(Api.CREATE_TOPICS, header.version)
     names = Counter(wanted.name for wanted in request.topics)
     results = []
+    turns = Turns()
     for wanted in {wanted.name: wanted for wanted in request.topics}.values():
         code, reason, topic = ErrorCode.NONE, None, None
+        await turns.took()
         try:
             count = _partition_count(wanted, times_named=names[wanted.name])
             configs = wanted_configs(wanted.configs)
@@ -188,7 +198,7 @@ async def create_topics(
             _LOG.exception("topic %s could not be created", wanted.name)
             code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
         results.append(_created_entity(kind, wanted, code, reason, topic))
-    return kind.frame(header.correlation_id, topics=tuple(results))
+    return await turns.encoded(broker, kind, header, topics=tuple(results))
 
 
 def _partition_count(wanted: Message, *, times_named: int) -> int:
@@ -249,7 +259,9 @@ async def delete_topics(
     """Handle DeleteTopics."""
     kind = response_kind(Api.DELETE_TOPICS, header.version)
     results = []
+    turns = Turns()
     for name, topic_id in _topics_to_delete(request):
+        await turns.took()
         topics = broker.topics
         if name is not None:
             topic, code = topics.by_name.get(name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -275,7 +287,7 @@ async def delete_topics(
                 error_message=reason,
             )
         )
-    return kind.frame(header.correlation_id, responses=tuple(results))
+    return await turns.encoded(broker, kind, header, responses=tuple(results))
 
 
 def _topics_to_delete(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
@@ -295,8 +307,10 @@ async def create_partitions(
     kind = response_kind(Api.CREATE_PARTITIONS, header.version)
     names = Counter(wanted.name for wanted in request.topics)
     results = []
+    turns = Turns()
     for wanted in {wanted.name: wanted for wanted in request.topics}.values():
         code, reason = ErrorCode.NONE, None
+        await turns.took()
         try:
             topic = _topic_to_grow(broker, wanted, times_named=names[wanted.name])
             await broker.topics.add_partitions(topic, wanted.count, dry_run=request.validate_only)
@@ -313,7 +327,7 @@ async def create_partitions(
                 error_message=reason,
             )
         )
-    return kind.frame(header.correlation_id, results=tuple(results))
+    return await turns.encoded(broker, kind, header, results=tuple(results))
 
 
 def _topic_to_grow(broker: Broker, wanted: Message, *, times_named: int) -> Topic:
@@ -331,8 +345,8 @@ def _topic_to_grow(broker: Broker, wanted: Message, *, times_named: int) -> Topi
     return topic
 
 
-def find_coordinator(
-    broker: Broker,  # noqa: ARG001  # as all handlers
+async def find_coordinator(
+    broker: Broker,
     header: RequestHeader,
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
@@ -346,9 +360,14 @@ def find_coordinator(
         "host": "",
         "port": _NO_NODE,
     }
-    keys = request.coordinator_keys
-    coordinators = tuple(kind.entity("Coordinator", key=key, **no_coordinator) for key in keys)
-    return kind.frame(header.correlation_id, coordinators=coordinators, **no_coordinator)
+    coordinators = []
+    turns = Turns()
+    for key in dict.fromkeys(request.coordinator_keys):
+        await turns.took()
+        coordinators.append(kind.entity("Coordinator", key=key, **no_coordinator))
+    return await turns.encoded(
+        broker, kind, header, coordinators=tuple(coordinators), **no_coordinator
+    )
 
 
 def describe_cluster(

@@ -6,7 +6,8 @@
     IncrementalAlterConfigs   44  0-1       topics only; set, delete, append, subtract
 
 Deviations from Kafka: only the settings in `topic_configs` exist; every other one is refused. The
-broker's own settings are fixed at its start, so changing them is refused.
+broker's own settings are fixed at its start, so changing them is refused. DescribeConfigs responds
+for each resource once, and for at most `MAX_DESCRIBED`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.topic_configs import (
     ConfigEntry,
     ConfigSource,
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _TOPIC: Final = 2
 _BROKER: Final = 4
+MAX_DESCRIBED: Final = 2000
+"""Limit for the resources of one DescribeConfigs; each takes up to 1.5 KB and 20 entries."""
+
 _NEVER: Final = str(2**31 - 1)
 """The largest value that Kafka accepts for `producer.id.expiration.ms`."""
 
@@ -50,7 +55,7 @@ class _Operation(enum.IntEnum):
     SUBTRACT = 3
 
 
-def describe_configs(
+async def describe_configs(
     broker: Broker,
     header: RequestHeader,
     request: Message,
@@ -59,10 +64,17 @@ def describe_configs(
     """Handle DescribeConfigs."""
     kind = response_kind(Api.DESCRIBE_CONFIGS, header.version)
     results = []
-    for resource in request.resources:
+    turns = Turns()
+    named = {(found.resource_type, found.resource_name): found for found in request.resources}
+    for number, resource in enumerate(named.values()):
         code, reason, entries = _look_up(broker, resource)
+        if number >= MAX_DESCRIBED:
+            code, entries = ErrorCode.POLICY_VIOLATION, []
+            reason = f"describe at most {MAX_DESCRIBED} resources in one request"
         keys = resource.configuration_keys
-        shown = [entry for entry in entries if keys is None or entry.name in keys]
+        wanted = None if keys is None else frozenset(keys)
+        shown = [entry for entry in entries if wanted is None or entry.name in wanted]
+        await turns.took(1 + 2 * len(shown))
         results.append(
             kind.entity(
                 "DescribeConfigsResult",
@@ -73,7 +85,7 @@ def describe_configs(
                 configs=tuple(_entity(kind, request, entry) for entry in shown),
             )
         )
-    return kind.frame(header.correlation_id, results=tuple(results))
+    return await turns.encoded(broker, kind, header, results=tuple(results))
 
 
 def _look_up(broker: Broker, resource: Message) -> tuple[ErrorCode, str | None, list[ConfigEntry]]:
@@ -220,7 +232,11 @@ async def _alter(
     kind = response_kind(header.api_key, header.version)
     named = Counter((found.resource_type, found.resource_name) for found in request.resources)
     responses = []
-    for resource in request.resources:
+    turns = Turns()
+    for resource in {
+        (one.resource_type, one.resource_name): one for one in request.resources
+    }.values():
+        await turns.took()
         kind_and_name = resource.resource_type, resource.resource_name
         code, reason = ErrorCode.INVALID_REQUEST, "named twice"
         if named[kind_and_name] == 1:
@@ -235,7 +251,7 @@ async def _alter(
                 resource_name=resource.resource_name,
             )
         )
-    return kind.frame(header.correlation_id, responses=tuple(responses))
+    return await turns.encoded(broker, kind, header, responses=tuple(responses))
 
 
 async def _alter_one(

@@ -1,7 +1,8 @@
 """DeleteRecords (key 21, versions 0-2): advances the log start offset of partitions.
 
 Sealed segments that end before the new log start are removed. A segment that contains it and the
-open segment stay; records before the log start are not served from them.
+open segment stay; records before the log start are not served from them. A partition that is named
+twice gets one response, for the highest of its offsets.
 
 Deviation from Kafka: the new log start is durable before the response, so that no crash brings a
 record back. Apache Kafka writes it once a minute.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.topics import RefusedTopicError
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, response_kind
@@ -37,9 +39,18 @@ async def delete_records(
     """Handle DeleteRecords."""
     kind = response_kind(Api.DELETE_RECORDS, header.version)
     topics = []
+    turns = Turns()
+    named: dict[str, dict[int, int]] = {}
     for asked in request.topics:
-        topic = broker.topics.by_name.get(asked.name)
-        wanted = [(partition.partition_index, partition.offset) for partition in asked.partitions]
+        offsets = named.setdefault(asked.name, {})
+        for found in asked.partitions:
+            number, offset = found.partition_index, found.offset
+            before = offsets.get(number, offset)
+            offsets[number] = _ALL if _ALL in (before, offset) else max(before, offset)
+    for name, offsets in named.items():
+        topic = broker.topics.by_name.get(name)
+        wanted = list(offsets.items())
+        await turns.took(1 + len(wanted))
         codes, starts = _check(topic, wanted)
         failure = await _move(broker, topic, starts)
         partitions = []
@@ -55,9 +66,9 @@ async def delete_records(
                 )
             )
         topics.append(
-            kind.entity("DeleteRecordsTopicResult", name=asked.name, partitions=tuple(partitions))
+            kind.entity("DeleteRecordsTopicResult", name=name, partitions=tuple(partitions))
         )
-    return kind.frame(header.correlation_id, topics=tuple(topics))
+    return await turns.encoded(broker, kind, header, topics=tuple(topics))
 
 
 def _check(
@@ -78,7 +89,7 @@ def _check(
             codes.append(ErrorCode.OFFSET_OUT_OF_RANGE)
         else:
             codes.append(ErrorCode.NONE)
-            starts[number] = max(start, starts.get(number, 0))
+            starts[number] = start
     return codes, starts
 
 

@@ -7,6 +7,15 @@ Offsets from the high watermark to the log end are in range, as in Kafka, and re
 With less than `min_bytes` available, the request waits until there are enough bytes, an error
 occurs, or `max_wait_ms` has passed.
 
+The work of a request is bounded:
+
+- Each partition is read once, and again only when its log has moved. A segment that is not in
+  memory is loaded for the partition that needs it, and stays open for the response.
+- Once `max_wait_ms` has passed or too many files are open, a response with records waits for no
+  further segment: the remaining partitions get no records. The next Fetch of the connection begins
+  with the first of them.
+- A partition that a request names twice is served once, as in Kafka: the last entry counts.
+
 Deviations from Kafka: there are no fetch sessions (every response has session ID 0, so clients send
 full requests); a batch is never truncated.
 """
@@ -14,13 +23,16 @@ full requests); a batch is never truncated.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.offsets import epoch_error
-from logmirror.broker.log.partition_log import ColdSegmentError
-from logmirror.broker.log.segment import FileRange
+from logmirror.broker.handlers.turns import ENTRIES_PER_TURN, Turns
+from logmirror.broker.log.partition_log import ColdSegmentError, PartitionLog
+from logmirror.broker.log.segment import FileRange, Segment, SparseIndex
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.wire.serve_fetch import (
     TOPIC_ID_FROM,
@@ -28,182 +40,277 @@ from logmirror.wire.serve_fetch import (
     FetchPartition,
     FetchRequest,
     pack_fetch_response,
-    parse_fetch,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Coroutine
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping
 
-    from logmirror.broker.broker import Broker
-    from logmirror.broker.log.partition_log import PartitionLog
-    from logmirror.broker.log.segment import Segment
-    from logmirror.broker.topics import Topic
+    from logmirror.broker.broker import Broker, Caller
+    from logmirror.broker.log.disk import OpenFile
     from logmirror.wire.frames import RequestHeader
+
+    Pinned = Mapping[Segment, tuple[OpenFile, SparseIndex]]
 
 _LOG: Final = logging.getLogger(__name__)
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
+_NOT_READ: Final = Fetched(-1, 0, -1, -1, 0)
 
 Part = bytes | bytearray | FileRange
 """A part of a response: bytes, or a range of a file."""
 
 
-class _Found(NamedTuple):
-    """The result of reading the requested partitions once."""
-
-    topics: list[tuple[str | bytes, list[Fetched]]]
-    ranges: list[list[FileRange]]
-    """The file ranges of each partition with records, in order."""
-    records_bytes: int
-    has_error: bool
-    logs: list[PartitionLog]
-
-
 def fetch(
-    broker: Broker, header: RequestHeader, frame: memoryview
+    broker: Broker, header: RequestHeader, request: FetchRequest, caller: Caller
 ) -> list[Part] | Coroutine[None, None, list[Part]]:
-    """Handle Fetch: returns the response, or a coroutine that waits for `min_bytes`.
-
-    Raises:
-        RemoteProtocolError: The frame is not a Fetch request.
-    """
-    request = parse_fetch(frame, header.version)
+    """Handle Fetch: returns the response, or a coroutine that loads segments or waits."""
     if request.session_epoch not in _FULL_FETCH_EPOCHS:
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return list(pack_fetch_response(header.version, header.correlation_id, [], error=code))
-    try:
-        found = _read_all(broker, request, header.version)
-    except ColdSegmentError:
-        return _wait(broker, header, request, None)
-    if _must_wait(request, found):
-        return _wait(broker, header, request, found)
-    return _pack(header, found)
+    reading = _Reading(broker, header, request)
+    places = reading.order(caller.fetch_from)
+    read = 0
+    if len(places) <= ENTRIES_PER_TURN:
+        with contextlib.suppress(ColdSegmentError):
+            for place in places:
+                reading.read(place, {})
+                read += 1
+    if read < len(places) or reading.must_wait():
+        return _finish(reading, places, read, caller)
+    caller.fetch_from = reading.first_left_out(places)
+    return reading.packed()
 
 
-def _pack(header: RequestHeader, found: _Found) -> list[Part]:
-    pieces = pack_fetch_response(header.version, header.correlation_id, found.topics)
-    parts: list[Part] = [pieces[0]]
-    for piece, ranges in zip(pieces[1:], found.ranges, strict=True):
-        parts += ranges
-        parts.append(piece)
-    return parts
-
-
-def _must_wait(request: FetchRequest, found: _Found) -> bool:
-    return not found.has_error and found.records_bytes < request.min_bytes
-
-
-async def _wait(
-    broker: Broker, header: RequestHeader, request: FetchRequest, found: _Found | None
-) -> list[Part]:
-    if found is None:
-        found = await _read_all_loading(broker, request, header.version)
+async def _finish(reading: _Reading, places: list[int], read: int, caller: Caller) -> list[Part]:
+    """Read the remaining partitions, and wait for `min_bytes` if there is room to wait."""
+    moved = _Moved()
     loop = asyncio.get_running_loop()
-    wait_ms = min(request.max_wait_ms, broker.options.max_fetch_wait_ms)
-    moved, is_over = asyncio.Event(), asyncio.Event()
-
-    def give_up() -> None:
-        is_over.set()
-        moved.set()
-
-    timer = loop.call_later(max(0, wait_ms) / 1000, give_up)
-    logs = set(found.logs)
-    for log in logs:
-        log.watch(moved.set)
+    timer = loop.call_later(reading.wait_s, moved.end)
     try:
-        while not is_over.is_set() and _must_wait(request, found):
-            await moved.wait()
-            moved.clear()
-            found = await _read_all_loading(broker, request, header.version)
+        await reading.read_loading(places[read:], moved)
+        if reading.must_wait() and not moved.is_over:
+            with reading.watching(moved) as may_wait:
+                while may_wait and reading.must_wait() and not moved.is_over:
+                    await reading.read_loading(await moved.next(), moved)
     finally:
         timer.cancel()
-        for log in logs:
-            log.unwatch(moved.set)
-    return _pack(header, found)
+    caller.fetch_from = reading.first_left_out(places)
+    return reading.packed()
 
 
-async def _read_all_loading(broker: Broker, request: FetchRequest, version: int) -> _Found:
-    """Read as `_read_all` does, and load cold segments in the executor."""
-    loop = asyncio.get_running_loop()
-    unreadable: set[Segment] = set()
-    while True:
+class _Moved:
+    """The partitions that have moved since they were read, and whether `max_wait_ms` is over."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._places: set[int] = set()
+        self._event = asyncio.Event()
+
+    def add(self, place: int) -> None:
+        self._places.add(place)
+        self._event.set()
+
+    def end(self) -> None:
+        self.is_over = True
+        self._event.set()
+
+    async def next(self) -> Iterable[int]:
+        """Wait until a partition moves or the time is over; returns those that moved."""
+        await self._event.wait()
+        self._event.clear()
+        places, self._places = self._places, set()
+        return places
+
+
+class _Reading:
+    """The partitions of one request, and what was read of each.
+
+    A partition has a place: its number in the request, where it has each partition once.
+    """
+
+    def __init__(self, broker: Broker, header: RequestHeader, request: FetchRequest) -> None:
+        self._broker = broker
+        self._header = header
+        self._by_id = header.version >= TOPIC_ID_FROM
+        self._min_bytes = request.min_bytes
+        self._max_bytes = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
+        self.wait_s = max(0, min(request.max_wait_ms, broker.options.max_fetch_wait_ms)) / 1000
+        named: dict[str | bytes, dict[int, FetchPartition]] = {}
+        for name, partitions in request.topics:
+            wanted = named.setdefault(name, {})
+            wanted.update((partition.partition, partition) for partition in partitions)
+        self._topics = [(name, len(wanted)) for name, wanted in named.items()]
+        self._wanted = [(name, one) for name, wanted in named.items() for one in wanted.values()]
+        self._fetched = [_NOT_READ] * len(self._wanted)
+        self._ranges: dict[int, list[FileRange]] = {}
+        self._records_bytes = 0
+        self._error_count = 0
+        self._left_out: set[int] = set()
+
+    def order(self, first: tuple[str | bytes, int] | None) -> list[int]:
+        """Return the places in the order in which to read them, from partition `first` on."""
+        places = list(range(len(self._wanted)))
+        if first is not None:
+            for place, (name, wanted) in enumerate(self._wanted):
+                if (name, wanted.partition) == first:
+                    return places[place:] + places[:place]
+        return places
+
+    def first_left_out(self, places: list[int]) -> tuple[str | bytes, int] | None:
+        """Return the first partition with records that got none."""
+        for place in places if self._left_out else ():
+            if place in self._left_out:
+                name, wanted = self._wanted[place]
+                return name, wanted.partition
+        return None
+
+    def must_wait(self) -> bool:
+        """Whether there are fewer than `min_bytes`, and no error."""
+        return not self._error_count and self._records_bytes < self._min_bytes
+
+    def _log(self, place: int) -> PartitionLog | None:
+        name, wanted = self._wanted[place]
+        topics = self._broker.topics
+        topic = topics.by_id.get(name) if isinstance(name, bytes) else topics.by_name.get(name)
+        if topic is None or not 0 <= wanted.partition < len(topic.logs):
+            return None
+        return topic.logs[wanted.partition]
+
+    def read(self, place: int, pinned: Pinned) -> None:
+        """Read one partition, from memory and open files.
+
+        Raises:
+            ColdSegmentError: A segment is neither pinned nor loaded.
+        """
+        others_bytes = self._records_bytes - self._fetched[place].records_bytes
+        left = max(0, self._max_bytes - others_bytes)
+        log, (_, wanted) = self._log(place), self._wanted[place]
+        if log is None:
+            is_unknown_id = self._by_id and self._topic_is_unknown(place)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self.refuse(place, ErrorCode.UNKNOWN_TOPIC_ID if is_unknown_id else code)
+            return
+        if code := epoch_error(wanted.leader_epoch):
+            self.refuse(place, code)
+            return
+        watermark, start = log.high_watermark, log.log_start
+        if log.failure is None and not start <= wanted.offset <= log.log_end:
+            code = ErrorCode.OFFSET_OUT_OF_RANGE
+            self._keep(place, Fetched(wanted.partition, code, watermark, start, 0), [])
+            return
+        ranges: list[FileRange] = []
+        limit, at_least_one = min(left, max(0, wanted.max_bytes)), others_bytes == 0
+        if log.failure is not None or (limit or at_least_one):
+            try:
+                ranges = log.read(wanted.offset, limit, at_least_one=at_least_one, pinned=pinned)
+            except LogmirrorError as error:
+                _LOG.warning("%s: %s", log.folder, error)
+                is_damaged = isinstance(error, CorruptionError)
+                code = ErrorCode.CORRUPT_MESSAGE if is_damaged else ErrorCode.KAFKA_STORAGE_ERROR
+                self.refuse(place, code)
+                return
+        size_bytes = sum(found.size_bytes for found in ranges)
+        self._keep(place, Fetched(wanted.partition, 0, watermark, start, size_bytes), ranges)
+        if not ranges and wanted.offset < watermark:
+            self._left_out.add(place)
+
+    def _topic_is_unknown(self, place: int) -> bool:
+        return self._wanted[place][0] not in self._broker.topics.by_id
+
+    def refuse(self, place: int, code: ErrorCode) -> None:
+        """Respond with an error for one partition."""
+        self._keep(place, Fetched(self._wanted[place][1].partition, code, -1, -1, 0), [])
+
+    def _keep(self, place: int, fetched: Fetched, ranges: list[FileRange]) -> None:
+        before = self._fetched[place]
+        self._fetched[place] = fetched
+        self._records_bytes += fetched.records_bytes - before.records_bytes
+        self._error_count += (fetched.error != 0) - (before.error != 0)
+        self._left_out.discard(place)
+        self._ranges.pop(place, None)
+        if ranges:
+            self._ranges[place] = ranges
+
+    async def read_loading(self, places: Iterable[int], moved: _Moved) -> None:
+        """Read partitions, and load their segments in the executor."""
+        turns = Turns()
+        for place in places:
+            await turns.took()
+            pinned: dict[Segment, tuple[OpenFile, SparseIndex]] = {}
+            while True:
+                try:
+                    self.read(place, pinned)
+                except ColdSegmentError as cold:
+                    if await self._load(place, cold.segment, pinned, moved):
+                        continue
+                break
+
+    async def _load(
+        self,
+        place: int,
+        segment: Segment,
+        pinned: dict[Segment, tuple[OpenFile, SparseIndex]],
+        moved: _Moved,
+    ) -> bool:
+        """Load a segment; returns whether to read the partition again."""
+        cache = self._broker.cache
+        if self._records_bytes and (moved.is_over or cache.is_full):
+            log, (_, wanted) = self._log(place), self._wanted[place]
+            watermark, start = (log.high_watermark, log.log_start) if log else (-1, -1)
+            self._keep(place, Fetched(wanted.partition, 0, watermark, start, 0), [])
+            self._left_out.add(place)
+            return False
+        loop = asyncio.get_running_loop()
         try:
-            return _read_all(broker, request, version, unreadable)
-        except ColdSegmentError as cold:
-            segment = cold.segment
-        try:
-            await loop.run_in_executor(broker.executor, broker.cache.loaded, segment)
+            pinned[segment] = await loop.run_in_executor(
+                self._broker.executor, cache.loaded, segment
+            )
         except (LogmirrorError, OSError):
             if segment.is_deleted:
-                continue  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE
+                return True  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE
             _LOG.exception("%s: segment could not be read", segment.path)
-            unreadable.add(segment)
+            self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
+            return False
+        return True
 
+    @contextlib.contextmanager
+    def watching(self, moved: _Moved) -> Iterator[bool]:
+        """Report to `moved` which partitions move; yields False if too many requests wait."""
+        load, count = self._broker.load, len(self._wanted)
+        if load.waiting_partitions + count > self._broker.options.max_waiting_partitions:
+            yield False
+            return
+        watched = []
+        load.waiting_partitions += count
+        try:
+            for place, fetched in enumerate(self._fetched):
+                log = self._log(place)
+                if log is None:
+                    moved.add(place)  # deleted since it was read
+                    continue
+                notify = functools.partial(moved.add, place)
+                log.watch(notify)
+                watched.append((log, notify))
+                if (log.high_watermark, log.log_start) != (
+                    fetched.high_watermark,
+                    fetched.log_start,
+                ):
+                    moved.add(place)
+            yield True
+        finally:
+            load.waiting_partitions -= count
+            for log, notify in watched:
+                log.unwatch(notify)
 
-def _read_all(
-    broker: Broker, request: FetchRequest, version: int, unreadable: Container[Segment] = ()
-) -> _Found:
-    by_id = version >= TOPIC_ID_FROM
-    left = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
-    found = _Found([], [], 0, has_error=False, logs=[])
-    has_error = False
-    records_bytes = 0
-    for name, partitions in request.topics:
-        responses: list[Fetched] = []
-        found.topics.append((name, responses))
-        topic = _topic(broker, name)
-        for wanted in partitions:
-            at_least_one = records_bytes == 0
-            try:
-                response, ranges = _read(
-                    topic, wanted, left, at_least_one=at_least_one, by_id=by_id
-                )
-            except ColdSegmentError as cold:
-                if cold.segment not in unreadable:
-                    raise
-                response, ranges = _failed(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), []
-            responses.append(response)
-            has_error = has_error or response.error != 0
-            if topic is not None and response.error == 0:
-                found.logs.append(topic.logs[wanted.partition])
-            if ranges:
-                found.ranges.append(ranges)
-                records_bytes += response.records_bytes
-                left = max(0, left - response.records_bytes)
-    return found._replace(records_bytes=records_bytes, has_error=has_error)
-
-
-def _failed(number: int, code: ErrorCode) -> Fetched:
-    return Fetched(number, code, -1, -1, 0)
-
-
-def _topic(broker: Broker, name: str | bytes) -> Topic | None:
-    if isinstance(name, bytes):
-        return broker.topics.by_id.get(name)
-    return broker.topics.by_name.get(name)
-
-
-def _read(
-    topic: Topic | None, wanted: FetchPartition, left: int, *, at_least_one: bool, by_id: bool
-) -> tuple[Fetched, list[FileRange]]:
-    number = wanted.partition
-    if topic is None:
-        code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return Fetched(number, code, -1, -1, 0), []
-    if not 0 <= number < len(topic.logs):
-        return Fetched(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, 0), []
-    if code := epoch_error(wanted.leader_epoch):
-        return Fetched(number, code, -1, -1, 0), []
-    log = topic.logs[number]
-    watermark, start = log.high_watermark, log.log_start
-    if log.failure is None and not start <= wanted.offset <= log.log_end:
-        return Fetched(number, ErrorCode.OFFSET_OUT_OF_RANGE, watermark, start, 0), []
-    try:
-        limit = min(left, max(0, wanted.max_bytes))
-        ranges = log.read(wanted.offset, limit, at_least_one=at_least_one)
-    except LogmirrorError as error:
-        _LOG.warning("%s-%d: %s", topic.name, number, error)
-        is_damaged = isinstance(error, CorruptionError)
-        code = ErrorCode.CORRUPT_MESSAGE if is_damaged else ErrorCode.KAFKA_STORAGE_ERROR
-        return _failed(number, code), []
-    size_bytes = sum(found.size_bytes for found in ranges)
-    return Fetched(number, 0, watermark, start, size_bytes), ranges
+    def packed(self) -> list[Part]:
+        """Encode the response."""
+        at = 0
+        topics = []
+        for name, count in self._topics:
+            topics.append((name, self._fetched[at : at + count]))
+            at += count
+        pieces = pack_fetch_response(self._header.version, self._header.correlation_id, topics)
+        parts: list[Part] = [pieces[0]]
+        for piece, place in zip(pieces[1:], sorted(self._ranges), strict=True):
+            parts += self._ranges[place]
+            parts.append(piece)
+        return parts

@@ -13,7 +13,8 @@ ListOffsets (key 2, versions 1-10):
 A lookup by timestamp reads the index and the headers of one interval, and decodes one batch. It
 runs in the executor, because a cold segment is indexed first and a batch may be compressed. A
 transaction marker counts as a record, as in Kafka: it has an offset and a timestamp. A lookup that
-would pass damaged records is an error: they may be what it looks for.
+would pass damaged records is an error: they may be what it looks for. A partition that a request
+names twice gets INVALID_REQUEST, once.
 
 OffsetForLeaderEpoch (key 23, versions 2-4): the only leader epoch is 0. Its end offset is the log
 end, where the next batch is appended, including batches that are not durable yet. A client that
@@ -39,6 +40,7 @@ import numpy as np
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.log.segment import BatchAt, Segment, walk
 from logmirror.errors import LogmirrorError
 from logmirror.model import OFFSET_MAX
@@ -79,14 +81,24 @@ async def list_offsets(
     """Handle ListOffsets."""
     kind = response_kind(Api.LIST_OFFSETS, header.version)
     topics = []
+    turns = Turns()
+    named: dict[str, dict[int, list[Message]]] = {}
     for asked in request.topics:
-        partitions = []
+        numbers = named.setdefault(asked.name, {})
         for wanted in asked.partitions:
-            code, timestamp_ms, offset = await _response(broker, asked.name, wanted)
+            numbers.setdefault(wanted.partition_index, []).append(wanted)
+    for name, numbers in named.items():
+        partitions = []
+        for number, all_wanted in numbers.items():
+            await turns.took()
+            found = ErrorCode.INVALID_REQUEST, *_NOT_FOUND
+            if len(all_wanted) == 1:
+                found = await _response(broker, name, all_wanted[0])
+            code, timestamp_ms, offset = found
             partitions.append(
                 kind.entity(
                     "ListOffsetsPartitionResponse",
-                    partition_index=wanted.partition_index,
+                    partition_index=number,
                     error_code=code,
                     timestamp=timestamp_ms,
                     offset=offset,
@@ -94,9 +106,9 @@ async def list_offsets(
                 )
             )
         topics.append(
-            kind.entity("ListOffsetsTopicResponse", name=asked.name, partitions=tuple(partitions))
+            kind.entity("ListOffsetsTopicResponse", name=name, partitions=tuple(partitions))
         )
-    return kind.frame(header.correlation_id, topics=tuple(topics))
+    return await turns.encoded(broker, kind, header, topics=tuple(topics))
 
 
 async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:
@@ -148,19 +160,25 @@ def epoch_error(current_leader_epoch: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH
 
 
-def offset_for_leader_epoch(
+async def offset_for_leader_epoch(
     broker: Broker,
     header: RequestHeader,
     request: Message,
     caller: Caller,  # noqa: ARG001  # as all handlers
 ) -> bytes:
-    """Handle OffsetForLeaderEpoch."""
+    """Handle OffsetForLeaderEpoch. Of a partition that is named twice, the last entry counts."""
     kind = response_kind(Api.OFFSET_FOR_LEADER_EPOCH, header.version)
     topics = []
+    turns = Turns()
+    named: dict[str, dict[int, Message]] = {}
     for asked in request.topics:
+        numbers = named.setdefault(asked.topic, {})
+        numbers.update((wanted.partition, wanted) for wanted in asked.partitions)
+    for name, numbers in named.items():
         partitions = []
-        for wanted in asked.partitions:
-            code, epoch, end_offset = _end_of_epoch(broker, asked.topic, wanted)
+        for wanted in numbers.values():
+            await turns.took()
+            code, epoch, end_offset = _end_of_epoch(broker, name, wanted)
             partitions.append(
                 kind.entity(
                     "EpochEndOffset",
@@ -171,11 +189,9 @@ def offset_for_leader_epoch(
                 )
             )
         topics.append(
-            kind.entity(
-                "OffsetForLeaderTopicResult", topic=asked.topic, partitions=tuple(partitions)
-            )
+            kind.entity("OffsetForLeaderTopicResult", topic=name, partitions=tuple(partitions))
         )
-    return kind.frame(header.correlation_id, topics=tuple(topics))
+    return await turns.encoded(broker, kind, header, topics=tuple(topics))
 
 
 def _end_of_epoch(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:

@@ -4,6 +4,9 @@ Batches are checked, assigned offsets and written when the request arrives. The 
 when the last of them is durable, for acks=1 as for acks=all: there is one replica. With acks=0
 there is no response; the records become durable all the same.
 
+A large batch, or one that decompresses to more than 256 KiB, is checked in a worker thread. A
+request with many batches lets other clients have their turn in between.
+
 Deviations from Kafka:
 
 - The request's timeout is not used: a response before the flush could only mean "unknown", which
@@ -15,11 +18,22 @@ Deviations from Kafka:
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.log.batch_check import RefusedBatchError, check_batch, is_transactional, stamp
+from logmirror.broker.log.batch_check import (
+    QUICK_BODY_BYTES,
+    BatchFacts,
+    RefusedBatchError,
+    RefusedBodyError,
+    check_batch,
+    is_quick,
+    is_transactional,
+    stamp,
+)
 from logmirror.broker.log.partition_log import StorageError
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.topics import TopicDeletedError
@@ -31,15 +45,26 @@ from logmirror.wire.serve_produce import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Generator
 
     from logmirror.broker.broker import Broker
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.topics import Topic
+
+    Checked = BatchFacts | RefusedBatchError
+    Check = Callable[[], Checked]
+    Steps = Generator[Check | None, Checked | None, None]
     from logmirror.errors import LogmirrorError
     from logmirror.wire.frames import RequestHeader
 
 _LOG: Final = logging.getLogger(__name__)
 _LEGAL_ACKS: Final = (-1, 0, 1)
+_TURN_BATCHES: Final = 64
+_TURN_BYTES: Final = 8 * 1024 * 1024
+"""Batches and bytes that are appended before other clients have their turn."""
+
+_LOGGED_REFUSALS: Final = 5
+"""Refused batches of a request that are logged."""
 
 
 class ProduceResponse:
@@ -47,9 +72,20 @@ class ProduceResponse:
 
     Attributes:
         frame: The response frame. None until complete; empty for acks=0.
+        rest: Appends the remaining batches, if there are any. The request's frame must stay valid
+            until it ends, and no later request of the connection may begin.
     """
 
-    __slots__ = ("_acks", "_header", "_on_complete", "_topics", "_waiting", "frame")
+    __slots__ = (
+        "_acks",
+        "_header",
+        "_on_complete",
+        "_refused",
+        "_topics",
+        "_waiting",
+        "frame",
+        "rest",
+    )
 
     def __init__(self, header: RequestHeader, acks: int, on_complete: Callable[[], None]) -> None:
         self._header = header
@@ -57,7 +93,15 @@ class ProduceResponse:
         self._on_complete = on_complete
         self._topics: list[tuple[str, list[Produced]]] = []
         self._waiting = 1
+        self._refused = 0
         self.frame: bytes | bytearray | None = None
+        self.rest: Coroutine[None, None, None] | None = None
+
+    def refused(self, log: PartitionLog, error: Exception) -> None:
+        """Log a refused batch, unless many were logged."""
+        self._refused += 1
+        if self._refused <= _LOGGED_REFUSALS:
+            _LOG.info("%s: refused a batch: %s", log.folder, error)
 
     def add_topic(self, name: str) -> list[Produced]:
         """Add a topic; returns the list for the responses of its partitions."""
@@ -103,28 +147,86 @@ def produce(
     Args:
         broker: The broker.
         header: The request's header.
-        frame: The request. Batch headers are changed in place; no reference to it is kept.
+        frame: The request. Batch headers are changed in place; only the response's `rest` keeps a
+            reference to it.
         on_complete: Called once when the response's `frame` is set, possibly before this returns.
 
     Raises:
         RemoteProtocolError: The frame is not a Produce request.
     """
     request = parse_produce(frame, header.version)
-    refused = _refusal(request)
     response = ProduceResponse(header, request.acks, on_complete)
+    steps = _appending(broker, request, response)
+    for check in steps:
+        response.rest = _rest(broker, steps, check)
+        break
+    return response
+
+
+async def _rest(broker: Broker, steps: Steps, check: Check | None) -> None:
+    """Run the remaining steps: checks in worker threads, everything else on the event loop."""
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            if check is None:
+                await asyncio.sleep(0)
+                check = next(steps)
+            else:
+                check = steps.send(await loop.run_in_executor(broker.checkers, check))
+    except StopIteration:
+        return
+
+
+def _appending(broker: Broker, request: ProduceRequest, response: ProduceResponse) -> Steps:
+    """Append the batches one by one.
+
+    Yields a check to run in a worker thread, whose result it expects; or None to let other clients
+    have their turn.
+    """
+    refused = _refusal(request)
+    count = size_bytes = 0
     for name, partitions in request.topics:
-        topic = broker.topics.by_name.get(name)
         responses = response.add_topic(name)
         for number, records in partitions:
+            topic = broker.topics.by_name.get(name)
             if refused is not None:
                 responses.append(Produced(number, refused, -1, -1))
             elif topic is None or not 0 <= number < len(topic.logs):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 responses.append(Produced(number, code, -1, -1))
             else:
-                _append(broker, topic, number, records, response, responses)
+                max_bytes = topic.configs.max_message_bytes
+                checked = _quickly_checked(records, max_bytes)
+                if checked is None:
+                    check = functools.partial(_checked, records, max_bytes=max_bytes)
+                    checked = yield check
+                    assert checked is not None  # noqa: S101  # the result that `_rest` sends
+                _append(broker, topic, number, records, checked, response, responses)
+            count += 1
+            size_bytes += len(records) if records is not None else 0
+            if count >= _TURN_BATCHES or size_bytes >= _TURN_BYTES:
+                count = size_bytes = 0
+                yield None
     response.release()
-    return response
+
+
+def _quickly_checked(records: memoryview | None, max_bytes: int) -> Checked | None:
+    """Check a batch if that takes about a millisecond, else return None."""
+    if not is_quick(records):
+        return None
+    try:
+        return check_batch(records, max_bytes=max_bytes, max_body_bytes=QUICK_BODY_BYTES)
+    except RefusedBodyError:
+        return None
+    except RefusedBatchError as refused:
+        return refused
+
+
+def _checked(records: memoryview | None, *, max_bytes: int) -> Checked:
+    try:
+        return check_batch(records, max_bytes=max_bytes)
+    except RefusedBatchError as refused:
+        return refused
 
 
 def _refusal(request: ProduceRequest) -> ErrorCode | None:
@@ -145,14 +247,20 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
     topic: Topic,
     number: int,
     records: memoryview | None,
+    checked: Checked,
     response: ProduceResponse,
     responses: list[Produced],
 ) -> None:
     log = topic.logs[number]
     append_time_ms = -1
     try:
+        if isinstance(log.failure, TopicDeletedError):
+            responses.append(Produced(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1))
+            return
         log.check_online()
-        facts = check_batch(records, max_bytes=topic.configs.max_message_bytes)
+        if isinstance(checked, RefusedBatchError):
+            raise checked
+        facts = checked
         assert records is not None  # noqa: S101  # checked
         known = None
         if facts.producer_id >= 0:
@@ -171,7 +279,7 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
             base_offset, end = known.base_offset, known.last_offset + 1
             append_time_ms = known.timestamp_ms
     except (RefusedBatchError, RefusedSequenceError) as refused:
-        _LOG.info("%s-%d: refused a batch: %s", topic.name, number, refused)
+        response.refused(log, refused)
         responses.append(Produced(number, refused.code, -1, -1))
         return
     except StorageError as error:

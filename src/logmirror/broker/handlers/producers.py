@@ -6,6 +6,8 @@
     WriteTxnMarkers     27  1         one control batch per marker and partition; durable before
                                       the response
 
+DescribeProducers responds for each partition once, and shows at most `MAX_DESCRIBED` producers.
+
 Deviation from Kafka: there are no transactions, so a marker ends none. It takes one offset that no
 consumer returns; a replica uses that to keep the offsets of gaps in its source. As in Kafka, a
 marker is appended each time it is sent; a client that lost a response reads the log end offset.
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.log.partition_log import Marker, PartitionLog, StorageError
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.topics import TopicDeletedError
@@ -33,8 +36,11 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _NO_TRANSACTION: Final = -1
 _NO_PRODUCER: Final = -1
-_AT_ONCE: Final = 256
-"""Markers written before the event loop runs other tasks: about 5 ms."""
+MAX_DESCRIBED: Final = 20_000
+"""Limit for the producers in one response: about 1 MB. A partition has at most 10,000."""
+
+_LOGGED_REFUSALS: Final = 5
+"""Refused markers of a request that are logged."""
 
 
 async def init_producer_id(
@@ -59,7 +65,7 @@ async def init_producer_id(
     return reply(error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)
 
 
-def describe_producers(
+async def describe_producers(
     broker: Broker,
     header: RequestHeader,
     request: Message,
@@ -68,21 +74,30 @@ def describe_producers(
     """Handle DescribeProducers."""
     kind = response_kind(Api.DESCRIBE_PRODUCERS, header.version)
     topics = []
+    turns = Turns()
+    shown = 0
+    named: dict[str, dict[int, None]] = {}
     for asked in request.topics:
+        named.setdefault(asked.name, {}).update(dict.fromkeys(asked.partition_indexes))
+    for name, numbers in named.items():
         partitions = []
-        for number in asked.partition_indexes:
-            code, log = _find_log(broker, asked.name, number)
+        for number in numbers:
+            code, log = _find_log(broker, name, number)
+            shown += 0 if log is None else len(log.producers)
+            if shown > MAX_DESCRIBED:
+                code, log = ErrorCode.POLICY_VIOLATION, None
+            producers = () if log is None else await _producer_entities(kind, log, turns)
             partitions.append(
                 kind.entity(
                     "PartitionResponse",
                     partition_index=number,
                     error_code=code,
                     error_message=None if log is not None else code.name,
-                    active_producers=_producer_entities(kind, log) if log is not None else (),
+                    active_producers=producers,
                 )
             )
-        topics.append(kind.entity("TopicResponse", name=asked.name, partitions=tuple(partitions)))
-    return kind.frame(header.correlation_id, topics=tuple(topics))
+        topics.append(kind.entity("TopicResponse", name=name, partitions=tuple(partitions)))
+    return await turns.encoded(broker, kind, header, topics=tuple(topics))
 
 
 def _find_log(broker: Broker, name: str, number: int) -> tuple[ErrorCode, PartitionLog | None]:
@@ -95,19 +110,25 @@ def _find_log(broker: Broker, name: str, number: int) -> tuple[ErrorCode, Partit
     return ErrorCode.NONE, log
 
 
-def _producer_entities(kind: ResponseKind, log: PartitionLog) -> tuple[Message, ...]:
-    return tuple(
-        kind.entity(
-            "ProducerState",
-            producer_id=producer_id,
-            producer_epoch=producer.epoch,
-            last_sequence=producer.last_sequence,
-            last_timestamp=producer.last_timestamp_ms,
-            coordinator_epoch=producer.coordinator_epoch,
-            current_txn_start_offset=_NO_TRANSACTION,
+async def _producer_entities(
+    kind: ResponseKind, log: PartitionLog, turns: Turns
+) -> tuple[Message, ...]:
+    entities = []
+    await turns.took()
+    for producer_id, producer in tuple(log.producers.items()):
+        await turns.took()
+        entities.append(
+            kind.entity(
+                "ProducerState",
+                producer_id=producer_id,
+                producer_epoch=producer.epoch,
+                last_sequence=producer.last_sequence,
+                last_timestamp=producer.last_timestamp_ms,
+                coordinator_epoch=producer.coordinator_epoch,
+                current_txn_start_offset=_NO_TRANSACTION,
+            )
         )
-        for producer_id, producer in log.producers.items()
-    )
+    return tuple(entities)
 
 
 async def write_txn_markers(
@@ -119,7 +140,8 @@ async def write_txn_markers(
     """Handle WriteTxnMarkers: appends all markers, then waits until they are durable."""
     found: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     written: dict[PartitionLog, list[tuple[dict[int, ErrorCode], int]]] = {}
-    count = 0
+    turns = Turns()
+    refused = 0
     for asked in request.markers:
         result = asked.transaction_result
         marker = Marker(asked.producer_id, asked.producer_epoch, result, asked.coordinator_epoch)
@@ -127,22 +149,25 @@ async def write_txn_markers(
         for topic in asked.topics:
             codes = topics.setdefault(topic.name, {})
             for number in topic.partition_indexes:
-                codes[number], log = _append_marker(broker, topic.name, number, marker)
+                is_logged = refused < _LOGGED_REFUSALS
+                codes[number], log = _append_marker(
+                    broker, topic.name, number, marker, is_logged=is_logged
+                )
                 if log is not None:
                     written.setdefault(log, []).append((codes, number))
-                count += 1
-                if count % _AT_ONCE == 0:
-                    await asyncio.sleep(0)
+                else:
+                    refused += 1
+                await turns.took()
     for log, entries in written.items():
         failure = await _durable(broker, log)
         if failure is not None:
             for codes, number in entries:
                 codes[number] = failure
-    return _markers_frame(header, found)
+    return await _markers_frame(broker, header, found)
 
 
 def _append_marker(
-    broker: Broker, name: str, number: int, marker: Marker
+    broker: Broker, name: str, number: int, marker: Marker, *, is_logged: bool
 ) -> tuple[ErrorCode, PartitionLog | None]:
     code, log = _find_log(broker, name, number)
     if log is None:
@@ -152,10 +177,12 @@ def _append_marker(
     try:
         log.append_marker(marker, broker.clock.now_ms())
     except RefusedSequenceError as refused:
-        _LOG.info("%s-%d: refused a marker: %s", name, number, refused)
+        if is_logged:
+            _LOG.info("%s-%d: refused a marker: %s", name, number, refused)
         return refused.code, None
     except StorageError as error:
-        _LOG.warning("%s-%d: %s", name, number, error)
+        if is_logged:
+            _LOG.warning("%s-%d: %s", name, number, error)
         return ErrorCode.KAFKA_STORAGE_ERROR, None
     broker.commits.schedule(log)
     return ErrorCode.NONE, log
@@ -178,15 +205,17 @@ async def _durable(broker: Broker, log: PartitionLog) -> ErrorCode | None:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def _markers_frame(
-    header: RequestHeader, found: dict[int, dict[str, dict[int, ErrorCode]]]
+async def _markers_frame(
+    broker: Broker, header: RequestHeader, found: dict[int, dict[str, dict[int, ErrorCode]]]
 ) -> bytes:
     """Encode one result for each producer ID, as Kafka does, also for several markers."""
     kind = response_kind(Api.WRITE_TXN_MARKERS, header.version)
     markers = []
+    turns = Turns()
     for producer_id, topics in found.items():
         results = []
         for name, codes in topics.items():
+            await turns.took(len(codes))
             partitions = tuple(
                 kind.entity(
                     "WritableTxnMarkerPartitionResult", partition_index=number, error_code=code
@@ -199,4 +228,4 @@ def _markers_frame(
         markers.append(
             kind.entity("WritableTxnMarkerResult", producer_id=producer_id, topics=tuple(results))
         )
-    return kind.frame(header.correlation_id, markers=tuple(markers))
+    return await turns.encoded(broker, kind, header, markers=tuple(markers))

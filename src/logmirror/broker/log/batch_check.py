@@ -29,6 +29,12 @@ _CONTROL: Final = 32
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 """Limit for the decompressed size of one batch, against decompression bombs."""
 
+QUICK_BODY_BYTES: Final = 256 * 1024
+"""A body of this size is decompressed and checked in less than a millisecond."""
+
+_QUICK_PACKED_BYTES: Final = 64 * 1024
+_QUICK_PLAIN_BYTES: Final = 4 * 1024 * 1024
+
 _MAGIC_AT: Final = 16
 _ATTRIBUTES_AT: Final = 21
 _MAX_TIMESTAMP_AT: Final = 35
@@ -47,6 +53,10 @@ class RefusedBatchError(Exception):
         self.code = code
 
 
+class RefusedBodyError(RefusedBatchError):
+    """The records cannot be decompressed within the limit."""
+
+
 class BatchFacts(NamedTuple):
     """The header fields of a batch that the log needs."""
 
@@ -57,12 +67,23 @@ class BatchFacts(NamedTuple):
     base_sequence: int
 
 
-def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
+def is_quick(records: memoryview | None) -> bool:
+    """Whether a check takes about a millisecond, if the body has at most `QUICK_BODY_BYTES`."""
+    if records is None or len(records) <= _QUICK_PACKED_BYTES:
+        return True
+    is_plain = not records[_ATTRIBUTES_AT + 1] & _CODEC_BITS
+    return is_plain and len(records) <= _QUICK_PLAIN_BYTES
+
+
+def check_batch(
+    records: memoryview | None, *, max_bytes: int, max_body_bytes: int | None = None
+) -> BatchFacts:
     """Check the records for one partition of a Produce request: exactly one valid batch.
 
     Args:
         records: The records field of the request; null is refused.
         max_bytes: `max.message.bytes` of the topic.
+        max_body_bytes: Limit for the decompressed size; None: `MAX_BODY_BYTES`.
 
     Raises:
         RefusedBatchError: The batch must not be stored.
@@ -91,7 +112,7 @@ def check_batch(records: memoryview | None, *, max_bytes: int) -> BatchFacts:
     if record_count <= 0 or last_delta != record_count - 1:
         raise RefusedBatchError(ErrorCode.INVALID_RECORD, "record count does not match the offsets")
     if attributes & _CODEC_BITS:
-        sound = _count_compressed(attributes, records, record_count)
+        sound = _count_compressed(attributes, records, record_count, max_body_bytes)
     else:
         sound = count_sound_records(address + HEADER_BYTES, size - HEADER_BYTES, record_count)
     if sound != record_count:
@@ -108,12 +129,16 @@ def _check_size(size: int, batch_end: int, max_bytes: int) -> None:
         raise RefusedBatchError(ErrorCode.MESSAGE_TOO_LARGE, "larger than max.message.bytes")
 
 
-def _count_compressed(attributes: int, records: memoryview, record_count: int) -> int:
+def _count_compressed(
+    attributes: int, records: memoryview, record_count: int, max_body_bytes: int | None
+) -> int:
     codec = Codec(attributes & _CODEC_BITS)
+    if max_body_bytes is None:
+        max_body_bytes = MAX_BODY_BYTES
     try:
-        body = decompress(codec, records[HEADER_BYTES:], max_bytes=MAX_BODY_BYTES)
+        body = decompress(codec, records[HEADER_BYTES:], max_bytes=max_body_bytes)
     except CorruptionError as error:
-        raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, error.message) from error
+        raise RefusedBodyError(ErrorCode.CORRUPT_MESSAGE, error.message) from error
     return count_sound_records(address_of(as_bytes_array(body)), len(body), record_count)
 
 

@@ -23,7 +23,7 @@ class OpenFile:
     the cache of open files.
     """
 
-    __slots__ = ("fd",)
+    __slots__ = ("__weakref__", "fd")
     _open: ClassVar[set[int]] = set()
 
     def __init__(self, fd: int) -> None:

@@ -24,10 +24,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.log.batch_check import place
-from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
+from logmirror.broker.log.producer_state import (
+    MAX_SNAPSHOT_BYTES,
+    ProducerState,
+    SequencedBatch,
+    last_sequence,
+)
 from logmirror.broker.log.segment import (
     DamagedRecordsError,
     FileRange,
@@ -42,12 +48,15 @@ from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.wire.serve_markers import pack_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from logmirror.broker.log.batch_check import BatchFacts
     from logmirror.broker.log.disk import Disk, OpenFile
     from logmirror.broker.log.segment_cache import SegmentCache
+
+
+_NO_SEGMENTS: Final[Mapping[Segment, tuple[OpenFile, SparseIndex]]] = MappingProxyType({})
 
 
 class StorageError(UnavailableError):
@@ -81,7 +90,8 @@ class PartitionLog:
         log_start: The log start offset.
         producers: The producer state at the end of the last segment.
         snapshot: The newest producer snapshot, or None.
-        segment_bytes: An open segment that would exceed this size is sealed first.
+        segment_bytes: An open segment that would exceed this size is sealed first, unless the
+            snapshot of its producers would be larger.
         written_from: See `DurableEnd`.
     """
 
@@ -209,7 +219,9 @@ class PartitionLog:
 
     def _tail_with_room(self, size_bytes: int) -> tuple[Segment, OpenFile, SparseIndex]:
         tail = self._tail
-        if tail is not None and tail.size_bytes + size_bytes > self.segment_bytes:
+        # Sealing writes a snapshot of all producers: at most as many bytes as there are records.
+        limit = max(self.segment_bytes, len(self.producers) * MAX_SNAPSHOT_BYTES)
+        if tail is not None and tail.size_bytes + size_bytes > limit:
             if tail.size_bytes == 0:
                 return _opened(tail)
             tail = None
@@ -347,13 +359,21 @@ class PartitionLog:
         for notify in tuple(self._watchers):
             notify()
 
-    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> list[FileRange]:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        pinned: Mapping[Segment, tuple[OpenFile, SparseIndex]] = _NO_SEGMENTS,
+    ) -> list[FileRange]:
         """Find the whole batches from the one that holds `offset`, up to the high watermark.
 
         Args:
             offset: From `log_start` to `log_end`.
             max_bytes: Limit in bytes, except for `at_least_one`.
             at_least_one: Whether to return the first batch even if it exceeds `max_bytes`.
+            pinned: Segments that the caller has loaded, and that the cache may have evicted since.
 
         Returns:
             File ranges in order; empty from the high watermark on, or if no batch fits.
@@ -370,7 +390,7 @@ class PartitionLog:
         while number < len(self._segments) and offset < self.high_watermark:
             segment = self._segments[number]
             end = self._readable_bytes(segment)
-            loaded = self._cache.if_loaded(segment)
+            loaded = pinned.get(segment) or self._cache.if_loaded(segment)
             if loaded is None:
                 if found:
                     break

@@ -14,7 +14,7 @@ The rules are Kafka's:
 Deviation from Kafka: state does not expire by age. Kafka drops a producer whose *records* have
 timestamps older than `producer.id.expiration.ms` (one day), at the next sweep, so a replication of
 old records loses the check. Here a producer is dropped only when `MAX_PRODUCERS` others of the
-partition have written since.
+partition, or the broker's `max_producers` others of all partitions, have written since.
 
 The state is a function of the log. A snapshot beside the sealed segments saves recovery from
 reading them, and keeps producers whose records were deleted:
@@ -39,6 +39,8 @@ from logmirror.errors import CorruptionError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from logmirror.broker.log.producer_limit import ProducerLimit
+
 REMEMBERED_BATCHES: Final = 5
 """As in Kafka. For that reason clients keep at most five requests in flight."""
 
@@ -54,6 +56,8 @@ _HEAD: Final = Struct(">4sI")
 _COUNTS: Final = Struct(">qi")
 _PRODUCER: Final = Struct(">qhiqb")
 _BATCH: Final = Struct(">iiqqq")
+MAX_SNAPSHOT_BYTES: Final = _PRODUCER.size + REMEMBERED_BATCHES * _BATCH.size
+"""What a producer takes in a snapshot at most."""
 
 
 class SequencedBatch(NamedTuple):
@@ -104,10 +108,11 @@ def last_sequence(first_sequence: int, record_count: int) -> int:
 class ProducerState:
     """The producers of one partition."""
 
-    __slots__ = ("_producers",)
+    __slots__ = ("_limit", "_producers")
 
     def __init__(self) -> None:
         self._producers: OrderedDict[int, Producer] = OrderedDict()
+        self._limit: ProducerLimit | None = None
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -115,6 +120,23 @@ class ProducerState:
     def items(self) -> Iterator[tuple[int, Producer]]:
         """Yield ID and state of each producer, oldest write first."""
         yield from self._producers.items()
+
+    def share(self, limit: ProducerLimit) -> None:
+        """Count these producers against a limit of several partitions."""
+        self._limit = limit
+        for producer_id in tuple(self._producers):
+            limit.wrote(self, producer_id)
+
+    def drop(self, producer_id: int) -> None:
+        """Drop a producer, as its limit demands."""
+        del self._producers[producer_id]
+
+    def clear(self) -> None:
+        """Drop all producers: the topic was deleted."""
+        if self._limit is not None:
+            for producer_id in self._producers:
+                self._limit.dropped(self, producer_id)
+        self._producers.clear()
 
     def find_duplicate(
         self, producer_id: int, epoch: int, first_sequence: int, record_count: int
@@ -178,7 +200,11 @@ class ProducerState:
         self._producers[producer_id] = producer
         self._producers.move_to_end(producer_id)
         if len(self._producers) > MAX_PRODUCERS:
-            self._producers.popitem(last=False)
+            oldest_id, _ = self._producers.popitem(last=False)
+            if self._limit is not None:
+                self._limit.dropped(self, oldest_id)
+        if self._limit is not None:
+            self._limit.wrote(self, producer_id)
 
     def to_bytes(self, next_offset: int) -> bytes:
         """Return the snapshot of the state at `next_offset`."""

@@ -1,12 +1,15 @@
 """An LRU cache of sealed segments: their open files and their indexes.
 
 It bounds file descriptors and memory for any number of partitions and segments. A response in
-progress holds its own reference to the file, so eviction does not affect it.
+progress holds its own reference to the file, so eviction does not affect it; `is_full` reports when
+responses hold too many. An index outlives its file: reopening a file is cheap, building an index
+reads the headers of all batches.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -17,17 +20,38 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment, SparseIndex
 
 DEFAULT_LOADED_SEGMENTS: Final = 256
-"""With segments of 64 MiB: at most 25 MiB of indexes and 256 file descriptors."""
+"""Open files."""
+
+_FILES_IN_ALL: Final = 4
+"""How many times that many files are open, with those that only responses in progress hold."""
+
+MAX_INDEX_ENTRIES: Final = 2_000_000
+"""Entries of all indexes, 24 bytes each: 46 MiB, which is 480 segments of 64 MiB."""
 
 
 class SegmentCache:
     """The loaded sealed segments of one broker. Safe to call from several threads."""
 
-    def __init__(self, disk: Disk, *, max_loaded: int = DEFAULT_LOADED_SEGMENTS) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        max_loaded: int = DEFAULT_LOADED_SEGMENTS,
+        max_index_entries: int = MAX_INDEX_ENTRIES,
+    ) -> None:
         self._disk = disk
         self._max_loaded = max_loaded
+        self._max_index_entries = max_index_entries
         self._lock = threading.Lock()
         self._loaded: OrderedDict[Segment, None] = OrderedDict()
+        self._indexes: OrderedDict[Segment, int] = OrderedDict()
+        self._index_entries = 0
+        self._files: weakref.WeakSet[OpenFile] = weakref.WeakSet()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether responses in progress hold so many files that no more should be opened."""
+        return len(self._files) >= _FILES_IN_ALL * self._max_loaded
 
     def loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex]:
         """Return a segment's file and index; opens and builds them if they are not loaded.
@@ -42,8 +66,10 @@ class SegmentCache:
         found = self.if_loaded(segment)
         if found is None:
             # Without the lock: two threads may load the same segment, which only wastes work.
-            file = self._disk.open_for_reading(segment.path)
-            found = file, load(segment, file)
+            file, index = self._disk.open_for_reading(segment.path), segment.index
+            if index is None or not segment.is_checked:
+                index = load(segment, file)
+            found = file, index
             self._keep(segment, *found)
         return found
 
@@ -55,24 +81,39 @@ class SegmentCache:
                 return None
             if segment in self._loaded:
                 self._loaded.move_to_end(segment)
+                self._indexes.move_to_end(segment)
             return file, index
 
     def sealed(self, segment: Segment) -> None:
         """Add a segment that was just sealed."""
-        if segment.file is not None and segment.index is not None:
-            self._keep(segment, segment.file, segment.index)
+        file, index = segment.file, segment.index
+        if file is not None and index is not None:
+            self._keep(segment, file, index)
 
     def forget(self, segment: Segment) -> None:
         """Remove a deleted segment."""
         with self._lock:
             self._loaded.pop(segment, None)
+            self._index_entries -= self._indexes.pop(segment, 0)
             segment.file = segment.index = None
 
     def _keep(self, segment: Segment, file: OpenFile, index: SparseIndex) -> None:
         with self._lock:
+            self._files.add(file)
+            if segment.is_deleted:
+                segment.file = segment.index = None
+                return
             segment.file, segment.index = file, index
             self._loaded[segment] = None
             self._loaded.move_to_end(segment)
+            self._index_entries += len(index.offsets) - self._indexes.get(segment, 0)
+            self._indexes[segment] = len(index.offsets)
+            self._indexes.move_to_end(segment)
             while len(self._loaded) > self._max_loaded:
                 oldest, _ = self._loaded.popitem(last=False)
+                oldest.file = None
+            while self._index_entries > self._max_index_entries and len(self._indexes) > 1:
+                oldest, entries = self._indexes.popitem(last=False)
+                self._index_entries -= entries
+                self._loaded.pop(oldest, None)
                 oldest.file = oldest.index = None

@@ -3,9 +3,11 @@
 - C1 Responses are sent in the order of the requests. Produce requests overlap: the next one is
   appended while the previous one waits for the disk, so requests of one connection can share a
   flush. Every other request waits for the responses of those before it.
-- C2 Malformed input ends the client's own connection and affects no other.
-- C3 Memory per connection is bounded by one incomplete request and about 1 MiB of response. Records
-  are copied from file to socket in pieces, as fast as the client reads. Nothing is read from a
+- C2 Malformed input ends the client's own connection and affects no other. A request that takes
+  long is processed in turns of the event loop or in worker threads.
+- C3 Memory per connection is bounded by one request and its response. Records are copied from file
+  to socket in pieces of about 1 MiB, as fast as the client reads. Everything else of a response is
+  bounded by the entries of its request and the limits in `BrokerOptions`. Nothing is read from a
   client that does not read its responses.
 """
 
@@ -45,8 +47,8 @@ READ_WHILE_BUSY_BYTES: Final = 256 * 1024
 STOP_MS: Final = 1000
 """How long a stopping broker waits for clients to read their last responses."""
 
-RATE_BYTES_PER_MS: Final = 64
-"""The minimum rate at which an incomplete request must arrive."""
+RATE_BYTES_PER_MS: Final = 1024
+"""The minimum rate at which a request must arrive after `frame_timeout_ms`."""
 
 
 class Connections:
@@ -70,6 +72,8 @@ class Connections:
     async def stop(self) -> None:
         """Accept no more requests, send pending responses for up to `STOP_MS`, and close."""
         self.is_stopping = True
+        for connection in tuple(self.open):
+            connection.stop_appending()
         await self.broker.commits.drain()
         for connection in tuple(self.open):
             connection.finish()
@@ -78,6 +82,12 @@ class Connections:
                 await asyncio.wait_for(self._all_closed.wait(), STOP_MS / 1000)
         for connection in tuple(self.open):
             connection.close("broker is stopping")
+
+    def close_largest(self) -> None:
+        """Close the connection with the largest incomplete request."""
+        if self.buffered_bytes > self.broker.options.max_buffered_bytes and self.open:
+            largest = max(self.open, key=lambda connection: connection.counted_bytes)
+            largest.close("incomplete requests of all connections exceed the limit")
 
     def sweep(self, now_ms: float) -> None:
         """Close the connections that exceeded a timeout."""
@@ -95,12 +105,14 @@ class Connection(asyncio.BufferedProtocol):
         self._options = connections.broker.options
         self._loop = asyncio.get_running_loop()
         self._frames = FrameBuffer(self._frame_limit)
-        self._counted_bytes = 0
+        self.counted_bytes = 0
+        self._held_bytes = 0
+        self._has_asked = False
         self._transport: asyncio.Transport | None = None
         self._caller = Caller("")
         self._peer = ""
         self._waiting: deque[ProduceResponse] = deque()
-        self._task: asyncio.Task[bytes | list[Part]] | None = None
+        self._task: asyncio.Task[bytes | list[Part] | None] | None = None
         self._outgoing: deque[Part] = deque()
         self._is_processing = False
         self._is_finishing = False
@@ -135,8 +147,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the connection's resources."""
-        self._all.closed(self, self._counted_bytes)
-        self._counted_bytes = 0
+        self._all.closed(self, self.counted_bytes)
+        self.counted_bytes = 0
         self._transport = None
         self._outgoing.clear()
         if self._task is not None:
@@ -147,14 +159,17 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # the frame decides the size
         """Return the buffer for the next bytes."""
         space = self._frames.free_space()
-        grown = self._frames.capacity_bytes - self._counted_bytes
-        self._counted_bytes += grown
-        self._all.buffered_bytes += grown
-        if grown > 0 and self._all.buffered_bytes > self._options.max_buffered_bytes:
+        if self._count_bytes() > 0 and self._all.buffered_bytes > self._options.max_buffered_bytes:
             # Deferred: closing within this callback aborts the process in libuv.
-            reason = "incomplete requests of all connections exceed the limit"
-            self._loop.call_soon(self.close, reason)
+            self._loop.call_soon(self._all.close_largest)
         return space
+
+    def _count_bytes(self) -> int:
+        """Count the buffers in the total of all connections; returns by how much they grew."""
+        grown = self._frames.capacity_bytes + self._held_bytes - self.counted_bytes
+        self.counted_bytes += grown
+        self._all.buffered_bytes += grown
+        return grown
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that arrived."""
@@ -216,12 +231,16 @@ class Connection(asyncio.BufferedProtocol):
             self._frames.put_back(frame)
             return False
         self._last_request_ms = self._now_ms()
+        self._has_asked = True
         self._frame_began_ms = None
         if header.api_key == Api.PRODUCE:
             check_responded(header)
-            self._waiting.append(
-                produce(self._all.broker, header, frame, self._send_responses_in_order)
-            )
+            pending = produce(self._all.broker, header, frame, self._send_responses_in_order)
+            self._waiting.append(pending)
+            if pending.rest is not None:
+                self._held_bytes = self._frames.detach()
+                self._count_bytes()
+                self._await(header, pending.rest)
             self._send_responses_in_order()
             return True
         found = response(self._all.broker, header, frame, self._caller)
@@ -234,22 +253,32 @@ class Connection(asyncio.BufferedProtocol):
     def _await(
         self,
         header: RequestHeader,
-        found: Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]],
+        found: Coroutine[None, None, bytes | list[Part] | None],
     ) -> None:
         self._task = self._loop.create_task(found)
         self._task.add_done_callback(lambda task: self._awaited(header, task))
 
-    def _awaited(self, header: RequestHeader, task: asyncio.Task[bytes | list[Part]]) -> None:
+    def _awaited(
+        self, header: RequestHeader, task: asyncio.Task[bytes | list[Part] | None]
+    ) -> None:
         self._task = None
         if task.cancelled():
             return
+        self._held_bytes = 0
+        if self._transport is not None:
+            self._count_bytes()
         error = task.exception()
+        if isinstance(error, RemoteProtocolError):
+            self.close(str(error))
+            return
         if error is not None:
             _LOG.error("%s: request %d failed", self._peer, header.api_key, exc_info=error)
             self.close("internal error")
             return
-        self._queue(task.result())
-        self._process()
+        result = task.result()
+        if result is not None:
+            self._queue(result)
+        self._send_responses_in_order()
 
     def _mind_reading(self) -> None:
         """Pause reading while enough requests of this client wait."""
@@ -314,6 +343,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # The end
 
+    def stop_appending(self) -> None:
+        """Cancel a Produce request of which not all batches are appended."""
+        if self._task is not None and self._held_bytes:
+            self._task.cancel()
+
     def overdue(self, now_ms: float) -> str:
         """Return the reason for closing a connection that exceeded a timeout; else empty."""
         options = self._options
@@ -324,10 +358,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_busy or self._waiting:
             return ""
         if self._frame_began_ms is not None:
-            allowed_ms = options.frame_timeout_ms + self._frames.needed_bytes / RATE_BYTES_PER_MS
+            allowed_ms = options.frame_timeout_ms + self._frames.buffered_bytes / RATE_BYTES_PER_MS
             return (
                 "request arrives too slowly" if now_ms - self._frame_began_ms > allowed_ms else ""
             )
+        if not self._has_asked and now_ms - self._last_request_ms > options.frame_timeout_ms:
+            return "no request"
         return "idle" if now_ms - self._last_request_ms > options.idle_timeout_ms else ""
 
     def finish(self) -> None:

@@ -1,16 +1,19 @@
 """Dispatches a request to its handler.
 
 A request is decoded before anything is awaited: its frame is a view of the connection's buffer,
-which the next bytes overwrite.
+which the next bytes overwrite. A large request is copied, and decoded in the executor. Only a few
+of these are processed at the same time, so that their memory is bounded.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api, has_response
 from logmirror.broker.handlers import admin, configs, delete_records, fetch, offsets, producers
 from logmirror.wire.frames import RemoteProtocolError, RequestHeader
+from logmirror.wire.serve_fetch import parse_fetch
 from logmirror.wire.serve_messages import Message, read_request
 
 if TYPE_CHECKING:
@@ -19,8 +22,10 @@ if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.handlers.fetch import Part
 
-    Response = bytes | list[Part] | Coroutine[None, None, bytes] | Coroutine[None, None, list[Part]]
+    Response = bytes | list[Part] | Coroutine[None, None, bytes | list[Part]]
 
+BULK_BYTES: Final = 64 * 1024
+"""A larger request is decoded in the executor."""
 
 _HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller], Response]]] = {
     Api.LIST_OFFSETS: offsets.list_offsets,
@@ -53,9 +58,29 @@ def response(broker: Broker, header: RequestHeader, frame: memoryview, caller: C
             read_request(frame, api_key, version)
         return admin.api_versions(header)
     check_responded(header)
+    if len(frame) > BULK_BYTES:
+        return _bulk_response(broker, header, memoryview(bytes(frame)), caller)
     if api_key == Api.FETCH:
-        return fetch.fetch(broker, header, frame)
+        return fetch.fetch(broker, header, parse_fetch(frame, version), caller)
     return _HANDLERS[api_key](broker, header, read_request(frame, api_key, version), caller)
+
+
+async def _bulk_response(
+    broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller
+) -> bytes | list[Part]:
+    api_key, version, _ = header
+    loop = asyncio.get_running_loop()
+    async with broker.load.bulk:
+        if api_key != Api.FETCH:
+            request = await loop.run_in_executor(
+                broker.executor, read_request, frame, api_key, version
+            )
+            response = _HANDLERS[api_key](broker, header, request, caller)
+            return response if isinstance(response, bytes | list) else await response
+        wanted = await loop.run_in_executor(broker.executor, parse_fetch, frame, version)
+    # A Fetch waits for records; the limit of partitions that wait bounds its memory.
+    found = fetch.fetch(broker, header, wanted, caller)
+    return found if isinstance(found, list) else await found
 
 
 def check_responded(header: RequestHeader) -> None:

@@ -1,0 +1,267 @@
+"""Goal: a Fetch over any number of segments that are not in memory ends, within its time.
+
+Method: a broker restarts with more partitions of sealed segments than it keeps open. librdkafka and
+a raw client read all records. A slow disk then makes one Fetch run out of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kit.judges.burden import measured
+from kit.judges.partition_client import data_batch
+from kit.judges.raw_client import (
+    RawClient,
+    build,
+    message_class,
+    nested,
+    read_response,
+    request_frame,
+)
+from kit.servers.embedded import EmbeddedBroker
+from logmirror.broker.apis import Api
+from logmirror.broker.broker import Broker, Caller
+from logmirror.broker.log.batch_check import check_batch
+from logmirror.broker.log.disk import Disk, OpenFile
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.segment import FileRange
+from logmirror.broker.log.segment_cache import DEFAULT_LOADED_SEGMENTS, SegmentCache
+from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.options import BrokerOptions
+from logmirror.broker.protocol.dispatch import response
+from logmirror.broker.topics import Topics
+from logmirror.wire.frames import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOPIC: Final = "cold"
+PARTITIONS: Final = DEFAULT_LOADED_SEGMENTS + 64
+BATCHES: Final = 4
+RECORDS: Final = 20
+"""In a batch of about 600 bytes, so that a segment of 1,024 bytes has one."""
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that has just started, with sealed segments in every partition."""
+    broker = EmbeddedBroker(
+        tmp_path_factory.mktemp("cold"), segment_bytes=1024, default_partitions=PARTITIONS
+    )
+    with broker:
+        with RawClient(broker.port, timeout_s=60) as client:
+            name = build(nested(3, 9, "request", "MetadataRequestTopic"), name=TOPIC)
+            client.ask(
+                Api.METADATA,
+                9,
+                topics=(name,),
+                allow_auto_topic_creation=True,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            for _ in range(BATCHES):
+                _produce(client)
+        broker.stop()
+        broker.start()
+        yield broker
+
+
+def _produce(client: RawClient) -> None:
+    batch = data_batch(RECORDS)
+    data = tuple(
+        build(nested(0, 9, "request", "PartitionProduceData"), index=number, records=batch)
+        for number in range(PARTITIONS)
+    )
+    topic = build(nested(0, 9, "request", "TopicProduceData"), name=TOPIC, partition_data=data)
+    client.send_frame(
+        request_frame(
+            0,
+            9,
+            build(
+                message_class(0, 9, "request"),
+                transactional_id=None,
+                acks=-1,
+                timeout=timedelta(minutes=1),
+                topic_data=(topic,),
+            ),
+        )
+    )
+    _, found = read_response(0, 9, client.receive_frame())
+    assert {int(one.error_code) for one in found.responses[0].partition_responses} == {0}
+
+
+def _fetch_frame(
+    offsets: dict[int, int], *, max_wait_ms: int, max_bytes: int = 50_000_000
+) -> bytes:
+    partitions = tuple(
+        build(
+            nested(1, 11, "request", "FetchPartition"),
+            partition=number,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            log_start_offset=-1,
+            partition_max_bytes=1_000_000,
+        )
+        for number, offset in offsets.items()
+    )
+    topic = build(nested(1, 11, "request", "FetchTopic"), topic=TOPIC, partitions=partitions)
+    request = build(
+        message_class(1, 11, "request"),
+        replica_id=-1,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=(topic,),
+        forgotten_topics_data=(),
+        rack_id="",
+        max_wait=timedelta(milliseconds=max_wait_ms),
+        min_bytes=1,
+        max_bytes=max_bytes,
+    )
+    return request_frame(1, 11, request)
+
+
+def _fetched(frame: bytes) -> dict[int, Any]:
+    _, found = read_response(1, 11, frame)
+    partitions = found.responses[0].partitions
+    assert {int(partition.error_code) for partition in partitions} == {0}
+    return {partition.partition_index: partition for partition in partitions}
+
+
+def _next_offset(records: bytes) -> int:
+    """The offset after the last batch."""
+    position = last = 0
+    while position < len(records):
+        base_offset, length = struct.unpack_from(">qi", records, position)
+        last = base_offset + struct.unpack_from(">i", records, position + 23)[0]
+        position += 12 + length
+    return last + 1
+
+
+def test_one_fetch_of_more_segments_than_stay_open_gets_all_of_them(cold):
+    offsets = dict.fromkeys(range(PARTITIONS), 0)
+    with measured(cold) as burden, RawClient(cold.port, timeout_s=30) as client:
+        began = time.monotonic()
+        client.send_frame(_fetch_frame(offsets, max_wait_ms=10_000))
+
+        found = _fetched(client.receive_frame())
+
+        assert time.monotonic() - began < 15
+        assert list(found) == list(offsets)
+        assert all(partition.records for partition in found.values())
+    assert burden.cpu_s < 5
+    assert burden.longest_turn_s < 0.2
+
+
+def test_librdkafka_reads_every_record_of_all_partitions(cold):
+    consumer = Consumer(
+        {"bootstrap.servers": cold.bootstrap, "group.id": "-", "enable.auto.commit": False}
+    )
+    with measured(cold) as burden:
+        consumer.assign([TopicPartition(TOPIC, number, 0) for number in range(PARTITIONS)])
+        found: dict[int, list[int]] = {number: [] for number in range(PARTITIONS)}
+        missing = PARTITIONS * BATCHES * RECORDS
+        deadline = time.monotonic() + 90
+        while missing and time.monotonic() < deadline:
+            for message in consumer.consume(10_000, 0.5):
+                assert message.error() is None
+                found[message.partition()].append(message.offset())
+                missing -= 1
+        consumer.close()
+
+    assert set(map(tuple, found.values())) == {tuple(range(BATCHES * RECORDS))}
+    assert burden.cpu_s < 30
+
+
+def test_a_full_response_waits_for_no_segment_and_the_next_begins_with_the_rest(cold):
+    offsets = dict.fromkeys(range(40), 0)
+    served = set()
+    with RawClient(cold.port, timeout_s=30) as client:
+        for _ in offsets:
+            client.send_frame(_fetch_frame(offsets, max_wait_ms=500, max_bytes=1))
+            found = _fetched(client.receive_frame())
+            with_records = [number for number, one in found.items() if one.records]
+            assert len(with_records) == 1
+            assert list(found) == list(offsets)
+            served.update(with_records)
+
+    assert served == set(offsets)
+
+
+class SlowDisk(Disk):
+    """A disk that takes 50 ms to open a sealed segment."""
+
+    def open_for_reading(self, path: Path) -> OpenFile:
+        time.sleep(0.05)
+        return super().open_for_reading(path)
+
+
+async def _ask(broker: Broker, caller: Caller, frame: bytes) -> dict[int, Any]:
+    view = memoryview(bytearray(frame))
+    found = response(broker, read_header(view), view, caller)
+    parts = found if isinstance(found, bytes | list) else await found
+    assert isinstance(parts, list)
+    whole = b"".join(
+        os.pread(part.file.fd, part.size_bytes, part.position)
+        if isinstance(part, FileRange)
+        else part
+        for part in parts
+    )
+    return _fetched(whole[4:])
+
+
+def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the_rest(tmp_path):
+    count = 60
+
+    async def run() -> None:
+        disk, options = SlowDisk(), BrokerOptions(log_dir=tmp_path, segment_bytes=1024)
+        cache = SegmentCache(disk, max_loaded=4)
+        commits = GroupCommit(executor, disk)
+        topics = Topics(options, store, executor, disk, cache, commits)
+        topic = await topics.create(TOPIC, count, {})
+        assert topic is not None
+        for log in topic.logs:
+            for _ in range(BATCHES):
+                batch = memoryview(bytearray(data_batch(RECORDS)))
+                log.append(batch, check_batch(batch, max_bytes=10**6))
+                commits.schedule(log)
+        await commits.drain()
+        broker = Broker(
+            options=options,
+            store=store,
+            topics=topics,
+            cache=cache,
+            commits=commits,
+            executor=executor,
+            checkers=executor,
+            port=1,
+        )
+        caller, offsets = Caller("127.0.0.1"), dict.fromkeys(range(count), 0)
+        rounds = 0
+        while any(offset < BATCHES * RECORDS for offset in offsets.values()):
+            rounds += 1
+            began = time.monotonic()
+            found = await asyncio.wait_for(
+                _ask(broker, caller, _fetch_frame(offsets, max_wait_ms=300)), 5
+            )
+            assert time.monotonic() - began < 2
+            moved = {n: _next_offset(bytes(p.records)) for n, p in found.items() if p.records}
+            assert moved, "a Fetch made no progress"
+            offsets |= moved
+            assert rounds < 500
+        assert rounds > BATCHES
+
+    store = MetadataStore(tmp_path / "db")
+    with ThreadPoolExecutor(2) as executor:
+        asyncio.run(run())
+    store.close()
