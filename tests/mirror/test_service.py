@@ -267,3 +267,40 @@ def test_two_writers_in_turns_leave_one_chain():
     assert found[0][0] == 0
     assert all(a[1] + 1 == b[0] for a, b in pairwise(found))
     assert found[-1][1] == 59
+
+
+def test_a_topic_that_becomes_compacted_has_gaps_from_then_on():
+    """The policy is read again while the mirror runs."""
+    log, clock, store = Log(batches(0, 5)), SteppingClock(), MemoryStore()
+    client = ScriptedClient([log], configs={"cleanup.policy": "delete"})
+    with service(client, store, spec=SPEC, clock=clock) as (made, _):
+
+        def on_sleep():
+            if clock.ms > 2000:
+                client.configs = {"cleanup.policy": "compact"}
+            if clock.ms > 30_000 and len(log.batches) == 1:
+                log.batches += batches(9, 12)
+            if clock.ms > 40_000:
+                made.stop()
+
+        clock.on_sleep = on_sleep
+        made.run()
+    assert ranges(store) == [(0, 4), (5, 11)]
+
+
+def test_an_error_of_the_engine_names_the_range_that_failed_twice(caplog):
+    client, clock, failures = ScriptedClient([Log(batches(0, 20))]), SteppingClock(), []
+    with service(client, MemoryStore(), spec=SPEC, clock=clock) as (made, runner):
+        run = runner.run
+
+        def fail_twice(works, *more):
+            if len(failures) < 2:
+                failures.append(works)
+                raise UnavailableError("the Spark job failed", reason="worker died")
+            return run(works, *more)
+
+        runner.run = fail_twice
+        made.run(until_now=True)
+    waits = [r for r in caplog.records if r.getMessage().startswith("flow waits")]
+    assert "failed_jobs" not in waits[0].facts
+    assert (waits[1].facts["first_offset"], waits[1].facts["last_offset"]) == (0, 19)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.backoff import RETRIABLE
+from logmirror.mirror.cleanup_policy import CleanupPolicies
 from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms
 from logmirror.mirror.ports import ArchiveSpec, FlowId
 from logmirror.mirror.source_views import check_partitions, flows_of, position, source_views
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
@@ -42,6 +43,7 @@ class Discovery:
         """Monotonic time of the last discovery; None: there was none yet."""
 
         self._gives_up = False
+        self._policies = CleanupPolicies(context.clock)
 
     @property
     def has_run(self) -> bool:
@@ -64,6 +66,7 @@ class Discovery:
         self._gives_up = until_now and is_first
         for source, mirrors in self._due().items():
             topics = self._describe(source, mirrors)
+            self._refresh_policies(source, topics)
             for mirror in mirrors:
                 if mirror.name in topics:
                     try:
@@ -72,6 +75,11 @@ class Discovery:
                         self._failed(mirror, "", error)
                 self._table.drop_stopped()
         self._last_ms = now_ms
+
+    def _refresh_policies(self, source: ConnectionSettings, mirrors: Collection[str]) -> None:
+        """Read the cleanup policies of the topics of these mirrors again."""
+        states = [s for flow, s in self._table.states.items() if flow.mirror in mirrors]
+        self._policies.refresh(source, self._context.client(source), states)
 
     def _due(self) -> dict[ConnectionSettings, list[MirrorSpec]]:
         by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)

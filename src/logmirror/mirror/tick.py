@@ -29,6 +29,7 @@ from logmirror.mirror.ports import (
 )
 from logmirror.mirror.slots import SLOW_MS
 from logmirror.mirror.units import units
+from logmirror.mirror.worker_deaths import WorkerDeaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -123,6 +124,7 @@ class Tick:
         self._engine, self._progress = engine, progress
         self._window_ms = SHORT_MS
         self._workers = _Workers()
+        self._deaths = WorkerDeaths()
         self._next: _Running | None = None
         """The job that follows the last one, which was started by the previous tick."""
 
@@ -191,7 +193,9 @@ class Tick:
         whole_bytes = self._engine.memory_bytes
         memory_bytes = whole_bytes // total if whole_bytes else SLOT_BYTES
         self._observer.memory_budget(total * memory_bytes)
-        works = [self._work(each, window_ms, memory_bytes) for each in planned]
+        works = self._deaths.next_job(
+            [self._work(each, window_ms, memory_bytes) for each in planned]
+        )
         wanted = 1 if self._is_calm and window_ms else len(units(works))
         job = Job(on_progress=self._progress.beat, after=after.job if after else None)
         slots = self._engine.slots.take(job, wanted, total, is_slow=self._is_slow)
@@ -277,10 +281,12 @@ class Tick:
         if error is not None:
             if isinstance(error, EngineLostError) or not isinstance(error, UnavailableError):
                 raise error
-            for flow in {flow for flow in running.flows if flow in self._table.states}:
-                self._table.states[flow].position_stale = True
-                self._table.fail(self._table.states[flow], error)
+            for flow, its_error in self._deaths.failed(running.works, error).items():
+                if flow in self._table.states:
+                    self._table.states[flow].position_stale = True
+                    self._table.fail(self._table.states[flow], its_error)
             return
+        self._deaths.finished(running.works)
         copied = sum(result.source_bytes for result in running.results)
         is_slow = copied < CALM_BYTES_S * max(took_ms, 1) / 1000
         has_clusters_only = all(isinstance(work.destination, KafkaSpec) for work in running.works)
