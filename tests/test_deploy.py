@@ -23,7 +23,7 @@ import yaml
 
 from kit.runs.commands import logmirror, mirror, write_config
 from kit.servers.machine import program
-from logmirror.cli.main import VERSION
+from logmirror.cli.commands import VERSION
 from logmirror.config.environment import ProcessEnvironment, read_environment
 from logmirror.config.settings import load
 from logmirror.errors import (

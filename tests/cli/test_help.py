@@ -16,11 +16,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from logmirror.cli import main
+from logmirror.cli import commands
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COLUMNS: Final = 80
-PROGRAM: Final = typer.main.get_command(main.app)
+PROGRAM: Final = typer.main.get_command(commands.app)
 REFUSED: Final = typer.BadParameter.__base__
 """What the parser raises for any line that it does not understand."""
 
@@ -40,7 +40,7 @@ COMMANDS: Final = leaves(PROGRAM)
 
 def help_of(names) -> list[str]:
     result = CliRunner().invoke(
-        main.app, [*names, "--help"], prog_name="logmirror", env={"COLUMNS": str(COLUMNS)}
+        commands.app, [*names, "--help"], prog_name="logmirror", env={"COLUMNS": str(COLUMNS)}
     )
     assert result.exit_code == 0, result.output
     return [line.rstrip() for line in result.output.splitlines()]
@@ -89,7 +89,7 @@ def test_help_fits_into_80_columns(names):
 
 def test_the_version_is_the_project_s():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    result = CliRunner().invoke(main.app, ["--version"])
+    result = CliRunner().invoke(commands.app, ["--version"])
 
     assert result.exit_code == 0
     assert result.output == f"logmirror {project['version']}\n"

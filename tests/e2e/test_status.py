@@ -19,7 +19,7 @@ from kit.runs.inline_run import mirror_to_cluster
 from kit.servers.embedded import EmbeddedBroker
 from logmirror.app import status
 from logmirror.archive.naming import PARQUET, format_name
-from logmirror.cli import main
+from logmirror.cli import commands
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.connection import Connection
 from logmirror.cluster.properties import connection_settings
@@ -230,7 +230,7 @@ def test_nothing_is_ever_created(tmp_path):
 def test_an_unreachable_source_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
     """CLI-03."""
     config = write_config(tmp_path / "config.json", mirror("t", "127.0.0.1:1", archive))
-    result = CliRunner().invoke(main.app, ["status", "-c", str(config)])
+    result = CliRunner().invoke(commands.app, ["status", "-c", str(config)])
     assert result.exit_code == 1
     _, row, *rest = result.stdout.splitlines()
     assert row.startswith("parquet  parquet      t      all")

@@ -18,3 +18,14 @@ def test_the_executor_does_not_import_pandas():
         [sys.executable, "-c", START], capture_output=True, text=True, check=True, timeout=120
     )
     assert started.stdout == "False\n"
+
+
+def test_the_daemon_ends_with_spark_while_it_loads():
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "logmirror.engine.executor"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    out, _ = daemon.communicate(timeout=120)  # closes its input at once
+    assert out == b"", "it has loaded, and listens for tasks"
+    assert daemon.returncode == 1

@@ -16,7 +16,7 @@ from kit.servers.machine import HOST
 from kit.tiers import NIGHTLY
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
-from logmirror.cli.main import app
+from logmirror.cli.commands import app
 from logmirror.errors import UsageError
 from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS

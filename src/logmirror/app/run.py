@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -27,6 +25,7 @@ from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import check_partitions
 from logmirror.monitoring.logs import reporting
 from logmirror.monitoring.metrics import Recorder
+from logmirror.stopping import StoppedError, StopRequest, handle_signals
 from logmirror.stores.opening import Leftovers, begin_writing, open_store
 from logmirror.to_archive.destination import START_LISTING_MS
 from logmirror.to_archive.memory import SLOT_BYTES_MIN
@@ -53,9 +52,6 @@ FIRST_MS: Final = 1_500
 BRIEF_MS: Final = 3_000
 """Limit for requests that the loop can do without: one response, one connection, all attempts."""
 
-_STOP_POLL_S: Final = 0.2
-"""How often the end of a run is noticed by the thread that waits for the caller's stop event."""
-
 
 def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     settings: Settings,
@@ -71,9 +67,37 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
 ) -> None:
     """Run the mirrors of a configuration; see `Service.run` and `logmirror.run`.
 
-    With `handles_signals`, the first SIGTERM or SIGINT flushes what was seen and returns. The
-    second ends the process at once. Nothing is lost by that: no acknowledged state is in memory.
+    With `handles_signals`, the first SIGTERM or SIGINT flushes what was seen and returns, before
+    replication began at once. The second ends the process; see `stopping`.
     """
+    request = StopRequest(stop)
+    with handle_signals(request) if handles_signals else contextlib.nullcontext():
+        try:
+            _run(
+                settings,
+                until_now=until_now,
+                master=master or settings.spark.master,
+                spark_log=spark_log,
+                environment=environment,
+                on_event=on_event,
+                on_progress=on_progress,
+                request=request,
+            )
+        except StoppedError:
+            _LOG.info("stopped before replication began")
+
+
+def _run(  # noqa: PLR0913  # what `run` was given
+    settings: Settings,
+    *,
+    until_now: bool,
+    master: str,
+    spark_log: Path | None,
+    environment: ProcessEnvironment,
+    on_event: Callable[[Event], None] | None,
+    on_progress: Callable[[RunProgress], None] | None,
+    request: StopRequest,
+) -> None:
     from logmirror.engine.spark import SparkRunner  # noqa: PLC0415  # only this command needs Spark
     from logmirror.monitoring.exposition import Shown  # noqa: PLC0415  # only this command serves
     from logmirror.monitoring.http import serve  # noqa: PLC0415  # as above
@@ -85,7 +109,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             hint="set `enabled: true` on one of them",
         )
     if settings.on_fatal == "exit":
-        _check_sources(specs)
+        request.unless_stopped(lambda: _check_sources(specs))
     budget_bytes = settings.memory_budget_bytes
     recorder = Recorder()
     observer = make_observer(
@@ -107,13 +131,15 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         ),
         contextlib.ExitStack() as stack,
         SparkRunner(
-            master=master or settings.spark.master,
+            master=master,
             properties=settings.spark.properties,
             execute="logmirror.engine.executor:execute",
             warm_up="logmirror.engine.executor:warm_up",
             more_slots=seat_count(lanes_of(specs, shares_reads=until_now)) - 1,
             slots_max=budget_bytes // SLOT_BYTES_MIN if budget_bytes else None,
             log=spark_log,
+            allow_plain=settings.spark.allow_plain,
+            stop=request,
         ) as runner,
     ):
         log_exposures(specs)
@@ -125,7 +151,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             memory_bytes=budget_bytes,
             observer=observer,
         )
-        with _stopping(service, stop), _stop_on_signal(service, is_wanted=handles_signals):
+        with request.on_stop(service.stop):
             service.run(until_now=until_now)
 
 
@@ -280,48 +306,3 @@ def _reporting_events(on_event: Callable[[Event], None] | None) -> Iterator[None
         return
     with reporting(on_event):
         yield
-
-
-@contextlib.contextmanager
-def _stopping(service: Service, stop: threading.Event | None) -> Iterator[None]:
-    """Stop the service when the caller's event is set, as long as the service runs."""
-    if stop is None:
-        yield
-        return
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.is_set():
-            if stop.wait(_STOP_POLL_S):
-                service.stop()
-                return
-
-    watcher = threading.Thread(target=watch, name="stop", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()
-
-
-@contextlib.contextmanager
-def _stop_on_signal(service: Service, *, is_wanted: bool) -> Iterator[None]:
-    if not is_wanted:
-        yield
-        return
-
-    def handle(number: int, _frame: object) -> None:
-        if asked:
-            os._exit(128 + number)
-        asked.append(number)
-        service.stop()
-
-    asked: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, handle) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -145,6 +145,12 @@ class SparkModel(Model):
     """Properties of the Spark session, such as `spark.driver.memory`. Their values appear in no
     message, log line or report of logmirror."""
 
+    allow_plain: bool = False
+    """Consents to a cluster that receives tasks, with the credentials in them, without
+    authentication or without encryption. By default `spark.authenticate` and
+    `spark.network.crypto.enabled` (or `spark.ssl.rpc.enabled`) must be true on a cluster; a local
+    master needs neither."""
+
 
 class ConfigModel(Model):
     """Configuration of logmirror."""

@@ -92,6 +92,9 @@ class SparkSettings:
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Spark properties by name. Every name begins with `spark.`."""
 
+    allow_plain: bool = False
+    """Whether a cluster may receive tasks, with the credentials in them, in clear."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
@@ -255,7 +258,11 @@ def _settings(model: ConfigModel, name: str, source: Source) -> Settings:
     mirrors = (
         _mirror(mirror, model, f"mirrors[{index}]") for index, mirror in enumerate(model.mirrors)
     )
-    spark = SparkSettings(master=model.spark.master, properties=model.spark.properties)
+    spark = SparkSettings(
+        master=model.spark.master,
+        properties=model.spark.properties,
+        allow_plain=model.spark.allow_plain,
+    )
     return Settings(
         mirrors=tuple(mirrors),
         spark=spark,

@@ -8,10 +8,12 @@ The driver passes the name of `execute` and never imports it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import resource
+import select
 import sys
 import threading
 from collections import defaultdict
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 
+_STDIN: Final = 0
 _TURN_MS: Final = 50
 """Part of the follow window for each pair of clusters, if one slot serves several in turn."""
 
@@ -259,10 +262,37 @@ def warm_up() -> None:
 
 def main() -> None:
     """Load, then serve Spark until it disconnects."""
-    warm_up()
+    with _ending_with_spark():
+        warm_up()
     gc.collect()
     gc.freeze()  # keeps memory shared: a worker's garbage collector must not write to it
     manager()
+
+
+@contextlib.contextmanager
+def _ending_with_spark() -> Iterator[None]:
+    """Within the block, end this process when Spark closes its standard input.
+
+    `manager` does so later. The first start on a machine compiles for 20 seconds before that.
+    """
+    done, finish = os.pipe()
+    poll = select.poll()
+    poll.register(_STDIN, 0)  # reports only that it was closed
+    poll.register(done, select.POLLIN)
+
+    def watch() -> None:
+        if any(descriptor == _STDIN for descriptor, _ in poll.poll()):
+            os._exit(1)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.write(finish, b"!")
+        watcher.join()  # no thread may live when `manager` forks
+        os.close(done)
+        os.close(finish)
 
 
 if __name__ == "__main__":

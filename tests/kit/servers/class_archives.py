@@ -34,11 +34,8 @@ runner = SparkRunner(
     execute="logmirror.engine.executor:execute",
     warm_up="logmirror.engine.executor:warm_up",
 )
-jvm = runner._context._gateway.proc
 with runner:
-    pass
-jvm.stdin.close()  # its sign to end
-jvm.wait(60)
+    pass  # at its end the JVM ends in order, and writes the archive
 """
 
 
