@@ -3,11 +3,13 @@
 A cluster of Spark's own master and worker, in which no PYTHONPATH names the product, gets the
 environment that `docs/deploy/spark-submit.md` describes: by `spark-submit --archives`, and by
 `spark.archives` in a configuration with `local-cluster`. The Python processes are inspected while
-they run: program and libraries come from the packed environment.
+they run: program and libraries come from the packed environment. Their processes authenticate each
+other; a cluster that does not is refused, unless the configuration consents.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(900)]
 
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+SECRET = "_SPARK_AUTH_SECRET"
+"""Environment variable with which Spark gives an executor the secret of its cluster."""
+
 PACKED = {
     "spark.pyspark.python": "./env/bin/python",
     "spark.executor.memory": "512m",
@@ -80,6 +85,10 @@ class Watch:
             assert "env" in path.parts, path
 
 
+def executors(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+
+
 def wait_for_packed(run: Run, watch: Watch) -> None:
     wait_until(
         lambda: watch.look() or not run.alive,
@@ -98,6 +107,7 @@ def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_brok
     config.write_text(config_text(*mirrors))
     with StandaloneCluster(tmp_path) as cluster:
         options = ["--master", cluster.master, "--archives", f"{pack}#env"]
+        options += ["--properties-file", str(cluster.properties_file)]
         with SubmittedRun(config, *options, properties=PACKED, folder=tmp_path) as run:
             watch = Watch(cluster.processes)
             wait_for_packed(run, watch)
@@ -129,8 +139,39 @@ def test_spark_archives_ships_the_packed_environment(cli_broker, pack, tmp_path)
     with Run(config, *arguments, folder=tmp_path, environment=environment) as run:
         watch = Watch(run.processes)
         wait_for_packed(run, watch)
+        secrets = {process.environ().get(SECRET) for process in executors(run.processes())}
         assert run.wait() == 0, run.text
         run.wait_until_nothing_is_left()
+    (secret,) = secrets
+    assert len(secret) == 64, "made for this run"
     watch.assert_all_below(home / "work")
     for form in FORMATS:
         assert source.anomalies(archive, form) == [], form
+
+
+@pytest.mark.gate("a Spark cluster and a packed environment")
+def test_a_cluster_without_protection_needs_consent(cli_broker, pack, tmp_path):
+    source = filled(cli_broker, "unprotected")
+    archive = tmp_path / "archive"
+    one = mirror("unprotected", cli_broker.bootstrap, archive)
+    with StandaloneCluster(tmp_path, is_protected=False) as cluster:
+        spark = {
+            "master": cluster.master,
+            "properties": PACKED
+            | {"spark.archives": f"{pack}#env", "spark.driver.host": "127.0.0.1"},
+        }
+        config = tmp_path / "config.json"
+        runs = {}
+        for consent in ({}, {"allow-plain": True}):
+            config.write_text(json.dumps({"spark": spark | consent, "mirrors": [one]}))
+            with Run(config, "--until-now", folder=tmp_path) as run:
+                runs[bool(consent)] = run.wait(), run.text
+                run.wait_until_nothing_is_left()
+
+    code, text = runs[False]
+    assert code == 2, text
+    for name in ("spark.authenticate", "spark.network.crypto.enabled", "allow-plain"):
+        assert name in text
+    code, text = runs[True]
+    assert code == 0, text
+    assert source.anomalies(archive, "parquet") == []

@@ -51,6 +51,7 @@ def test_spark_submit_settings_apply_where_the_file_has_none(cli_broker, tmp_pat
         **given,
         **ours,
         "spark.master": "local[1,4]",
+        "spark.authenticate": "true",
         "spark.python.daemon.module": "logmirror.engine.executor",
         "spark.python.unix.domain.socket.enabled": "true",
     }

@@ -2,6 +2,7 @@
 
 with StandaloneCluster(folder) as cluster:
     cluster.master              spark://127.0.0.1:port
+    cluster.properties          those that a driver needs; `properties_file` holds them
     cluster.processes()         all its processes
 packed_environment(folder)      an archive for `--archives ...#env`
 """
@@ -105,10 +106,18 @@ class StandaloneCluster:
 
     Args:
         folder: Directory of logs and of executors' files.
+        is_protected: Whether its processes authenticate each other and encrypt what they exchange.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_protected: bool = True) -> None:
         self._folder = folder
+        protection = {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": secrets.token_hex(32),
+            "spark.network.crypto.enabled": "true",
+        }
+        self.properties = protection if is_protected else {}
+        self.properties_file = folder / "cluster.conf"
         self._mark = secrets.token_hex(8)
         self._ports = free_ports(4)
         self._started: list[Process] = []
@@ -139,7 +148,8 @@ class StandaloneCluster:
         }
         program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
         main_class = f"org.apache.spark.deploy.{name}.{name.title()}"
-        command = [program, main_class, "--host", HOST, *arguments]
+        options = ["--host", HOST, "--properties-file", str(self.properties_file)]
+        command = [program, main_class, *options, *arguments]
         process = Process(command, log=log, environment=environment, folder=self._folder)
         self._started.append(process)
         return log
@@ -147,6 +157,8 @@ class StandaloneCluster:
     def __enter__(self) -> Self:
         port, master_page, worker_port, worker_page = map(str, self._ports)
         self.work.mkdir()
+        lines = [f"{name} {value}\n" for name, value in self.properties.items()]
+        self.properties_file.write_text("".join(lines))
         log = self._start("master", "--port", port, "--webui-port", master_page)
         self._wait_for(log, "I have been elected leader")
         limits = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.work)]
