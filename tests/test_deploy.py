@@ -228,10 +228,10 @@ def test_the_wheel_runs_read_only_and_without_a_home(installed, tmp_path):
 
 
 def manifests() -> dict[str, dict[str, Any]]:
-    """Each manifest by its kind; Kustomize's own file and the mirror's are none."""
+    """Each manifest that is always applied, by its kind."""
     found = {}
     for path in sorted(MANIFESTS.glob("*.yaml")):
-        if path.name not in {"kustomization.yaml", "mirror.yaml"}:
+        if path.name not in {"kustomization.yaml", "mirror.yaml", "egress.yaml"}:
             (document,) = yaml.safe_load_all(path.read_text(encoding="utf-8"))
             found[document["kind"]] = document
     return found
@@ -267,6 +267,7 @@ def test_kustomize_lists_the_existing_files():
         *generated["files"],
         "kustomization.yaml",
         "podmonitor.yaml",
+        "egress.yaml",
     }
     assert KUSTOMIZATION["namespace"] == MANIFEST["Namespace"]["metadata"]["name"]
     assert KUSTOMIZATION["images"][0]["name"] == CONTAINER["image"]
@@ -303,6 +304,46 @@ def test_the_pod_is_unprivileged_and_single():
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_the_pods_space_on_disk_is_requested_and_holds_its_directory():
+    def gibibytes(text: str) -> int:
+        return int(text.removesuffix("Gi"))
+
+    resources = CONTAINER["resources"]
+    (tmp,) = [volume["emptyDir"] for volume in POD["spec"]["volumes"] if volume["name"] == "tmp"]
+    request, limit = (
+        gibibytes(resources[which]["ephemeral-storage"]) for which in ("requests", "limits")
+    )
+    assert 0 < request <= gibibytes(tmp["sizeLimit"]) < limit
+
+
+@pytest.mark.parametrize("release", KUBERNETES)
+def test_the_example_for_egress_fits_the_schema_and_the_mirror(release):
+    (policy,) = yaml.safe_load_all((MANIFESTS / "egress.yaml").read_text("utf-8"))
+    names, brokers, bucket = policy["spec"]["egress"]
+    source = yaml.safe_load((MANIFESTS / "mirror.yaml").read_text("utf-8"))["mirrors"][0]["source"]
+    host, port = source["bootstrap-servers"].split(":")
+
+    kubernetes_validate.validate(policy, release, strict=True)
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == POD["metadata"]["labels"]
+    assert {one["port"] for one in names["ports"]} == {53}
+    assert [one["port"] for one in brokers["ports"]] == [int(port)]
+    (to,) = brokers["to"]
+    namespace = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert host.endswith(f".{namespace}")
+    assert [one["port"] for one in bucket["ports"]] == [443]
+
+
+def test_the_page_runs_commands_in_the_pod_as_the_image_has_them():
+    page = (ROOT / "docs" / "deploy" / "kubernetes.md").read_text(encoding="utf-8")
+    command = page.partition("kubectl exec ")[2].partition("```")[0]
+
+    name = MANIFEST["Deployment"]["metadata"]["name"]
+    assert f"deployment/{name} -- " in command
+    assert f"logmirror status -c {CONFIG}" in command
+    assert final_stage()["ENV"].startswith("PATH=/opt/logmirror/bin:")
 
 
 def test_all_selectors_match_the_pod():

@@ -87,8 +87,19 @@ def test_what_the_script_installs_runs_on_spark_as_another_user(kafka_431):
             timeout=300,
             check=False,
         )
+        status = subprocess.run(
+            [*as_other, installed / "bin/logmirror", "status", "-c", config],
+            env={"PATH": os.environ["PATH"], "NUMBA_CACHE_DIR": str(own / "kernels")},
+            cwd=own,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         allow_writing(installed, is_allowed=True)
 
         assert done.returncode == 0, done.stderr
+        assert status.returncode == 0, status.stderr
+        assert topic in status.stdout
         assert len(list(own.glob("archive/*/0/*.parquet"))) == 1
         assert list(installed.glob("bin/pip*")) == []
