@@ -23,8 +23,9 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _POLL_S: Final = 0.05
 """How often a thread that waits checks whether a stop was requested."""
 
-_ABORT_S: Final = 5.0
-"""Limit for work to end after it was aborted."""
+_ABORT_S: Final = 30.0
+"""Limit for work to end after it was aborted. A session in a JVM of `spark-submit` has to begin
+before it can end."""
 
 _T = TypeVar("_T")
 
@@ -86,7 +87,7 @@ class StopRequest:
         Args:
             work: The work. Without `abort` it may continue in its thread after a stop, until it
                 ends or the process does.
-            abort: Makes the work end, within 5 seconds. Called if a stop is requested, and if the
+            abort: Makes the work end, within 30 seconds. Called if a stop is requested, and if the
                 calling thread is interrupted.
 
         Raises:

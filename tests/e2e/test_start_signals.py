@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from kit.judges.clients import odd_messages, produce
-from kit.runs.commands import Run, mirror, wait_until, write_config
+from kit.runs.commands import Run, mirror, takes_stop_signals, wait_until, write_config
 from kit.runs.inline_run import InlineRun
 from kit.servers.machine import HOST, temporary_folder
 from kit.tiers import all_but
@@ -57,14 +57,8 @@ def wait_until_it_takes_signals(run):
     It must do so before it has used half a second of CPU time, on a busy machine much later.
     """
 
-    def takes():
-        text = Path(f"/proc/{run.pid}/status").read_text()
-        fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-        masks = int(fields["SigBlk"], 16) | int(fields["SigCgt"], 16)
-        return masks >> (signal.SIGTERM - 1) & 1
-
     wait_until(
-        lambda: takes() or psutil.Process(run.pid).cpu_times().user > CPU_S,
+        lambda: takes_stop_signals(run.pid) or psutil.Process(run.pid).cpu_times().user > CPU_S,
         what=lambda: f"a handler in:\n{run.text}",
     )
 

@@ -125,6 +125,7 @@ class SessionStart:
         self._properties, self._folder, self._log = properties, folder, log
         self._allow_plain = allow_plain
         self._jvm = Jvm()
+        self._is_aborted = False
 
     def begin(self) -> SparkContext:
         """Start the session.
@@ -146,7 +147,7 @@ class SessionStart:
                 conf, gateway = connect()
                 if not self._is_local and not self._allow_plain:
                     check_protected(conf.get)
-                return SparkContext(conf=conf, gateway=gateway)
+                context = SparkContext(conf=conf, gateway=gateway)
         except (LogmirrorError, StoppedError):
             raise
         except Exception as error:
@@ -158,9 +159,14 @@ class SessionStart:
                 reason=str(error).strip().splitlines()[-1:],
                 log=_last_lines(self._log),
             ) from error
+        if self._is_aborted:  # in a JVM of `spark-submit`, which waits for the end of its session
+            context.stop()
+            raise StoppedError
+        return context
 
     def abort(self) -> None:
         """End the start: its JVM is gone afterwards, unless `spark-submit` has started it."""
+        self._is_aborted = True
         self._jvm.end(0 if self._is_local else _CLUSTER_GRACE_S)
 
     def end_jvm(self) -> None:

@@ -282,6 +282,14 @@ def wait_until(
         time.sleep(0.02)
 
 
+def takes_stop_signals(pid: int) -> bool:
+    """Whether a process holds back or handles SIGTERM, so that it no longer just ends."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    masks = int(fields["SigBlk"], 16) | int(fields["SigCgt"], 16)
+    return bool(masks >> (signal.SIGTERM - 1) & 1)
+
+
 class BrokerCommand:
     """`logmirror broker` with the methods of `ApacheKafka` that tests of sources use."""
 
