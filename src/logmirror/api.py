@@ -124,6 +124,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         settings: The configuration, from `load`.
         until_now: Replicate what is at the sources now, then return. False: run until stopped.
         stop: Set it from another thread to stop: what was seen is flushed, then `run` returns.
+            Before replication has begun, it returns within seconds.
         on_event: Called with each event, in the thread in which it happens. Must return quickly:
             replication waits for it. What it raises is printed to stderr and ignored.
         on_progress: Called with the progress of all mirrors about twice a second, and at the end.
@@ -141,8 +142,8 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
             Only in the main thread.
 
     Raises:
-        UsageError: Every mirror is disabled, a permission is missing, or the metrics port cannot be
-            opened.
+        UsageError: Every mirror is disabled, a permission is missing, the metrics port cannot be
+            opened, or a Spark cluster would receive credentials in clear.
         UnavailableError: Another process uses the metrics port.
         LogmirrorError: A mirror stopped for good; see `logmirror.errors` for the kinds.
     """
