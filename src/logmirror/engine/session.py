@@ -109,7 +109,7 @@ class SessionStart:
         UsageError: The master is invalid.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the runner passes each once
         self,
         master: str,
         properties: Mapping[str, str],
