@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 OFFSET_MAX: Final = 2**63 - 1
 """Largest Kafka offset. Offsets are signed 64-bit on the wire and never negative at rest."""
@@ -49,6 +49,16 @@ class OffsetRange:
     def offset_count(self) -> int:
         """The number of offsets covered, at least 1."""
         return self.last - self.first + 1
+
+
+class EpochEnd(NamedTuple):
+    """Where a leader epoch ends in a log (KIP-320)."""
+
+    leader_epoch: int
+    """The epoch that was asked for, or the largest one below it that the log has."""
+
+    end_offset: int
+    """The start of the next epoch; the log end offset if there is none."""
 
 
 class GapCause(enum.StrEnum):

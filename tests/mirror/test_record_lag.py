@@ -43,11 +43,13 @@ class NotedClient(ScriptedClient):
         self.asked = []
         self.on_question = lambda: None
 
-    def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
+    def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500, **more):
         if max_wait_ms == 0:
             self.asked.append((partition.partition, offset))
             self.on_question()
-        return super().fetch(partition, offset, view, topic_id=topic_id, max_wait_ms=max_wait_ms)
+        return super().fetch(
+            partition, offset, view, topic_id=topic_id, max_wait_ms=max_wait_ms, **more
+        )
 
 
 class World:

@@ -170,7 +170,7 @@ def test_a_response_is_read_whatever_the_pieces_it_arrives_in(version, request, 
         throttle_ms=parts["throttle_ms"],
     )
     assert frame[head.head_bytes : head.head_bytes + len(records)] == records
-    assert filled <= head.head_bytes, "no byte of the records was asked for"
+    assert filled <= head.head_bytes or not records, "no byte of the records was asked for"
     for arrived in range(filled, len(frame) + 1):
         assert parse(frame, version, request=request, filled=arrived) == head
 

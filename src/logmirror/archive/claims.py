@@ -367,6 +367,27 @@ def latest_claim(store: BlobStore, destination: str, partition: int) -> Claim | 
     return read_claim(store, destination, partition, firsts[-1]) if firsts else None
 
 
+def last_claims(
+    store: BlobStore, destination: str, partition: int, position: int
+) -> tuple[Claim | None, Claim | None]:
+    """Return the newest claim of a chain, and the claim of the object that ends at `position`.
+
+    They differ while an object is unfinished. The second is None also where a merge or the sweep of
+    old claims left none for that range.
+
+    Raises:
+        CorruptionError: A file in the folder is not a claim.
+    """
+    folder = claims_folder(destination, partition)
+    firsts = _offsets(folder, store.tail(folder).names)
+    newest = read_claim(store, destination, partition, firsts[-1]) if firsts else None
+    last = newest
+    if newest is not None and newest.covered.first >= position:
+        before = [first for first in firsts if first < position]
+        last = read_claim(store, destination, partition, before[-1]) if before else None
+    return newest, last if last and last.covered.next_offset == position else None
+
+
 def first_claimed(store: BlobStore, destination: str, partition: int) -> int:
     """Return the first offset of the first claim; a number above every offset if there is none.
 

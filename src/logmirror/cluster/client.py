@@ -21,6 +21,7 @@ from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import Admin
 from logmirror.cluster.fetch_ahead import FetchAhead
 from logmirror.cluster.groups import GroupOffset, Groups
+from logmirror.cluster.leader_epochs import LeaderEpochs
 from logmirror.cluster.lease import Lease
 from logmirror.cluster.offsets import (
     EARLIEST,
@@ -35,7 +36,7 @@ from logmirror.cluster.retry import MISSING_GRACE_MS
 from logmirror.cluster.router import Router
 from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.errors import PositionError, UnavailableError
-from logmirror.wire.fetch import Fetched, FetchRequest
+from logmirror.wire.fetch import Fetched, FetchHead, FetchRequest
 from logmirror.wire.messages import (
     INCONSISTENT_TOPIC_ID,
     OFFSET_OUT_OF_RANGE,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
-    from logmirror.model import TopicPartition
+    from logmirror.model import EpochEnd, TopicPartition
 
 __all__ = ["EARLIEST", "LATEST", "NO_OFFSET", "ClusterClient", "FetchResult"]
 
@@ -68,6 +69,9 @@ class FetchResult(NamedTuple):
     """(producer ID, first offset) of aborted transactions in these records; read_committed only."""
     needed_bytes: int
     """0, or the size of the first batch if it is larger than the view; then `size` is 0."""
+    diverging: EpochEnd | None = None
+    """Not None: the log does not hold the `last_epoch` of the request up to its offset, and no
+    records were fetched. The epoch that it does hold, and where that one ends."""
 
 
 class ClusterClient:
@@ -88,6 +92,7 @@ class ClusterClient:
         self._ahead = FetchAhead(self._topology)
         self._retry = self._router.retry
         self._offsets = Offsets(self._router)
+        self._epochs = LeaderEpochs(self._router)
         self._groups = Groups(self._router)
         self.admin = Admin(self._router)
         """Creates, changes and deletes: topics, partitions, records, markers."""
@@ -199,6 +204,25 @@ class ClusterClient:
         """
         return self._offsets.log_ends(partitions)
 
+    def epoch_ends(
+        self, epochs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, EpochEnd | None]:
+        """Look up where leader epochs end (OffsetForLeaderEpoch), with one request per leader.
+
+        Args:
+            epochs: For each partition the leader epoch of a batch that was read.
+
+        Returns:
+            For each partition the largest epoch of the log that is not above the given one, and its
+            end. None if the log has no such epoch, or the brokers have no leader epochs (before
+            Apache Kafka 2.1).
+
+        Raises:
+            UsageError: A topic or partition does not exist, or is not visible to this user.
+            UnavailableError: A partition had no reachable leader within the budget.
+        """
+        return self._epochs.ends(epochs)
+
     def producer_states(
         self, producer_ids: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, ProducerState | None]:
@@ -280,6 +304,7 @@ class ClusterClient:
         max_wait_ms: int = 500,
         min_bytes: int = 1,
         read_committed: bool = True,
+        last_epoch: int = -1,
     ) -> FetchResult:
         """Fetch raw batches into `view`.
 
@@ -294,6 +319,8 @@ class ClusterClient:
             min_bytes: The broker sends fewer bytes only after `max_wait_ms`.
             read_committed: End at the last stable offset and list aborted transactions. Their
                 batches and the markers are in the view as well.
+            last_epoch: The leader epoch of the batch before `offset`, which the log must have up to
+                there (KIP-320); -1: not compared.
 
         Raises:
             PositionError: The offset is outside the log (facts `log_start_offset` and
@@ -312,6 +339,7 @@ class ClusterClient:
             max_wait_ms,
             min_bytes,
             read_committed,
+            last_epoch,
         )
         fetched = self._ahead.take(partition, wanted, view) or self._retry.run(
             lambda: self._fetch_once(partition, wanted, view),
@@ -328,10 +356,17 @@ class ClusterClient:
             head.log_start_offset,
             head.aborted,
             fetched.needed_bytes,
+            head.diverging,
         )
 
     def fetch_ahead(
-        self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        size: int,
+        *,
+        topic_id: bytes | None,
+        last_epoch: int = -1,
     ) -> None:
         """Prefetch: send the next fetch now, so that its response arrives meanwhile.
 
@@ -344,9 +379,10 @@ class ClusterClient:
             offset: As in the next `fetch`; records should be available there.
             size: The length of the next view, in bytes.
             topic_id: As in the next `fetch`.
+            last_epoch: As in the next `fetch`.
         """
         wanted = (partition.topic, topic_id, partition.partition, -1, offset, size, 0, 1, True)
-        self._ahead.ask(partition, FetchRequest(*wanted))
+        self._ahead.ask(partition, FetchRequest(*wanted, last_epoch))
 
     def _fetch_once(
         self, partition: TopicPartition, wanted: FetchRequest, view: memoryview
@@ -357,8 +393,17 @@ class ClusterClient:
         by_id = topic_id is not None and connection.speaks_topic_ids()
         if topic_id is not None and not by_id:
             self._check_topic_id(partition.topic, topic_id)
+        last_epoch = wanted.last_fetched_epoch
+        if last_epoch > metadata.leader_epoch:
+            last_epoch = -1  # no log of this leader has it; the position is compared at a start
+        if last_epoch >= 0 and not connection.checks_fetched_epochs(by_id=by_id):
+            end = self._epochs.diverging(partition, wanted.offset, last_epoch, metadata)
+            if end is not None:
+                return Fetched(FetchHead(0, -1, -1, -1, (), 0, 0, 0, diverging=end), 0, 0)
         request = wanted._replace(
-            topic_id=topic_id if by_id else None, leader_epoch=metadata.leader_epoch
+            topic_id=topic_id if by_id else None,
+            leader_epoch=metadata.leader_epoch,
+            last_fetched_epoch=last_epoch,
         )
         fetched = connection.fetch(request, view)
         if fetched.head.error_code:

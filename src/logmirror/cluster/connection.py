@@ -37,6 +37,7 @@ from logmirror.errors import (
 from logmirror.wire.fetch import (
     FETCH_VERSION_BY_ID_MIN,
     FETCH_VERSION_BY_NAME_MAX,
+    FETCH_VERSION_EPOCHS_MIN,
     FETCH_VERSION_MAX,
     FETCH_VERSION_MIN,
     Asked,
@@ -276,6 +277,10 @@ class Connection:
     def speaks_topic_ids(self) -> bool:
         """Whether a fetch can identify the topic by topic ID."""
         return self._fetch_by_id >= FETCH_VERSION_BY_ID_MIN
+
+    def checks_fetched_epochs(self, *, by_id: bool) -> bool:
+        """Whether the broker compares a fetch's `last_fetched_epoch` with its log."""
+        return (self._fetch_by_id if by_id else self._fetch_by_name) >= FETCH_VERSION_EPOCHS_MIN
 
     def _fetch_version(self, cap: int) -> int:
         oldest, newest = self.versions.get(FETCH, (0, -1))

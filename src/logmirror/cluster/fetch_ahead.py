@@ -94,7 +94,17 @@ class FetchAhead:
             leader = self._leader(node)
             if request.topic_id is not None and not leader.connection.speaks_topic_ids():
                 return
-            if leader.connection.ask(request._replace(leader_epoch=metadata.leader_epoch)):
+            by_id, last_epoch = request.topic_id is not None, request.last_fetched_epoch
+            if last_epoch < 0 or metadata.leader_epoch < last_epoch:
+                last_epoch = -1
+            elif metadata.leader_epoch > last_epoch and not (
+                leader.connection.checks_fetched_epochs(by_id=by_id)
+            ):
+                return  # the next fetch compares the epochs first
+            sent = request._replace(
+                leader_epoch=metadata.leader_epoch, last_fetched_epoch=last_epoch
+            )
+            if leader.connection.ask(sent):
                 leader.asked[partition] = request
                 self._leader_of[partition] = node
         except LogmirrorError:

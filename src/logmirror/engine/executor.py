@@ -183,6 +183,9 @@ def _source(work: Work) -> KafkaSource:
         topic_id=work.slice.topic_id,
         buffer=buffer,
         scanner=scanner,
+        position=work.slice.first,
+        leader_epoch=work.slice.leader_epoch,
+        compacted=work.slice.compacted,
     )
 
 

@@ -63,6 +63,20 @@ class Destination(Protocol):
         """
         ...
 
+    def leader_epochs(
+        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
+    ) -> Mapping[FlowId, int]:
+        """Return the source's leader epoch of the last copied batch, as the destination stores it.
+
+        Args:
+            spec: The destination.
+            found: The result of `positions`.
+
+        Returns:
+            An epoch for each flow whose last batch is known; the others are left out.
+        """
+        ...
+
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:

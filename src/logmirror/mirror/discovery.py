@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Final
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.backoff import RETRIABLE
 from logmirror.mirror.cleanup_policy import CleanupPolicies
+from logmirror.mirror.histories import EpochChanges, checked_start
 from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms
 from logmirror.mirror.ports import ArchiveSpec, FlowId
-from logmirror.mirror.source_views import check_partitions, flows_of, position, source_views
+from logmirror.mirror.source_views import (
+    check_partitions,
+    compared_views,
+    flows_of,
+    position,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -39,6 +45,7 @@ class Discovery:
     ) -> None:
         self._mirrors, self._table, self._context = mirrors, table, context
         self._observer, self._clock = context.observer, context.clock
+        self._epochs = EpochChanges(context, table)
         self._last_ms: int | None = None
         """Monotonic time of the last discovery; None: there was none yet."""
 
@@ -123,8 +130,9 @@ class Discovery:
         for flow in flows:
             state = states.get(flow)
             if state and state.topic_id != topic.topic_id:
-                state.topic_id = topic.topic_id
+                state.topic_id, state.leader_epoch = topic.topic_id, -1
                 state.position_stale = True  # reading the position reports the recreated topic
+        self._epochs.compare(mirror, topic)
         if new:
             self._open_new(mirror, topic, new)
         opened = [states[flow] for flow in new if flow in states]
@@ -146,7 +154,7 @@ class Discovery:
             destination = self._context.destination(spec)
             try:
                 ready = destination.prepare(spec, client, topic, mirror.partitions)
-                self._open_flows(mirror, ready, flows, topic.topic_id, configs)
+                self._open_flows(mirror, ready, flows, topic, configs)
                 self._table.unopened.pop((mirror.name, name), None)
             except RETRIABLE as error:
                 self._failed(mirror, name, error)
@@ -156,25 +164,38 @@ class Discovery:
         mirror: MirrorSpec,
         spec: DestinationSpec,
         flows: Sequence[FlowId],
-        topic_id: bytes | None,
+        topic: TopicMetadata,
         configs: Mapping[str, str | None],
     ) -> None:
         destination = self._context.destination(spec)
         found = destination.positions(spec, flows, mirror.chain_start)
-        sources = {flow.source for flow in flows}
-        views = source_views(self._context.client(mirror.source), sources, topic_id)
+        epochs = destination.leader_epochs(spec, found)
+        sources = {flow.source: epochs.get(flow, -1) for flow in flows}
+        views = compared_views(self._context.client(mirror.source), topic, sources)
+        compacted = "compact" in (configs.get("cleanup.policy") or "")
         daily_s = spec.daily_at_utc_s if isinstance(spec, ArchiveSpec) else None
         for flow in flows:
+            start = checked_start(
+                destination,
+                spec,
+                flow,
+                position(found[flow]),
+                view=views[flow.source],
+                epoch=sources[flow.source],
+                compacted=compacted,
+            )
             state = FlowState(
                 flow=flow,
                 destination=spec,
-                topic_id=topic_id,
-                compacted="compact" in (configs.get("cleanup.policy") or ""),
+                topic_id=topic.topic_id,
+                compacted=compacted,
                 delete_retention_ms=int(configs.get("delete.retention.ms") or DAY_MS),
                 log_start=views[flow.source].log_start,
-                position=destination.check(spec, flow, position(found[flow]), views[flow.source]),
+                position=start.position,
                 next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
-                tail_checked=isinstance(spec, ArchiveSpec),
+                tail_checked=start.tail_checked,
+                leader_epoch=start.leader_epoch,
+                source_epoch=views[flow.source].leader_epoch,
             )
             self._observer.flow_opened(state)
             destination.opened(state)

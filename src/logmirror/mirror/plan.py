@@ -103,6 +103,12 @@ class FlowState:
     tail_checked: bool = True
     """See `Work.tail_checked`."""
 
+    leader_epoch: int = -1
+    """The source's leader epoch of the batch before `position`. -1: unknown."""
+
+    source_epoch: int = -1
+    """The source's current leader epoch, as last compared. -1: it has none."""
+
     fenced: bool = False
     """See `Work.fenced`."""
 
@@ -182,6 +188,9 @@ class FlowState:
             self.bytes_per_offset = max(payload / read, 1.0)
         moved = position > self.position
         self.position = position
+        if moved:
+            epochs = (r.leader_epoch for r in result.receipts if r.covered.next_offset == position)
+            self.leader_epoch = next(epochs, -1)
         self.probed_bytes = 0 if result.error else result.rest_bytes
         self.probed_end = position if result.error else max(result.next_offset, position)
         if moved or not self.pending:
@@ -210,7 +219,7 @@ class _Due:
         state = self.state
         if not _is_divisible(state.destination):
             return state.flow
-        return (state.flow.source, state.topic_id, state.position)
+        return (state.flow.source, state.topic_id, state.position, state.leader_epoch)
 
 
 def plan(
@@ -365,6 +374,7 @@ def _slice(
         end=end,
         tail=tail,
         staged=staged,
+        leader_epoch=state.leader_epoch if first == state.position else -1,
         # A slice that another one follows must be copied whole, of any size.
         budget_bytes=2**62 if whole else COPY_BYTES if is_timed else SLICE_BYTES,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from logmirror.errors import InternalError, UnavailableError
-from logmirror.model import ColumnTypes, Gap, Limits, OffsetRange, TopicPartition, Trigger
+from logmirror.model import ColumnTypes, EpochEnd, Gap, Limits, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,6 +193,9 @@ class Slice:
     seen_ms: int = 0
     """Snapshots only: time at which the driver read `end`, in milliseconds since 1970."""
 
+    leader_epoch: int = -1
+    """The source's leader epoch of the batch that holds offset `first` - 1. -1: unknown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -208,8 +211,8 @@ class Work:
     """Expected payload in bytes, for packing slots evenly."""
 
     tail_checked: bool = True
-    """False: the replica's tail must be compared with the source before anything is written. Always
-    True for archives: their claims hold the topic ID of the source."""
+    """False: the replica's tail must be compared with the source before anything is written. True
+    where nothing was copied yet, or leader epochs prove that the source holds what was copied."""
 
     fenced: bool = False
     """Clusters only: whether batches that were in flight when the position was read are certain to
@@ -303,6 +306,9 @@ class Receipt:
     batch_count: int = 0
     """Number of batches that the destination cluster acknowledged. Archives: 0."""
 
+    leader_epoch: int = -1
+    """The source's leader epoch of the batch that holds the last offset. -1: unknown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceResult:
@@ -348,6 +354,12 @@ class SourceView:
 
     last_stable_offset: int
     """The last stable offset: one past the last offset that may be copied."""
+
+    leader_epoch: int = -1
+    """The current leader epoch. -1: the source has none."""
+
+    epoch_end: EpochEnd | None = None
+    """What the source reports about the leader epoch of the last copied batch. None: nothing."""
 
 
 @dataclass(eq=False, kw_only=True)  # without slots: the stop channel refers to it weakly

@@ -10,8 +10,8 @@ from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.backoff import RETRIABLE
 from logmirror.mirror.drift import DriftSchedule
-from logmirror.mirror.ports import ArchiveSpec
-from logmirror.mirror.source_views import position, source_views
+from logmirror.mirror.histories import checked_start
+from logmirror.mirror.source_views import compared_views, position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,12 +102,26 @@ class SourcePoll:
         flow, client, spec = state.flow, self._context.client(mirror.source), state.destination
         destination = self._context.destination(spec)
         found = destination.positions(spec, [flow], mirror.chain_start)
-        state.topic_id = client.topic(mirror.topic).topic_id
-        view = source_views(client, {flow.source}, state.topic_id)[flow.source]
-        state.position = destination.check(spec, flow, position(found[flow]), view)
+        topic = client.topic(mirror.topic)
+        epoch = destination.leader_epochs(spec, found).get(flow, -1)
+        if epoch < 0 and (found[flow], topic.topic_id) == (state.position, state.topic_id):
+            epoch = state.leader_epoch
+        state.topic_id = topic.topic_id
+        view = compared_views(client, topic, {flow.source: epoch})[flow.source]
+        start = checked_start(
+            destination,
+            spec,
+            flow,
+            position(found[flow]),
+            view=view,
+            epoch=epoch,
+            compacted=state.compacted,
+        )
+        state.position, state.leader_epoch = start.position, start.leader_epoch
+        state.source_epoch = view.leader_epoch
         state.log_start = view.log_start
         state.probed_bytes, state.probed_end = 0, state.position
-        state.position_stale, state.tail_checked = False, isinstance(spec, ArchiveSpec)
+        state.position_stale, state.tail_checked = False, start.tail_checked
         state.fenced, state.in_flight_max = False, 1
         destination.opened(state)
         self._observer.position_changed(state)

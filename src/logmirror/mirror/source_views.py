@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logmirror.cluster.client import EARLIEST, LATEST
@@ -10,7 +10,7 @@ from logmirror.errors import LogmirrorError, UsageError
 from logmirror.mirror.ports import FlowId, SourceView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
@@ -85,4 +85,27 @@ def source_views(
             topic_id=topic_id, log_start=starts[partition], last_stable_offset=ends[partition]
         )
         for partition in partitions
+    }
+
+
+def compared_views(
+    client: ClusterClient, topic: TopicMetadata, epochs: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, SourceView]:
+    """As `source_views`, with leader epochs.
+
+    Args:
+        client: The source's cluster.
+        topic: The topic's metadata.
+        epochs: For each partition the leader epoch of the last copied batch; -1: unknown.
+    """
+    views = source_views(client, set(epochs), topic.topic_id)
+    known = {partition: epoch for partition, epoch in epochs.items() if epoch >= 0}
+    ends = client.epoch_ends(known) if known else {}
+    return {
+        partition: replace(
+            view,
+            leader_epoch=topic.partitions[partition.partition].leader_epoch,
+            epoch_end=ends.get(partition),
+        )
+        for partition, view in views.items()
     }

@@ -22,7 +22,7 @@ def units(works: Iterable[Work]) -> list[list[Work]]:
     found: dict[object, list[Work]] = {}
     for number, work in enumerate(works):
         part = work.slice
-        key: object = (work.source, part.flow.source, part.topic_id, part.first)
+        key: object = (work.source, part.flow.source, part.topic_id, part.first, part.leader_epoch)
         alone = isinstance(work.destination, KafkaSpec) or work.destination.compaction
         found.setdefault(number if alone else key, []).append(work)
     return list(found.values())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.admin import TxnMarker
     from logmirror.cluster.router import Router
-    from logmirror.model import TopicPartition
+    from logmirror.model import EpochEnd, TopicPartition
     from logmirror.simulation.log import Log
     from logmirror.simulation.topics import Topics
     from logmirror.simulation.world import Process
@@ -89,8 +89,15 @@ class _View(ABC):
             return {each: log.start for each, log in logs.items()}
         return {each: _end(log, read_committed=read_committed) for each, log in logs.items()}
 
+    def epoch_ends(
+        self, epochs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, EpochEnd | None]:
+        """See `ClusterClient.epoch_ends`."""
+        self._ask("epoch ends")
+        return {each: self._log(each.topic).epoch_end(epoch) for each, epoch in epochs.items()}
+
     def fetch_ahead(  # noqa: B027  # only a hint
-        self, partition: TopicPartition, offset: int, size: int, *, topic_id: bytes | None
+        self, partition: TopicPartition, offset: int, size: int, **more: object
     ) -> None:
         """See `ClusterClient.fetch_ahead`; does nothing."""
 
@@ -103,6 +110,7 @@ class _View(ABC):
         topic_id: bytes | None,
         max_wait_ms: int = 500,
         read_committed: bool = True,
+        last_epoch: int = -1,
     ) -> FetchResult:
         """See `ClusterClient.fetch`."""
         name = partition.topic
@@ -120,6 +128,9 @@ class _View(ABC):
                 log_start_offset=log.start,
                 log_end_offset=log.end,
             )
+        epoch = log.epoch_end(last_epoch) if 0 <= last_epoch <= log.epoch else None
+        if epoch and (epoch.leader_epoch < last_epoch or epoch.end_offset < offset):
+            return FetchResult(0, log.end, log.last_stable_offset, log.start, (), 0, epoch)
         end = _end(log, read_committed=read_committed)
         data = b"".join(log.read(offset, end, count=_BATCHES))
         if len(data) > len(view):

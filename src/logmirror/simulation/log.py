@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from logmirror.model import EpochEnd
 from logmirror.wire.batch_header import MarkerType, parse_header
 from logmirror.wire.records import Record, encode_marker, encode_reference
 
@@ -69,12 +70,14 @@ class Log:
         end: The log end offset.
         start: The log start offset.
         epoch: The leader epoch.
+        epochs: Each leader epoch and its first offset, ascending.
         aborted: Producer ID, first offset and marker offset of each aborted transaction.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.end = self.start = self.epoch = 0
+        self.epochs: list[tuple[int, int]] = [(0, 0)]
         self.aborted: list[tuple[int, int, int]] = []
         self.producers: dict[int, Memory] = {}
         self._open: dict[int, int] = {}
@@ -116,6 +119,11 @@ class Log:
         )
         self._add(data, (), producer_id, is_control=True)
         return first
+
+    def elect(self) -> None:
+        """Begin the next leader epoch."""
+        self.epoch += 1
+        self.epochs.append((self.epoch, self.end))
 
     def _add(
         self,
@@ -197,6 +205,14 @@ class Log:
     def is_open(self, producer_id: int) -> bool:
         """Return whether a producer has an open transaction in this log."""
         return producer_id in self._open
+
+    def epoch_end(self, epoch: int) -> EpochEnd | None:
+        """Return the largest leader epoch up to this one, and its end; None: the log has none."""
+        if epoch > self.epoch:
+            return None
+        later = [start for known, start in self.epochs if known > epoch]
+        known = [known for known, _ in self.epochs if known <= epoch]
+        return EpochEnd(max(known, default=epoch), min(later, default=self.end))
 
     def read(self, offset: int, end: int, *, count: int) -> list[bytes]:
         """Return up to `count` batches: from the one with `offset`, and only those below `end`."""

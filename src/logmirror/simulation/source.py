@@ -149,7 +149,7 @@ class Application:
 
     def change_leader(self) -> None:
         """Increase the leader epoch; the log stays."""
-        self.log.epoch += 1
+        self.log.elect()
 
     def recreate(self) -> None:
         """Delete and recreate the topic. Only the first call has an effect."""

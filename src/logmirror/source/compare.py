@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmirror.wire.columns import NO_ROWS
-from logmirror.wire.scan import KIND_ABORTED
+from logmirror.wire.scan import KIND_ABORTED, KIND_DATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,13 +28,14 @@ _COMPARED: Final = ("offset", "key", "value", "headers")
 _SHOWN_BYTES: Final = 16
 
 
-def chunks(
+def chunks(  # noqa: PLR0913  # the range, and what of it is shown
     log: KafkaSource,
     decoder: RecordDecoder,
     first: int,
     end: int,
     *,
     only_transactions: bool = False,
+    with_aborted: bool = False,
 ) -> Iterator[tuple[pa.Table, int]]:
     """Yield the visible records first..end-1, each chunk with one past the last offset it covers.
 
@@ -47,6 +48,7 @@ def chunks(
         first: The first offset to read.
         end: One past the last offset to read.
         only_transactions: Skip records that were not written in a transaction.
+        with_aborted: Include the records of aborted transactions.
     """
     offset = first
     while offset < end:
@@ -58,6 +60,8 @@ def chunks(
         batches = polled.fetched.batches
         if only_transactions:
             batches.kinds[batches.attributes & _TRANSACTIONAL == 0] = KIND_ABORTED
+        if with_aborted:
+            batches.kinds[batches.kinds == KIND_ABORTED] = KIND_DATA
         tables = [_EMPTY]
         for rows in decoder.decode(polled.fetched.buffer, batches, first=offset, end=end):
             batch = rows.to_arrow("", 0)
@@ -66,9 +70,16 @@ def chunks(
         yield pa.concat_tables(tables).combine_chunks(), offset
 
 
-def rows(log: KafkaSource, decoder: RecordDecoder, first: int, end: int) -> pa.Table:
-    """Return the visible records first..end-1 as one table."""
-    found = [table for table, _ in chunks(log, decoder, first, end)]
+def rows(
+    log: KafkaSource,
+    decoder: RecordDecoder,
+    first: int,
+    end: int,
+    *,
+    with_aborted: bool = False,
+) -> pa.Table:
+    """Return the visible records first..end-1 as one table; see `chunks`."""
+    found = [table for table, _ in chunks(log, decoder, first, end, with_aborted=with_aborted)]
     return pa.concat_tables([_EMPTY, *found]).combine_chunks()
 
 

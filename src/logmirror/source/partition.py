@@ -15,6 +15,7 @@ from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, PositionError
+from logmirror.mirror.histories import diverged
 from logmirror.source.gaps import beyond_the_end
 from logmirror.wire.scan import BatchScanner
 
@@ -65,9 +66,23 @@ class FetchBuffer:
 
 
 class KafkaSource:
-    """One partition of a cluster, read from any offset, up to the last stable offset."""
+    """One partition of a cluster, read from any offset, up to the last stable offset.
 
-    def __init__(
+    Each fetch that continues a batch names the batch's leader epoch, so that a source that has lost
+    this batch sends no others in its place (KIP-320).
+
+    Args:
+        client: The cluster.
+        partition: The partition.
+        topic_id: The topic's ID, 16 bytes; None: not checked.
+        buffer: A buffer to share with other partitions.
+        scanner: A scanner to share with other partitions.
+        position: Where a reader continues that has read a batch before; -1: none has.
+        leader_epoch: The leader epoch of that batch; -1: unknown.
+        compacted: Whether the log cleaner may have removed all batches of an epoch.
+    """
+
+    def __init__(  # noqa: PLR0913  # what is read, what reads it, and what was read before
         self,
         client: ClusterClient,
         partition: TopicPartition,
@@ -75,6 +90,9 @@ class KafkaSource:
         topic_id: bytes | None,
         buffer: FetchBuffer | None = None,
         scanner: BatchScanner | None = None,
+        position: int = -1,
+        leader_epoch: int = -1,
+        compacted: bool = False,
     ) -> None:
         self._client = client
         self._partition = partition
@@ -82,6 +100,8 @@ class KafkaSource:
         self._buffer = buffer or FetchBuffer()
         self._scanner = scanner or BatchScanner()
         self._polled_to = -1  # where the last batch of the last `poll` ended
+        self._compacted = compacted
+        self._epoch_at, self._last_epoch = position, leader_epoch  # of the batch that ended there
 
     def read(self, offset: int, end: int) -> Iterator[Fetched]:
         """Yield fetch responses up to `end`. Each is valid until the next one is requested.
@@ -111,7 +131,7 @@ class KafkaSource:
                     raise self._log_ends_early(end, offset)
                 continue
             give_up_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_MS
-            offset = int(batches.last_offsets[batches.count - 1]) + 1
+            offset = self._ends_at(batches)
             if offset < end:
                 self._fetch_ahead(offset)
             yield Fetched(self._buffer.view, batches, start)
@@ -139,7 +159,7 @@ class KafkaSource:
             last_stable_offset = response.high_watermark
         if start == batches.count:
             return Polled(None, last_stable_offset)
-        next_offset = self._polled_to = int(batches.last_offsets[batches.count - 1]) + 1
+        next_offset = self._polled_to = self._ends_at(batches)
         if next_offset < min(limit, last_stable_offset):
             self._fetch_ahead(next_offset)
         return Polled(Fetched(self._buffer.view, batches, start), last_stable_offset)
@@ -166,11 +186,29 @@ class KafkaSource:
             got=int(batches.base_offsets[min(start, batches.count - 1)]),
         )
 
+    def _ends_at(self, batches: Batches) -> int:
+        """Return where the last batch ends, and remember its leader epoch."""
+        last = batches.count - 1
+        self._epoch_at = int(batches.last_offsets[last]) + 1
+        self._last_epoch = int(batches.leader_epochs[last])
+        return self._epoch_at
+
+    def _epoch_before(self, offset: int) -> int:
+        """Return the leader epoch of the batch that ends at `offset`; -1: unknown."""
+        return self._last_epoch if offset == self._epoch_at else -1
+
     def _fetch_ahead(self, offset: int) -> None:
         size = len(self._buffer.view)
-        self._client.fetch_ahead(self._partition, offset, size, topic_id=self._topic_id)
+        self._client.fetch_ahead(
+            self._partition,
+            offset,
+            size,
+            topic_id=self._topic_id,
+            last_epoch=self._epoch_before(offset),
+        )
 
     def _fetch(self, offset: int, max_wait_ms: int = 500) -> FetchResult:
+        last_epoch = self._epoch_before(offset)
         while True:
             response = self._client.fetch(
                 self._partition,
@@ -178,7 +216,16 @@ class KafkaSource:
                 self._buffer.view,
                 topic_id=self._topic_id,
                 max_wait_ms=max_wait_ms,
+                last_epoch=last_epoch,
             )
+            if response.diverging is not None:
+                raise diverged(
+                    self._partition,
+                    offset,
+                    last_epoch,
+                    response.diverging,
+                    compacted=self._compacted,
+                )
             if not response.needed_bytes:
                 return response
             self._buffer.grow(response.needed_bytes)  # one batch is larger than the buffer

@@ -100,6 +100,7 @@ class Committer:
                 record_count=receipt.record_count,
                 digest=receipt.digest,
                 created_ms=self._clock.now_ms(),
+                leader_epoch=receipt.leader_epoch,
             )
             store = self._open_store(work.archive.location)
             published = publish(work, store, receipt.token, claim)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from logmirror.archive.claims import sweep_claims
+from logmirror.archive.claims import last_claims, latest_claim, sweep_claims
 from logmirror.errors import (
     InternalError,
     LogmirrorError,
@@ -25,8 +25,9 @@ from logmirror.to_archive.positions import (
 from logmirror.to_archive.snapshots import begin_snapshots, prune
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from logmirror.archive.claims import Claim
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
@@ -85,6 +86,9 @@ class ArchiveDestination:
 
         self._newest: dict[FlowId, str] = {}
         """The last object of each flow that this process has seen, by name."""
+
+        self._newest_claims: dict[FlowId, Claim | None] = {}
+        """The newest claim of each flow, between `leader_epochs` and `check`."""
 
         self._checked: dict[FlowId, str] = {}
         """The newest object of each flow at the last drift check, by name."""
@@ -166,12 +170,30 @@ class ArchiveDestination:
                 return
             names.step()
 
+    def leader_epochs(
+        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
+    ) -> dict[FlowId, int]:
+        """See `Destination.leader_epochs`: the claims hold them."""
+        store, epochs = self._open_store(_archive(spec).location), {}
+        for flow, position in found.items():
+            if isinstance(position, int):
+                newest, last = last_claims(store, flow.destination, flow.partition, position)
+                self._newest_claims[flow] = newest
+                if last is not None and last.leader_epoch is not None:
+                    epochs[flow] = last.leader_epoch
+        return epochs
+
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
     ) -> int:
         """See `Destination.check`."""
         archive = _archive(spec)
-        return checked_position(self._open_store(archive.location), archive, flow, found, view)
+        if flow in self._newest_claims:
+            newest = self._newest_claims.pop(flow)
+        else:
+            store = self._open_store(archive.location)
+            newest = latest_claim(store, flow.destination, flow.partition)
+        return checked_position(newest, archive, flow, found, view)
 
     def opened(self, state: FlowState) -> None:
         """See `Destination.opened`: removes claims that are no longer needed.
@@ -240,6 +262,7 @@ class ArchiveDestination:
     ) -> LogmirrorError | None:
         """See `Committer.commit`."""
         error = self._committer.commit(state, works, results)
+        state.tail_checked |= any(result.tail_checked for result in results)
         self._newest[state.flow] = state.newest
         archive = _archive(state.destination)
         if archive.compaction and any(result.receipts for result in results):

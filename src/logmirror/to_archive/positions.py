@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from logmirror.archive.chain import Chain
+    from logmirror.archive.claims import Claim
     from logmirror.archive.cover import Cover
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId, SourceView
     from logmirror.stores.base import BlobStore, Tail
@@ -128,12 +129,16 @@ def check_drift(flow: FlowId, *, known: str, newest: str) -> None:
 
 
 def checked_position(
-    store: BlobStore, archive: ArchiveSpec, flow: FlowId, found: int | None, source: SourceView
+    newest: Claim | None,
+    archive: ArchiveSpec,
+    flow: FlowId,
+    found: int | None,
+    source: SourceView,
 ) -> int:
     """Return the position of a flow, checked against the source.
 
     Args:
-        store: The destination's store.
+        newest: The newest claim of the chain, which may be of an unfinished object.
         archive: The format and layout of its objects. Snapshots may continue if the source has
             trimmed records: they are rebuilt from the log start offset (R7, R8).
         flow: The flow.
@@ -147,7 +152,7 @@ def checked_position(
             recreated topic. Facts: `reason`, `position` and what was found.
     """
     position = source.log_start if found is None else found
-    check_incarnation(store, flow, source.topic_id, position)
+    check_topic(newest, source.topic_id, position)
     if not (archive.compaction and position < source.log_start):
         check_source(flow, source, position)
     return position
@@ -157,7 +162,11 @@ def check_incarnation(
     store: BlobStore, flow: FlowId, topic_id: bytes | None, position: int
 ) -> None:
     """Raise PositionError if the chain came from another topic with the same name."""
-    claim = latest_claim(store, flow.destination, flow.partition)
+    check_topic(latest_claim(store, flow.destination, flow.partition), topic_id, position)
+
+
+def check_topic(claim: Claim | None, topic_id: bytes | None, position: int) -> None:
+    """Raise PositionError if a chain's newest claim is of another topic with the same name."""
     if claim is None or topic_id is None or not claim.topic_id:
         return
     if claim.topic_id != topic_id.hex():

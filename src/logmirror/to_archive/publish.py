@@ -27,6 +27,7 @@ def make_claim(  # noqa: PLR0913  # one argument per fact of the caller
     record_count: int,
     digest: str,
     created_ms: int,
+    leader_epoch: int,
 ) -> Claim:
     """Return the claim for one object of this slice."""
     topic_id = work.slice.topic_id
@@ -45,6 +46,7 @@ def make_claim(  # noqa: PLR0913  # one argument per fact of the caller
         created_ms=created_ms,
         record_count=record_count,
         trigger=trigger,
+        leader_epoch=leader_epoch if leader_epoch >= 0 else None,
         gaps=gaps.runs,
         gap_counts={
             GapCause.CONTROL: gaps.control,

@@ -39,6 +39,7 @@ def carry_out(
     try:
         for transfer in transfers:
             transfer.begin()
+            transfer.check_tail(source)
         while waiting := [transfer for transfer in transfers if not transfer.is_ended]:
             position = min(transfer.position for transfer in waiting)
             _read([t for t in waiting if t.position == position], source, decoder)

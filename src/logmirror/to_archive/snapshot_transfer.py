@@ -28,6 +28,7 @@ from logmirror.model import GapCause, OffsetRange, Trigger
 from logmirror.source.gaps import GapLedger, batch_gaps
 from logmirror.to_archive.publish import make_claim, publish
 from logmirror.to_archive.sink import ObjectWriter
+from logmirror.to_archive.tail_check import check_tail
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.gate import first_refused, first_refused_arrow
 
@@ -76,12 +77,18 @@ class SnapshotTransfer:
         self._run_bytes, self._row_group_bytes = run_bytes, row_group_bytes
         self._source_bytes = 0
         self._payload_bytes = 0
+        self._epoch = -1
+        """Leader epoch of the batch that holds the last offset of the snapshot; -1: unknown."""
 
     def run(self) -> SliceResult:
         """Write the snapshot."""
         started_ms = self._clock.monotonic_ms()
         receipt, error = None, None
+        tail_checked = self._work.tail_checked
         try:
+            if not tail_checked:
+                check_tail(self._work, self._store, self._source, self._decoder)
+                tail_checked = True
             receipt = self._write_snapshot()
         except LogmirrorError as caught:
             error = caught.add_facts(
@@ -96,6 +103,7 @@ class SnapshotTransfer:
             next_offset=receipt.covered.next_offset if receipt else self._slice.first,
             source_bytes=self._source_bytes,
             elapsed_ms=self._clock.monotonic_ms() - started_ms,
+            tail_checked=tail_checked,
             error=error,
         )
 
@@ -145,6 +153,7 @@ class SnapshotTransfer:
             record_count=writer.record_count,
             digest=digest,
             created_ms=self._slice.seen_ms or self._clock.now_ms(),
+            leader_epoch=self._epoch,
         )
         try:
             published = publish(self._work, self._store, token, claim)
@@ -162,6 +171,7 @@ class SnapshotTransfer:
             elapsed_ms=self._clock.monotonic_ms() - started_ms,
             existed=published.existed,
             claimed_by=published.claimed_by,
+            leader_epoch=self._epoch,
         )
 
     def _read(
@@ -190,7 +200,7 @@ class SnapshotTransfer:
         """Collect the records up to the end of the range; returns the gaps of the range."""
         flow, end = self._slice.flow, covered.next_offset
         position = self._source.log_start() if rebuild else covered.first
-        ledger, records, self._payload_bytes = GapLedger(), 0, 0
+        ledger, records, self._payload_bytes, self._epoch = GapLedger(), 0, 0, -1
         ledger.add(covered.first, min(position, end) - 1, GapCause.COMPACTED)
         for fetched in self._source.read(position, end):
             batches = fetched.batches
@@ -206,6 +216,7 @@ class SnapshotTransfer:
                 self._payload_bytes += int(columns.payload_bytes[begin:].sum())
             self._source_bytes += int(batches.sizes[fetched.start : stop].sum())
             position = int(batches.last_offsets[-1]) + 1
+            self._epoch = batches.leader_epoch_at(covered.last)
         inside = covered.offset_count - records - ledger.summary().offset_count
         ledger.count(GapCause.COMPACTED, inside)  # within batches, or after the last one
         return ledger.summary()

@@ -25,23 +25,25 @@ from logmirror.source.gaps import GapLedger, batch_gaps, unexplained_gap
 from logmirror.to_archive.cut import Cut
 from logmirror.to_archive.publish import make_claim, publish
 from logmirror.to_archive.sink import ObjectWriter
+from logmirror.to_archive.tail_check import check_tail
 from logmirror.wire.scan import KIND_CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logmirror.mirror.ports import Work
-    from logmirror.source.partition import Fetched
+    from logmirror.source.partition import Fetched, KafkaSource
     from logmirror.stores.base import BlobStore
     from logmirror.wire.columns import Columns
     from logmirror.wire.decode import RecordDecoder
     from logmirror.wire.gate import Refused
+    from logmirror.wire.scan import Batches
 
 
 class Transfer:
     """One run of one slice. A LogmirrorError is never raised: it is part of the result.
 
-    begin -> [join -> [take -> append... -> end_response]... -> leave]... -> result
+    begin -> check_tail -> [join -> [take -> append... -> end_response]... -> leave]... -> result
 
     Args:
         work: The slice.
@@ -81,12 +83,27 @@ class Transfer:
         self._source_bytes = self._rest_bytes = 0
         self._started_ms = clock.monotonic_ms()
         self._object: ObjectWriter | None = None
+        self.is_tail_checked = work.tail_checked
+        self._batches: Batches | None = None
+        """The batches of the response that is processed."""
+
         self._begin(self._slice.first, None)
 
     def begin(self) -> None:
         """Check for a claim at the start of the slice; must be called before reading."""
         with self._capture_errors():
             self._begin(self._slice.first, self._claim_at_start())
+
+    def check_tail(self, source: KafkaSource) -> None:
+        """Compare the last archived record with the source, unless that is proven already.
+
+        A staged slice does not: its objects follow those of a slice that does.
+        """
+        if self._work.tail_checked or self._slice.staged or self.is_ended:
+            return
+        with self._capture_errors():
+            check_tail(self._work, self._store, source, self._decoder)
+            self.is_tail_checked = True
 
     def join(self) -> None:
         """Take part in a read that begins at `position`."""
@@ -95,6 +112,7 @@ class Transfer:
     def take(self, fetched: Fetched) -> None:
         """Process a response: copy native batches; for other formats, collect the offset gaps."""
         with self._capture_errors():
+            self._batches = fetched.batches
             sizes = fetched.batches.sizes[fetched.start :]
             self._source_bytes += int(sizes.sum())
             if self.wants_rows:
@@ -132,6 +150,8 @@ class Transfer:
                 self._close(self._cut.limit - 1, self._cut.limit_trigger)
             if self.is_reading:
                 self.position = self._reached
+                self._epoch = self._epoch_of(self.position - 1)
+            self._batches = None
 
     def leave(self) -> None:
         """Leave the read; at the end of the slice, write its tail if the slice has one."""
@@ -168,6 +188,7 @@ class Transfer:
             next_offset=self.position,
             source_bytes=self._source_bytes,
             elapsed_ms=self._clock.monotonic_ms() - self._started_ms,
+            tail_checked=self.is_tail_checked,
             error=self._error,
         )
 
@@ -205,6 +226,8 @@ class Transfer:
         if claim:
             self.end = max(self.end, claim.covered.next_offset)
         self.position = self._reached = first
+        self._batches = None
+        self._epoch = -1  # leader epoch of the batch before `position`
         self._object_started_ms = self._clock.monotonic_ms()
         self._gaps: list[Gap] = []
 
@@ -281,6 +304,12 @@ class Transfer:
             position = min(position, self.end)
         return position, stop
 
+    def _epoch_of(self, offset: int) -> int:
+        """Return the leader epoch of the batch that covers an offset; -1: unknown."""
+        if self._batches is not None:
+            return self._batches.leader_epoch_at(offset)
+        return self._epoch if offset == self.position - 1 else -1
+
     def _writer(self) -> ObjectWriter:
         if self._object is None:
             self._object = ObjectWriter(
@@ -297,7 +326,7 @@ class Transfer:
     def _close(self, last: int, trigger: Trigger) -> None:
         covered = OffsetRange(first=self._cut.first, last=last)
         writer = self._writer()
-        gaps = self._take_gaps(covered, writer.record_count)
+        gaps, epoch = self._take_gaps(covered, writer.record_count), self._epoch_of(last)
 
         token, digest = writer.finish(
             covered, gaps, self._slice.topic_id, travels=self._slice.staged
@@ -311,6 +340,7 @@ class Transfer:
             record_count=writer.record_count,
             digest=digest,
             created_ms=self._clock.now_ms(),
+            leader_epoch=epoch,
         )
         existed, claimed_by = False, ""
         if not self._slice.staged:
@@ -334,6 +364,7 @@ class Transfer:
                 token=token if self._slice.staged else None,
                 existed=existed,
                 claimed_by=claimed_by,
+                leader_epoch=epoch,
             )
         )
         self._object_started_ms = now_ms

@@ -28,7 +28,7 @@ from logmirror.to_kafka.idempotence import (
 from logmirror.to_kafka.topic_setup import sync_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -154,6 +154,16 @@ class PreserveDestination:
                 states[targets[flow]], now_ms, age_ms
             )
         return {flow: ends[targets[flow]].end_offset for flow in flows}
+
+    def leader_epochs(
+        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
+    ) -> dict[FlowId, int]:
+        """See `Destination.leader_epochs`: none, because the destination's leaders write their own.
+
+        Instead, the last batch is compared at each start (`TailCheck`).
+        """
+        del spec, found
+        return {}
 
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView

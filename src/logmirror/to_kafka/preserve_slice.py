@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from logmirror.model import TopicPartition
     from logmirror.source.partition import KafkaSource
     from logmirror.to_kafka.partition_writer import PartitionWriter
+    from logmirror.wire.scan import Batches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +35,16 @@ class KafkaSlice:
     """Monotonic time since which the source has delivered nothing; None while it delivers."""
 
     gaps: GapLedger = field(default_factory=GapLedger)
+    epoch_at: tuple[int, int] = (-1, -1)
+    """Where the last batch of the last response was copied to, and its leader epoch."""
+
+    def note_epoch(self, batches: Batches, next_offset: int) -> None:
+        """Remember the leader epoch of the batch before the next offset to fetch."""
+        self.epoch_at = (next_offset, batches.leader_epoch_at(next_offset - 1))
+
+    def epoch_before(self, offset: int) -> int:
+        """The leader epoch of the batch before an offset; -1: unknown."""
+        return self.epoch_at[1] if offset == self.epoch_at[0] else -1
 
     @property
     def limit(self) -> int:
@@ -74,6 +85,7 @@ class KafkaSlice:
             gaps=self.gaps.summary(),
             elapsed_ms=elapsed_ms,
             batch_count=written.batch_count,
+            leader_epoch=self.epoch_before(verified),
         )
         return (one,)
 

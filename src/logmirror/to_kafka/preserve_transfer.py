@@ -226,6 +226,13 @@ class PreserveTransfer:
     # -- copying ---------------------------------------------------------------------------------
 
     def _send_fetched(self, copy: PreserveSlice, fetched: Fetched, limit: int) -> None:
+        """Send one response up to `limit`, and note the leader epoch that it ends with."""
+        try:
+            self._send_batches(copy, fetched, limit)
+        finally:
+            copy.note_epoch(fetched.batches, copy.writer.next_offset)
+
+    def _send_batches(self, copy: PreserveSlice, fetched: Fetched, limit: int) -> None:
         """Send the pieces of one response up to `limit`, and fill its gaps."""
         limit, refusal = self._gate.limit(copy.work, fetched, copy.writer.next_offset, limit)
         batches, start = fetched.batches, fetched.start

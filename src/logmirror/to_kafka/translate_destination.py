@@ -31,7 +31,7 @@ from logmirror.to_kafka.translate_progress import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -111,6 +111,18 @@ class TranslateDestination(PreserveDestination):
                 progress = current(reader, kafka, flow, target_id)
                 found[flow] = None if progress is None else progress.next_offset
         return found
+
+    def leader_epochs(
+        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
+    ) -> dict[FlowId, int]:
+        """See `Destination.leader_epochs`: the progress records hold them."""
+        kafka = kafka_spec(spec)
+        epochs = {}
+        for flow, position in found.items():
+            progress = self._readers[kafka.cluster].progress(flow_key(kafka, flow))
+            if progress and progress.leader_epoch >= 0 and progress.next_offset == position:
+                epochs[flow] = progress.leader_epoch
+        return epochs
 
     def check(
         self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView

@@ -5,12 +5,14 @@ records also holds a progress record: both are committed, or neither is. The top
 `__logmirror-progress`, with one partition and compaction. Keys and values are JSON:
 
     ["next", mirror, topic, partition, target]  -> {"version": 1, "next": 5, "source_topic_id": hex,
-                                                    "target_topic_id": hex, "writer": id}
+                                                    "target_topic_id": hex, "writer": id,
+                                                    "leader_epoch": 3}
     ["owner", mirror, topic, partition, target] -> {"version": 1, "writer": id}
 
-`next` is the first source offset that is not copied. `owner` names the run that started last, and
-is written outside any transaction. A tombstone for a `next` makes the replica start again from the
-source's log start offset.
+`next` is the first source offset that is not copied; `leader_epoch`, if known, is the leader epoch
+of the source's batch before it. `owner` names the run that started last, and is written outside any
+transaction. A tombstone for a `next` makes the replica start again from the source's log start
+offset.
 
 Invariants:
 1. A `next` counts once the marker that commits its transaction is in the topic. Readers go by the
@@ -111,6 +113,8 @@ class Progress:
     """The topic IDs that the progress refers to; None where a cluster has no topic IDs."""
 
     writer: str
+    leader_epoch: int = -1
+    """The source's leader epoch of the batch before `next_offset`; -1: unknown."""
 
 
 def flow_key(spec: KafkaSpec, flow: FlowId) -> FlowKey:
@@ -121,17 +125,16 @@ def flow_key(spec: KafkaSpec, flow: FlowId) -> FlowKey:
 
 def encode_progress(key: FlowKey, progress: Progress, now_ms: int) -> bytearray:
     """A batch with a `next` record; without producer fields, which `stamp` sets."""
-    return _batch(
-        ["next", *key],
-        {
-            "version": _VERSION,
-            "next": progress.next_offset,
-            "source_topic_id": _hex(progress.source_topic_id),
-            "target_topic_id": _hex(progress.target_topic_id),
-            "writer": progress.writer,
-        },
-        now_ms,
-    )
+    value: dict[str, object] = {
+        "version": _VERSION,
+        "next": progress.next_offset,
+        "source_topic_id": _hex(progress.source_topic_id),
+        "target_topic_id": _hex(progress.target_topic_id),
+        "writer": progress.writer,
+    }
+    if progress.leader_epoch >= 0:
+        value["leader_epoch"] = progress.leader_epoch
+    return _batch(["next", *key], value, now_ms)
 
 
 def encode_owner(key: FlowKey, writer: str, now_ms: int) -> bytearray:
@@ -376,6 +379,7 @@ def _parsed(key: bytes | None, value: bytes) -> Progress:
             source_topic_id=source_id,
             target_topic_id=target_id,
             writer=str(entry["writer"]),
+            leader_epoch=int(entry.get("leader_epoch", -1)),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptionError(

@@ -212,6 +212,7 @@ class TranslateTransfer:
             if not compacted:
                 raise unexplained_gap(copy.next_offset, int(batches.base_offsets[stop]))
             copy.next_offset = limit
+        copy.note_epoch(batches, copy.next_offset)
         if refusal is not None and copy.failed is None:
             raise refusal
 
@@ -239,6 +240,7 @@ class TranslateTransfer:
             source_topic_id=work.slice.topic_id,
             target_topic_id=copy.target_id,
             writer=work.writer_id,
+            leader_epoch=copy.epoch_before(copy.next_offset),
         )
         self._join(copy, PROGRESS)
         batch = memoryview(encode_progress(copy.key, progress, self._clock.now_ms()))

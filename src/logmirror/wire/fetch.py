@@ -24,6 +24,9 @@ lengths (unsigned varint of length + 1) and tagged fields. The response, in the 
     records                 that many bytes
     tagged fields           12+: of partition, topic, response; the rest of the frame
 
+Without records, the first tagged field of the partition may be a diverging epoch (KIP-595): the end
+of the largest epoch that the log shares with the sender.
+
 Invariants:
 1. Records are neither read nor copied here: the caller receives them into its own buffer.
 2. Every length is checked against the frame before it is used.
@@ -35,12 +38,15 @@ import struct
 from typing import Final, NamedTuple
 
 from logmirror.errors import CorruptionError
+from logmirror.model import EpochEnd
 from logmirror.wire.messages import FETCH
 
 FETCH_VERSION_MIN: Final = 4
 """The first version with record batches of magic 2; older brokers are refused."""
 FETCH_VERSION_BY_NAME_MAX: Final = 12
 FETCH_VERSION_BY_ID_MIN: Final = 13
+FETCH_VERSION_EPOCHS_MIN: Final = 12
+"""The first version in which the broker compares `last_fetched_epoch` with its log."""
 FETCH_VERSION_MAX: Final = 16
 
 _FLEXIBLE: Final = 12
@@ -51,6 +57,8 @@ _VARINT_BYTES_MAX: Final = 5
 _SIZE: Final = struct.Struct(">i")
 _ABORTED: Final = struct.Struct(">qq")
 _ABORTED_TAGGED: Final = struct.Struct(">qqx")
+_DIVERGING_TAG: Final = 0
+_DIVERGING: Final = struct.Struct(">iq")
 
 
 class FetchRequest(NamedTuple):
@@ -68,6 +76,9 @@ class FetchRequest(NamedTuple):
     min_bytes: int
     read_committed: bool
     """Whether to stop at the last stable offset and list the aborted transactions."""
+    last_fetched_epoch: int = -1
+    """The leader epoch of the batch before `offset`; -1 if unknown. Sent from version 12 on: a log
+    that does not hold this epoch up to `offset` responds with `FetchHead.diverging`."""
 
 
 class FetchHead(NamedTuple):
@@ -87,6 +98,8 @@ class FetchHead(NamedTuple):
     an error the rest of the frame is undefined."""
     throttle_ms: int
     """How long the broker will not read the next request, in ms."""
+    diverging: EpochEnd | None = None
+    """Not None: the log does not hold `last_fetched_epoch` up to the offset of the request."""
 
 
 class Fetched(NamedTuple):
@@ -153,7 +166,7 @@ def encode_fetch(
         parts.append(struct.pack(">i", request.leader_epoch))
     parts.append(struct.pack(">q", request.offset))
     if flexible:
-        parts.append(b"\xff\xff\xff\xff")  # last fetched epoch -1: for followers
+        parts.append(struct.pack(">i", request.last_fetched_epoch))
     if version >= 5:  # noqa: PLR2004  # the version that changed the layout
         parts.append(b"\xff\xff\xff\xff\xff\xff\xff\xff")  # log start -1: for followers
     parts.append(struct.pack(">i", request.max_bytes))
@@ -310,9 +323,24 @@ def _parse(request: FetchRequest, version: int, correlation_id: int, reader: _Re
         reader.need(4)
     size = max(reader.count(flexible=flexible), 0)
     _check_end(reader, size, flexible=flexible)
-    return FetchHead(
-        error or top_error, high, stable, start, aborted, size, reader.position, throttle_ms
-    )
+    error, records_at = error or top_error, reader.position
+    diverging = None
+    if not (error or size) and flexible and request.last_fetched_epoch >= 0:
+        diverging = _diverging(reader)
+    return FetchHead(error, high, stable, start, aborted, size, records_at, throttle_ms, diverging)
+
+
+def _diverging(reader: _Reader) -> EpochEnd | None:
+    """Read the tagged fields of a partition without records."""
+    found = None
+    for _ in range(reader.varint()):
+        tag, size = reader.varint(), reader.varint()
+        begin = reader.need(size)
+        if tag == _DIVERGING_TAG:
+            if size < _DIVERGING.size:
+                raise CorruptionError("diverging epoch in a Fetch response is too short", size=size)
+            found = EpochEnd(*_DIVERGING.unpack_from(reader.buffer, begin))
+    return found if found is None or found.leader_epoch >= 0 else None
 
 
 def _aborted(reader: _Reader, version: int, *, flexible: bool) -> tuple[tuple[int, int], ...]:

@@ -143,6 +143,13 @@ class Batches:
         """Partition leader epoch, -1: none."""
         return self._column(10)
 
+    def leader_epoch_at(self, offset: int) -> int:
+        """Return the leader epoch of the batch that covers an offset; -1: no batch does."""
+        at = int(np.searchsorted(self.last_offsets, offset))
+        if at == self.count or int(self.base_offsets[at]) > offset:
+            return -1
+        return int(self.leader_epochs[at])
+
     @property
     def kinds(self) -> Words:
         """KIND_DATA, KIND_CONTROL or KIND_ABORTED."""

@@ -17,7 +17,7 @@ from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
 from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.units import units
-from logmirror.model import TimestampType, TopicPartition
+from logmirror.model import EpochEnd, TimestampType, TopicPartition
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.destination import ArchiveDestination
@@ -55,6 +55,17 @@ class Log:
     """(producer id, first offset, offset of the ABORT marker)"""
 
     last_stable_offset: int | None = None
+    leader_epoch: int = 0
+    """The current one. The batches hold those of their leaders."""
+
+    def epoch_end(self, epoch):
+        """Respond as a broker does to OffsetForLeaderEpoch; None: it does not know the epoch."""
+        if epoch > self.leader_epoch:
+            return None
+        headers = [parse_header(batch, 0) for batch in self.batches]
+        later = [one.base_offset for one in headers if one.leader_epoch > epoch]
+        known = [one.leader_epoch for one in headers if one.leader_epoch <= epoch]
+        return EpochEnd(max(known, default=epoch), min(later, default=self.end))
 
     @property
     def end(self):
@@ -88,7 +99,10 @@ class ScriptedClient:
 
     def topic(self, name):
         assert name == self.name
-        numbers = {tp.partition: PartitionInfo() for tp in self.logs}
+        numbers = {
+            tp.partition: PartitionInfo(leader_epoch=log.leader_epoch)
+            for tp, log in self.logs.items()
+        }
         return TopicInfo(name, self.topic_id, numbers)
 
     def describe_topics(self, names):
@@ -101,6 +115,9 @@ class ScriptedClient:
             for tp in partitions
         }
 
+    def epoch_ends(self, epochs):
+        return {tp: self.logs[tp].epoch_end(epoch) for tp, epoch in epochs.items()}
+
     def describe_topic_configs(self, _name):
         return self.configs
 
@@ -110,7 +127,9 @@ class ScriptedClient:
     def fetch_ahead(self, *_, **__):
         """Does nothing: no fetch is sent ahead."""
 
-    def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
+    def fetch(  # noqa: PLR0913  # the signature of the client
+        self, partition, offset, view, *, topic_id, max_wait_ms=500, last_epoch=-1
+    ):
         self.fetches += 1
         log = self.logs[partition]
         if topic_id != self.topic_id:
@@ -119,6 +138,9 @@ class ScriptedClient:
             raise PositionError(
                 "offset out of range", offset=offset, log_start_offset=log.log_start
             )
+        epoch = log.epoch_end(last_epoch) if last_epoch >= 0 else None
+        if epoch and (epoch.leader_epoch < last_epoch or epoch.end_offset < offset):
+            return FetchResult(0, log.end, log.end, log.log_start, (), 0, epoch)
         wanted = [b for b in log.batches if parse_header(b, 0).last_offset >= offset]
         wanted = [b for b in wanted if parse_header(b, 0).base_offset < log.end]
         data = b"".join(wanted[: self.response_batches])
@@ -217,6 +239,9 @@ class InlineRunner:
             slice_.flow.source,
             topic_id=slice_.topic_id,
             buffer=FetchBuffer(64),
+            position=slice_.first,
+            leader_epoch=slice_.leader_epoch,
+            compacted=slice_.compacted,
         )
         if unit[0].archive.compaction:
             return [SnapshotTransfer(w, source, self._open(w), decoder).run() for w in unit]

@@ -285,7 +285,7 @@ def arrive_while_waiting(world, arrivals):
     world.clock.on_sleep = arrive
     fetch = world.source.fetch
 
-    def fetched(partition, offset, view, *, topic_id, max_wait_ms=500):
+    def fetched(partition, offset, view, *, topic_id, max_wait_ms=500, **more):
         if max_wait_ms and offset >= world.source.logs[partition].end:
             wait_ms = min([max_wait_ms, *(at - world.clock.ms for at in pending)])
             world.clock.sleep_ms(max(wait_ms, 1))
