@@ -17,12 +17,14 @@ from kit.tiers import sized
 from logmirror.archive import claims
 from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.failpoints import POINTS
+from logmirror.mirror import histories
 from logmirror.simulation.coordinator import Transactions
 from logmirror.simulation.disk import DiskCalls
 from logmirror.simulation.faults import Directive
 from logmirror.simulation.matrix import Cell, cells, page, random_plan, run_cell
 from logmirror.simulation.simulate import Plan, simulate
 from logmirror.simulation.world import World
+from logmirror.source.partition import KafkaSource
 from logmirror.testing import Anomaly
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
@@ -133,6 +135,11 @@ def _tombstones_remove_nothing(monkeypatch):
     monkeypatch.setattr(SnapshotTransfer, "_read_source", read)
 
 
+def _histories_are_not_compared(monkeypatch):
+    monkeypatch.setattr(KafkaSource, "_epoch_before", lambda *_: -1)
+    monkeypatch.setattr(histories, "compared", lambda *_, **__: (-1, True))
+
+
 def _commits_after_an_error(monkeypatch):
     monkeypatch.setattr(TranslateTransfer, "_fail", lambda *_: None)
 
@@ -168,6 +175,10 @@ BROKEN = {
         *TRANSLATED,
         "kill",
         SENT,
+    ),
+    "no comparison of histories": (
+        _histories_are_not_compared,
+        *("files", "parquet", "regrown", "commit.done"),
     ),
     "commit after an error": (_commits_after_an_error, *TRANSLATED, "refused", SENT),
 }

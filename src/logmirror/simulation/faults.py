@@ -51,6 +51,11 @@ FAULTS: Final = (
     ),
     FaultClass("recreated", "the source topic is deleted and recreated"),
     FaultClass(
+        "regrown",
+        "the source loses records that were copied, and others are written at their offsets until "
+        "its log is longer; the mirror must stop",
+    ),
+    FaultClass(
         "refused",
         "the next write is refused: ENOSPC, an S3 error such as 409 or 503, NOT_LEADER_OR_FOLLOWER",
     ),

@@ -117,7 +117,7 @@ class Log:
         data = encode_marker(
             marker, offset=self.end, producer_id=producer_id, timestamp_ms=timestamp_ms
         )
-        self._add(data, (), producer_id, is_control=True)
+        self._add(self._placed(data), (), producer_id, is_control=True)
         return first
 
     def elect(self) -> None:
@@ -190,7 +190,7 @@ class Log:
         data = encode_marker(
             marker, offset=self.end, producer_id=producer_id, timestamp_ms=timestamp_ms
         )
-        self._add(data, (), producer_id, is_control=True)
+        self._add(self._placed(data), (), producer_id, is_control=True)
         return True
 
     def _placed(self, data: bytes) -> bytes:
@@ -228,6 +228,26 @@ class Log:
         self.start = max(self.start, min(offset, self.end))
         self.entries = [entry for entry in self.entries if entry.last >= self.start]
 
+    def quiet_offsets(self) -> list[int]:
+        """Return the starts of batches at which no transaction is open, ascending."""
+        found, is_open = [], set()
+        for entry in self.entries:
+            if not is_open and entry.base >= self.start:
+                found.append(entry.base)
+            if entry.is_control:
+                is_open.discard(entry.producer_id)
+            elif entry.producer_id >= 0:
+                is_open.add(entry.producer_id)
+        return found
+
+    def truncate(self, end: int) -> None:
+        """Lose all records from an offset of `quiet_offsets` on, as an unclean election does."""
+        self.entries = [entry for entry in self.entries if entry.last < end]
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < end]
+        self.aborted = [one for one in self.aborted if one[2] < end]
+        self._open.clear()
+        self.end = end
+
     def compact(self, dirty_from: int) -> set[int]:
         """Keep the latest record of each key below an offset, as the log cleaner does.
 
@@ -258,7 +278,7 @@ class Log:
                     base_offset=entry.base,
                     last_offset=entry.last,
                     timestamp_type=left[0].timestamp_type,
-                    leader_epoch=self.epoch,
+                    leader_epoch=parse_header(entry.data, 0).leader_epoch,
                 )
                 kept.append(entry._replace(data=data, records=tuple(left)))
         self.entries = kept

@@ -11,6 +11,8 @@ from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.records import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logmirror.clock import Chooser
     from logmirror.simulation.log import Log
     from logmirror.simulation.schedule import Schedule
@@ -64,6 +66,9 @@ class Application:
         self._aborted: dict[int, Row] = {}
         self._gone: set[int] = set()
         self._generations: list[tuple[dict[int, Row], Truth]] = []
+        self._regrown_at: int | None = None
+        """Where the second history begins; None: there is none."""
+
         self._number = 0
         self._in_transaction = False
 
@@ -160,20 +165,54 @@ class Application:
         self._in_transaction = False
         self._rows, self._aborted, self._gone = {}, {}, set()
 
-    @property
-    def is_recreated(self) -> bool:
-        """Whether the topic was recreated."""
-        return bool(self._generations)
+    def regrow(self, position: int, *, has_epochs: bool) -> None:
+        """Lose the last records below a position, and write others until the log is longer.
 
-    def truth(self, first_copied: Row | None = None) -> Truth:
-        """Return what the replica must have; after a recreation, what it can have at most.
+        Only the first call has an effect, and only on a topic that was not recreated.
 
         Args:
-            first_copied: The first record of the replica. It decides which of the two topics the
-                replica is compared with.
+            position: The end of the replica.
+            has_epochs: Whether the new leader has a new leader epoch.
+        """
+        quiet = self.log.quiet_offsets()
+        lost = [offset for offset in quiet if offset < position] or quiet[:1]
+        if self._generations or not lost:
+            return
+        self._generations.append((dict(self._rows), self.truth()))
+        end, cut = self.log.end, lost[-1]
+        self._regrown_at, self._in_transaction = cut, False
+        self.log.truncate(cut)
+        if has_epochs:
+            self.log.elect()
+        for rows in (self._rows, self._aborted):
+            for offset in [offset for offset in rows if offset >= cut]:
+                del rows[offset]
+        self._gone = {offset for offset in self._gone if offset < cut}
+        while self.log.end <= end:
+            self.act()
+
+    @property
+    def has_two_histories(self) -> bool:
+        """Whether the topic was recreated, or has lost records and received others."""
+        return bool(self._generations)
+
+    def is_of_lost_history(self, copied: Sequence[Row]) -> bool:
+        """Whether a replica has records of a deleted topic, or records that the source has lost."""
+        if not self._generations:
+            return False
+        written, cut = self._generations[0][0], self._regrown_at
+        shown = copied[:1] if cut is None else [row for row in copied if row.offset >= cut]
+        return any(row == written.get(row.offset) for row in shown)
+
+    def truth(self, copied: Sequence[Row] = ()) -> Truth:
+        """Return what the replica must have; with two histories, what it can have at most.
+
+        Args:
+            copied: The records of the replica. They decide which of two histories the replica is
+                compared with.
         """
         old = self._generations[0] if self._generations else None
-        if old and first_copied and first_copied == old[0].get(first_copied.offset):
+        if old and self.is_of_lost_history(copied):
             written, first = old
             return Truth(
                 rows=first.rows,

@@ -106,6 +106,7 @@ class World:
         io_errors: Number of next flushes that fail.
         fired: Number of times that the directed fault has happened.
         happened: Names of all faults that have happened, in order.
+        has_epochs: Whether the source has leader epochs.
         power_lost: Applies a power loss to the destination.
         durable_end: Returns the end of the replica, without what a fault could still undo.
     """
@@ -124,6 +125,7 @@ class World:
         self._source_down_ms = self._down_ms = -1
         self.is_healed = False
         self.second_wanted = False
+        self.has_epochs = True
         self.fired = 0
         self.happened: list[str] = []
         self.points: set[str] = set()
@@ -207,11 +209,19 @@ class World:
 
     def _change_source(self) -> None:
         application = self.application
-        application.change_leader()
+        if self.has_epochs:
+            application.change_leader()
         application.act()
         application.clean()
         application.delete_before(self.durable_end())
         application.act()
+
+    def _regrow_source(self) -> None:
+        """Without leader epochs a running process cannot see it: then all are restarted."""
+        self.application.regrow(self.durable_end(), has_epochs=self.has_epochs)
+        if not self.has_epochs:
+            for process in self._processes():
+                process.kill()
 
     def _refuse(self) -> None:
         self.refusals += 1
@@ -288,6 +298,7 @@ _WORLD_FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "source-down": World._take_source_down,  # noqa: SLF001  # the same
     "source-changes": World._change_source,  # noqa: SLF001  # the same
     "recreated": lambda world: world.application.recreate(),
+    "regrown": World._regrow_source,  # noqa: SLF001  # the same
     "refused": World._refuse,  # noqa: SLF001  # the same
     "lost-answer": World._lose_response,  # noqa: SLF001  # the same
     "late": World._be_late,  # noqa: SLF001  # the same
