@@ -4,12 +4,15 @@ Method: three brokers of Apache Kafka with `unclean.leader.election.enable=true`
 copied while only the leader has the last four. The leader is killed, and a follower without them is
 elected; it receives eight other records, so that its log is longer than the position. Then the
 mirrors continue: those that were stopped before, and those whose process was only paused.
+
+The embedded broker has no leader epochs. Its disk is replaced by an older copy of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +21,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.judges.clients import rows_by_librdkafka
+from kit.runs.commands import BrokerCommand, wait_until, write_config
 from kit.runs.commands import mirror as archive_of
-from kit.runs.commands import wait_until, write_config
 from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.servers.apache import VERSIONS
 from kit.servers.cluster import KafkaCluster
@@ -165,3 +168,47 @@ def test_a_regrown_source_stops_its_mirrors(
         result = run_now(configs[kind, "stopped"])
         assert_stopped(result.returncode, result.stderr, kind, "stopped")
     assert rows() == before
+
+
+@pytest.mark.parametrize(
+    "kind", all_but((*FORMATS, "preserve"), "parquet", "preserve", reason="starts a broker thrice")
+)
+def test_an_older_disk_stops_the_next_run(
+    kind: str, kafka_431: ApacheKafka, tmp_path: Path, topic_name: str
+) -> None:
+    broker, root = BrokerCommand(tmp_path / "broker"), tmp_path / "archive"
+    data, older = tmp_path / "broker" / "data", tmp_path / "older"
+    target = kafka_431.bootstrap
+    try:
+        broker.start().create_topic(topic_name)
+        produce(broker.bootstrap, topic_name, [f"A{n}" for n in range(6)], batch=3)
+        broker.kill()
+        shutil.copytree(data, older)
+        broker.start()
+        produce(broker.bootstrap, topic_name, [f"A{n}" for n in range(6, 10)], batch=4)
+        if kind == "preserve":
+            mirror = mirror_to_cluster(topic_name, broker.bootstrap, target)
+        else:
+            mirror = archive_of(topic_name, broker.bootstrap, root, form=kind, name=topic_name)
+        config = write_config(tmp_path / "mirror.yaml", mirror)
+        result = run_now(config)
+        assert result.returncode == 0, result.stderr
+        broker.kill()
+        shutil.rmtree(data)
+        older.rename(data)
+        broker.start()
+        produce(broker.bootstrap, topic_name, [f"B{n}" for n in range(6, 14)], batch=8)
+
+        result = run_now(config)
+    finally:
+        broker.remove()
+
+    assert result.returncode == 69, result.stderr
+    reason = "ContentDiffers" if kind == "preserve" else "SourceWentBackwards"
+    assert reason in result.stderr, result.stderr
+    if kind == "preserve":
+        values = [row.value for row in rows_by_librdkafka(target, topic_name)]
+        assert values == [b"A%d" % n for n in range(10)]
+    else:
+        (name,) = [path.stem for path in (root / topic_name / "0").glob("*-*")]
+        assert name == f"{0:020}-{9:020}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kit.fakes.scripted import (
+    TOPIC_ID,
     Log,
     ScriptedClient,
     SteppingClock,
@@ -20,8 +21,11 @@ from kit.fakes.scripted import (
 )
 from logmirror.archive.claims import Claim, latest_claim
 from logmirror.errors import CorruptionError, PositionError
-from logmirror.mirror.histories import compared
-from logmirror.mirror.ports import FlowId, SourceView
+from logmirror.mirror.flow_table import FlowTable, LoopContext
+from logmirror.mirror.histories import EpochChanges, compared
+from logmirror.mirror.plan import FlowState
+from logmirror.mirror.ports import FlowId, KafkaSpec, SourceView
+from logmirror.mirror.source_views import MirrorSpec
 from logmirror.model import EpochEnd
 from logmirror.testing import MemoryStore
 from logmirror.wire.batch_header import parse_header
@@ -295,3 +299,43 @@ def test_what_an_epoch_proves(epoch, leader_epoch, end, outcome):
     else:
         found = compared(FLOW, 10, view_of(leader_epoch, end), epoch, compacted=False)
         assert found == outcome
+
+
+@pytest.mark.parametrize(
+    ("epoch", "to_cluster", "checked"),
+    [(3, False, True), (-1, False, False), (3, True, False), (-1, True, False)],
+)
+def test_an_election_repeats_the_comparison_that_epochs_do_not_replace(epoch, to_cluster, checked):
+    log = Log(batches(0, 10, leader_epoch=3), leader_epoch=4)
+    client = ScriptedClient([log])
+    spec = KafkaSpec(cluster=None, topic="t") if to_cluster else archive_spec()
+    state = FlowState(
+        flow=FLOW,
+        destination=spec,
+        topic_id=TOPIC_ID,
+        compacted=False,
+        position=10,
+        leader_epoch=epoch,
+        source_epoch=3,
+    )
+    mirror = MirrorSpec(
+        name="m",
+        source="source",
+        topic="t",
+        partitions=None,
+        destinations=(("d", spec),),
+        chain_start=None,
+    )
+    context = LoopContext(
+        client=lambda _: client, destination=None, observer=None, clock=SteppingClock()
+    )
+    table = FlowTable([mirror], context, "exit")
+    table.add(mirror, state)
+    changes = EpochChanges(context, table)
+
+    changes.compare(mirror, client.topic("t"))
+
+    assert (state.tail_checked, state.source_epoch) == (checked, 4)
+    state.tail_checked = True
+    changes.compare(mirror, client.topic("t"))
+    assert state.tail_checked

@@ -21,6 +21,8 @@ from kafka.protocol.consumer import (
     FetchResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
 )
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
@@ -30,14 +32,22 @@ from kafka.protocol.metadata import (
 )
 
 FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, DESCRIBE_CONFIGS = 1, 2, 3, 18, 32
+EPOCH_ENDS = 23
 
-VERSIONS = {FETCH: (4, 16), LIST_OFFSETS: (1, 9), METADATA: (0, 12), API_VERSIONS: (0, 4)}
+VERSIONS = {
+    FETCH: (4, 16),
+    LIST_OFFSETS: (1, 9),
+    METADATA: (0, 12),
+    API_VERSIONS: (0, 4),
+    EPOCH_ENDS: (0, 4),
+}
 _REQUESTS = {
     FETCH: FetchRequest,
     LIST_OFFSETS: ListOffsetsRequest,
     METADATA: MetadataRequest,
     API_VERSIONS: ApiVersionsRequest,
     DESCRIBE_CONFIGS: DescribeConfigsRequest,
+    EPOCH_ENDS: OffsetForLeaderEpochRequest,
 }
 
 
@@ -50,6 +60,14 @@ class Topic:
     logs: list[bytes] = field(default_factory=list)
     ends: tuple[int, int, int] = (100, 90, 10)
     """High watermark, last stable offset, log start: of every partition."""
+    epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    """Each leader epoch and its first offset, of every partition."""
+
+    def epoch_end(self, epoch):
+        """Return the largest known epoch up to this one, and its end; (-1, -1): unknown."""
+        later = [start for known, start in self.epochs if known > epoch]
+        known = [known for known, _ in self.epochs if known <= epoch]
+        return (known[-1], min(later, default=self.ends[0])) if known else (-1, -1)
 
 
 @dataclass
@@ -141,6 +159,7 @@ class ScriptedBroker:
             METADATA: self._metadata,
             API_VERSIONS: lambda version, _: self._api_versions(version),
             DESCRIBE_CONFIGS: self._describe_configs,
+            EPOCH_ENDS: self._epoch_ends,
         }[key]
         return handler(version, request)
 
@@ -249,7 +268,17 @@ class ScriptedBroker:
         if not error and not start <= one.fetch_offset <= high:
             error = 1
         records = b"" if error else topic.logs[one.partition]
+        diverging = {}
+        if not error and version >= 12 and one.last_fetched_epoch >= 0:
+            epoch, end = topic.epoch_end(one.last_fetched_epoch)
+            if epoch < one.last_fetched_epoch or end < one.fetch_offset:
+                records = b""
+                of_end = made.PartitionData.EpochEndOffset(
+                    version=version, epoch=epoch, end_offset=end
+                )
+                diverging = {"diverging_epoch": of_end}
         partition = made.PartitionData(
+            **diverging,
             version=version,
             partition_index=one.partition,
             error_code=error,
@@ -272,6 +301,27 @@ class ScriptedBroker:
             session_id=0,
             responses=responses,
         )
+
+    def _epoch_ends(self, version, request):
+        made = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        topics = []
+        for asked in request.topics:
+            topic = self.world.topics.get(asked.topic)
+            partitions = []
+            for one in asked.partitions:
+                error = self._check(topic, one.partition, one.current_leader_epoch)
+                epoch, end = (-1, -1) if error else topic.epoch_end(one.leader_epoch)
+                partitions.append(
+                    made.EpochEndOffset(
+                        version=version,
+                        error_code=error,
+                        partition=one.partition,
+                        leader_epoch=epoch,
+                        end_offset=end,
+                    )
+                )
+            topics.append(made(version=version, topic=asked.topic, partitions=partitions))
+        return OffsetForLeaderEpochResponse(version=version, throttle_time_ms=0, topics=topics)
 
     def _describe_configs(self, version, request):
         (resource,) = request.resources
