@@ -28,6 +28,7 @@ from logmirror.to_kafka.translate_progress import (
     FlowKey,
     Progress,
     ProgressReader,
+    _parsed,
     encode_owner,
     encode_progress,
 )
@@ -124,6 +125,11 @@ def test_bytes_are_those_of_the_format():
     }
     assert KEY_TEXT in value
     assert json.dumps(wanted, separators=(",", ":")).encode() in value
+    known = encode_progress(KEY, dataclasses.replace(progress(5), leader_epoch=3), 1)
+    with_epoch = json.dumps({**wanted, "leader_epoch": 3}, separators=(",", ":")).encode()
+    assert with_epoch in known
+    assert _parsed(None, with_epoch).leader_epoch == 3
+    assert _parsed(None, json.dumps(wanted).encode()).leader_epoch == -1  # of an older version
     owner = encode_owner(KEY, "w", 1)
     assert b'["owner","m","orders",3,"orders-copy"]' in owner
     assert b'{"version":1,"writer":"w"}' in owner

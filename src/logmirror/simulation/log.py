@@ -230,7 +230,8 @@ class Log:
 
     def quiet_offsets(self) -> list[int]:
         """Return the starts of batches at which no transaction is open, ascending."""
-        found, is_open = [], set()
+        found: list[int] = []
+        is_open: set[int] = set()
         for entry in self.entries:
             if not is_open and entry.base >= self.start:
                 found.append(entry.base)
