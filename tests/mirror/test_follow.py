@@ -18,8 +18,18 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
 from logmirror.mirror import follow
 from logmirror.mirror.follow import SHORT_MS, FollowWindow, JobAddress, SlotLink
-from logmirror.mirror.ports import FlowId, Job, KafkaSpec, Slice, SliceResult, Work
+from logmirror.mirror.ports import (
+    FlowId,
+    GapSummary,
+    Job,
+    KafkaSpec,
+    Receipt,
+    Slice,
+    SliceResult,
+    Work,
+)
 from logmirror.mirror.stop_channel import StopChannel
+from logmirror.model import OffsetRange, Trigger
 
 LONG = 60_000
 
@@ -200,12 +210,13 @@ class Task(threading.Thread):
     def __init__(self, address, *works):
         super().__init__(daemon=True)
         self._address, self._works = address, works
-        self.begins_at = None
+        self.begins_at, self.epochs = None, []
         self.start()
 
     def run(self):
         with SlotLink(self._address, SYSTEM_CLOCK) as link:
             works = link.take_over(self._works)
+            self.epochs = [w.slice.leader_epoch for w in works]
             self.begins_at = {w.slice.flow.partition: (w.slice.first, w.slice.end) for w in works}
             self.in_flight_max = [w.in_flight_max for w in works]
 
@@ -225,6 +236,35 @@ def test_a_job_begins_where_all_tasks_of_its_predecessor_have_ended(channel):
         task.join(10)
 
     assert task.begins_at == {0: (70, 70), 1: (5, 5)}
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "epoch"), [(70, 4), (60, -1), (7, 3)], ids=["copied", "unknown", "nothing new"]
+)
+def test_a_job_knows_the_leader_epoch_of_what_its_predecessor_copied(channel, next_offset, epoch):
+    """Else a fetch would name an older epoch, which ends below its offset."""
+    work, first = work_of(0, first=7), Job()
+    work = replace(work, slice=replace(work.slice, leader_epoch=3))
+    receipt = Receipt(
+        covered=OffsetRange(first=7, last=69),
+        record_count=63,
+        payload_bytes=1,
+        object_bytes=1,
+        digest="",
+        trigger=Trigger.EXPLICIT,
+        gaps=GapSummary(),
+        elapsed_ms=1,
+        leader_epoch=4,
+    )
+    result = replace(result_of(work, next_offset), receipts=(receipt,))
+    with channel.job(first, 1) as before, channel.job(Job(after=first), 1) as after:
+        with SlotLink(before, SYSTEM_CLOCK) as link:
+            task = Task(after, work)
+            wait_for_slots(channel, 2)
+            link.hand_over([result])
+        task.join(10)
+
+    assert (task.begins_at[0][0], task.epochs) == (next_offset, [epoch])
 
 
 @pytest.mark.parametrize("ending", ["error", "dies", "nothing connects"])

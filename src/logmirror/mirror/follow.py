@@ -74,6 +74,16 @@ class JobAddress(NamedTuple):
     """Whether the job has a predecessor, whose positions its tasks wait for."""
 
 
+class Reached(NamedTuple):
+    """Where a slice has ended."""
+
+    position: int
+    """The next offset to copy."""
+
+    leader_epoch: int
+    """See `Slice.leader_epoch`."""
+
+
 class FollowWindow:
     """One slot's follow window.
 
@@ -132,20 +142,23 @@ class SlotLink:
         positions = self._receive_positions()
         if positions is None:
             return ()
-        return [_begin_at(work, positions[str(work.slice.flow)]) for work in works]
+        return [_begin_at(work, *positions[str(work.slice.flow)]) for work in works]
 
     def hand_over(self, results: Iterable[SliceResult]) -> None:
         """Report where the slices ended, if none failed. Nothing of them is in flight."""
         ended = list(results)
         if self._connection is None or any(result.error for result in ended):
             return
-        positions = {str(result.slice.flow): result.next_offset for result in ended}
+        positions = {
+            str(result.slice.flow): Reached(result.next_offset, result.leader_epoch)
+            for result in ended
+        }
         self._connection.setblocking(True)
         self._connection.settimeout(_CONNECT_S)
         with contextlib.suppress(OSError):  # the driver then starts the next job when this one ends
             self._connection.sendall(message_of(positions))
 
-    def _receive_positions(self) -> Mapping[str, int] | None:
+    def _receive_positions(self) -> Mapping[str, Reached] | None:
         if self._connection is None:
             return None
         until_ms = self._clock.monotonic_ms() + HAND_OVER_MS
@@ -193,13 +206,13 @@ class SlotLink:
             self._connection.close()
 
 
-def message_of(positions: Mapping[str, int]) -> bytes:
+def message_of(positions: Mapping[str, Reached]) -> bytes:
     """Return the message with these positions, by flow."""
     body = json.dumps(positions).encode()
     return b"+" + len(body).to_bytes(_HEADER - 1, "big") + body
 
 
-def positions_in(received: bytearray) -> dict[str, int] | None:
+def positions_in(received: bytearray) -> dict[str, Reached] | None:
     """Return the positions of a message. None: it is not complete yet.
 
     Raises:
@@ -213,11 +226,14 @@ def positions_in(received: bytearray) -> dict[str, int] | None:
     if len(received) < _HEADER + size:
         return None
     found = json.loads(received[_HEADER : _HEADER + size])
-    return {str(flow): int(position) for flow, position in found.items()}
+    return {
+        str(flow): Reached(int(position), int(epoch)) for flow, (position, epoch) in found.items()
+    }
 
 
-def _begin_at(work: Work, position: int) -> Work:
-    part = replace(work.slice, first=position, end=max(work.slice.end, position))
+def _begin_at(work: Work, position: int, leader_epoch: int) -> Work:
+    end = max(work.slice.end, position)
+    part = replace(work.slice, first=position, end=end, leader_epoch=leader_epoch)
     return replace(work, slice=part, in_flight_max=1)  # the predecessor may have closed its window
 
 

@@ -343,6 +343,14 @@ class SliceResult:
     error: LogmirrorError | None = None
     """What ended the slice early."""
 
+    @property
+    def leader_epoch(self) -> int:
+        """The source's leader epoch of the batch before `next_offset`. -1: unknown."""
+        if self.next_offset == self.slice.first:
+            return self.slice.leader_epoch
+        last = self.receipts[-1] if self.receipts else None
+        return last.leader_epoch if last and last.covered.next_offset == self.next_offset else -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceView:

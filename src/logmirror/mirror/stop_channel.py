@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.mirror.follow import JobAddress, message_of, positions_in
+from logmirror.mirror.follow import JobAddress, Reached, message_of, positions_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class _Slots:
     received: dict[socket.socket, bytearray] = field(default_factory=dict)
     """What a task has sent of its positions."""
 
-    handed_over: list[dict[str, int]] = field(default_factory=list)
+    handed_over: list[dict[str, Reached]] = field(default_factory=list)
     """The positions of the tasks that have ended without an error."""
 
     has_failed: bool = False
@@ -57,7 +57,7 @@ class _Slots:
     """The job has ended, and what its tasks have sent is received."""
 
     @property
-    def positions(self) -> dict[str, int] | None:
+    def positions(self) -> dict[str, Reached] | None:
         """The positions of all tasks. None: not all have handed over."""
         if len(self.handed_over) < self.count:
             return None

@@ -84,9 +84,9 @@ class SnapshotTransfer:
         """Write the snapshot."""
         started_ms = self._clock.monotonic_ms()
         receipt, error = None, None
-        tail_checked = self._work.tail_checked
+        tail_checked = False
         try:
-            if not tail_checked:
+            if not self._work.tail_checked:
                 check_tail(self._work, self._store, self._source, self._decoder)
                 tail_checked = True
             receipt = self._write_snapshot()

@@ -83,7 +83,7 @@ class Transfer:
         self._source_bytes = self._rest_bytes = 0
         self._started_ms = clock.monotonic_ms()
         self._object: ObjectWriter | None = None
-        self.is_tail_checked = work.tail_checked
+        self.is_tail_checked = False
         self._batches: Batches | None = None
         """The batches of the response that is processed."""
 
