@@ -26,6 +26,7 @@ from logmirror.mirror.histories import EpochChanges, compared
 from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId, KafkaSpec, SourceView
 from logmirror.mirror.source_views import MirrorSpec
+from logmirror.mirror.stopped import StoppedMirrors
 from logmirror.model import EpochEnd
 from logmirror.testing import MemoryStore
 from logmirror.wire.batch_header import parse_header
@@ -327,9 +328,13 @@ def test_an_election_repeats_the_comparison_that_epochs_do_not_replace(epoch, to
         chain_start=None,
     )
     context = LoopContext(
-        client=lambda _: client, destination=None, observer=None, clock=SteppingClock()
+        client=lambda _: client,
+        brief_client=lambda _: client,
+        destination=None,
+        observer=None,
+        clock=SteppingClock(),
     )
-    table = FlowTable([mirror], context, "exit")
+    table = FlowTable([mirror], context, StoppedMirrors("exit", ["m"]))
     table.add(mirror, state)
     changes = EpochChanges(context, table)
 
