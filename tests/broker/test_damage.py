@@ -16,7 +16,8 @@ from confluent_kafka.admin import AdminClient
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.partition_client import EARLIEST, Appended, PartitionClient, data_batch
-from kit.runs.commands import mirror, write_config
+from kit.runs.commands import mirror
+from kit.runs.inline_run import config_text
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from logmirror.broker.log.sync_job import open_path
@@ -187,9 +188,9 @@ def test_a_mirror_stops_at_damage_in_its_source_and_copies_nothing_that_changed(
     _flip(path, BATCH + 100)
     broker.start()
     root = tmp_path / "archive"
-    config = write_config(
-        tmp_path / "config.json",
-        mirror(topic_name, broker.bootstrap, root, form="ndjson", name="copy"),
+    config = tmp_path / "config.json"
+    config.write_text(
+        config_text(mirror(topic_name, broker.bootstrap, root, form="ndjson", name="copy"))
     )
 
     with MirrorProcess(config, tmp_path / "mirror.log", "--until-now") as process:

@@ -46,10 +46,10 @@ def log_with_a_changed_offset(flip):
 class Flipped(ScriptedClient):
     """Serves the batches in the order of the log, whatever their offsets claim."""
 
-    def fetch(self, partition, offset, view, *, topic_id, max_wait_ms=500):
+    def fetch(self, partition, offset, view, **options):
         log = self.logs[partition]
         self.logs = {partition: Log(log.batches[:2], last_stable_offset=2**63 - 1)}
-        found = super().fetch(partition, offset, view, topic_id=topic_id, max_wait_ms=max_wait_ms)
+        found = super().fetch(partition, offset, view, **options)
         self.logs = {partition: log}
         return found._replace(high_watermark=log.end, last_stable_offset=log.end)
 

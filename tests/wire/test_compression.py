@@ -138,12 +138,15 @@ TINY_PARTS = {
 
 @pytest.mark.parametrize(("codec", "build"), TINY_PARTS.values(), ids=TINY_PARTS)
 def test_data_of_tiny_parts_takes_about_as_long_as_ordinary_data(codec, build):
-    data = build()
-    began = time.process_time()
-    with contextlib.suppress(CorruptionError):
-        assert len(decompress(codec, data, max_bytes=MIB)) < MIB
+    """The CPU time grows with the number of parts, not with its square (1.4 s for gzip then)."""
+    data, taken = build(), []
+    for _ in range(3):  # the first call may compile
+        began = time.process_time()
+        with contextlib.suppress(CorruptionError):
+            assert len(decompress(codec, data, max_bytes=MIB)) < MIB
+        taken.append(time.process_time() - began)
 
-    assert time.process_time() - began < 0.25  # gzip took 1.4 s when each member copied the rest
+    assert min(taken) < 0.5
 
 
 def test_two_gzip_members_cut_anywhere_are_refused_but_between_them():
