@@ -111,6 +111,7 @@ def test_each_disk_fault_is_retried_until_it_passes(cli_broker, tmp_path, monkey
     mirrors = (mirror(topic, cli_broker.bootstrap, tmp_path, form=f, **limits) for f in FORMATS)
     config = write_config(tmp_path / "config.json", *mirrors)
     disk = Disk(monkeypatch)
+    monkeypatch.setattr("logmirror.mirror.repeated.INTERVAL_MS", 0)
 
     def wait_for(message):
         """Until each flow has said this once more."""

@@ -15,6 +15,7 @@ from logmirror.mirror.health import StatusBoard
 from logmirror.mirror.heartbeat import Heartbeat
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.progress_reports import ProgressReports
+from logmirror.mirror.repeated import Repeated
 from logmirror.model import GapCause
 from logmirror.monitoring import metrics
 
@@ -95,6 +96,7 @@ class Observer:
         self._snapshots: set[FlowId] = set()
         """Flows with `compaction: log`."""
 
+        self._repeated = Repeated(clock)
         self._slot_peak_bytes = 0
 
     # -- lanes -----------------------------------------------------------------------------------
@@ -277,8 +279,12 @@ class Observer:
             self.recorder.set(metrics.RETRY, labels, state.failures)
             self.recorder.set(metrics.RETRY_SECONDS, labels, _moment_s(since_ms))
             self._enter(state.flow, "waiting")
+        of = (state.flow.mirror, state.flow.destination)
+        repeated = self._repeated.admit((*of, error.kind, error.message))
+        if repeated is None:
+            return
         facts = {**error.facts, **flow_facts(state.flow), "failures": state.failures}
-        facts["retry_in_ms"] = wait_ms
+        facts |= {"retry_in_ms": wait_ms, "repeated": repeated}
         _LOG.warning("flow waits: %s", error.message, extra={"facts": facts})
 
     def _resume(self, flow: FlowId) -> None:
