@@ -25,7 +25,8 @@ from logmirror.torture import real
 from logmirror.torture.command import _flows
 from logmirror.torture.feeder import read_topic
 from logmirror.torture.processes import Broker
-from logmirror.torture.real import REAL_FAULTS, SIMULATED_ONLY, Flow
+from logmirror.torture.real import REAL_FAULTS, SIMULATED_ONLY
+from logmirror.torture.testbed import Flow
 
 TRIALS, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
 

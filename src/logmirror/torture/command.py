@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logmirror.simulation.faults import Format
-    from logmirror.torture.real import Flow
+    from logmirror.torture.testbed import Flow
     from logmirror.torture.verdict import Verdict
 
 _SEEDS: Final = 300
@@ -130,7 +130,8 @@ def _selected(text: str) -> list[str] | None:
 
 def _flows(config: Path | None) -> Sequence[Flow]:
     """Return the flows of a configuration, or one flow per format and destination type."""
-    from logmirror.torture.real import FLOWS, Flow  # noqa: PLC0415  # see `torture`
+    from logmirror.torture.real import FLOWS  # noqa: PLC0415  # see `torture`
+    from logmirror.torture.testbed import Flow  # noqa: PLC0415  # see `torture`
 
     if config is None:
         return FLOWS

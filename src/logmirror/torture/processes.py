@@ -127,6 +127,16 @@ class Broker:
         """Return the file of a partition's records; there is one below 64 MiB."""
         return open_path(self._folder / "data" / topic / str(partition), 0)
 
+    def pause(self) -> None:
+        """Stop its threads with SIGSTOP: connections stay open without responses."""
+        if self._process is not None:
+            self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue it after `pause`."""
+        if self._process is not None:
+            self._process.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """End the broker with SIGKILL."""
         if self._process is not None:

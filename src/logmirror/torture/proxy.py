@@ -11,6 +11,7 @@ from typing import Final, Self
 from logmirror.clock import SYSTEM_CLOCK
 
 _CHUNK_BYTES: Final = 1 << 16
+_DRIP_MS: Final = 200
 _POLL_S: Final = 0.05
 
 
@@ -23,6 +24,7 @@ class Proxy:
 
     Attributes:
         delay_ms: Delay of each chunk that is forwarded.
+        drips: Forward one byte at a time, one each 0.2 s over all connections.
         is_silent: Forward nothing, and keep connections open: packets are lost.
     """
 
@@ -32,6 +34,7 @@ class Proxy:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.delay_ms = 0
+        self.drips = False
         self.is_silent = False
         self._is_closing = False
         self._is_cut = False
@@ -89,9 +92,9 @@ class Proxy:
         if near not in self._peers:
             return  # its other end was closed in this round
         try:
-            data = near.recv(_CHUNK_BYTES)
+            data = near.recv(1 if self.drips else _CHUNK_BYTES)
             if data:
-                SYSTEM_CLOCK.sleep_ms(self.delay_ms)
+                SYSTEM_CLOCK.sleep_ms(_DRIP_MS if self.drips else self.delay_ms)
                 self._peers[near].sendall(data)
                 return
         except OSError:

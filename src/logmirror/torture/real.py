@@ -8,34 +8,25 @@ replica with the source.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from logmirror.archive.naming import split_name
 from logmirror.clock import SYSTEM_CLOCK, Chooser
-from logmirror.config.settings import load
 from logmirror.simulation.matrix import simulated_points
-from logmirror.simulation.reading import read_batches, read_rows
 from logmirror.testing.checker import Anomaly, History, Truth
 from logmirror.torture.feeder import Feeder, read_topic
-from logmirror.torture.processes import PARTITIONS, Broker, MirrorProcess
-from logmirror.torture.proxy import Proxy
-from logmirror.torture.s3_server import BUCKET, HOST, S3Server
+from logmirror.torture.processes import PARTITIONS, wait
+from logmirror.torture.testbed import TOPIC, Flow, Testbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from logmirror.simulation.faults import Destination, Format
-    from logmirror.testing.checker import Row
+    from logmirror.simulation.faults import Destination
+    from logmirror.torture.processes import MirrorProcess
 
-_BEHIND_PROXY: Final = "127.0.0.2"
-"""Address of a broker that clients reach only through a proxy on 127.0.0.1."""
-
-_TOPIC: Final = "orders"
-_EXTENSIONS: Final = {"native": "batches", "parquet": "parquet", "ndjson": "ndjson"}
 _AT_WORK_MS: Final = (100, 1500)
 _FAULT_MS: Final = 1_500
 _PAUSE_MS: Final = 4_000
@@ -55,34 +46,10 @@ REAL_FAULTS: Final = {
     "network": "connections to the source or the S3 server are reset, blocked or delayed",
     "refused": "the S3 server refuses writes (503), and no file can grow (full disk)",
     "lost-answer": "the S3 server performs a write, and the response is lost",
+    "neighbour": "one destination halts (SIGSTOP) or drips; the others must make progress",
     "late": "the S3 server performs a write 2 s after it closed the connection",
 }
 """Faults for real processes, by their names in `--faults`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """One mirror of the torture.
-
-    Attributes:
-        destination: Type of the destination.
-        form: Format of the objects; for a cluster `-` (same offsets) or `translate` (new offsets).
-        limits: Keys and values of its `flush`.
-    """
-
-    destination: Destination
-    form: Format
-    limits: tuple[tuple[str, int], ...] = (
-        ("max-time-ms", 200),
-        ("max-bytes", 5_000),
-        ("max-offsets", 500),
-    )
-
-    @property
-    def name(self) -> str:
-        """Name of the mirror, and of its folder at the destination."""
-        kind = self.destination.lower()
-        return kind if self.form == "-" else f"{kind}-{self.form}"
 
 
 FLOWS: Final = (
@@ -125,101 +92,6 @@ class RealResult:
     """Faults that this machine does not support."""
 
     seconds: float = 0
-
-
-class _Testbed:
-    """Everything around the mirrors: brokers, S3 server, proxies, folders, configuration."""
-
-    def __init__(self, folder: Path, flows: Sequence[Flow], stack: contextlib.ExitStack) -> None:
-        self.folder, self.flows, self._stack = folder, flows, stack
-        self.left_out: list[str] = []
-        self.source = self._source(stack)
-        self.target = stack.enter_context(Broker(folder / "target", HOST))
-        self.s3 = stack.enter_context(S3Server())
-        self.s3_network = stack.enter_context(Proxy((HOST, 0), (HOST, self.s3.port)))
-        self.files = folder / "archive"
-        self.config = folder / "config.json"
-        self.config.write_text(json.dumps({"mirrors": [self._mirror(flow) for flow in flows]}))
-        load(self.config)  # an invalid configuration fails here, not in each mirror
-        self._count = 0
-
-    def _source(self, stack: contextlib.ExitStack) -> Broker:
-        folder = self.folder / "source"
-        self.network: Proxy | None = None
-        try:
-            broker = stack.enter_context(Broker(folder, _BEHIND_PROXY, HOST))
-            self.network = stack.enter_context(
-                Proxy((HOST, broker.port), (_BEHIND_PROXY, broker.port))
-            )
-        except OSError:
-            self.left_out.append(f"network to the source: {_BEHIND_PROXY} is not available")
-            return stack.enter_context(Broker(self.folder / "plain-source", HOST))
-        return broker
-
-    @property
-    def direct(self) -> str:
-        """Address of the source broker without the proxy."""
-        return f"{self.source.host}:{self.source.port}"
-
-    def _mirror(self, flow: Flow) -> dict[str, object]:
-        mirror: dict[str, object] = {
-            "name": flow.name,
-            "source": {"bootstrap-servers": f"{HOST}:{self.source.port}"},
-            "topic": _TOPIC,
-            "partitions": "all",
-        }
-        if flow.destination == "Kafka":
-            bootstrap = f"{HOST}:{self.target.port}"
-            to = {"type": "kafka", "bootstrap-servers": bootstrap, "name": flow.name}
-            return mirror | {"destinations": [to]}
-        mirror |= {"format": flow.form, "flush": dict(flow.limits)}
-        if flow.destination == "files":
-            to = {"type": "filesystem", "root": str(self.files), "name": flow.name}
-            return mirror | {"destinations": [to]}
-        bucket: dict[str, object] = {
-            "type": "s3",
-            "name": flow.name,
-            "bucket": BUCKET,
-            "region": "us-east-1",
-            "endpoint": f"http://{HOST}:{self.s3_network.port}",
-            "path-style": True,
-            "checksums": "when-required",
-            "credentials": {"access-key-id": "torture", "secret-access-key": "torture"},
-        }
-        return mirror | {"destinations": [bucket]}
-
-    def start(self, *arguments: str, crash_at: str = "") -> MirrorProcess:
-        """Start a mirror."""
-        self._count += 1
-        log = self.folder / f"mirror-{self._count}.log"
-        process = MirrorProcess(self.config, log, *arguments, crash_at=crash_at)
-        return self._stack.enter_context(process)
-
-    # -- replicas --------------------------------------------------------------------------------
-
-    def names(self, flow: Flow, partition: int) -> list[str] | None:
-        """Return the names of a replica's objects; None for a cluster."""
-        if flow.destination == "Kafka":
-            return None
-        if flow.destination == "S3":
-            return self.s3.names(f"{flow.name}/{partition}")
-        folder = self.files / flow.name / str(partition)
-        return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-
-    def rows(self, flow: Flow, partition: int) -> list[Row]:
-        """Return the records of a replica."""
-        if flow.destination == "Kafka":
-            return read_topic(f"{HOST}:{self.target.port}", _TOPIC, partition)
-        contents = [self._read(flow, partition, name) for name in self.names(flow, partition) or ()]
-        if flow.form == "native":
-            return read_batches(contents)
-        extension = _EXTENSIONS[flow.form]
-        return [row for data in contents for row in read_rows(extension, data)]
-
-    def _read(self, flow: Flow, partition: int, name: str) -> bytes:
-        if flow.destination == "S3":
-            return self.s3.read(f"{flow.name}/{partition}/{name}")
-        return (self.files / flow.name / str(partition) / name).read_bytes()
 
 
 class RealTorture:
@@ -267,9 +139,9 @@ class RealTorture:
         """Run all trials and a run without faults, then compare."""
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         with contextlib.ExitStack() as stack:
-            testbed = _Testbed(self._folder, self._flows, stack)
+            testbed = Testbed(self._folder, self._flows, stack)
             self.result.left_out += testbed.left_out
-            feeder = stack.enter_context(Feeder(testbed.direct, _TOPIC, PARTITIONS, self._seed))
+            feeder = stack.enter_context(Feeder(testbed.direct, TOPIC, PARTITIONS, self._seed))
             for number in range(self._trials):
                 fault = self._faults[number % len(self._faults)]
                 self.result.trials += 1
@@ -286,7 +158,7 @@ class RealTorture:
 
     # -- trials ----------------------------------------------------------------------------------
 
-    def _kill_and_record(self, testbed: _Testbed, *processes: MirrorProcess) -> None:
+    def _kill_and_record(self, testbed: Testbed, *processes: MirrorProcess) -> None:
         """Kill the mirrors, and record the positions that they reported."""
         for process in processes:
             if process.is_alive:
@@ -312,21 +184,21 @@ class RealTorture:
                 if names is not None:
                     self._histories[flow.name, partition].listed(names)
 
-    def _kill_at_point(self, testbed: _Testbed) -> None:
+    def _kill_at_point(self, testbed: Testbed) -> None:
         point = self._points[self.result.trials % len(self._points)]
         mirror = testbed.start(crash_at=f"{point}#{self._chooser.randint(1, 6)}")
         if mirror.end(_DIE_MS) is None:
             self.result.missed += 1
         self._kill_and_record(testbed, mirror)
 
-    def _kill_at_random(self, testbed: _Testbed) -> None:
+    def _kill_at_random(self, testbed: Testbed) -> None:
         mirror = testbed.start()
         if self._chooser.random() < 0.8:  # noqa: PLR2004  # else killed during its start
             mirror.await_progress()
         self._wait()
         self._kill_and_record(testbed, mirror)
 
-    def _stop(self, testbed: _Testbed) -> None:
+    def _stop(self, testbed: Testbed) -> None:
         mirror = testbed.start()
         mirror.await_progress()
         self._wait()
@@ -334,7 +206,7 @@ class RealTorture:
         mirror.end()
         self._kill_and_record(testbed, mirror)
 
-    def _pause_mirror(self, testbed: _Testbed) -> None:
+    def _pause_mirror(self, testbed: Testbed) -> None:
         first = testbed.start()
         first.await_progress()
         self._wait()
@@ -345,7 +217,7 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, first, second)
 
-    def _run_two(self, testbed: _Testbed) -> None:
+    def _run_two(self, testbed: Testbed) -> None:
         both = (testbed.start(), testbed.start())
         for mirror in both:
             mirror.await_progress()
@@ -354,7 +226,7 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, *both)
 
-    def _restart_source(self, testbed: _Testbed) -> None:
+    def _restart_source(self, testbed: Testbed) -> None:
         mirror = testbed.start()
         mirror.await_progress()
         testbed.source.kill()
@@ -363,12 +235,12 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, mirror)
 
-    def _flip_bit(self, testbed: _Testbed) -> None:
+    def _flip_bit(self, testbed: Testbed) -> None:
         """The broker must refuse the whole partition; otherwise the judge finds what is wrong."""
         mirror = testbed.start()
         mirror.await_progress()
         testbed.source.kill()
-        path = testbed.source.open_segment(_TOPIC, self._chooser.randrange(PARTITIONS))
+        path = testbed.source.open_segment(TOPIC, self._chooser.randrange(PARTITIONS))
         whole = path.read_bytes()
         if len(whole) < _FLIP_FROM_BYTES:  # the last batch of a killed broker may be torn
             self.result.missed += 1
@@ -384,7 +256,7 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, mirror)
 
-    def _disturb_network(self, testbed: _Testbed) -> None:
+    def _disturb_network(self, testbed: Testbed) -> None:
         mirror = testbed.start()
         mirror.await_progress()
         network = self._chooser.choice((testbed.network or testbed.s3_network, testbed.s3_network))
@@ -398,7 +270,30 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, mirror)
 
-    def _refuse_writes(self, testbed: _Testbed) -> None:
+    def _stall_neighbour(self, testbed: Testbed) -> None:
+        """While one destination halts or drips, every flow to another one must make progress."""
+        mirror = testbed.start()
+        mirror.await_progress()
+        stalled: Destination = self._chooser.choice(("Kafka", "S3"))
+        others = [flow for flow in self._flows if flow.destination != stalled]
+        testbed.stall(stalled)
+        try:
+            before = {flow: testbed.extent(flow) for flow in others}
+
+            def is_held_up(flow: Flow) -> bool:
+                return testbed.extent(flow) == before[flow]
+
+            wait(lambda: not any(map(is_held_up, others)) or not mirror.is_alive, _DIE_MS)
+            for flow in others if mirror.is_alive else []:
+                if is_held_up(flow):
+                    why = f"no progress within {_DIE_MS} ms while {stalled} was stalled"
+                    self._histories[flow.name, 0].stuck(why)
+        finally:
+            testbed.resume()
+        self._wait()
+        self._kill_and_record(testbed, mirror)
+
+    def _refuse_writes(self, testbed: Testbed) -> None:
         mirror = testbed.start()
         mirror.await_progress()
         testbed.s3.faults.extend(["refused"] * 3)
@@ -412,13 +307,13 @@ class RealTorture:
         self._wait()
         self._kill_and_record(testbed, mirror)
 
-    def _lose_responses(self, testbed: _Testbed) -> None:
+    def _lose_responses(self, testbed: Testbed) -> None:
         self._inject_into_s3(testbed, "lost-answer")
 
-    def _delay_responses(self, testbed: _Testbed) -> None:
+    def _delay_responses(self, testbed: Testbed) -> None:
         self._inject_into_s3(testbed, "late")
 
-    def _inject_into_s3(self, testbed: _Testbed, fault: str) -> None:
+    def _inject_into_s3(self, testbed: Testbed, fault: str) -> None:
         mirror = testbed.start()
         mirror.await_progress()
         for _ in range(4):
@@ -428,7 +323,7 @@ class RealTorture:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _finish(self, testbed: _Testbed) -> None:
+    def _finish(self, testbed: Testbed) -> None:
         self._report("final run without faults")
         testbed.s3.faults.clear()
         mirror = testbed.start("--until-now")
@@ -439,11 +334,11 @@ class RealTorture:
             for history in self._histories.values():
                 history.stuck(why)
 
-    def judge(self, testbed: _Testbed, feeder: Feeder) -> None:
+    def judge(self, testbed: Testbed, feeder: Feeder) -> None:
         """Compare each replica with the source, and the source with its acknowledgements."""
         self.result.records = feeder.count
         for partition in range(PARTITIONS):
-            rows = read_topic(testbed.direct, _TOPIC, partition)
+            rows = read_topic(testbed.direct, TOPIC, partition)
             written = feeder.acknowledged[partition]
             at_source = History().judge(
                 Truth(rows=[written[at] for at in sorted(written)]),
@@ -476,7 +371,7 @@ def _chain_end(names: list[str] | None) -> int | None:
     return end
 
 
-_TRIALS: Final[dict[str, Callable[[RealTorture, _Testbed], None]]] = {
+_TRIALS: Final[dict[str, Callable[[RealTorture, Testbed], None]]] = {
     "kill": RealTorture._kill_at_point,  # noqa: SLF001  # its own table
     "random-kill": RealTorture._kill_at_random,  # noqa: SLF001  # the same
     "pause": RealTorture._pause_mirror,  # noqa: SLF001  # the same
@@ -487,5 +382,6 @@ _TRIALS: Final[dict[str, Callable[[RealTorture, _Testbed], None]]] = {
     "network": RealTorture._disturb_network,  # noqa: SLF001  # the same
     "refused": RealTorture._refuse_writes,  # noqa: SLF001  # the same
     "lost-answer": RealTorture._lose_responses,  # noqa: SLF001  # the same
+    "neighbour": RealTorture._stall_neighbour,  # noqa: SLF001  # the same
     "late": RealTorture._delay_responses,  # noqa: SLF001  # the same
 }
