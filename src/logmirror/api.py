@@ -172,8 +172,9 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
 def status(settings: Settings) -> list[PartitionStatus]:
     """Return the position and the lag of every partition of every enabled mirror.
 
-    Reads sources and destinations; changes nothing. A partition that cannot be read has an `error`
-    in its row; nothing is raised for it.
+    Reads sources and destinations, but no records; changes nothing. A partition that cannot be
+    read, or that `run` would refuse to continue, has an `error` in its row; nothing is raised for
+    it.
 
     Args:
         settings: The configuration, from `load`.

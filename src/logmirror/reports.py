@@ -41,7 +41,8 @@ class PartitionStatus:
     """The next offset to replicate, read from the destination. None if it could not be read."""
 
     error: LogmirrorError | None = None
-    """Why `source_end` or `position` could not be read, or why `run` would refuse to continue."""
+    """Why `source_end` or `position` could not be read, or why `run` would refuse to continue. In
+    the second case, `position` is what the destination holds."""
 
     is_fencing_degraded: bool = False
     """Whether the object store may overwrite objects (`require-atomic-create: false`): two writers

@@ -1,21 +1,25 @@
-"""`status`: its requests, their concurrency, and that it changes nothing.
+"""`status`: its requests, that it changes nothing, and that it reports what `run` refuses.
 
 Method: the command's own code against the embedded broker in another process, over archives that
 consist of names only, because names are the position. Requests are counted where they are sent.
-Listings that wait for each other show that listings run concurrently.
+Listings that wait for each other show that listings run concurrently. What `run` refuses begins
+with a replica that `run` has written; `status` and `run` are processes then, and name one error.
+Progress topics need Apache Kafka: of `offsets: translate` see tests/e2e/test_translate.py.
 """
 
+import json
 import threading
 from collections import Counter
 
 import pytest
+from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from kit.judges.clients import produce
 from kit.judges.copies import forget_connections
-from kit.judges.gaps import plain_messages
-from kit.runs.commands import logmirror_json, mirror, write_config
-from kit.runs.inline_run import mirror_to_cluster
+from kit.judges.gaps import plain_messages, trim
+from kit.runs.commands import logmirror, logmirror_json, mirror, write_config
+from kit.runs.inline_run import mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
 from logmirror.app import status
 from logmirror.archive.naming import PARQUET, format_name
@@ -42,7 +46,14 @@ def _nothing_stays_open():
 
 @pytest.fixture(scope="module")
 def large_topic(cli_broker):
-    return cli_broker.create_topic("status-large", PARTITIONS)
+    """A topic of ten offsets in each partition."""
+    topic = cli_broker.create_topic("status-large", PARTITIONS)
+    producer = Producer({"bootstrap.servers": cli_broker.bootstrap, "linger.ms": 200})
+    for partition in range(PARTITIONS):
+        for _ in range(10):
+            producer.produce(topic, b"v", partition=partition)
+    assert producer.flush(60) == 0
+    return topic
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +90,7 @@ def test_a_thousand_partitions_cost_the_source_as_many_requests_as_one(
         one = mirror(large_topic, cli_broker.bootstrap, archive, **partitions)
         rows = status.status(load(write_config(tmp_path / "config.json", one)))
         assert {(row.position, row.source_end, row.lag, row.error) for row in rows} == {
-            (10, 0, 0, None)
+            (10, 10, 0, None)
         }
         totals.append((len(rows), asked["ListOffsets"]))
     assert totals == [(1, 2), (PARTITIONS, 2)]
@@ -252,3 +263,116 @@ def test_json_has_the_lag_of_each_flow(cli_broker, tmp_path):
         "position": 0,
         "lag": 10,
     }
+
+
+@pytest.fixture
+def topic(cli_broker, topic_name):
+    cli_broker.create_topic(topic_name)
+    produce(cli_broker.bootstrap, topic_name, plain_messages(10, seed=1))
+    return topic_name
+
+
+@pytest.fixture
+def config_of(cli_broker, topic, tmp_path):
+    """Writes the configuration of a mirror into a directory, or into another topic."""
+
+    def write(kind):
+        here = cli_broker.bootstrap
+        if kind == "archive":
+            one = mirror(topic, here, tmp_path / "archive", form="native")
+        else:
+            one = mirror_to_cluster(topic, here, here, topic=f"copy-of-{topic}")
+        return write_config(tmp_path / "config.json", one)
+
+    return write
+
+
+def refused(config):
+    """The row of the one partition, which both `status` and `run` refuse for the same reason."""
+    shown, ran = logmirror("status", "-c", config, "--format", "json"), run_now(config)
+    (row,) = json.loads(shown.stdout)
+    assert shown.returncode == 1, shown.stderr
+    assert f"docs/errors.md#{row['error']['name'].lower()}" in ran.stderr
+    assert ran.returncode == {"position": 69, "corruption": 65}[row["error"]["kind"]]
+    return row
+
+
+@pytest.mark.parametrize("kind", ["archive", "preserve"])
+def test_a_source_trimmed_past_the_position(cli_broker, config_of, topic, kind):
+    config = config_of(kind)
+    assert run_now(config).returncode == 0
+    produce(cli_broker.bootstrap, topic, plain_messages(10, seed=2))
+    trim(cli_broker.bootstrap, topic, 0, 15)
+
+    row = refused(config)
+
+    assert row["error"]["name"] == "SourceTrimmed"
+    assert (row["source_end"], row["position"], row["lag"]) == (20, 10, 10)
+
+
+def test_an_archive_ahead_of_its_source(config_of, tmp_path):
+    config = config_of("archive")
+    assert run_now(config).returncode == 0
+    chain = next((tmp_path / "archive").rglob("*.batches")).parent
+    (chain / format_name(OffsetRange(first=10, last=14), "batches")).touch()
+
+    row = refused(config)
+
+    assert row["error"]["name"] == "SourceWentBackwards"
+    assert (row["source_end"], row["position"], row["lag"]) == (10, 15, 0)
+
+
+def test_a_replica_longer_than_its_source(cli_broker, config_of, topic):
+    config = config_of("preserve")
+    assert run_now(config).returncode == 0
+    produce(cli_broker.bootstrap, f"copy-of-{topic}", plain_messages(5, seed=2))
+
+    row = refused(config)
+
+    assert row["error"]["name"] == "SourceWentBackwards"
+    assert (row["source_end"], row["position"], row["lag"]) == (10, 15, 0)
+
+
+RECREATED = {"archive": (20, "SourceRecreated"), "preserve": (5, "SourceWentBackwards")}
+
+
+@pytest.mark.parametrize("kind", RECREATED)
+def test_a_recreated_topic(cli_broker, config_of, topic, kind):
+    config, (count, name) = config_of(kind), RECREATED[kind]
+    assert run_now(config).returncode == 0
+    cli_broker.delete_topic(topic)
+    cli_broker.create_topic(topic)
+    produce(cli_broker.bootstrap, topic, plain_messages(count, seed=2))
+
+    row = refused(config)
+
+    assert row["error"]["name"] == name
+    assert (row["source_end"], row["position"]) == (count, 10)
+
+
+def test_a_broken_chain(cli_broker, config_of, topic, tmp_path):
+    """Of long buckets see tests/e2e/test_long_buckets.py."""
+    config = config_of("archive")
+    assert run_now(config).returncode == 0
+    produce(cli_broker.bootstrap, topic, plain_messages(10, seed=2))
+    assert run_now(config).returncode == 0
+    first, _ = sorted((tmp_path / "archive").rglob("*.batches"))
+    first.unlink()
+
+    row = refused(config)
+
+    assert (row["error"]["name"], row["source_end"], row["position"]) == ("corruption", 20, None)
+
+
+def test_a_replica_of_padding_alone_is_not_refused(cli_broker, config_of, topic):
+    """Its head is filled, and the run may have ended there."""
+    config = config_of("preserve")
+    trim(cli_broker.bootstrap, topic, 0, 10)
+    assert run_now(config).returncode == 0
+    produce(cli_broker.bootstrap, topic, plain_messages(10, seed=2))
+    trim(cli_broker.bootstrap, topic, 0, 15)
+
+    (row,) = logmirror_json("status", "-c", config)
+
+    assert (row["source_end"], row["position"], row["lag"]) == (20, 10, 10)
+    assert run_now(config).returncode == 0

@@ -1,11 +1,12 @@
-"""`logmirror status`: source end, position and lag of every flow, queried in parallel.
+"""`logmirror status`: source end, position and lag of every flow, and what `run` would refuse.
 
-    topics -> positions at the destinations -> ends of the sources
+    topics -> positions at the destinations -> the sources' offsets -> the check of `run`
 
-Each source gets three requests, whatever the number of its mirrors and partitions. Destinations are
-queried by several threads: archives partition by partition, clusters destination by destination.
-Positions are read before ends, else a running mirror would seem to be ahead of its source. Nothing
-is created anywhere.
+Each source gets three requests, whatever the number of its mirrors and partitions, and one more for
+each different leader epoch that a partition was copied with. Destinations are queried by several
+threads: archives partition by partition, clusters destination by destination. Positions are read
+before offsets of sources, else a running mirror would seem to be ahead of its source. No record is
+read. Nothing is created anywhere.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import functools
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
+from logmirror.app.source_state import SourceState, read_states
 from logmirror.app.specs import mirror_specs
-from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
+from logmirror.mirror.histories import checked_start
 from logmirror.mirror.ports import ArchiveSpec, FlowId
-from logmirror.mirror.source_views import flows_of
+from logmirror.mirror.source_views import flows_of, position
 from logmirror.reports import PartitionStatus
 from logmirror.stores.opening import open_store
-from logmirror.to_archive.positions import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,9 @@ WIDTH: Final = 16
 _FLOWS_AT_ONCE: Final = 8
 """Partitions of an archive that one job lists."""
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
 
 def status(settings: Settings) -> list[PartitionStatus]:
     """Return the status of every flow of every enabled mirror, in the order of the file."""
@@ -60,17 +64,38 @@ class _ThreadResources:
         self.destination = destinations(self.clients, self.store, "-")
 
 
+class _Job(NamedTuple):
+    """Some flows of a mirror into one destination."""
+
+    spec: MirrorSpec
+    topic: TopicMetadata
+    written: DestinationSpec
+    flows: Sequence[FlowId]
+
+
 @dataclass(frozen=True, slots=True)
-class _Ends:
-    """Offsets of one partition at its source."""
+class _Found:
+    """What a destination holds of one flow."""
 
-    log_start: int
-    last_stable_offset: int
+    position: int | None
+    epoch: int
+    """The source's leader epoch of the last copied batch; -1: unknown."""
 
 
-_Found = int | LogmirrorError | None
-_K = TypeVar("_K")
-_V = TypeVar("_V")
+class _Positions(NamedTuple):
+    """The positions of a job's flows, and the clients that read them.
+
+    A destination keeps what it has read until it checks the position.
+    """
+
+    job: _Job
+    found: dict[FlowId, _Found | LogmirrorError]
+    resources: _ThreadResources
+
+
+_Flow = tuple[FlowId, "DestinationSpec"]
+_Wanted = dict["TopicPartition", set[int]]
+_States = dict["TopicPartition", SourceState]
 
 
 class StatusQuery:
@@ -96,16 +121,14 @@ class StatusQuery:
         for spec in self._specs:
             by_source[spec.source].append(spec)
         topics = _joined(self._pool.map(self._topics, by_source, by_source.values()))
-        asked = [spec for spec in self._specs if not isinstance(topics[spec.name], LogmirrorError)]
-        flows = {spec.name: _flows(spec, topics[spec.name]) for spec in asked}
-        jobs = [job for spec in asked for job in _jobs(spec, flows[spec.name], topics[spec.name])]
-        positions = _joined(self._pool.map(lambda job: self._positions(*job), jobs))
-        ends = self._all_ends(asked, flows)
-        return [
-            row
-            for spec in self._specs
-            for row in _rows(spec, topics[spec.name], flows.get(spec.name, []), positions, ends)
-        ]
+        jobs = [job for spec in self._specs for job in _jobs(spec, topics[spec.name])]
+        positions = list(self._pool.map(self._positions, jobs))
+        states = self._states(positions)
+        by_thread: dict[int, list[_Positions]] = defaultdict(list)
+        for each in positions:
+            by_thread[id(each.resources)].append(each)
+        rows = _joined(self._pool.map(lambda part: _checked(part, states), by_thread.values()))
+        return [row for spec in self._specs for row in _rows_of(spec, topics[spec.name], rows)]
 
     @property
     def _resources(self) -> _ThreadResources:
@@ -137,74 +160,61 @@ class StatusQuery:
             return found
         return {spec.name: topics[spec.topic] for spec in specs}
 
-    def _all_ends(
-        self, specs: Iterable[MirrorSpec], flows: Mapping[str, Sequence[_Flow]]
-    ) -> dict[str, dict[TopicPartition, _Ends] | LogmirrorError]:
-        """Return the ends of the partitions of each mirror, by mirror."""
-        by_source: dict[ConnectionSettings, list[MirrorSpec]] = defaultdict(list)
-        for spec in specs:
-            by_source[spec.source].append(spec)
-
-        def of(specs: Iterable[MirrorSpec]) -> set[TopicPartition]:
-            return {flow.source for spec in specs for flow, _ in flows[spec.name]}
-
-        found: dict[str, dict[TopicPartition, _Ends] | LogmirrorError] = {}
-        alone: list[MirrorSpec] = []
-        wanted = [of(specs) for specs in by_source.values()]
-        for ends_found, of_source in zip(
-            self._pool.map(self._ends, by_source, wanted), by_source.values(), strict=True
-        ):
-            if isinstance(ends_found, LogmirrorError) and len(of_source) > 1:
-                alone += of_source  # find out whose partition it is
+    def _states(self, positions: Sequence[_Positions]) -> dict[str, _States | LogmirrorError]:
+        """Return the state of the replicated partitions at their sources, by mirror."""
+        by_source: dict[ConnectionSettings, dict[str, _Wanted]] = defaultdict(dict)
+        for job, found, _ in positions:
+            mirrors = by_source[job.spec.source]
+            wanted = mirrors.setdefault(job.spec.name, defaultdict(set))
+            for flow, each in found.items():
+                wanted[flow.source] |= set() if isinstance(each, LogmirrorError) else {each.epoch}
+        states: dict[str, _States | LogmirrorError] = {}
+        alone: list[tuple[ConnectionSettings, str, _Wanted]] = []
+        read = self._pool.map(self._read, by_source, map(_merged, by_source.values()))
+        for (source, mirrors), of_source in zip(by_source.items(), read, strict=True):
+            if isinstance(of_source, LogmirrorError) and len(mirrors) > 1:
+                alone += [(source, *each) for each in mirrors.items()]  # whose partition is it?
             else:
-                found |= dict.fromkeys((spec.name for spec in of_source), ends_found)
-        each = self._pool.map(lambda spec: self._ends(spec.source, of([spec])), alone)
-        found |= {spec.name: of_one for spec, of_one in zip(alone, each, strict=True)}
-        return found
+                states |= dict.fromkeys(mirrors, of_source)
+        each_alone = self._pool.map(lambda one: self._read(one[0], one[2]), alone)
+        return states | {name: own for (_, name, _), own in zip(alone, each_alone, strict=True)}
 
-    def _ends(
-        self, source: ConnectionSettings, partitions: set[TopicPartition]
-    ) -> dict[TopicPartition, _Ends] | LogmirrorError:
+    def _read(self, source: ConnectionSettings, wanted: _Wanted) -> _States | LogmirrorError:
         try:
-            client = self._resources.clients(source)
-            starts = client.list_offsets(partitions, EARLIEST)
-            ends = client.list_offsets(partitions, LATEST)
+            return read_states(self._resources.clients(source), wanted)
         except LogmirrorError as error:
             return error
-        return {where: _Ends(starts[where], ends[where]) for where in partitions}
 
     # -- destinations ----------------------------------------------------------------------------
 
-    def _positions(
-        self,
-        spec: MirrorSpec,
-        written: DestinationSpec,
-        flows: Sequence[FlowId],
-        topic_id: bytes | None,
-    ) -> dict[FlowId, _Found]:
-        """Return the positions of some flows into one destination, or the error for each."""
+    def _positions(self, job: _Job) -> _Positions:
+        """Read the positions of some flows into one destination, or the error for each."""
+        resources, written = self._resources, job.written
+        found: dict[FlowId, _Found | LogmirrorError] = {}
         try:
-            side = self._resources.destination(written)
-            found: dict[FlowId, _Found] = dict(side.positions(written, flows, spec.chain_start))
+            side = resources.destination(written)
+            positions = side.positions(written, job.flows, job.spec.chain_start)
         except LogmirrorError as error:
-            return dict.fromkeys(flows, error)
-        if isinstance(written, ArchiveSpec):
-            for flow, position in found.items():
-                if not isinstance(position, LogmirrorError):
-                    try:
-                        store = self._resources.store(written.location)
-                        check_incarnation(store, flow, topic_id, position or 0)
-                    except LogmirrorError as error:
-                        found[flow] = error
-        return found
-
-
-_Flow = tuple[FlowId, "DestinationSpec"]
-_Job = tuple["MirrorSpec", "DestinationSpec", "Sequence[FlowId]", "bytes | None"]
+            return _Positions(job, dict.fromkeys(job.flows, error), resources)
+        for flow, each in positions.items():
+            try:
+                epoch = side.leader_epochs(written, {flow: each}).get(flow, -1)
+                found[flow] = _Found(position(each), epoch)
+            except LogmirrorError as error:
+                found[flow] = error
+        return _Positions(job, found, resources)
 
 
 def _joined(parts: Iterable[Mapping[_K, _V]]) -> dict[_K, _V]:
     return dict(chain.from_iterable(part.items() for part in parts))
+
+
+def _merged(mirrors: Mapping[str, _Wanted]) -> _Wanted:
+    merged: _Wanted = defaultdict(set)
+    for wanted in mirrors.values():
+        for partition, epochs in wanted.items():
+            merged[partition] |= epochs
+    return merged
 
 
 def _flows(spec: MirrorSpec, topic: TopicMetadata | LogmirrorError) -> list[_Flow]:
@@ -213,25 +223,63 @@ def _flows(spec: MirrorSpec, topic: TopicMetadata | LogmirrorError) -> list[_Flo
     return flows_of(spec, spec.partitions or tuple(sorted(topic.partitions)))
 
 
-def _jobs(
-    spec: MirrorSpec, flows: Sequence[_Flow], topic: TopicMetadata | LogmirrorError
-) -> Iterator[_Job]:
-    """Yield the position queries of one mirror."""
-    topic_id = None if isinstance(topic, LogmirrorError) else topic.topic_id
+def _jobs(spec: MirrorSpec, topic: TopicMetadata | LogmirrorError) -> Iterator[_Job]:
+    """Yield the jobs of one mirror."""
+    if isinstance(topic, LogmirrorError):
+        return
+    flows = _flows(spec, topic)
     for _, written in spec.destinations:
         own = [flow for flow, of in flows if of is written]
         size = _FLOWS_AT_ONCE if isinstance(written, ArchiveSpec) else len(own)
         for at in range(0, len(own), size or 1):
-            yield spec, written, own[at : at + size], topic_id
+            yield _Job(spec, topic, written, own[at : at + size])
+
+
+def _checked(
+    positions: Iterable[_Positions], states: Mapping[str, _States | LogmirrorError]
+) -> dict[FlowId, PartitionStatus]:
+    """Check positions as `run` does at its start."""
+    rows: dict[FlowId, PartitionStatus] = {}
+    for job, found, resources in positions:
+        of_mirror = states[job.spec.name]
+        for flow, each in found.items():
+            if isinstance(of_mirror, LogmirrorError):
+                rows[flow] = _row(flow, error=of_mirror)
+                continue
+            state = of_mirror[flow.source]
+            rows[flow] = _checked_row(job, flow, each, state, resources)
+    return rows
+
+
+def _checked_row(
+    job: _Job,
+    flow: FlowId,
+    found: _Found | LogmirrorError,
+    state: SourceState,
+    resources: _ThreadResources,
+) -> PartitionStatus:
+    row = _row(flow, source_end=state.last_stable_offset)
+    if isinstance(found, LogmirrorError):
+        return replace(row, error=found)
+    try:
+        start = checked_start(
+            resources.destination(job.written),
+            job.written,
+            flow,
+            found.position,
+            view=state.view(job.topic, flow.partition, found.epoch),
+            epoch=found.epoch,
+            compacted=state.is_compacted,
+        )
+    except LogmirrorError as error:
+        return replace(row, position=found.position, error=error)
+    written = job.written
+    is_degraded = isinstance(written, ArchiveSpec) and written.location.is_fencing_degraded
+    return replace(row, position=start.position, is_fencing_degraded=is_degraded)
 
 
 def _row(
-    flow: FlowId,
-    *,
-    source_end: int | None = None,
-    position: int | None = None,
-    error: LogmirrorError | None = None,
-    is_fencing_degraded: bool = False,
+    flow: FlowId, *, source_end: int | None = None, error: LogmirrorError | None = None
 ) -> PartitionStatus:
     return PartitionStatus(
         mirror=flow.mirror,
@@ -239,35 +287,14 @@ def _row(
         topic=flow.topic,
         partition=flow.partition,
         source_end=source_end,
-        position=position,
         error=error,
-        is_fencing_degraded=is_fencing_degraded,
     )
 
 
-def _rows(
+def _rows_of(
     spec: MirrorSpec,
     topic: TopicMetadata | LogmirrorError,
-    flows: Sequence[_Flow],
-    positions: Mapping[FlowId, _Found],
-    ends: Mapping[str, dict[TopicPartition, _Ends] | LogmirrorError],
+    rows: Mapping[FlowId, PartitionStatus],
 ) -> Iterator[PartitionStatus]:
-    if isinstance(topic, LogmirrorError):
-        yield from (_row(flow, error=topic) for flow, _ in _flows(spec, topic))
-        return
-    found_ends = ends[spec.name]
-    for flow, written in flows:
-        if isinstance(found_ends, LogmirrorError):
-            yield _row(flow, error=found_ends)
-            continue
-        end, found = found_ends[flow.source], positions[flow]
-        if isinstance(found, LogmirrorError):
-            yield _row(flow, source_end=end.last_stable_offset, error=found)
-            continue
-        is_degraded = isinstance(written, ArchiveSpec) and written.location.is_fencing_degraded
-        yield _row(
-            flow,
-            source_end=end.last_stable_offset,
-            position=end.log_start if found is None else found,
-            is_fencing_degraded=is_degraded,
-        )
+    for flow, _ in _flows(spec, topic):
+        yield _row(flow, error=topic) if isinstance(topic, LogmirrorError) else rows[flow]

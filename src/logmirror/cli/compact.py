@@ -11,7 +11,7 @@ from rich.table import Table
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption, parse_bytes
-from logmirror.cli.output import stdout
+from logmirror.cli.output import printable, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,6 +91,6 @@ def rows_table(rows: Iterable[CompactReport]) -> Table:
         cells = [str(n) for n in (*numbers, row.bytes_before, row.bytes_after)]
         if row.error:
             cells = ["-"] * len(cells)
-        error = escape(f"{row.error}: {row.error.hint}") if row.error else ""
+        error = escape(printable(f"{row.error}: {row.error.hint}")) if row.error else ""
         table.add_row(row.mirror, row.destination, str(row.partition), *cells, error)
     return table

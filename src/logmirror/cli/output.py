@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -39,6 +40,17 @@ def table_of(*titles: str) -> Table:
     return table
 
 
+def printable(text: str) -> str:
+    """Return one line of text, in which what is not printable is escaped as in JSON.
+
+    Texts of brokers, stores and records are shown. An ESC in one would control the terminal, and a
+    line break would look like a line of logmirror.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
 def print_error(error: LogmirrorError) -> None:
     """Print what went wrong, the facts, and what to do next, to stderr."""
     print_lines(Console(stderr=True, highlight=False), error_lines(error))
@@ -63,8 +75,11 @@ def error_lines(error: LogmirrorError) -> Iterator[str]:
 
 
 def print_lines(out: Console, lines: Iterable[str]) -> None:
-    """Print lines, at a terminal's end broken between words and indented; elsewhere unbroken."""
-    for line in lines:
+    """Print lines, at a terminal's end broken between words and indented; elsewhere unbroken.
+
+    What is not printable is escaped.
+    """
+    for line in map(printable, lines):
         if out.is_terminal:
             inner = line[: len(line) - len(line.lstrip())] + "    "
             line = textwrap.fill(  # noqa: PLW2901  # the same line, for a screen
@@ -77,11 +92,15 @@ def print_lines(out: Console, lines: Iterable[str]) -> None:
         out.print(line, markup=False, soft_wrap=True)
 
 
-def place_in_docs(error: LogmirrorError) -> str:
-    """The section of docs/errors.md that says what an error means and what to do."""
-    of_kind = "kind" in vars(type(error)) or error.kind == "internal"
-    name = error.kind if of_kind else type(error).__name__
+def name_of(error: LogmirrorError) -> str:
+    """The name of an error in docs/errors.md, such as `unavailable` or `SourceTrimmed`."""
     reason = error.facts.get("reason")
     if isinstance(error, PositionError) and isinstance(reason, str) and _NAME.fullmatch(reason):
-        name = reason
-    return f"docs/errors.md#{name.lower()}"
+        return reason
+    of_kind = "kind" in vars(type(error)) or error.kind == "internal"
+    return error.kind if of_kind else type(error).__name__
+
+
+def place_in_docs(error: LogmirrorError) -> str:
+    """The section of docs/errors.md that says what an error means and what to do."""
+    return f"docs/errors.md#{name_of(error).lower()}"

@@ -9,7 +9,7 @@ import typer
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
-from logmirror.cli.output import error_lines, print_lines, stdout, table_of
+from logmirror.cli.output import error_lines, name_of, print_lines, stdout, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,10 @@ _NAMES_MAX: Final = 8
 def status(
     config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
 ) -> None:
-    """Show source end, position and lag of every partition. Exit code 1 if one cannot be read."""
+    """Show source end, position and lag of every partition.
+
+    Exit code 1 if a partition cannot be read, or if `run` would refuse to continue it.
+    """
     rows = logmirror.status(logmirror.load(config, mirrors=mirror or ()))
     if output == "json":
         typer.echo(json.dumps([status_json(row) for row in rows], indent=2))
@@ -49,7 +52,8 @@ def status_json(row: PartitionStatus) -> dict[str, object]:
     if row.is_fencing_degraded:
         found["fencing"] = "degraded"
     if row.error:
-        found["error"] = {"kind": row.error.kind, "message": str(row.error)}
+        name = name_of(row.error)
+        found["error"] = {"kind": row.error.kind, "name": name, "message": str(row.error)}
     return found
 
 
@@ -76,7 +80,7 @@ def print_status(out: Console, rows: Sequence[PartitionStatus]) -> None:
 
 def _remark(row: PartitionStatus) -> str:
     if row.error:
-        return row.error.kind
+        return name_of(row.error)
     return "degraded fencing" if row.is_fencing_degraded else ""
 
 

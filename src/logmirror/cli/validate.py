@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption
-from logmirror.cli.output import stdout, table_of
+from logmirror.cli.output import printable, stdout, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,5 +90,5 @@ def checks_table(rows: Iterable[CheckReport]) -> Table:
     table = table_of("MIRROR", "DESTINATION", "", "WHAT", "FOUND", "TO DO")
     for row in rows:
         cells = (row.mirror, row.destination or "(source)", row.severity, row.what)
-        table.add_row(*cells, escape(row.found), escape(row.advice))
+        table.add_row(*cells, escape(printable(row.found)), escape(printable(row.advice)))
     return table

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
-from logmirror.cli.output import stdout
+from logmirror.cli.output import print_lines, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,16 +117,21 @@ def print_reports(
         table.add_row(r.mirror, r.destination, str(r.partition), *cells, verdict)
     out.print(table)
     for report in reports:
-        for line in _notes(report):
-            out.print(f"{_where(report)}: {line}", markup=False)
-        for covered in report.unfinished_compactions:
-            what = f"compaction of {covered.first}..{covered.last} unfinished"
-            out.print(f"{_where(report)}: {what}: run `logmirror compact`", markup=False)
-        for problem in report.problems:
-            out.print(f"{_where(report)}: {problem.kind}: {problem.message}", markup=False)
-            out.print(f"  {dict(problem.facts)}", markup=False)
-            if problem.hint:
-                out.print(f"  hint: {problem.hint}", markup=False)
+        print_lines(out, _findings(report))
+
+
+def _findings(report: VerifyReport) -> Iterator[str]:
+    """Yield the lines below the table."""
+    for line in _notes(report):
+        yield f"{_where(report)}: {line}"
+    for covered in report.unfinished_compactions:
+        what = f"compaction of {covered.first}..{covered.last} unfinished"
+        yield f"{_where(report)}: {what}: run `logmirror compact`"
+    for problem in report.problems:
+        yield f"{_where(report)}: {problem.kind}: {problem.message}"
+        yield f"  {dict(problem.facts)}"
+        if problem.hint:
+            yield f"  hint: {problem.hint}"
 
 
 def _where(report: VerifyReport) -> str:

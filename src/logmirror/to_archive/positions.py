@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from logmirror.archive.chain import chain
-from logmirror.archive.claims import latest_claim
 from logmirror.archive.compactions import confirmed, resolve
 from logmirror.archive.naming import split_name
 from logmirror.errors import PositionError
@@ -156,13 +155,6 @@ def checked_position(
     if not (archive.compaction and position < source.log_start):
         check_source(flow, source, position)
     return position
-
-
-def check_incarnation(
-    store: BlobStore, flow: FlowId, topic_id: bytes | None, position: int
-) -> None:
-    """Raise PositionError if the chain came from another topic with the same name."""
-    check_topic(latest_claim(store, flow.destination, flow.partition), topic_id, position)
 
 
 def check_topic(claim: Claim | None, topic_id: bytes | None, position: int) -> None:

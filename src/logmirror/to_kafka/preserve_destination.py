@@ -21,11 +21,13 @@ from logmirror.monitoring.metrics import Recorder
 from logmirror.to_kafka.idempotence import (
     PRODUCER_STATE_AGE_MS,
     is_sequence_checked,
+    padding_producer_id,
     producer_id,
     quiesce_ms,
     target,
 )
 from logmirror.to_kafka.topic_setup import sync_topic
+from logmirror.to_kafka.trimmed import check_trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -170,8 +172,9 @@ class PreserveDestination:
     ) -> int:
         """See `Destination.check`.
 
-        A position below the source's log start offset is accepted if padding may have to fill the
-        offsets in between; the executor checks the replica's last batch before it writes.
+        A position below the source's log start offset is accepted if the replica has no records,
+        so that padding fills the offsets in between. The executor compares the last batch of a
+        replica with the source before it writes; this does not.
         """
         kafka, position = kafka_spec(spec), found or 0
         facts = {
@@ -201,6 +204,19 @@ class PreserveDestination:
                 log_start=view.log_start,
                 **facts,
             )
+        if 0 < position < view.log_start:
+            where = target(kafka, flow)
+            writer = producer_id(where.topic, where.partition, view.topic_id)
+            try:
+                check_trimmed(
+                    self._client(kafka.cluster),
+                    where,
+                    position,
+                    view.log_start,
+                    padding_producer_id(writer),
+                )
+            except PositionError as error:
+                raise error.add_facts(**facts) from None
         return position
 
     def opened(self, state: FlowState) -> None:

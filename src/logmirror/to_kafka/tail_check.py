@@ -27,6 +27,7 @@ from logmirror.to_kafka.idempotence import (
     is_of_another_source,
     padding_producer_id,
 )
+from logmirror.to_kafka.trimmed import trimmed_error
 from logmirror.wire.padding import padding
 from logmirror.wire.rebatch import stamp
 from logmirror.wire.scan import KIND_CONTROL
@@ -92,7 +93,7 @@ class TailCheck:
         start = self._drop_padding(log, where, self._start_of(where), end, producer)
         if end < source_start:
             if start < end:
-                raise _trimmed(end, start, source_start)
+                raise trimmed_error(end, start, source_start)
             return self._write_padding(where, end, source_start, producer, until_ms)
         if start < end:
             self._compare_last(copy, log, max(start, source_start), end)
@@ -196,16 +197,4 @@ def _recreated(copy: PreserveSlice, end: int) -> PositionError:
         reason="SourceRecreated",
         position=end,
         found_topic_id=topic_id.hex() if topic_id else "",
-    )
-
-
-def _trimmed(end: int, start: int, source_start: int) -> PositionError:
-    return PositionError(
-        "the source no longer has the next record: retention or DeleteRecords removed it",
-        hint="the source has deleted the records between position and source_start. The copied "
-        "records are kept; to copy the remaining ones, use another destination topic.",
-        reason="SourceTrimmed",
-        position=end,
-        log_start=start,
-        source_start=source_start,
     )
