@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from confluent_kafka import Producer
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
@@ -121,6 +123,11 @@ def restart_s(config: dict[str, object]) -> list[float]:
 def status(broker: BrokerCommand, folder: Path, partitions: int) -> dict:
     """Return the seconds of `logmirror status` over partitions with one object each."""
     topic = broker.create_topic("bench-status", partitions)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 200})
+    for partition in range(partitions):
+        for _ in range(10):
+            producer.produce(topic, b"v", partition=partition)
+    assert producer.flush(60) == 0  # an archive ahead of its source would be an error
     name = format_name(OffsetRange(first=0, last=9), "parquet")
     found = {"partitions": partitions}
     with S3Server(folder / "status") as server:

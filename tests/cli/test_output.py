@@ -11,10 +11,19 @@ import io
 import pytest
 from rich.console import Console
 
-from logmirror.cli.output import error_lines, print_lines
+from logmirror.cli.compact import rows_table
+from logmirror.cli.output import error_lines, print_error, print_lines
 from logmirror.cli.status import print_status
-from logmirror.errors import UnavailableError
-from logmirror.reports import PartitionStatus
+from logmirror.cli.validate import checks_table
+from logmirror.cli.verify import print_reports
+from logmirror.errors import PositionError, UnavailableError
+from logmirror.reports import (
+    CheckReport,
+    CompactReport,
+    PartitionStatus,
+    Problem,
+    VerifyReport,
+)
 
 COLUMNS = 80
 
@@ -85,3 +94,56 @@ def test_facts_of_several_values_have_a_line_for_each():
         "    kafka-a.example.com:9092: refused",
         f"    kafka-b.example.com:9092: {'x' * 100}",
     ]
+
+
+def test_what_run_would_refuse_is_named_in_the_table_with_its_position():
+    error = PositionError("the source ends below", reason="SourceWentBackwards")
+    names = {"mirror": "orders", "destination": "lake", "topic": "orders"}
+    row = PartitionStatus(**names, partition=0, source_end=10, position=15, error=error)
+
+    shown = printed([row], terminal=False)
+
+    assert shown[1].split()[4:] == ["10", "15", "0", "SourceWentBackwards"]
+    assert "  see docs/errors.md#sourcewentbackwards" in shown
+
+
+ATTACK = "gone\x1b[2J\x1b]0;title\x07\u202e\nerror (usage): forged"
+HARMLESS = r"gone\u001b[2J\u001b]0;title\u0007\u202e\nerror (usage): forged"
+
+
+def attacked(command: str, out: Console) -> None:
+    """Print what a broker or a store has sent, as the command does."""
+    error = UnavailableError(ATTACK, hint=ATTACK, each={ATTACK: ATTACK}, one=ATTACK)
+    of = {"mirror": "m", "destination": "d", "topic": "t", "partition": 0}
+    if command == "status":
+        print_status(out, [PartitionStatus(**of, error=error)])
+    elif command == "validate":
+        what = {"severity": "error", "what": "x", "found": ATTACK, "advice": ATTACK}
+        out.print(checks_table([CheckReport(mirror="m", destination="d", **what)]))
+    elif command == "compact":
+        out.print(rows_table([CompactReport(**of, error=error)]))
+    else:
+        problem = Problem(kind="corruption", message=ATTACK, hint=ATTACK, facts={"name": ATTACK})
+        report = VerifyReport(**of, problems=(problem,))
+        print_reports(out, [report], deep=False, against_source=False)
+
+
+@pytest.mark.parametrize("command", ["status", "validate", "compact", "verify"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_text_of_brokers_and_stores_does_not_control_the_terminal(command, terminal):
+    out = io.StringIO()
+    console = Console(file=out, width=1000, force_terminal=terminal, color_system=None)
+
+    attacked(command, console)
+
+    shown = out.getvalue()
+    assert HARMLESS in shown
+    assert "\n" + "error (usage): forged" not in shown
+    assert [c for c in shown if not c.isprintable() and c != "\n"] == []
+
+
+def test_an_error_that_ends_a_command_does_not_control_the_terminal(capsys):
+    print_error(UnavailableError(ATTACK, name=ATTACK))
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == [f"error (unavailable): {HARMLESS}", f"  name: {HARMLESS}"]

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.judges.clients import rows_by_librdkafka
-from kit.runs.commands import BrokerCommand, wait_until, write_config
+from kit.runs.commands import BrokerCommand, logmirror, wait_until, write_config
 from kit.runs.commands import mirror as archive_of
 from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.servers.apache import VERSIONS
@@ -53,6 +53,15 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KafkaClu
     }
     with KafkaCluster(request.param, tmp_path / "cluster", config=config) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def target(kafka_431: ApacheKafka) -> Iterator[str]:
+    """The destination's address. Its replicas are of one cluster each, so they are deleted."""
+    yield kafka_431.bootstrap
+    for kind, way in CASES:
+        if kind in OFFSETS:
+            kafka_431.delete_topic(topic_of(kind, way))
 
 
 def topic_of(kind: str, way: str) -> str:
@@ -131,9 +140,9 @@ def assert_stopped(code: int, text: str, kind: str, way: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_regrown_source_stops_its_mirrors(
-    cluster: KafkaCluster, kafka_431: ApacheKafka, tmp_path: Path
+    cluster: KafkaCluster, target: str, tmp_path: Path
 ) -> None:
-    root, target = tmp_path / "archive", kafka_431.bootstrap
+    root = tmp_path / "archive"
     fill(cluster)
     configs = {}
     for kind, way in CASES:
@@ -167,6 +176,11 @@ def test_a_regrown_source_stops_its_mirrors(
     for kind in KINDS:
         result = run_now(configs[kind, "stopped"])
         assert_stopped(result.returncode, result.stderr, kind, "stopped")
+        if kind != "preserve":  # `status` reads no records
+            shown = logmirror("status", "-c", configs[kind, "stopped"])
+            assert shown.returncode == 1
+            assert "SourceWentBackwards" in shown.stdout
+            assert re.search(r"diverges_at: 6\b", shown.stdout), shown.stdout
     assert rows() == before
 
 

@@ -37,6 +37,8 @@ from kit.runs.commands import Run, logmirror_json, wait_until, write_config
 from kit.runs.inline_run import InlineRun, config_text
 from kit.servers.apache import RELEASES
 from kit.tiers import all_but
+from logmirror.app.status import status
+from logmirror.config.settings import load_text
 from logmirror.errors import PositionError, UsageError
 from logmirror.failpoints import POINTS, VARIABLE
 
@@ -301,6 +303,12 @@ def test_a_refused_batch_leaves_no_transaction_open(kafka_431, topic_name):
     assert visible(kafka_431, there) == []
 
 
+def reason_in_status(broker, topic):
+    """Why `status` reports that `run` would refuse the mirror."""
+    (row,) = status(load_text(config_text(mirror_of(broker, topic)), environ={}))
+    return row.error.facts["reason"]
+
+
 def test_a_recreated_source_is_refused(kafka_431, topic_name):
     kafka_431.create_topic(topic_name)
     produce(kafka_431.bootstrap, topic_name, plain_messages(10, seed=1))
@@ -311,6 +319,7 @@ def test_a_recreated_source_is_refused(kafka_431, topic_name):
     with pytest.raises(PositionError) as refused:
         copy(mirror_of(kafka_431, topic_name))
     assert refused.value.facts["reason"] == "SourceRecreated"
+    assert reason_in_status(kafka_431, topic_name) == "SourceRecreated"
     assert len(visible(kafka_431, f"{topic_name}-copy")) == 10
 
 
@@ -324,6 +333,7 @@ def test_a_source_trimmed_past_the_position_is_refused(kafka_431, topic_name):
         copy(mirror_of(kafka_431, topic_name))
     facts = refused.value.facts
     assert (facts["reason"], facts["position"], facts["log_start"]) == ("SourceTrimmed", 10, 15)
+    assert reason_in_status(kafka_431, topic_name) == "SourceTrimmed"
 
 
 def test_a_mirror_under_a_new_name_does_not_copy_everything_again(kafka_431, topic_name):
