@@ -1,7 +1,8 @@
 """A bucket with more objects than one listing shows: what is broken far before its end is found.
 
 Method: a real S3 server, whose objects are files: 1,200 of them are made at once, one per offset.
-They are empty, because names are the position. Then `status` and `run` read the bucket.
+They are empty, because names are the position, except for the last one, which `run` has written: it
+is compared with the source. Then `status` and `run` read the bucket.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ def object_name(first, last):
 
 def test_status_and_run_find_what_is_broken_anywhere_in_a_long_chain(cli_broker, server, tmp_path):
     topic, bucket = cli_broker.create_topic("long-bucket"), server.new_bucket()
-    produce(cli_broker.bootstrap, topic, plain_messages(COUNT + MORE, seed=1))
+    produce(cli_broker.bootstrap, topic, plain_messages(COUNT, seed=1))
     lake = server.destination(bucket, name="lake")
     one = mirror(topic, cli_broker.bootstrap, "", destinations=[lake])
+    last = write_config(tmp_path / "last.json", {**one, "chain-start": COUNT - 1})
+    assert run_now(last).returncode == 0
     config = write_config(tmp_path / "config.json", one)
     folder = server.files(bucket) / "lake" / "0"
-    folder.mkdir(parents=True)
-    for offset in range(COUNT):
+    assert [path.name for path in folder.iterdir()] == [object_name(COUNT - 1, COUNT - 1)]
+    for offset in range(COUNT - 1):
         (folder / object_name(offset, offset)).touch()
 
     def findings():
@@ -69,6 +72,7 @@ def test_status_and_run_find_what_is_broken_anywhere_in_a_long_chain(cli_broker,
         if name:
             extra.unlink()
     gone.touch()
+    produce(cli_broker.bootstrap, topic, plain_messages(MORE, seed=2))
 
     error, ran = findings()
 
