@@ -7,6 +7,7 @@ them back, and everything must be equal.
 
 import base64
 import json
+import os
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from kit.runs.inline_run import python_path
 from kit.runs.objects import TOPIC, Target, as_read, batches_of, decode, make_object, odd_records
 from logmirror.archive import envelope
 from logmirror.archive.envelope import COMPRESSIONS, NativeEncoder, NdjsonEncoder, ParquetEncoder
@@ -249,11 +251,21 @@ def test_a_small_batch_that_unpacks_to_a_huge_record_takes_two_copies_of_it(enco
     """
     size = 64 << 20
     command = [sys.executable, "-m", "kit.runs.ndjson_peak"]
-    packed = subprocess.run([*command, str(size)], check=True, capture_output=True).stdout
-    done = subprocess.run(
-        [*command, "measure", encoding], check=True, input=packed, capture_output=True, timeout=120
-    )
-    found = json.loads(done.stdout)
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+
+    def run(*arguments, data=None):
+        done = subprocess.run(
+            [*command, *arguments],
+            check=True,
+            input=data,
+            capture_output=True,
+            timeout=120,
+            env=environment,
+        )
+        return done.stdout
+
+    packed = run(str(size))
+    found = json.loads(run("measure", encoding, data=packed))
     assert found["wire_bytes"] < 10_000
     assert found["text_bytes"] > size
     assert found["growth_bytes"] < 2 * size + (24 << 20)

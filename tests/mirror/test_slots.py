@@ -29,7 +29,20 @@ def test_slots_that_were_given_back_are_available():
     assert pool.take("b", 9, total=3) == 2
 
 
-def test_with_fewer_slots_than_lanes_a_slow_lane_does_not_get_the_last_one():
+def test_a_single_slot_is_given_to_slow_lanes_too():
+    pool = SlotPool(2)
+    assert pool.take("slow", 9, total=1, is_slow=True) == 1
+    pool.give_back("slow")
+    assert pool.take("slow", 9, total=1, is_slow=True) == 1
+
+
+def test_a_slow_lane_gets_a_slot_beside_a_calm_one():
+    pool = SlotPool(3)
+    assert pool.take("calm", 9, total=2) == 1
+    assert pool.take("slow", 9, total=2, is_slow=True) == 1
+
+
+def test_with_fewer_slots_than_lanes_slow_lanes_do_not_get_the_last_one():
     pool = SlotPool(3)
     assert pool.take("slow", 9, total=2, is_slow=True) == 1
     assert pool.take("slow too", 9, total=2, is_slow=True) == 0

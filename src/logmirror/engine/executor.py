@@ -147,7 +147,7 @@ def execute(works: Sequence[Work], job: JobAddress | None = None) -> Iterator[Sl
         for result in _execute(works, link):
             results.append(result)
             yield replace(result, peak_bytes=_peak_bytes())
-        if all(isinstance(work.destination, KafkaSpec) for work in works):
+        if works and all(isinstance(work.destination, KafkaSpec) for work in works):
             link.hand_over(results)
 
 

@@ -2,8 +2,8 @@
 
 A lane has one seat. A lane into clusters has two, because its next job starts before the current
 one ends. With at least as many slots as seats, each seat can always get one. The others go to the
-seats that ask first. With fewer slots than seats, the last free slot is kept for a lane whose
-previous slices ended in time.
+seats that ask first. With fewer slots than seats, lanes whose previous slices did not end in time
+hold all slots but one, if there are several: the other lanes take turns with the last one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from typing import Final
 
 SLOW_MS: Final = 10_000
-"""A lane whose slices held their slots for longer does not get the last free slot."""
+"""A lane whose slices held their slots for longer does not get the last slot of several."""
 
 
 class SlotPool:
@@ -25,6 +25,9 @@ class SlotPool:
     def __init__(self, seats: int) -> None:
         self._seats = max(seats, 1)
         self._held: dict[object, int] = {}
+        self._slow: set[object] = set()
+        """The seats that hold slots for lanes whose previous slices did not end in time."""
+
         self._lock = threading.Lock()
 
     def limit(self, total: int) -> int:
@@ -49,12 +52,16 @@ class SlotPool:
             if total >= self._seats:
                 granted = min(wanted, self.limit(total), max(free - others_without, 0))
             else:
-                granted = min(1, max(free - is_slow, 0))
+                slow_max = max(total - 1, 1)
+                granted = int(free > 0 and (not is_slow or len(self._slow) < slow_max))
             if granted:
                 self._held[seat] = granted
+                if is_slow:
+                    self._slow.add(seat)
             return granted
 
     def give_back(self, seat: object) -> None:
         """Give back the slots of a seat."""
         with self._lock:
             self._held.pop(seat, None)
+            self._slow.discard(seat)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _POLL_MS: Final = 10
 """Pause between two requests for the log ends of several partitions. The pause is ten times the
-response time where that is longer."""
+response time where that is longer, up to `LISTEN_MS`: one slow response says little about the next.
+"""
 
 
 class FollowingSlice(Protocol):
@@ -136,5 +137,5 @@ class Following(Generic[_S]):
         if any(slice_.next_offset < slice_.known_end for slice_ in watched):
             return True
         took_ms = self._clock.monotonic_ms() - begun_ms
-        self._clock.sleep_ms(max(_POLL_MS, 10 * took_ms))
+        self._clock.sleep_ms(min(max(_POLL_MS, 10 * took_ms), LISTEN_MS, self._window.left_ms))
         return False
