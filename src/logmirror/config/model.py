@@ -139,7 +139,10 @@ class SparkModel(Model):
     """The Spark session that runs the work."""
 
     master: Master = "local[*]"
-    """Spark's master URL: `local[N]` for N slots on this machine, `local[*]` for one per core."""
+    """Spark's master URL: `local[N]` for N slots on this machine, `local[*]` for one per core.
+
+    Destinations that do not wait for each other add slots to these.
+    """
 
     properties: Properties = Field(default_factory=dict)
     """Properties of the Spark session, such as `spark.driver.memory`. Their values appear in no

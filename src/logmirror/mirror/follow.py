@@ -36,8 +36,7 @@ SHORT_MS: Final = 1_000
 """Length of a window that cannot be ended early."""
 
 LONG_MS: Final = 10_000
-"""Longest window. Between two windows nothing is copied for about 60 ms, so fewer than 1 % of all
-records are delayed by that."""
+"""Longest window. The driver needs its end to commit, and to see new partitions."""
 
 SLICE_MS: Final = 2_000
 """A slice with a backlog ends after this time, or with its window if that is later: a shutdown and
