@@ -19,7 +19,7 @@ from kit.judges.clients import Message, produce
 from kit.judges.copies import forget_connections
 from kit.judges.scrape import ask, scrape, status_of
 from kit.runs.commands import BrokerCommand, mirror, run_forked, wait_until, write_config
-from kit.runs.inline_run import InlineRun
+from kit.runs.inline_run import InlineRun, config_text
 from kit.runs.watched import running
 from kit.servers.machine import free_ports
 
@@ -304,3 +304,21 @@ def test_an_invalid_environment_value_is_reported_at_the_start(small_config, tmp
         assert run.wait() == 2
     assert f"variable: {variable}" in run.text
     assert "value: 9o" in run.text
+
+
+def test_what_does_not_respond_is_reported_at_once_and_while_it_lasts(tmp_path):
+    """A source that accepts connections and never responds: the wait is logged, not silent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        bootstrap = f"127.0.0.1:{silent.getsockname()[1]}"
+        one = mirror("orders", bootstrap, tmp_path, max_time_ms=100)
+        config = tmp_path / "config.json"
+        config.write_text(config_text(one))
+        with InlineRun(config, folder=tmp_path) as run:
+            first = run.wait_for("WARNING source: ", timeout_s=30)
+            waits = run.wait_for("waiting: no response yet", timeout_s=30)
+            run.wait_for("waiting: no response yet .*silent_ms=1[0-9]{4}", timeout_s=30)
+            run.signal(signal.SIGTERM)
+            assert run.wait(timeout_s=30) in {0, 75}, run.text
+    assert "mirrors=" in first
+    assert f"source={bootstrap}" in waits
+    assert "step=open" in waits
