@@ -16,6 +16,7 @@ import pytest
 
 from kit.judges.clients import odd_messages, produce
 from kit.judges.copies import anomalies, copy, end_of, forget_connections, wait_for_end
+from kit.judges.partition_client import PartitionClient
 from kit.judges.truth import Source
 from kit.runs.commands import Run, wait_until, write_config
 from kit.runs.inline_run import InlineRun, mirror_to_cluster
@@ -177,7 +178,8 @@ def late(source, destination, tmp_path_factory):
             300,
             300,
         ]
-        time.sleep(2.5)  # a sweep of the one that forgets
+        with PartitionClient(ways["forgotten"][1].bootstrap, "forgotten") as client:
+            wait_until(lambda: not client.producers(), what=lambda: f"{client.producers()}")
         for run in runs.values():
             run.signal(signal.SIGCONT)
         yield runs, mirrors
