@@ -59,7 +59,7 @@ from logmirror import failpoints
 def reach(point):
     if point == os.environ["SLEEP_AT"] and not asleep:
         asleep.append(point)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 asleep = []
 failpoints.reach = reach

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
@@ -58,7 +59,8 @@ class _Moment:
     def comes(self) -> None:
         self._left -= 1
         if self._left == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: a signal to the process may stop another one first.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _arm() -> None:
