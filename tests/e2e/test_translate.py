@@ -53,7 +53,7 @@ PASSED = ["plan.positions", "plan.dispatch", "fetch.answered", *OURS, "commit.re
 # `kit.runs.inline_run` in a process that stops itself at a named point, as if its machine had
 # slept.
 SLEEPER = """
-import os, runpy, signal, sys
+import os, runpy, signal, sys, threading
 from logmirror import failpoints
 
 def reach(point):
