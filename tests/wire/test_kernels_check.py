@@ -1,7 +1,8 @@
-"""Goal: a batch whose records do not match its header never passes.
+"""Goal: a batch whose records do not match its header never passes; plain Python agrees.
 
-Method: bodies written by the reference encoder pass. Every body one edit away gets the verdict of
-the reference decoder, and a body that is too short or too long is refused.
+Method: each body goes to the kernel and to plain Python, which must count the same records. Bodies
+written by the reference encoder pass. Every body one edit away gets the verdict of the reference
+decoder, and a body that is too short or too long is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logmirror.errors import LogmirrorError
+from logmirror.wire import record_check
 from logmirror.wire.batch_header import HEADER_SIZE
 from logmirror.wire.kernels_check import count_sound_records
 from logmirror.wire.kernels_crc32c import crc32c_at
@@ -29,7 +31,9 @@ BATCH = encode_reference(RECORDS)
 def _count(body: bytes, count: int) -> int:
     # Canaries on both sides: a read beyond the body would find lengths that fit.
     framed = np.frombuffer(b"\0" * 16 + body + b"\0" * 16, np.uint8)
-    return count_sound_records(address_of(framed) + 16, len(body), count)
+    found = count_sound_records(address_of(framed) + 16, len(body), count)
+    assert record_check.count_sound_records(b"\0" * 16 + body, 16, count) == found
+    return found
 
 
 def _reference_accepts(body: bytes) -> bool:

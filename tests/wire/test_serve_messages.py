@@ -11,7 +11,7 @@ import random
 import types
 import typing
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ COUNT = 25
 CODED = [
     (api_key, version)
     for api_key, (first, last) in VERSIONS.items()
-    if api_key not in (Api.PRODUCE, Api.FETCH)
+    if api_key in MESSAGES and api_key not in (Api.PRODUCE, Api.FETCH)
     for version in range(first, last + 1)
 ]
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -33,9 +33,13 @@ NO_OPERATIONS = -(2**31)
 
 RANDOM = {
     "string": lambda rng: "".join(rng.choices("abc\u00fc\U0001f600", k=rng.choice([0, 1, 5, 200]))),
+    "bytes": lambda rng: rng.randbytes(rng.choice([0, 1, 5, 200])),
     "bool": lambda rng: rng.random() < 0.5,
     "uuid": lambda rng: uuid.UUID(int=rng.randrange(1, 2**128)),
     "timedelta_i32": lambda rng: timedelta(milliseconds=rng.randrange(2**31)),
+    "timedelta_i64": lambda rng: timedelta(milliseconds=rng.randrange(2**40)),
+    "float64": lambda rng: rng.choice([0.0, -1.5, 1e300]),
+    "datetime_i64": lambda rng: datetime.fromtimestamp(rng.randrange(2**33), UTC),
     "error_code": lambda rng: rng.choice(list(ErrorCode)),
 }
 
@@ -88,6 +92,8 @@ def _pairs(fields: dict[str, Any], version: int, expected: Any) -> list[tuple[st
 def _plain(value: Any, field: Any) -> Any:
     if isinstance(value, timedelta):
         return round(value.total_seconds() * 1000)
+    if isinstance(value, datetime):
+        return round(value.timestamp() * 1000)
     if field.type_str == "bitfield":
         bits = {bit for bit in range(32) if value >> bit & 1}
         return None if value == NO_OPERATIONS else bits

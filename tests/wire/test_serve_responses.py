@@ -35,8 +35,9 @@ def test_kio_reads_a_produce_response(version):
 def test_kio_reads_a_fetch_response_with_records_in_between(version):
     name = uuid.UUID(int=5).bytes if version >= 13 else "a"
     records = [b"x" * 300, b"y" * 7]
+    rest = Fetched(1, 1, 9, 9, 0, 9), Fetched(2, 0, 50, 0, 7, 50, [])
     topics = [
-        (name, [Fetched(0, 0, 100, 3, 300), Fetched(1, 1, 9, 9, 0), Fetched(2, 0, 50, 0, 7)]),
+        (name, [Fetched(0, 0, 100, 3, 300, 90, [(7, 12), (2**40, 80)]), *rest]),
         (name, []),
     ]
 
@@ -49,7 +50,10 @@ def test_kio_reads_a_fetch_response_with_records_in_between(version):
     assert correlation_id == 99
     first, wrong, last = response.responses[0].partitions
     assert (first.partition_index, first.error_code, first.high_watermark) == (0, 0, 100)
-    assert first.last_stable_offset == 100
+    assert first.last_stable_offset == 90
+    aborted = [(one.producer_id, one.first_offset) for one in first.aborted_transactions]
+    assert aborted == [(7, 12), (2**40, 80)]
+    assert (wrong.aborted_transactions, last.aborted_transactions) == (None, ())
     assert bytes(first.records) == records[0]
     assert (wrong.error_code, wrong.high_watermark, len(wrong.records or b"")) == (1, 9, 0)
     assert bytes(last.records) == records[1]

@@ -228,6 +228,11 @@ def body_cursor(frame: memoryview, *, flexible: bool) -> Cursor:
     return cursor
 
 
+def read_client_id(frame: memoryview) -> str:
+    """Read the client ID of a request; empty if it has none."""
+    return Cursor(frame, HEADER_BYTES).string(compact=False) or ""
+
+
 def pack_uvarint(value: int) -> bytes:
     """Return an unsigned varint."""
     out = bytearray()
@@ -245,6 +250,10 @@ class FrameBuffer:
 
     Args:
         limit_of: Returns the size limit of a frame in bytes, by API key.
+
+    Attributes:
+        is_raw: Whether frames have no request header: the tokens of SASL after a SaslHandshake of
+            version 0. Their limit is that of API key -1.
     """
 
     def __init__(self, limit_of: Callable[[int], int]) -> None:
@@ -254,6 +263,7 @@ class FrameBuffer:
         self._start = 0
         self._end = 0
         self._needed = _SIZE_BYTES
+        self.is_raw = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -312,13 +322,15 @@ class FrameBuffer:
             self._needed = _SIZE_BYTES
             return None
         size = _INT32.unpack_from(self._data, self._start)[0]
-        if size < HEADER_BYTES:
+        if size < (0 if self.is_raw else HEADER_BYTES):
             message = "frame is shorter than a request header"
             raise RemoteProtocolError(message, frame_bytes=size)
-        if have < _SIZE_BYTES + HEADER_BYTES:
+        if not self.is_raw and have < _SIZE_BYTES + HEADER_BYTES:
             self._needed = _SIZE_BYTES + HEADER_BYTES
             return None
-        api_key = _INT16.unpack_from(self._data, self._start + _SIZE_BYTES)[0]
+        api_key = -1
+        if not self.is_raw:
+            api_key = _INT16.unpack_from(self._data, self._start + _SIZE_BYTES)[0]
         if size > (limit := self._limit_of(api_key)):
             message = "frame exceeds the size limit for this API"
             raise RemoteProtocolError(

@@ -43,6 +43,7 @@ _SHARED_FILES: Final = (
     "kernels_columns.py",
     "kernels_check.py",
     "kernels_encode.py",
+    "kernels_keys.py",
     "kernels_text.py",
 )
 """Files whose functions are compiled into kernels of other files."""

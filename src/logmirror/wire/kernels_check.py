@@ -71,3 +71,29 @@ def count_sound_records(position: int, size: int, count: int) -> int:
             return number
         position += length
     return count if position == end else -1
+
+
+@kernel("int64(int64,int64,int64)")
+def find_without_key(position: int, size: int, count: int) -> int:
+    """The number of the first record without a key, -1 if all have one; the records are sound.
+
+    Args:
+        position: Address of the first record, decompressed.
+        size: Bytes of all records.
+        count: As the batch header says.
+    """
+    end = position + size
+    for number in range(count):
+        length, position = read_varint32(position, end)
+        if position == 0 or length < 1 or length > end - position:
+            return number
+        behind = position + length
+        _, at = read_varint64(position + 1, behind)
+        if at != 0:
+            _, at = read_varint32(at, behind)
+        if at != 0:
+            length, at = read_varint32(at, behind)
+        if at == 0 or length < 0:
+            return number
+        position = behind
+    return -1

@@ -14,6 +14,7 @@ without passing through a codec.
               partition: int32 index | int16 error | int64 high watermark | int64 last stable
                          | int64 log start (v5+) | aborted | int32 preferred replica (v11+)
                          | records
+              aborted: int64 producer id | int64 first offset
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FIRST_VERSION: Final = 4
 LAST_VERSION: Final = 17
 TOPIC_ID_FROM: Final = 13
 _FLEXIBLE_FROM: Final = 12
+_READ_COMMITTED: Final = 1
 
 _LIMITS: Final = Struct(">iiib")
 _SESSION: Final = Struct(">ii")
@@ -39,6 +41,7 @@ _HEAD: Final = Struct(">ii")
 _ERROR: Final = Struct(">hi")
 _PARTITION: Final = Struct(">ihqq")
 _LOG_START: Final = Struct(">q")
+_ABORTED: Final = Struct(">qq")
 
 
 class FetchPartition(NamedTuple):
@@ -68,6 +71,7 @@ class FetchRequest(NamedTuple):
     session_id: int
     session_epoch: int
     topics: list[FetchTopic]
+    read_committed: bool = False
 
 
 class Fetched(NamedTuple):
@@ -78,6 +82,9 @@ class Fetched(NamedTuple):
     high_watermark: int
     log_start: int
     records_bytes: int
+    last_stable: int
+    aborted: Sequence[tuple[int, int]] | None = None
+    """Producer ID and first offset of aborted transactions; None for read_uncommitted."""
 
 
 def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
@@ -90,7 +97,7 @@ def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
     cursor = body_cursor(frame, flexible=compact)
     if version <= 14:  # noqa: PLR2004  # replica id, later a tagged field; there are no followers
         cursor.int32()
-    max_wait_ms, min_bytes, max_bytes, _isolation = _LIMITS.unpack(cursor.take(_LIMITS.size))
+    max_wait_ms, min_bytes, max_bytes, isolation = _LIMITS.unpack(cursor.take(_LIMITS.size))
     session_id, session_epoch = 0, -1
     if version >= 7:  # noqa: PLR2004  # sessions came with v7
         session_id, session_epoch = _SESSION.unpack(cursor.take(_SESSION.size))
@@ -103,7 +110,9 @@ def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
             cursor.tagged_fields()
         topics.append(FetchTopic(name, partitions))
     _skip_tail(cursor, version)
-    return FetchRequest(max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics)
+    limits = max_wait_ms, min_bytes, max_bytes
+    is_committed = isolation == _READ_COMMITTED
+    return FetchRequest(*limits, session_id, session_epoch, topics, is_committed)
 
 
 def _skip_tail(cursor: Cursor, version: int) -> None:
@@ -192,14 +201,26 @@ def _pack_topic(out: bytearray, version: int, name: str | bytes, partition_count
 
 
 def _pack_partition(out: bytearray, version: int, fetched: Fetched) -> None:
-    watermark = fetched.high_watermark
-    # There are no transactions, so the last stable offset is the high watermark.
-    out += _PARTITION.pack(fetched.partition, fetched.error, watermark, watermark)
+    offsets = fetched.high_watermark, fetched.last_stable
+    out += _PARTITION.pack(fetched.partition, fetched.error, *offsets)
     if version >= 5:  # noqa: PLR2004  # log start came with v5
         out += _LOG_START.pack(fetched.log_start)
     compact = version >= _FLEXIBLE_FROM
-    out += b"\0" if compact else b"\xff\xff\xff\xff"  # aborted transactions: null
+    _pack_aborted(out, fetched.aborted, compact=compact)
     if version >= 11:  # noqa: PLR2004  # preferred read replica: none
         out += b"\xff\xff\xff\xff"
     size = fetched.records_bytes
     out += pack_uvarint(size + 1) if compact else _SIZE.pack(size)
+
+
+def _pack_aborted(
+    out: bytearray, aborted: Sequence[tuple[int, int]] | None, *, compact: bool
+) -> None:
+    if aborted is None:
+        out += b"\0" if compact else b"\xff\xff\xff\xff"
+        return
+    out += pack_uvarint(len(aborted) + 1) if compact else _SIZE.pack(len(aborted))
+    for transaction in aborted:
+        out += _ABORTED.pack(*transaction)
+        if compact:
+            out += b"\0"

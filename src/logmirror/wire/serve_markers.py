@@ -16,17 +16,17 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from logmirror.wire.kernels_crc32c import crc32c_at
-from logmirror.wire.scan import address_of, as_bytes_array
+from logmirror.wire.checksum import crc32c
 
 MARKER_BYTES: Final = 78
 CONTROL_FLAG: Final = 0x20
-_TRANSACTIONAL_FLAG: Final = 0x10
+TRANSACTIONAL_FLAG: Final = 0x10
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _RECORD: Final = Struct(">bbbbbhhbhib")
 _CRC: Final = Struct(">I")
 _COORDINATOR_EPOCH: Final = Struct(">i")
 _COORDINATOR_EPOCH_AT: Final = 73
+_TYPE_AT: Final = 69
 _CRC_AT: Final = 17
 _CRC_START: Final = 21
 _LENGTH_END: Final = 12
@@ -45,14 +45,13 @@ def pack_marker(
     out = bytearray(
         _HEADER.pack(
             *(0, MARKER_BYTES - _LENGTH_END, 0, _MAGIC, 0),
-            *(_TRANSACTIONAL_FLAG | CONTROL_FLAG, 0, timestamp_ms, timestamp_ms),
+            *(TRANSACTIONAL_FLAG | CONTROL_FLAG, 0, timestamp_ms, timestamp_ms),
             *(producer_id, producer_epoch, -1, 1),
         )
     )
     # Lengths are zigzag varints: twice their value.
     out += _RECORD.pack(32, 0, 0, 0, 8, 0, commit, 12, 0, coordinator_epoch, 0)
-    checksum = crc32c_at(address_of(as_bytes_array(out)) + _CRC_START, MARKER_BYTES - _CRC_START)
-    _CRC.pack_into(out, _CRC_AT, checksum)
+    _CRC.pack_into(out, _CRC_AT, crc32c(memoryview(out)[_CRC_START:]))
     return out
 
 
@@ -61,3 +60,10 @@ def coordinator_epoch_of(batch: bytes | bytearray | memoryview) -> int:
     if len(batch) != MARKER_BYTES:
         return -1
     return int(_COORDINATOR_EPOCH.unpack_from(batch, _COORDINATOR_EPOCH_AT)[0])
+
+
+def is_commit(batch: bytes | bytearray | memoryview) -> bool | None:
+    """Whether a marker commits its transaction; None if it is no marker of this layout."""
+    if len(batch) != MARKER_BYTES or batch[_TYPE_AT] > 1 or batch[_TYPE_AT - 1]:
+        return None
+    return batch[_TYPE_AT] == 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import typing
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -23,10 +24,11 @@ from kafka.protocol import (  # type: ignore[import-untyped]  # ships no py.type
     consumer,
     metadata,
     producer,
+    sasl,
 )
 
 from logmirror.errors import InternalError
-from logmirror.wire.frames import Cursor, body_cursor
+from logmirror.wire.frames import Cursor, RemoteProtocolError, body_cursor
 
 Message = Any  # kafka-python has no types; tests check the shapes with another codec
 FieldReader = Callable[[Cursor], Any]
@@ -37,10 +39,27 @@ def _uuid(cursor: Cursor) -> uuid.UUID | None:
     return uuid.UUID(bytes=found) if any(found) else None
 
 
+def _blob(cursor: Cursor, *, nullable: bool, compact: bool) -> bytes | None:
+    found = cursor.blob(compact=compact)
+    if found is None and not nullable:
+        raise RemoteProtocolError("bytes must not be null", position=cursor.position)
+    return None if found is None else bytes(found)
+
+
 MESSAGES: Final[Mapping[int, tuple[Any, Any]]] = {
     request.API_KEY: (request, response)
     for request, response in (
         (consumer.ListOffsetsRequest, consumer.ListOffsetsResponse),
+        (consumer.OffsetCommitRequest, consumer.OffsetCommitResponse),
+        (consumer.OffsetFetchRequest, consumer.OffsetFetchResponse),
+        (consumer.JoinGroupRequest, consumer.JoinGroupResponse),
+        (consumer.HeartbeatRequest, consumer.HeartbeatResponse),
+        (consumer.LeaveGroupRequest, consumer.LeaveGroupResponse),
+        (consumer.SyncGroupRequest, consumer.SyncGroupResponse),
+        (consumer.OffsetDeleteRequest, consumer.OffsetDeleteResponse),
+        (admin.DescribeGroupsRequest, admin.DescribeGroupsResponse),
+        (admin.ListGroupsRequest, admin.ListGroupsResponse),
+        (admin.DeleteGroupsRequest, admin.DeleteGroupsResponse),
         (metadata.MetadataRequest, metadata.MetadataResponse),
         (metadata.FindCoordinatorRequest, metadata.FindCoordinatorResponse),
         (metadata.ApiVersionsRequest, metadata.ApiVersionsResponse),
@@ -49,13 +68,27 @@ MESSAGES: Final[Mapping[int, tuple[Any, Any]]] = {
         (admin.DeleteRecordsRequest, admin.DeleteRecordsResponse),
         (producer.InitProducerIdRequest, producer.InitProducerIdResponse),
         (consumer.OffsetForLeaderEpochRequest, consumer.OffsetForLeaderEpochResponse),
+        (producer.AddPartitionsToTxnRequest, producer.AddPartitionsToTxnResponse),
+        (producer.AddOffsetsToTxnRequest, producer.AddOffsetsToTxnResponse),
+        (producer.EndTxnRequest, producer.EndTxnResponse),
         (producer.WriteTxnMarkersRequest, producer.WriteTxnMarkersResponse),
+        (producer.TxnOffsetCommitRequest, producer.TxnOffsetCommitResponse),
+        (sasl.SaslHandshakeRequest, sasl.SaslHandshakeResponse),
+        (sasl.SaslAuthenticateRequest, sasl.SaslAuthenticateResponse),
+        (admin.DescribeAclsRequest, admin.DescribeAclsResponse),
+        (admin.CreateAclsRequest, admin.CreateAclsResponse),
+        (admin.DeleteAclsRequest, admin.DeleteAclsResponse),
+        (admin.DescribeClientQuotasRequest, admin.DescribeClientQuotasResponse),
+        (admin.DescribeUserScramCredentialsRequest, admin.DescribeUserScramCredentialsResponse),
+        (admin.AlterUserScramCredentialsRequest, admin.AlterUserScramCredentialsResponse),
         (admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
         (admin.AlterConfigsRequest, admin.AlterConfigsResponse),
         (admin.CreatePartitionsRequest, admin.CreatePartitionsResponse),
         (admin.IncrementalAlterConfigsRequest, admin.IncrementalAlterConfigsResponse),
         (admin.DescribeClusterRequest, admin.DescribeClusterResponse),
         (admin.DescribeProducersRequest, admin.DescribeProducersResponse),
+        (admin.DescribeTransactionsRequest, admin.DescribeTransactionsResponse),
+        (admin.ListTransactionsRequest, admin.ListTransactionsResponse),
     )
 }
 """Request and response class by API key."""
@@ -84,6 +117,8 @@ def _value_reader(
     if field.type_str == "string":
         read = Cursor.string if nullable else Cursor.name
         return functools.partial(read, compact=compact), 1 if compact else 2
+    if field.type_str == "bytes":
+        return functools.partial(_blob, nullable=nullable, compact=compact), 1 if compact else 4
     if field.type_str not in _FIXED:
         message = "no reader for a field of a request"
         raise InternalError(message, field=field.name, type=field.type_str)
@@ -169,6 +204,9 @@ class ResponseKind:
     def __init__(self, api_key: int, version: int) -> None:
         _, self._response = MESSAGES[api_key]
         self._version = version
+        self.errors: Counter[int] = Counter()
+        """How often a part of a response had an error code, by code."""
+
         self._structs = dict(_structs(self._response.fields))
 
     def entity(self, struct_name: str, **fields: object) -> Message:
@@ -176,10 +214,14 @@ class ResponseKind:
 
         Structures that the version does not have can be built; they are not written.
         """
+        if code := fields.get("error_code"):
+            self.errors[int(code)] += 1  # type: ignore[call-overload]  # a number
         return self._structs[struct_name](**fields)
 
     def frame(self, correlation_id: int, **fields: object) -> bytes:
         """Encode the response; returns its whole frame, the size field included."""
+        if code := fields.get("error_code"):
+            self.errors[int(code)] += 1  # type: ignore[call-overload]  # a number
         message = self._response(version=self._version, **fields)
         message.with_header(correlation_id)
         return bytes(message.encode(header=True, framed=True))
@@ -195,4 +237,17 @@ def _structs(fields: Mapping[str, Any]) -> typing.Iterator[tuple[str, Any]]:
 @functools.cache
 def response_kind(api_key: int, version: int) -> ResponseKind:
     """Return the response message of that key and version."""
-    return ResponseKind(api_key, version)
+    kind = _KINDS[api_key, version] = ResponseKind(api_key, version)
+    return kind
+
+
+_KINDS: Final[dict[tuple[int, int], ResponseKind]] = {}
+
+
+def error_counts() -> Counter[tuple[int, int]]:
+    """Return how often responses of this process had an error code, by API key and code."""
+    found: Counter[tuple[int, int]] = Counter()
+    for (api_key, _), kind in tuple(_KINDS.items()):
+        for code, count in tuple(kind.errors.items()):
+            found[api_key, code] += count
+    return found

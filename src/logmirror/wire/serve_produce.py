@@ -1,4 +1,4 @@
-"""The server's Produce (key 0, versions 3-11), encoded and decoded by hand.
+"""The server's Produce (key 0, versions 3-12), encoded and decoded by hand.
 
 A generated codec copies the records and takes ten times as long for the response; with requests of
 16 KiB that costs as much as the rest of the broker. Records are views of the frame.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 API_KEY: Final = 0
 FIRST_VERSION: Final = 3
-LAST_VERSION: Final = 11
+LAST_VERSION: Final = 12
 _FLEXIBLE_FROM: Final = 9
 
 _ACKS: Final = Struct(">hi")
@@ -55,6 +55,7 @@ class ProduceRequest(NamedTuple):
     transactional_id: str | None
     acks: int
     topics: list[ProduceTopic]
+    version: int
 
 
 class Produced(NamedTuple):
@@ -92,7 +93,7 @@ def parse_produce(frame: memoryview, version: int) -> ProduceRequest:
         topics.append(ProduceTopic(name, partitions))
     if compact:
         cursor.tagged_fields()
-    return ProduceRequest(transactional_id, acks, topics)
+    return ProduceRequest(transactional_id, acks, topics, version)
 
 
 def pack_produce_response(
