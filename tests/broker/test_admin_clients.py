@@ -157,8 +157,8 @@ def test_librdkafka_changes_settings_and_they_hold_after_a_kill(broker, topic_na
     [row] = rows_by_aiokafka(broker.bootstrap, topic_name)
     assert row.timestamp_type == 1
     assert row.timestamp_ms > 1000
-    with pytest.raises(KafkaException, match=r"retention\.ms: this broker supports only -1"):
-        _alter(admin, topic_name, ("retention.ms", "1000", AlterConfigOpType.SET))
+    with pytest.raises(KafkaException, match=r"min\.insync\.replicas: this broker supports only 1"):
+        _alter(admin, topic_name, ("min.insync.replicas", "2", AlterConfigOpType.SET))
     assert _settings(admin, topic_name) == wanted
 
 

@@ -5,12 +5,15 @@ Method: each tool does its usual job; its output or its exit code is checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.partition_client import PartitionClient, data_batch
+from kit.judges.transaction_client import TransactionClient
+from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 
 
@@ -27,9 +30,9 @@ def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools,
     again = apache_tools.run("kafka-topics", *at, *create, check=False)
     assert again.returncode == 1
     assert "TopicExistsException" in again.stdout + again.stderr
-    refused = ("--create", "--topic", topic_name + "x", "--config", "retention.ms=5")
+    refused = ("--create", "--topic", topic_name + "x", "--config", "min.insync.replicas=2")
     found = apache_tools.run("kafka-topics", *at, *refused, check=False)
-    assert "retention.ms: this broker supports only -1" in found.stdout + found.stderr
+    assert "min.insync.replicas: this broker supports only 1" in found.stdout + found.stderr
     apache_tools.run("kafka-topics", *at, "--delete", "--topic", topic_name)
     assert topic_name not in apache_tools.run("kafka-topics", *at, "--list").stdout.split()
 
@@ -94,9 +97,9 @@ def test_partitions_and_settings_are_changed(embedded, apache_tools, topic_name)
     assert described.count("Leader: 1") == 4
     assert "message.timestamp.type=LogAppendTime" in described
     assert "segment.bytes" not in described
-    refused = ("--add-config", "cleanup.policy=compact")
+    refused = ("--add-config", "compression.type=zstd")
     found = apache_tools.run("kafka-configs", *at, "--alter", *where, *refused, check=False)
-    assert "cleanup.policy: this broker supports only delete" in found.stdout + found.stderr
+    assert "compression.type: this broker supports only producer" in found.stdout + found.stderr
 
 
 def test_records_are_deleted_and_producers_described(embedded, apache_tools, topic_name, tmp_path):
@@ -136,3 +139,60 @@ def test_the_console_consumer_reads_over_markers(embedded, apache_tools, topic_n
     # The newer one warns of an option that the older one does not know under another name.
     offsets = [line for line in found.splitlines() if line.startswith("Offset:")]
     assert offsets == [f"Offset:{offset}" for offset in (0, 1, 2, 53, 54, 55)]
+
+
+def test_the_tool_for_transactions_lists_describes_and_ends_them(
+    apache_tools, tmp_path, topic_name
+):
+    broker = EmbeddedBroker(tmp_path / "broker")
+    with broker, contextlib.ExitStack() as stack:
+        at = ("--bootstrap-server", broker.bootstrap)
+        create_topic(broker.bootstrap, topic_name, 1, {})
+        client = stack.enter_context(TransactionClient(broker.bootstrap, topic_name))
+        writer = client.init()
+        client.add(writer)
+        client.produce(writer, 0)
+
+        [listed] = apache_tools.run("kafka-transactions", *at, "list").stdout.splitlines()[1:]
+        assert listed.split() == [topic_name, "1", str(writer.producer_id), "Ongoing"]
+        which = ("describe", "--transactional-id", topic_name)
+        described = apache_tools.run("kafka-transactions", *at, *which).stdout.splitlines()[1]
+        assert described.split()[1:5] == [topic_name, str(writer.producer_id), "0", "Ongoing"]
+        assert f"{topic_name}-0" in described
+
+        # A coordinator without its state: the transaction hangs until the tool ends it.
+        broker.stop()
+        (broker.log_dir / ".logmirror" / "state.sqlite").unlink()
+        broker.start()
+        hanging = ("find-hanging", "--topic", topic_name, "--max-transaction-timeout", "0")
+        found = apache_tools.run("kafka-transactions", *at, *hanging).stdout.splitlines()[1:]
+        assert [line.split()[:3] for line in found] == [[topic_name, "0", str(writer.producer_id)]]
+        where = ("--topic", topic_name, "--partition", "0", "--start-offset", "0")
+        apache_tools.run("kafka-transactions", *at, "abort", *where)
+        client = stack.enter_context(PartitionClient(broker.bootstrap, topic_name))
+        assert client.fetch(0).last_stable_offset == client.log_end == 4
+        assert list(rows_by_librdkafka(broker.bootstrap, topic_name)) == []
+
+
+def test_the_perf_producer_writes_transactions(embedded, apache_tools, topic_name):
+    create_topic(embedded.bootstrap, topic_name, 3, {})
+    size = ("--num-records", "2000", "--record-size", "100", "--throughput", "1000")
+    transactions = ("--transactional-id", topic_name, "--transaction-duration-ms", "200")
+    properties = ("--producer-props", f"bootstrap.servers={embedded.bootstrap}")
+
+    said = apache_tools.run(
+        "kafka-producer-perf-test", "--topic", topic_name, *size, *transactions, *properties
+    ).stdout
+
+    assert "2000 records sent" in said
+    rows = [
+        row
+        for partition in range(3)
+        for row in rows_by_librdkafka(embedded.bootstrap, topic_name, partition=partition)
+    ]
+    assert len(rows) == 2000
+    with TransactionClient(embedded.bootstrap, topic_name) as client:
+        state, _, epoch, _ = client.described()
+        assert state == "CompleteCommit"
+        # Transaction version 2 increments the epoch with every transaction.
+        assert (epoch > 3) == (apache_tools.version == "4.3.1")

@@ -7,6 +7,7 @@ a raw client read all records. A slow disk then makes one Fetch run out of time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
 import time
@@ -27,6 +28,7 @@ from kit.judges.raw_client import (
     read_response,
     request_frame,
 )
+from kit.servers.coordinators import coordinators
 from kit.servers.embedded import EmbeddedBroker
 from logmirror.broker.apis import Api
 from logmirror.broker.broker import Broker, Caller
@@ -245,6 +247,7 @@ def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the
             executor=executor,
             checkers=executor,
             port=1,
+            **stack.enter_context(coordinators(tmp_path, store, topics, commits, executor)),
         )
         caller, offsets = Caller("127.0.0.1"), dict.fromkeys(range(count), 0)
         rounds = 0
@@ -262,6 +265,6 @@ def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the
         assert rounds > BATCHES
 
     store = MetadataStore(tmp_path / "db")
-    with ThreadPoolExecutor(2) as executor:
+    with ThreadPoolExecutor(2) as executor, contextlib.ExitStack() as stack:
         asyncio.run(run())
     store.close()

@@ -24,7 +24,8 @@ from kit.servers.kafka import create_topic, delete_topic
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
-from logmirror.broker.log.partition_log import ColdSegmentError, Marker, PartitionLog
+from logmirror.broker.log.partition_transactions import Marker
+from logmirror.broker.log.reading import ColdSegmentError
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.errors import CorruptionError
@@ -33,6 +34,8 @@ from logmirror.wire.records import decode_reference
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from logmirror.broker.log.partition_log import PartitionLog
 
 SEGMENT_BYTES = 300
 """Room for two or three batches of these tests."""

@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from kit.judges.partition_client import data_batch
 from kit.judges.raw_client import build, message_class, nested, read_response, request_frame
+from kit.servers.coordinators import coordinators
 from logmirror.broker.apis import Api
 from logmirror.broker.broker import Broker, Caller
 from logmirror.broker.handlers.fetch import fetch
@@ -64,20 +65,22 @@ def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]])
                 commits = GroupCommit(executor, disk)
                 topics = Topics(options, store, executor, disk, cache, commits)
                 await topics.create(TOPIC, 1, {})
-                broker = Broker(
-                    options=options,
-                    store=store,
-                    topics=topics,
-                    cache=cache,
-                    commits=commits,
-                    executor=executor,
-                    checkers=executor,
-                    port=1,
-                )
-                try:
-                    await act(broker, disk)
-                finally:
-                    disk.may_flush.set()
+                with coordinators(root, store, topics, commits, executor) as others:
+                    broker = Broker(
+                        options=options,
+                        store=store,
+                        topics=topics,
+                        cache=cache,
+                        commits=commits,
+                        executor=executor,
+                        checkers=executor,
+                        port=1,
+                        **others,
+                    )
+                    try:
+                        await act(broker, disk)
+                    finally:
+                        disk.may_flush.set()
                 await commits.drain()
         finally:
             store.close()
@@ -106,7 +109,7 @@ def _produce(broker: Broker, sequence: int) -> ProduceResponse:
         topic_data=(topic,),
     )
     frame = memoryview(bytearray(request_frame(Api.PRODUCE, 9, request)))
-    return produce(broker, read_header(frame), frame, lambda: None)
+    return produce(broker, read_header(frame), frame, Caller("127.0.0.1"), lambda: None)
 
 
 def _error_and_offset(found: ProduceResponse) -> tuple[int, int]:

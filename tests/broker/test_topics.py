@@ -22,7 +22,7 @@ from kit.judges.clients import Message, produce
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import SegmentCache
-from logmirror.broker.metadata import PRODUCER_ID_BLOCK, DurableEnd, MetadataStore, TopicRow
+from logmirror.broker.metadata import PRODUCER_ID_BLOCK, MetadataStore, TopicRow
 from logmirror.broker.options import BrokerOptions
 from logmirror.broker.topic_configs import RefusedConfigError, TopicConfigs
 from logmirror.broker.topics import RefusedTopicError, Topics
@@ -95,40 +95,6 @@ def test_a_database_from_before_log_starts_is_taken_over(tmp_path):
     [version] = database.execute("SELECT value FROM settings WHERE name = 'schema'").fetchone()
     assert version == "2"
     database.close()
-
-
-def test_a_database_without_durable_ends_is_opened_and_has_none(tmp_path):
-    store = MetadataStore(tmp_path / "db")
-    row = _row("orders")
-    store.create_topic(row)
-    store.set_durable_ends({(row.topic_id, 0): DurableEnd(9, 0)})
-    store.close()
-    database = sqlite3.connect(tmp_path / "db")
-    database.execute("DROP TABLE durable_ends")  # as older versions wrote it
-    database.commit()
-    database.close()
-
-    again = MetadataStore(tmp_path / "db")
-
-    assert again.topics() == [row]
-    again.close()
-
-
-def test_durable_ends_never_decrease_and_belong_to_one_topic_id(tmp_path):
-    store = MetadataStore(tmp_path / "db")
-    row, other = _row("orders"), _row("other")
-    store.create_topic(row)
-    ends = {(row.topic_id, 0): DurableEnd(9, 4), (other.topic_id, 0): DurableEnd(5, 0)}
-    store.set_durable_ends(ends)
-    store.set_durable_ends({(row.topic_id, 0): DurableEnd(8, 4), (row.topic_id, 2): (3, 0)})
-    store.create_topic(other)
-
-    found = {topic.name: topic.durable_ends for topic in store.topics()}
-    assert found == {"orders": {0: (9, 4), 2: (3, 0)}, "other": {}}
-    store.end_deletion("orders")
-    store.create_topic(row)  # also not under the same ID
-    assert store.topics()[0].durable_ends == {}
-    store.close()
 
 
 def test_what_is_changed_about_a_topic_is_as_it_was_changed(tmp_path):
@@ -259,9 +225,14 @@ def test_of_concurrent_creations_of_a_topic_one_succeeds(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("retention.ms", "1000"),
-        ("retention.bytes", "1"),
-        ("cleanup.policy", "compact"),
+        ("retention.ms", "-2"),
+        ("retention.ms", "9223372036854775808"),
+        ("retention.bytes", "1.5"),
+        ("segment.ms", "0"),
+        ("cleanup.policy", "compacted"),
+        ("cleanup.policy", "delete,delete"),
+        ("min.cleanable.dirty.ratio", "1.1"),
+        ("min.compaction.lag.ms", "-1"),
         ("compression.type", "zstd"),
         ("message.timestamp.type", "logappendtime"),
         ("min.insync.replicas", "2"),

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("orders.yaml", "other.yml", "notes.txt", "more/bills.yaml"):
         (tmp_path / name).touch()
     for shell in ("bash", "zsh", "fish"):
-        result = CliRunner().invoke(commands.app, ["completion", shell])
+        result = CliRunner().invoke(commands.build(), ["completion", shell])
         (tmp_path / f"script.{shell}").write_text(result.output, encoding="utf-8")
     return tmp_path
 

@@ -20,7 +20,7 @@ from logmirror.cli import commands
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COLUMNS: Final = 80
-PROGRAM: Final = typer.main.get_command(commands.app)
+PROGRAM: Final = typer.main.get_command(commands.build())
 REFUSED: Final = typer.BadParameter.__base__
 """What the parser raises for any line that it does not understand."""
 
@@ -30,9 +30,10 @@ def leaves(command, *names):
     inner = getattr(command, "commands", None)
     if inner is None:
         return {names: command}
-    return {
+    found = {
         path: leaf for name in inner for path, leaf in leaves(inner[name], *names, name).items()
     }
+    return found | {names: command} if command.invoke_without_command else found
 
 
 COMMANDS: Final = leaves(PROGRAM)
@@ -40,7 +41,7 @@ COMMANDS: Final = leaves(PROGRAM)
 
 def help_of(names) -> list[str]:
     result = CliRunner().invoke(
-        commands.app, [*names, "--help"], prog_name="logmirror", env={"COLUMNS": str(COLUMNS)}
+        commands.build(), [*names, "--help"], prog_name="logmirror", env={"COLUMNS": str(COLUMNS)}
     )
     assert result.exit_code == 0, result.output
     return [line.rstrip() for line in result.output.splitlines()]
@@ -89,7 +90,7 @@ def test_help_fits_into_80_columns(names):
 
 def test_the_version_is_the_project_s():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    result = CliRunner().invoke(commands.app, ["--version"])
+    result = CliRunner().invoke(commands.build(), ["--version"])
 
     assert result.exit_code == 0
     assert result.output == f"logmirror {project['version']}\n"

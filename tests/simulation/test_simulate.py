@@ -242,7 +242,9 @@ def test_cells_of_the_matrix_are_covered_without_an_anomaly():
 def test_the_page_is_the_matrix():
     text = PAGE.read_text()
     assert text == page()
-    assert all(f"`{point}`" in text for point in POINTS)
+    of_the_broker = "transaction."
+    mirrors = [point for point in POINTS if not point.startswith(of_the_broker)]
+    assert all(f"`{point}`" in text for point in mirrors)
     assert text.count("| ok ") == len(cells()) + 1  # and once in the legend
 
 

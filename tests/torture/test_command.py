@@ -16,7 +16,7 @@ from kit.servers.machine import HOST
 from kit.tiers import NIGHTLY
 from logmirror.archive import claims
 from logmirror.archive.naming import format_name
-from logmirror.cli.commands import app
+from logmirror.cli import commands
 from logmirror.errors import UsageError
 from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS
@@ -32,7 +32,7 @@ TRIALS, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
 
 
 def torture(*arguments, code=0):
-    result = CliRunner().invoke(app, ["torture", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(commands.build(), ["torture", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result
 

@@ -6,21 +6,30 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.security.authorization import ANONYMOUS, Authorizer
+from logmirror.broker.traffic import Traffic
 from logmirror.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from logmirror.broker.group_service import GroupService
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import MetadataStore
     from logmirror.broker.options import BrokerOptions
+    from logmirror.broker.security.store import SecurityStore
+    from logmirror.broker.state_store import StateStore
     from logmirror.broker.topics import Topics
+    from logmirror.broker.transaction_service import TransactionService
     from logmirror.clock import Clock
 
 
 _BULK_REQUESTS: Final = 4
 """Large requests in progress at the same time; further ones wait."""
+
+_LOGINS: Final = 2
+"""Passwords that are checked at the same time; each takes a few milliseconds of a worker."""
 
 
 @dataclass(slots=True)
@@ -28,6 +37,7 @@ class Load:
     """What the requests in progress take, of all connections together."""
 
     bulk: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_BULK_REQUESTS))
+    logins: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOGINS))
     waiting_partitions: int = 0
     """Partitions of Fetch requests that wait for records."""
 
@@ -38,6 +48,12 @@ class Broker:
 
     options: BrokerOptions
     store: MetadataStore
+    state: StateStore
+    """The coordinators' durable state."""
+
+    groups: GroupService
+    transactions: TransactionService
+    security: SecurityStore
     topics: Topics
     cache: SegmentCache
     commits: GroupCommit
@@ -46,10 +62,12 @@ class Broker:
     """For the checks of large batches, so that they delay nothing else."""
 
     port: int
-    """The port that the broker listens on."""
+    """The port of its first listener."""
 
     clock: Clock = SYSTEM_CLOCK
     load: Load = field(default_factory=Load)
+    traffic: Traffic = field(default_factory=Traffic)
+    authorizer: Authorizer = field(default_factory=Authorizer)
 
 
 @dataclass(slots=True)
@@ -59,5 +77,23 @@ class Caller:
     local_host: str
     """The broker's address that the client connected to."""
 
+    client_id: str = ""
+    """The client ID of the request, for those that join a group."""
+
     fetch_from: tuple[str | bytes, int] | None = None
     """The topic and partition with which its next Fetch begins, if the last one left it out."""
+
+    advertised: tuple[str, int] = ("", 0)
+    """Host and port that its listener advertises. An empty host stands for `local_host`."""
+
+    principal: str = ANONYMOUS
+    """Who it is, as Kafka writes it: `User:name`."""
+
+    client_host: str = ""
+    """The client's IP address."""
+
+    @property
+    def broker_address(self) -> tuple[str, int]:
+        """Host and port at which this client reaches the broker."""
+        host, port = self.advertised
+        return host or self.local_host, port

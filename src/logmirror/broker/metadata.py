@@ -6,18 +6,14 @@ SQLite in WAL mode with synchronous=FULL: a change is durable when the call retu
     topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
     topic_configs(topic, name, value)       only values that were set
     log_starts(topic, partition, start)     only partitions with deleted records
-    durable_ends(topic_id, partition, end_offset, written_from)
+    compacted(topic_id, partition, upto)    only partitions that were compacted
 
 A topic in deletion keeps its row until its files are removed. A broker that stops in between
 resumes the deletion at its next start, and a new topic of that name never inherits a record.
 
-A durable end is recorded at a clean stop, at a start, and about once a second while records arrive;
-no response waits for it. It may be behind the log, and never ahead of it. Recovery needs it to
-distinguish a torn write from damage. The rows are keyed by topic ID, so that those of a deleted
-topic never apply to its successor, even if an older version of the broker deleted it.
-
-Schema 1 had no log starts. Opening a database of schema 1 upgrades it. Databases of schema 2 that
-older versions wrote have no `durable_ends`; those versions ignore the table.
+Schema 1 had no log starts. Opening a database of schema 1 upgrades it. Older versions that wrote
+schema 2 recorded durable ends in a table, `durable_ends`. A start moves its rows to the file of
+`log/durable_ends`, and removes the table.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ import threading
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from logmirror.clock import new_nonce
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
@@ -51,25 +47,15 @@ CREATE TABLE IF NOT EXISTS log_starts (
     topic TEXT NOT NULL, partition INTEGER NOT NULL, start INTEGER NOT NULL,
     PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS durable_ends (
-    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, end_offset INTEGER NOT NULL,
-    written_from INTEGER NOT NULL, PRIMARY KEY (topic_id, partition)
+CREATE TABLE IF NOT EXISTS compacted (
+    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, upto INTEGER NOT NULL,
+    PRIMARY KEY (topic_id, partition)
 ) WITHOUT ROWID;
 """
+_FIND_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name ="
 PRODUCER_ID_BLOCK: Final = 1000
 """IDs are reserved in blocks, so that most allocations do not wait for the disk. A restart loses
 the rest of a block; there are 2^63 IDs."""
-
-
-class DurableEnd(NamedTuple):
-    """What is known to be on disk of a partition."""
-
-    offset: int
-    """Records before this offset were durable when it was recorded."""
-
-    written_from: int
-    """Segments from this offset on were written by this broker, so they hold every offset. Older
-    ones may come from an archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +68,6 @@ class TopicRow:
     configs: Mapping[str, str]
     log_starts: Mapping[int, int] = field(default_factory=dict)
     """Log start offset by partition. A partition without an entry starts at 0."""
-
-    durable_ends: Mapping[int, DurableEnd] = field(default_factory=dict)
-    """By partition; none: not recorded yet."""
 
 
 def new_uuid() -> uuid.UUID:
@@ -143,7 +126,7 @@ class MetadataStore:
             except sqlite3.Error as error:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
-                raise _translated(error, self._path) from error
+                raise translated(error, self._path) from error
 
     def _setting(self, name: str, default: str) -> str:
         """Return a setting; stores `default` first if it is not set. Runs in a transaction."""
@@ -176,9 +159,6 @@ class MetadataStore:
             starts: dict[str, dict[int, int]] = {}
             for topic, partition, start in self._database.execute("SELECT * FROM log_starts"):
                 starts.setdefault(topic, {})[partition] = start
-            ends: dict[bytes, dict[int, DurableEnd]] = {}
-            for topic_id, partition, *end in self._database.execute("SELECT * FROM durable_ends"):
-                ends.setdefault(topic_id, {})[partition] = DurableEnd(*end)
             select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"
             return [
                 TopicRow(
@@ -187,7 +167,6 @@ class MetadataStore:
                     partition_count=partition_count,
                     configs=configs.get(name, {}),
                     log_starts=starts.get(name, {}),
-                    durable_ends=ends.get(topic_id, {}),
                 )
                 for name, topic_id, partition_count in self._database.execute(select, (state,))
             ]
@@ -224,18 +203,35 @@ class MetadataStore:
                 [(topic, partition, start) for partition, start in starts.items()],
             )
 
-    def set_durable_ends(self, ends: Mapping[tuple[uuid.UUID, int], DurableEnd]) -> None:
-        """Store durable ends by topic ID and partition. Those of deleted topics are left out.
+    def older_durable_ends(self) -> dict[tuple[bytes, int], tuple[int, int]]:
+        """Return the durable ends that an older version recorded: offset and `written_from`.
 
-        A recorded end never decreases.
+        By topic ID and partition.
         """
         with self._transaction():
-            self._database.executemany(
-                "INSERT INTO durable_ends SELECT ?1, ?2, ?3, ?4 "
-                "WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?1) "
-                "ON CONFLICT DO UPDATE SET end_offset = max(end_offset, excluded.end_offset), "
-                "written_from = excluded.written_from",
-                [(topic_id.bytes, partition, *end) for (topic_id, partition), end in ends.items()],
+            if not self._database.execute(f"{_FIND_TABLE} 'durable_ends'").fetchone():
+                return {}
+            rows = self._database.execute("SELECT * FROM durable_ends")
+            return {(topic_id, number): (end, start) for topic_id, number, end, start in rows}
+
+    def drop_older_durable_ends(self) -> None:
+        """Remove these, once they are durable elsewhere."""
+        with self._transaction():
+            self._database.execute("DROP TABLE IF EXISTS durable_ends")
+
+    def compacted(self) -> dict[tuple[bytes, int], int]:
+        """Return the offset up to which partitions are compacted, by topic ID and partition."""
+        with self._transaction():
+            rows = self._database.execute("SELECT * FROM compacted").fetchall()
+        return {(topic_id, partition): upto for topic_id, partition, upto in rows}
+
+    def set_compacted(self, topic_id: bytes, partition: int, upto: int) -> None:
+        """Store up to which offset a partition is compacted, when its files are durable."""
+        with self._transaction():
+            self._database.execute(
+                "INSERT OR REPLACE INTO compacted SELECT ?1, ?2, ?3 "
+                "WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?1)",
+                (topic_id, partition, upto),
             )
 
     def begin_deletion(self, name: str) -> None:
@@ -249,7 +245,7 @@ class MetadataStore:
             self._database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
             self._database.execute("DELETE FROM log_starts WHERE topic = ?", (name,))
             select = "SELECT id FROM topics WHERE name = ?"
-            delete = f"DELETE FROM durable_ends WHERE topic_id IN ({select})"  # noqa: S608  # two constants
+            delete = f"DELETE FROM compacted WHERE topic_id IN ({select})"  # noqa: S608  # two constants
             self._database.execute(delete, (name,))
             self._database.execute("DELETE FROM topics WHERE name = ?", (name,))
 
@@ -267,7 +263,7 @@ class MetadataStore:
         return start
 
 
-def _translated(error: sqlite3.Error, path: Path) -> UnavailableError | CorruptionError:
+def translated(error: sqlite3.Error, path: Path) -> UnavailableError | CorruptionError:
     """Translate sqlite3's errors."""
     if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
         return CorruptionError("the broker's database is damaged", path=str(path), cause=str(error))

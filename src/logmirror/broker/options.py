@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+
+class SecurityProtocol(enum.StrEnum):
+    """Kafka's security protocols: whether a listener encrypts, and how clients log in."""
+
+    PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+
+    @property
+    def has_sasl(self) -> bool:
+        """Whether clients log in with user name and password."""
+        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
+
+
+class ClientAuth(enum.StrEnum):
+    """Kafka's `ssl.client.auth`: whether clients show a certificate."""
+
+    NONE = "none"
+    REQUESTED = "requested"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """An address that the broker listens on."""
+
+    name: str
+    """Of its own among the listeners, for example `OUTSIDE`."""
+
+    host: str
+    port: int
+    """0 lets the system choose."""
+
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+
+    advertised_host: str = ""
+    """The host in responses to its clients. Empty: the address that the client connected to."""
+
+    advertised_port: int = 0
+    """The port in responses to its clients. 0: the port that it listens on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +65,43 @@ class BrokerOptions:
     log_dir: Path
     """The folder of all topics: `<log_dir>/<topic>/<partition>/`. Created if it does not exist."""
 
+    more_log_dirs: tuple[Path, ...] = ()
+    """Further folders of topics. A new partition goes to the folder with the fewest partitions."""
+
     host: str = "127.0.0.1"
-    """The address to listen on. Clients are not authenticated, hence the loopback default."""
+    """The address of the only listener, if `listeners` is empty. Its clients are not
+    authenticated, hence the loopback default."""
 
     port: int = 9092
-    """The port to listen on; 0 lets the system choose."""
+    """Its port; 0 lets the system choose."""
 
     advertised_host: str = ""
-    """The host in Metadata responses. Empty: the address that the client connected to."""
+    """Its advertised host. Empty: the address that the client connected to."""
+
+    listeners: tuple[Listener, ...] = ()
+    """All listeners. Empty: one of protocol PLAINTEXT, at `host` and `port`."""
+
+    allow_anonymous: bool = False
+    """Whether clients of other hosts may connect without authentication."""
+
+    tls_certificate: Path | None = None
+    """The broker's certificate and its chain, in PEM."""
+
+    tls_key: Path | None = None
+    """The certificate's private key, in PEM. None: it is in the certificate's file."""
+
+    tls_client_ca: Path | None = None
+    """The authorities that sign clients' certificates, in PEM."""
+
+    tls_client_auth: ClientAuth = ClientAuth.NONE
+    """Whether clients of listeners of protocol SSL show a certificate."""
+
+    sasl_mechanisms: tuple[str, ...] = ()
+    """The enabled mechanisms. Empty: SCRAM everywhere, and PLAIN where no other host can read the
+    password: on listeners with TLS and on loopback."""
+
+    super_users: tuple[str, ...] = ()
+    """Principals that may do everything, as `User:name`. ACLs are enforced if there is one."""
 
     auto_create_topics: bool = True
     """Kafka's `auto.create.topics.enable`: a Metadata request for an unknown topic creates it."""
@@ -31,10 +109,40 @@ class BrokerOptions:
     default_partitions: int = 1
     """Kafka's `num.partitions`: partitions of a topic created without a partition count."""
 
+    topics: tuple[tuple[str, int], ...] = ()
+    """Topics that exist when the broker listens: name and partitions. Those that exist already are
+    left as they are."""
+
     accept_data_loss: tuple[str, ...] = ()
     """Partitions, as `<topic>-<partition>`, that open although acknowledged records are damaged."""
 
+    flush_on_ack: bool = True
+    """Whether a record is flushed before its response. False: the default of `flush.messages` is
+    Kafka's, so that records are flushed in the background."""
+
+    flush_ms: int = 1000
+    """Default of `flush.ms`: age of the oldest unflushed record at which it is flushed."""
+
+    flush_bytes: int = 16 * 1024 * 1024
+    """Unflushed bytes of a partition at which it is flushed."""
+
+    max_unflushed_bytes: int = 256 * 1024 * 1024
+    """Limit for the unflushed bytes of all partitions that are flushed in the background. At the
+    limit, producers wait."""
+
+    stop_with_stdin: bool = False
+    """Whether the end of stdin stops the broker: it ends with the process that started it."""
+
+    monitoring_port: int = 0
+    """Port of `/metrics`, `/livez`, `/readyz` and `/status.json`. 0: none."""
+
+    monitoring_host: str = "127.0.0.1"
+    """IP address on which that port listens."""
+
     node_id: int = 1
+
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Defaults of topic settings, by Kafka's name of the broker setting: `log.retention.ms`."""
 
     segment_bytes: int = 64 * 1024 * 1024
     """Default of `segment.bytes`. Recovery reads one segment of each partition."""
@@ -48,9 +156,41 @@ class BrokerOptions:
     max_producers: int = 100_000
     """Limit for the producer states of all partitions together; each takes about 1.5 KB."""
 
+    max_transaction_timeout_ms: int = 900_000
+    """Kafka's `transaction.max.timeout.ms`: limit for a client's `transaction.timeout.ms`."""
+
+    transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000
+    """Kafka's `transactional.id.expiration.ms`: an ID that is unused for this long is removed."""
+
+    max_transactional_ids: int = 100_000
+    """Limit for transactional IDs; each takes about 1 KB."""
+
     max_waiting_partitions: int = 200_000
     """Limit for the partitions of all Fetch requests that wait for records. Beyond it a Fetch does
     not wait."""
+
+    group_initial_rebalance_delay_ms: int = 0
+    """Kafka's `group.initial.rebalance.delay.ms`, there 3000: how long the first rebalance of a
+    group waits for more members. 0: a test's or a developer's consumer gets its partitions at once;
+    a group whose members start together rebalances once more."""
+
+    group_min_session_timeout_ms: int = 6_000
+    """Kafka's `group.min.session.timeout.ms`."""
+
+    group_max_session_timeout_ms: int = 1_800_000
+    """Kafka's `group.max.session.timeout.ms`."""
+
+    group_max_size: int = 1_000
+    """Kafka's `group.max.size`, which has no limit there: members of a group."""
+
+    max_groups: int = 20_000
+    """Limit for the groups, those included that only have committed offsets."""
+
+    offsets_retention_minutes: int = 10_080
+    """Kafka's `offsets.retention.minutes`: one week."""
+
+    offsets_retention_check_interval_ms: int = 600_000
+    """Kafka's `offsets.retention.check.interval.ms`: how often a group's offsets are checked."""
 
     max_connections: int = 1_000
     """Further connections are closed at once. The system's limit of open files may lower it."""
@@ -81,3 +221,36 @@ class BrokerOptions:
 
     send_timeout_ms: int = 60_000
     """A client that reads nothing of its response for this long is disconnected."""
+
+    authentication_timeout_ms: int = 10_000
+    """A connection must be encrypted and authenticated within this time."""
+
+    max_unauthenticated_frame_bytes: int = 16 * 1024
+    """Limit for a request before the client is authenticated."""
+
+    failed_authentication_delay_ms: int = 100
+    """The response to a failed authentication is delayed by this; Kafka's
+    `connection.failed.authentication.delay.ms`. Each further failure of the same client address
+    within a minute takes twice as long, up to `max_failed_authentication_delay_ms`."""
+
+    max_failed_authentication_delay_ms: int = 5_000
+
+    max_connections_per_address: int = 0
+    """Kafka's `max.connections.per.ip`. 0: no limit other than `max_connections`."""
+
+    @property
+    def all_listeners(self) -> tuple[Listener, ...]:
+        """The listeners, or the one that `host` and `port` describe."""
+        return self.listeners or (
+            Listener(
+                name="PLAINTEXT",
+                host=self.host,
+                port=self.port,
+                advertised_host=self.advertised_host,
+            ),
+        )
+
+    @property
+    def log_dirs(self) -> tuple[Path, ...]:
+        """All log directories, in the order in which they were given."""
+        return (self.log_dir, *self.more_log_dirs)

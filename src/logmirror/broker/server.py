@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import ipaddress
 import logging
 import os
 import resource
 import signal
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -18,12 +16,33 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from logmirror.broker.broker import Broker
+from logmirror.broker.compaction import Compactor
+from logmirror.broker.group_service import GroupService
+from logmirror.broker.groups.consumer_state import TopicInfo
+from logmirror.broker.groups.values import GroupSettings
+from logmirror.broker.housekeeping import Housekeeping
+from logmirror.broker.log.batch_check import RECORD_CHECK
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import DEFAULT_LOADED_SEGMENTS, SegmentCache
+from logmirror.broker.log_dirs.placement import (
+    PRIVATE,
+    check_different,
+    cluster_id_files,
+    database_path,
+)
 from logmirror.broker.metadata import MetadataStore
-from logmirror.broker.protocol.connection import Connection, Connections
+from logmirror.broker.protocol.connection import Connections
+from logmirror.broker.protocol.listening import Bound, accept, bound_listeners, close_removed
+from logmirror.broker.security.authorization import Authorizer
+from logmirror.broker.security.store import FILE_NAME, SecurityStore
+from logmirror.broker.state_store import StateStore
+from logmirror.broker.topic_configs import RefusedConfigError, check_overrides
 from logmirror.broker.topics import Topics
+from logmirror.broker.transaction_offsets import TransactionOffsets
+from logmirror.broker.transaction_service import TransactionService
+from logmirror.broker.transactions.coordinator import Coordinator, Limits
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,11 +56,11 @@ _FLUSH_THREADS: Final = 4
 _OTHER_THREADS: Final = 4
 _CHECK_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
-_BACKLOG: Final = 512
 _FILES_FOR_US: Final = 128
 """Descriptors reserved for the database, flushes and Python."""
 
 _MANY_FILES: Final = 2**20
+_STDIN: Final = 0
 
 
 def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> None:
@@ -51,26 +70,39 @@ def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> No
 
     Args:
         options: The broker's settings.
-        on_ready: Called once with host and port, when the broker accepts connections.
+        on_ready: Called once with host and port of the first listener, when the broker accepts
+            connections.
 
     Raises:
-        UsageError: The log directory is not writable or in use by another broker, or the address
-            cannot be bound.
+        UsageError: The log directory is not writable or in use by another broker, or a listener
+            cannot be bound or would not authenticate clients of other hosts.
         UnavailableError: The broker's database is not usable.
         CorruptionError: The broker's database is damaged.
     """
-    with _listener(options.host, options.port) as listener, _held(options.log_dir) as private:
-        store = MetadataStore(private / "broker.sqlite")
-        try:
-            uvloop.run(_serve(options, store, listener, on_ready))
-        finally:
-            store.close()
+    try:
+        check_overrides(options.overrides)
+    except RefusedConfigError as error:
+        raise UsageError("broker setting is not supported", hint=error.reason) from error
+    with bound_listeners(options) as bound, contextlib.ExitStack() as held:
+        check_different(options.log_dirs)
+        for path in options.log_dirs:
+            held.enter_context(_held(path))
+        database = database_path(options.log_dirs)
+        store = held.enter_context(contextlib.closing(MetadataStore(database)))
+        state = StateStore(database.with_name("state.sqlite"))
+        held.enter_context(contextlib.closing(state))
+        security = SecurityStore(database.with_name(FILE_NAME))
+        held.enter_context(contextlib.closing(security))
+        for file in cluster_id_files(options.log_dirs, store.cluster_id):
+            Disk().write_synced(file, [store.cluster_id.encode()])
+            Disk().sync_folder(file.parent)
+        uvloop.run(_serve(options, (store, state, security), bound, on_ready))
 
 
 @contextlib.contextmanager
 def _held(log_dir: Path) -> Iterator[Path]:
     """Create and lock the log directory; yields the broker's private folder in it."""
-    private = log_dir / ".logmirror"
+    private = log_dir / PRIVATE
     try:
         _make_durable(private)
         lock = os.open(private / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -107,37 +139,13 @@ def _make_durable(folder: Path) -> None:
             _LOG.warning("%s: could not be made durable: %s", parent, error)
 
 
-@contextlib.contextmanager
-def _listener(host: str, port: int) -> Iterator[socket.socket]:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except BaseException:
-            listener.close()
-            raise
-    except OSError as error:
-        raise UsageError(
-            "cannot listen on this address",
-            hint="give another address with --listen; port 0 lets the system choose",
-            host=host,
-            port=port,
-            cause=str(error),
-        ) from error
-    with listener:
-        yield listener
-
-
 async def _serve(
     options: BrokerOptions,
-    store: MetadataStore,
-    listener: socket.socket,
+    stores: tuple[MetadataStore, StateStore, SecurityStore],
+    bound: list[Bound],
     on_ready: Callable[[str, int], None],
 ) -> None:
+    store, state, security = stores
     loop = asyncio.get_running_loop()
     max_connections, max_files = _share_files(options.max_connections)
     disk = Disk(max_files=max_files)
@@ -146,40 +154,114 @@ async def _serve(
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
         ThreadPoolExecutor(_CHECK_THREADS, "logmirror-check") as checkers,
+        ThreadPoolExecutor(1, "logmirror-clean") as cleaners,
+        contextlib.ExitStack() as monitored,
     ):
-        commits = GroupCommit(flushers, disk)
+        limit = options.max_unflushed_bytes
+        commits = GroupCommit(flushers, disk, max_unflushed_bytes=limit)
         topics = Topics(options, store, others, disk, cache, commits)
         topics.load()
-        host, port = listener.getsockname()[:2]
+        await topics.create_missing()
+        groups = _groups(options, state, topics)
+        transactions = TransactionService(
+            _coordinator(options), state, store, topics, commits, others, SYSTEM_CLOCK
+        )
+        transactions.groups = TransactionOffsets(groups, topics)
+        transactions.load()
         broker = Broker(
             options=options,
             store=store,
+            state=state,
+            security=security,
+            authorizer=Authorizer(options.super_users, security.acls()),
+            groups=groups,
+            transactions=transactions,
             topics=topics,
             cache=cache,
             commits=commits,
             executor=others,
             checkers=checkers,
-            port=port,
+            port=bound[0].port,
         )
         connections = Connections(broker, max_connections)
-        server = await loop.create_server(
-            lambda: Connection(connections), sock=listener, backlog=_BACKLOG
+        servers = [await accept(one, connections) for one in bound]
+        housekeeping = Housekeeping(topics, commits, cache, disk, others, broker.clock)
+        compactor = Compactor(
+            *(topics, commits, cache, disk, store, cleaners, others, broker.clock),
+            housekeeping.reconsider,
         )
+        housekeeping.compactor = compactor
+        keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
         stop = _stop_on_signals(loop)
-        _LOG.info("listening on %s:%d, log directory %s", host, port, options.log_dir)
-        if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-            _LOG.warning(
-                "clients are not authenticated: every host that reaches %s:%d can read, write and "
-                "delete all topics",
-                host,
-                port,
-            )
-        on_ready(host, port)
-        await _sweep_until(stop, connections, topics)
+        if options.stop_with_stdin:
+            loop.add_reader(_STDIN, _read_stdin, loop, stop)
+        _announce(options, bound)
+        monitored.enter_context(_monitored(broker, connections))
+        on_ready(bound[0].host, bound[0].port)
+        await _sweep_until(stop, connections, transactions)
         _LOG.info("stopping")
-        server.close()
+        housekeeping.stop()
+        compactor.stop()
+        for server in servers:
+            server.close()
+        await keeping
         await connections.stop()
-        await topics.record_durable_ends()
+        await transactions.stop()
+        groups.stop()
+        await topics.close()
+
+
+def _announce(options: BrokerOptions, bound: list[Bound]) -> None:
+    for host, port, _, endpoint in bound:
+        name = endpoint.name
+        _LOG.info("listening on %s:%d (%s), log directory %s", host, port, name, options.log_dir)
+    if not options.flush_on_ack:
+        _LOG.warning(
+            "records are acknowledged before they are flushed: a power loss can take away "
+            "those of the last %d ms",
+            options.flush_ms,
+        )
+
+
+def _coordinator(options: BrokerOptions) -> Coordinator:
+    limits = Limits(
+        options.max_transaction_timeout_ms,
+        options.transactional_id_expiration_ms,
+        options.max_transactional_ids,
+    )
+    return Coordinator(limits)
+
+
+def _groups(options: BrokerOptions, state: StateStore, topics: Topics) -> GroupService:
+    """Restore the groups. Blocks."""
+    settings = GroupSettings(
+        initial_rebalance_delay_ms=options.group_initial_rebalance_delay_ms,
+        min_session_timeout_ms=options.group_min_session_timeout_ms,
+        max_session_timeout_ms=options.group_max_session_timeout_ms,
+        max_members=options.group_max_size,
+        max_groups=options.max_groups,
+        offsets_retention_ms=options.offsets_retention_minutes * 60_000,
+        offsets_check_ms=options.offsets_retention_check_interval_ms,
+    )
+
+    def find_topic(name: str) -> TopicInfo | None:
+        topic = topics.by_name.get(name)
+        return None if topic is None else TopicInfo(topic.topic_id.bytes, len(topic.logs))
+
+    groups = GroupService(settings, state, SYSTEM_CLOCK, find_topic)
+    groups.load({topic.name: topic.topic_id.bytes for topic in topics.by_name.values()})
+    topics.when_deleted = groups.topic_deleted
+    return groups
+
+
+def _monitored(
+    broker: Broker, connections: Connections
+) -> contextlib.AbstractContextManager[object]:
+    if not broker.options.monitoring_port:
+        return contextlib.nullcontext()
+    from logmirror.broker.monitoring import endpoint  # noqa: PLC0415  # loads Prometheus's client
+
+    return endpoint(broker, connections)
 
 
 def _share_files(wanted: int) -> tuple[int, int]:
@@ -212,13 +294,24 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
-async def _sweep_until(stop: asyncio.Event, connections: Connections, topics: Topics) -> None:
+def _read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    if not os.read(_STDIN, 4096):
+        loop.remove_reader(_STDIN)
+        stop.set()
+
+
+async def _sweep_until(
+    stop: asyncio.Event, connections: Connections, transactions: TransactionService
+) -> None:
     loop = asyncio.get_running_loop()
-    recording = loop.create_task(topics.record_durable_ends())
+    transactions.sweep()
+    checkers = connections.broker.checkers
+    RECORD_CHECK.on_busy = lambda: checkers.submit(RECORD_CHECK.compile)
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _SWEEP_S)
         connections.sweep(loop.time() * 1000)
-        if recording.done():
-            recording = loop.create_task(topics.record_durable_ends())
-    await recording
+        await close_removed(connections)
+        RECORD_CHECK.begin_second()
+        transactions.sweep()
+    RECORD_CHECK.on_busy = None

@@ -1,12 +1,17 @@
 """The settings of a topic: names, accepted values, defaults and documentation.
 
-Only settings that the broker implements are accepted. One that it would store and ignore, such as a
-retention time, is refused with a reason, because the user would rely on it.
+Only settings that the broker implements are accepted. One that it would store and ignore is refused
+with a reason, because the user would rely on it.
+
+The defaults are Kafka's, except that of `retention.ms`: -1 instead of 7 days, so that nothing is
+deleted unless the user asks for it. A broker setting, such as `log.retention.ms`, overrides them.
 """
 
 from __future__ import annotations
 
 import enum
+import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ class ConfigType(enum.IntEnum):
     STRING = 2
     INT = 3
     LONG = 5
+    DOUBLE = 6
     LIST = 7
 
 
@@ -53,50 +59,167 @@ class ConfigEntry(NamedTuple):
 
 class _Setting(NamedTuple):
     type: ConfigType
-    default: Callable[[BrokerOptions], str]
-    allowed: tuple[str, ...]
-    """The accepted values. Empty: any integer from `least` to 2^31 - 1."""
-    least: int
+    default: str
+    accepts: Callable[[str], bool]
+    expected: str
+    """The accepted values, for the error."""
+
+    broker_name: str
+    """The broker setting that overrides the default; empty: there is none."""
+
     documentation: str
 
 
 def _fixed(kind: ConfigType, value: str, documentation: str) -> _Setting:
-    return _Setting(kind, lambda _: value, (value,), 0, documentation)
+    expected = f"this broker supports only {value}"
+    return _Setting(kind, value, lambda found: found == value, expected, "", documentation)
 
 
-_SETTINGS: Final[Mapping[str, _Setting]] = {
-    "cleanup.policy": _fixed(ConfigType.LIST, "delete", "Records stay until the topic is deleted."),
-    "compression.type": _fixed(ConfigType.STRING, "producer", "Batches are stored as sent."),
-    "flush.messages": _fixed(
-        ConfigType.LONG, "1", "A record is durable before its response is sent."
+def _integer(  # noqa: PLR0913, PLR0917  # a row of the table
+    kind: ConfigType, default: int, least: int, most: int, broker_name: str, documentation: str
+) -> _Setting:
+    expected = f"an integer from {least} to {most}"
+
+    def accepts(value: str) -> bool:
+        return bool(_INTEGER.fullmatch(value)) and least <= int(value) <= most
+
+    return _Setting(kind, str(default), accepts, expected, broker_name, documentation)
+
+
+def _is_ratio(value: str) -> bool:
+    return bool(_RATIO.fullmatch(value)) and float(value) <= 1
+
+
+def _is_policy(value: str) -> bool:
+    policies = value.split(",")
+    return set(policies) <= {"compact", "delete"} and len(policies) == len(set(policies))
+
+
+_MAX_INT: Final = 2**31 - 1
+NEVER: Final = 2**63 - 1
+"""Kafka's default of `flush.messages` and `flush.ms`."""
+
+_MAX_LONG: Final = 2**63 - 1
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_RATIO: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
+_DAY_MS: Final = 86_400_000
+_TIME_TYPES: Final = ("CreateTime", "LogAppendTime")
+
+SETTINGS: Final[Mapping[str, _Setting]] = {
+    "cleanup.policy": _Setting(
+        ConfigType.LIST,
+        "delete",
+        _is_policy,
+        "delete, compact, or both",
+        "log.cleanup.policy",
+        "Whether old records are deleted, or replaced by newer ones with their key.",
     ),
-    "max.message.bytes": _Setting(
-        ConfigType.INT,
-        lambda options: str(options.max_message_bytes),
-        (),
-        0,
+    "compression.type": _fixed(ConfigType.STRING, "producer", "Batches are stored as sent."),
+    "delete.retention.ms": _integer(
+        *(ConfigType.LONG, _DAY_MS, 0, _MAX_LONG, "log.cleaner.delete.retention.ms"),
+        "How long compaction keeps a null value after its key was compacted first.",
+    ),
+    "flush.messages": _integer(
+        *(ConfigType.LONG, 1, 1, NEVER, "log.flush.interval.messages"),
+        "1: a record is flushed before its response is sent. Otherwise, records are acknowledged "
+        "at once and flushed in the background, at the latest when so many are not flushed.",
+    ),
+    "flush.ms": _integer(
+        *(ConfigType.LONG, 0, 0, NEVER, "log.flush.interval.ms"),
+        "In the background, a record is flushed at the latest after this time, in ms.",
+    ),
+    "max.compaction.lag.ms": _integer(
+        *(ConfigType.LONG, _MAX_LONG, 1, _MAX_LONG, "log.cleaner.max.compaction.lag.ms"),
+        "The age of a record at which its segment is compacted in any case.",
+    ),
+    "max.message.bytes": _integer(
+        *(ConfigType.INT, 0, 0, _MAX_INT, "message.max.bytes"),
         "The largest batch that is accepted, in bytes.",
     ),
     "message.timestamp.type": _Setting(
         ConfigType.STRING,
-        lambda _: "CreateTime",
-        ("CreateTime", "LogAppendTime"),
-        0,
+        "CreateTime",
+        lambda value: value in _TIME_TYPES,
+        "this broker supports only CreateTime and LogAppendTime",
+        "",
         "Whether records keep the producer's timestamp or get the append time.",
     ),
+    "min.cleanable.dirty.ratio": _Setting(
+        ConfigType.DOUBLE,
+        "0.5",
+        _is_ratio,
+        "a number from 0 to 1",
+        "log.cleaner.min.cleanable.ratio",
+        "The part of the log that is not compacted yet at which it is compacted.",
+    ),
+    "min.compaction.lag.ms": _integer(
+        *(ConfigType.LONG, 0, 0, _MAX_LONG, "log.cleaner.min.compaction.lag.ms"),
+        "The age below which a record is not compacted.",
+    ),
     "min.insync.replicas": _fixed(ConfigType.INT, "1", "There is one replica."),
-    "retention.bytes": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of size."),
-    "retention.ms": _fixed(ConfigType.LONG, "-1", "Nothing is deleted because of age."),
-    "segment.bytes": _Setting(
-        ConfigType.INT,
-        lambda options: str(options.segment_bytes),
-        (),
-        1024,
+    "retention.bytes": _integer(
+        *(ConfigType.LONG, -1, -1, _MAX_LONG, "log.retention.bytes"),
+        "The size of a partition at which its oldest segments are deleted; -1: no limit.",
+    ),
+    "retention.ms": _integer(
+        *(ConfigType.LONG, -1, -1, _MAX_LONG, "log.retention.ms"),
+        "The age of the newest record of a segment at which it is deleted; -1: no limit.",
+    ),
+    "segment.bytes": _integer(
+        *(ConfigType.INT, 0, 1024, _MAX_INT, "log.segment.bytes"),
         "The largest segment, in bytes.",
     ),
+    "segment.ms": _integer(
+        *(ConfigType.LONG, 7 * _DAY_MS, 1, _MAX_LONG, "log.roll.ms"),
+        "The age of the open segment at which it is sealed.",
+    ),
 }
-_MAX_INT: Final = 2**31 - 1
-_MAX_DIGITS: Final = 10
+"""The settings of topics, in the order of their names."""
+
+
+def check_overrides(overrides: Mapping[str, str]) -> None:
+    """Check broker settings that override defaults of topics.
+
+    Raises:
+        RefusedConfigError: A setting or its value is not supported.
+    """
+    known = {setting.broker_name: setting for setting in SETTINGS.values() if setting.broker_name}
+    for name, value in overrides.items():
+        setting = known.get(name)
+        if setting is None:
+            raise RefusedConfigError(f"{name}: not supported by this broker")
+        if not setting.accepts(value):
+            raise RefusedConfigError(f"{name}: {setting.expected}")
+
+
+def broker_defaults(options: BrokerOptions) -> list[ConfigEntry]:
+    """Return the broker settings that are defaults of topics."""
+    return [
+        ConfigEntry(
+            setting.broker_name,
+            _default(name, options),
+            setting.type,
+            ConfigSource.STATIC_BROKER,
+            f"Default of `{name}`.",
+        )
+        for name, setting in SETTINGS.items()
+        if setting.broker_name
+    ]
+
+
+def _default(name: str, options: BrokerOptions) -> str:
+    setting = _setting(name)
+    if setting.broker_name in options.overrides:
+        return options.overrides[setting.broker_name]
+    if name == "segment.bytes":
+        return str(options.segment_bytes)
+    if name == "flush.messages":
+        return setting.default if options.flush_on_ack else str(NEVER)
+    if name == "flush.ms":
+        return str(options.flush_ms)
+    if name == "max.message.bytes":
+        return str(options.max_message_bytes)
+    return setting.default
 
 
 class TopicConfigs:
@@ -117,7 +240,12 @@ class TopicConfigs:
         self._options = options
         self.segment_bytes = int(self.value("segment.bytes"))
         self.max_message_bytes = int(self.value("max.message.bytes"))
+        self.flush_messages = int(self.value("flush.messages"))
+        self.flush_ms = int(self.value("flush.ms"))
         self.is_log_append_time = self.value("message.timestamp.type") == "LogAppendTime"
+        policies = self.value("cleanup.policy").split(",")
+        self.is_deleting = "delete" in policies
+        self.is_compacted = "compact" in policies
 
     def value(self, name: str) -> str:
         """Return the effective value of a setting.
@@ -125,7 +253,43 @@ class TopicConfigs:
         Raises:
             RefusedConfigError: The setting is not supported.
         """
-        return self.values.get(name) or _setting(name).default(self._options)
+        return self.values.get(name) or _default(name, self._options)
+
+    @cached_property
+    def segment_ms(self) -> int:
+        """`segment.ms`; of compacted topics at most `max.compaction.lag.ms`."""
+        own = int(self.value("segment.ms"))
+        return min(own, self.max_compaction_lag_ms) if self.is_compacted else own
+
+    @cached_property
+    def delete_retention_ms(self) -> int:
+        """`delete.retention.ms`."""
+        return int(self.value("delete.retention.ms"))
+
+    @cached_property
+    def min_compaction_lag_ms(self) -> int:
+        """`min.compaction.lag.ms`."""
+        return int(self.value("min.compaction.lag.ms"))
+
+    @cached_property
+    def max_compaction_lag_ms(self) -> int:
+        """`max.compaction.lag.ms`."""
+        return int(self.value("max.compaction.lag.ms"))
+
+    @cached_property
+    def min_cleanable_dirty_ratio(self) -> float:
+        """`min.cleanable.dirty.ratio`."""
+        return float(self.value("min.cleanable.dirty.ratio"))
+
+    @cached_property
+    def retention_ms(self) -> int:
+        """`retention.ms`."""
+        return int(self.value("retention.ms"))
+
+    @cached_property
+    def retention_bytes(self) -> int:
+        """`retention.bytes`."""
+        return int(self.value("retention.bytes"))
 
     def list_value(self, name: str) -> list[str]:
         """Return the items of a list setting.
@@ -147,7 +311,7 @@ class TopicConfigs:
                 ConfigSource.TOPIC if name in self.values else ConfigSource.DEFAULT,
                 setting.documentation,
             )
-            for name, setting in _SETTINGS.items()
+            for name, setting in SETTINGS.items()
         ]
 
 
@@ -168,7 +332,7 @@ def wanted_configs(entries: Iterable[Any]) -> dict[str, str]:
 
 
 def _setting(name: str) -> _Setting:
-    setting = _SETTINGS.get(name)
+    setting = SETTINGS.get(name)
     if setting is None:
         raise RefusedConfigError(f"{name}: not supported by this broker")
     return setting
@@ -176,11 +340,5 @@ def _setting(name: str) -> _Setting:
 
 def _check(name: str, value: str) -> None:
     setting = _setting(name)
-    if setting.allowed:
-        if value not in setting.allowed:
-            offered = " and ".join(setting.allowed)
-            raise RefusedConfigError(f"{name}: this broker supports only {offered}")
-        return
-    digits = value if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else "-1"
-    if not setting.least <= int(digits) <= _MAX_INT:
-        raise RefusedConfigError(f"{name}: an integer from {setting.least} to {_MAX_INT}")
+    if not setting.accepts(value):
+        raise RefusedConfigError(f"{name}: {setting.expected}")

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.log.durable_ends import BackgroundFlush, DurableEnd, DurableEnds
+from logmirror.broker.log.flush_rule import FlushRule
 from logmirror.broker.log.open_segments import DamagedLogError
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.producer_limit import ProducerLimit
 from logmirror.broker.log.recovery import recover
+from logmirror.broker.log_dirs.placement import LogDirs
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.durable_ends import EndSlot
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
-    from logmirror.broker.metadata import DurableEnd
     from logmirror.broker.options import BrokerOptions
 
 _Result = TypeVar("_Result")
@@ -91,15 +94,20 @@ class Topics:
     ) -> None:
         self._commits = commits
         self._options = options
+        self._dirs = LogDirs(options.log_dirs)
         self._store = store
         self._executor = executor
         self._disk = disk
         self._cache = cache
         self._producers = ProducerLimit(options.max_producers)
+        self._ends = DurableEnds(options.log_dir / ".logmirror" / "durable-ends", disk)
+        self._ends_flush = BackgroundFlush(self._ends)
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Future[Any]] = set()
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
+        self.when_deleted: Callable[[str], None] = lambda _: None
+        """Called with the name of each deleted topic."""
 
     @property
     def partition_count(self) -> int:
@@ -116,15 +124,25 @@ class Topics:
             self._store.end_deletion(row.name)
         rows = self._store.topics()
         self._check_accepted(rows)
-        ends: dict[tuple[uuid.UUID, int], DurableEnd] = {}
+        self._ends.keep_only([row.topic_id for row in rows])
+        older = {at: DurableEnd(*end) for at, end in self._store.older_durable_ends().items()}
+        ends: list[tuple[EndSlot, DurableEnd]] = []
         for row in rows:
-            logs = [self._recovered(row, number) for number in range(row.partition_count)]
+            logs: list[PartitionLog] = []
+            for number in range(row.partition_count):
+                slot = self._ends.slot(row.topic_id.bytes, number)
+                known = [slot.end, older.get((row.topic_id.bytes, number))]
+                durable = max((end for end in known if end is not None), default=None)
+                log = self._recovered(row, number, durable)
+                end = log.durable_end() if log.failure is None else durable
+                if end is not None and end.offset and end != slot.end:
+                    ends.append((slot, end))
+                logs.append(log)
             self._admit(row, logs)
-            for number, log in enumerate(logs):
-                end = log.durable_end()
-                if log.failure is None and end.offset and end != row.durable_ends.get(number):
-                    ends[row.topic_id, number] = end
-        self._store.set_durable_ends(ends)
+            for log in logs:
+                self._commits.touch(log)
+        self._ends.record_all(ends)
+        self._store.drop_older_durable_ends()
 
     def _check_accepted(self, rows: list[TopicRow]) -> None:
         known = {f"{row.name}-{n}" for row in rows for n in range(row.partition_count)}
@@ -135,28 +153,12 @@ class Topics:
                 partitions=sorted(unknown),
             )
 
-    async def record_durable_ends(self) -> None:
-        """Store how far the logs are durable that advanced since the last call.
+    async def close(self) -> None:
+        """Flush the durable ends."""
+        await self._ends_flush.close()
 
-        A failure is logged, and the next call tries again.
-        """
-        logs = self._commits.take_advanced()
-        ends: dict[tuple[uuid.UUID, int], DurableEnd] = {}
-        for log in logs:
-            topic, number = self.by_name.get(log.folder.parent.name), int(log.folder.name)
-            if topic is not None and log in topic.logs[number : number + 1]:
-                ends[topic.topic_id, number] = log.durable_end()
-        if not ends:
-            return
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._executor, self._store.set_durable_ends, ends)
-        except LogmirrorError as error:
-            _LOG.warning("durable ends could not be recorded: %s", error)
-            self._commits.put_back(logs)
-
-    def _recovered(self, row: TopicRow, partition: int) -> PartitionLog:
-        folder = self._folder(row.name) / str(partition)
+    def _recovered(self, row: TopicRow, partition: int, durable: DurableEnd | None) -> PartitionLog:
+        folder = self._dirs.find(row.name, partition)
         configs = TopicConfigs(row.configs, self._options)
         try:
             return recover(
@@ -165,7 +167,7 @@ class Topics:
                 cache=self._cache,
                 segment_bytes=configs.segment_bytes,
                 log_start=row.log_starts.get(partition, 0),
-                durable=row.durable_ends.get(partition),
+                durable=durable,
                 accept_loss=f"{row.name}-{partition}" in self._options.accept_data_loss,
             )
         except DamagedLogError as error:
@@ -193,28 +195,62 @@ class Topics:
         self, name: str, numbers: range, configs: TopicConfigs
     ) -> list[PartitionLog]:
         """Return logs without records; thousands of them take a while, so a worker makes them."""
-        folder = self._folder(name)
+        folders = [self._dirs.place(name, number) for number in numbers]
 
         def make() -> list[PartitionLog]:
-            return [self._empty_log(folder / str(number), configs) for number in numbers]
+            return [self._empty_log(folder, configs) for folder in folders]
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, make)
 
-    def _folder(self, name: str) -> Path:
-        return self._options.log_dir / name
+    def topic_of(self, log: PartitionLog) -> tuple[Topic, int] | None:
+        """Return the topic and the partition number of a log; None if it was deleted."""
+        topic, number = self.by_name.get(log.folder.parent.name), int(log.folder.name)
+        if topic is None or log not in topic.logs[number : number + 1]:
+            return None
+        return topic, number
 
     def _admit(self, row: TopicRow, logs: list[PartitionLog]) -> Topic:
-        for log in logs:
-            log.producers.share(self._producers)
+        configs = TopicConfigs(row.configs, self._options)
+        self._share(row.topic_id.bytes, 0, logs, configs)
         topic = Topic(
             name=row.name,
             topic_id=row.topic_id,
-            configs=TopicConfigs(row.configs, self._options),
+            configs=configs,
             logs=tuple(logs),
         )
         self.by_name[row.name] = topic
         self.by_id[row.topic_id.bytes] = topic
         return topic
+
+    def _share(
+        self, topic_id: bytes, first: int, logs: list[PartitionLog], configs: TopicConfigs
+    ) -> None:
+        """Connect logs with what the partitions share."""
+        rule = self._flush_rule(configs)
+        for number, log in enumerate(logs, first):
+            log.producers.share(self._producers)
+            log.end_slot = self._ends.slot(topic_id, number)
+            log.flush_rule = rule
+
+    def _flush_rule(self, configs: TopicConfigs) -> FlushRule:
+        limit = self._options.flush_bytes
+        return FlushRule(messages=configs.flush_messages, bytes=limit, age_ms=configs.flush_ms)
+
+    async def create_missing(self) -> None:
+        """Create the topics that the options name and that do not exist.
+
+        Raises:
+            UsageError: One is not allowed.
+            UnavailableError: The database could not be written.
+        """
+        for name, partition_count in self._options.topics:
+            try:
+                if name not in self.by_name:
+                    await self.create(name, partition_count, {})
+            except RefusedTopicError as refused:
+                raise UsageError(
+                    "topic cannot be created", topic=name, reason=refused.reason
+                ) from refused
 
     async def create(
         self, name: str, partition_count: int, configs: Mapping[str, str], *, dry_run: bool = False
@@ -265,7 +301,7 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
             )
         self._check_room(partition_count)
-        if self._folder(name).exists():
+        if self._dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         return TopicConfigs(configs, self._options)
@@ -304,8 +340,7 @@ class Topics:
                 self._executor, self._store.set_partition_count, topic.name, count
             )
             logs = await self._new_logs(topic.name, range(before, count), topic.configs)
-            for log in logs:
-                log.producers.share(self._producers)
+            self._share(topic.topic_id.bytes, before, logs, topic.configs)
             topic.logs += tuple(logs)
             _LOG.info("topic %s: partitions increased to %d", topic.name, count)
 
@@ -349,6 +384,9 @@ class Topics:
             topic.configs = configs
             for log in topic.logs:
                 log.segment_bytes = configs.segment_bytes
+                self._commits.touch(log)
+                log.flush_rule = self._flush_rule(configs)
+                self._commits.rule_changed(log)
             _LOG.info("topic %s: settings changed to %s", topic.name, dict(configs.values))
 
     async def delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
@@ -369,6 +407,9 @@ class Topics:
         async with self._changing:
             self._check_there(topic)
             later = {n: start for n, start in starts.items() if start > topic.logs[n].log_start}
+            for log, start in [(topic.logs[number], start) for number, start in later.items()]:
+                if start > log.durable:  # a power loss must not leave a log that ends before it
+                    await self._commits.flushed(log, start)
             if later:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(
@@ -395,17 +436,20 @@ class Topics:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._store.begin_deletion, topic.name)
             del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
+            self.when_deleted(topic.name)
             for log in topic.logs:
                 log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
                 log.producers.clear()
+                self._commits.touch(log)
             for log in topic.logs:
                 await self._commits.quiesce(log)
+            self._ends.forget(topic.topic_id.bytes, len(topic.logs))
+            self._dirs.remove(log.folder for log in topic.logs)
             await loop.run_in_executor(self._executor, self._remove_files, topic.name)
             await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
             _LOG.info("topic %s deleted", topic.name)
 
     def _remove_files(self, name: str) -> None:
-        folder = self._folder(name)
-        if folder.exists():
+        for folder in self._dirs.folders(name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)

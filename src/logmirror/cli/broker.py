@@ -2,62 +2,363 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
-from logmirror.cli.options import LogLevelOption
+from logmirror.cli.options import LogLevelOption, yaml_files
+from logmirror.config.addresses import parse_address, parse_override, parse_topic
+from logmirror.demo import fill
 from logmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logmirror.broker.options import BrokerOptions, Listener
+
+_LISTENER_HINT: Final = (
+    "write [NAME=]PROTOCOL://HOST:PORT, with PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"
+)
+_DEFAULTS: Final = {
+    "listen": "127.0.0.1:9092",
+    "auto_create": True,
+    "partitions": 1,
+    "flush_on_ack": True,
+    "topic": (),
+    "override": (),
+    "monitoring_port": 0,
+    "monitoring_host": "127.0.0.1",
+}
+
+
+_ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-c",
+        "--config",
+        help="A YAML file with a section `broker`; the options override it.",
+        show_default=False,
+        autocompletion=yaml_files,
+    ),
+]
+_LogDirOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory of the topics; created if missing. Repeatable: a new partition goes to "
+        "the directory with the fewest.",
+        show_default=False,
+    ),
+]
+_ListenOption = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT; port 0: any free port.", show_default="127.0.0.1:9092"),
+]
+_AutoCreateOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--auto-create/--no-auto-create",
+        help="Create a topic when a client asks for its metadata.",
+        show_default="auto-create",
+    ),
+]
+_PartitionsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Default number of partitions of a new topic.", show_default="1"),
+]
+_FlushOnAckOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--flush-on-ack/--no-flush-on-ack",
+        help="Flush a record before its response. Without, a power loss can take away the records "
+        "of the last second.",
+        show_default="flush-on-ack",
+    ),
+]
+_TopicOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:PARTITIONS]",
+        help="Create this topic if it does not exist. Repeatable.",
+        show_default=False,
+    ),
+]
+_OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Default of a topic setting, by Kafka's name of the broker setting: "
+        "log.retention.ms=604800000. Repeatable.",
+        show_default=False,
+    ),
+]
+_AcceptDataLossOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOPIC-PARTITION",
+        help="Open this partition although acknowledged records are damaged. Repeatable.",
+        show_default=False,
+    ),
+]
+_MonitoringPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port of /metrics, /livez, /readyz and /status.json; 0: none.",
+        show_default="0",
+    ),
+]
+_MonitoringHostOption = Annotated[
+    str | None,
+    typer.Option(help="IP address of that port.", show_default="127.0.0.1"),
+]
+_DemoDataOption = Annotated[
+    Literal["flights"] | None,
+    typer.Option(
+        help="Fill the topic of this name with real records; needs logmirror[demo].",
+        show_default=False,
+    ),
+]
+
+_StopWithStdinOption = Annotated[
+    bool,
+    typer.Option(
+        "--stop-with-stdin",
+        help="Stop when stdin ends, for a process that starts a broker for itself.",
+    ),
+]
+
+
+_ListenerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]PROTOCOL://HOST:PORT",
+        help="Instead of --listen: a listener with a security protocol. Repeatable.",
+        show_default=False,
+    ),
+]
+_AdvertiseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=HOST:PORT",
+        help="The address at which clients of a listener reach it. Repeatable.",
+        show_default=False,
+    ),
+]
+_AllowAnonymousOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-anonymous",
+        help="Let other hosts connect to a listener that does not authenticate clients.",
+    ),
+]
+_CertificateOption = Annotated[
+    Path | None, typer.Option(help="Certificate of the broker, PEM.", show_default=False)
+]
+_KeyOption = Annotated[
+    Path | None, typer.Option(help="Its key, PEM, if in another file.", show_default=False)
+]
+_ClientCaOption = Annotated[
+    Path | None, typer.Option(help="Authorities of clients' certificates, PEM.", show_default=False)
+]
+_ClientAuthOption = Annotated[
+    Literal["none", "requested", "required"],
+    typer.Option(help="Whether clients of SSL listeners show a certificate."),
+]
+_MechanismOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Repeatable. Default: all, but PLAIN only "
+        "with TLS or on loopback.",
+        show_default=False,
+    ),
+]
+_SuperUserOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="User:NAME",
+        help="May do everything; all others need ACLs. Repeatable. Default: no ACLs.",
+        show_default=False,
+    ),
+]
+_PerAddressOption = Annotated[
+    int, typer.Option(min=0, help="Connections of one client address; 0: no limit.")
+]
 
 
 def broker(  # noqa: PLR0913  # one parameter for each option
     *,
-    log_dir: Annotated[
-        Path, typer.Option(help="Directory of the topics; created if missing.", show_default=False)
-    ],
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT; port 0: any free port.")
-    ] = "127.0.0.1:9092",
-    auto_create: Annotated[
-        bool, typer.Option(help="Create a topic when a client asks for its metadata.")
-    ] = True,
-    partitions: Annotated[
-        int, typer.Option(min=1, help="Default number of partitions of a new topic.")
-    ] = 1,
-    accept_data_loss: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOPIC-PARTITION",
-            help="Open this partition although acknowledged records are damaged. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    config: _ConfigOption = None,
+    log_dir: _LogDirOption = None,
+    listen: _ListenOption = None,
+    auto_create: _AutoCreateOption = None,
+    partitions: _PartitionsOption = None,
+    flush_on_ack: _FlushOnAckOption = None,
+    topic: _TopicOption = None,
+    override: _OverrideOption = None,
+    accept_data_loss: _AcceptDataLossOption = None,
+    monitoring_port: _MonitoringPortOption = None,
+    monitoring_host: _MonitoringHostOption = None,
+    demo_data: _DemoDataOption = None,
+    listener: _ListenerOption = None,
+    advertise: _AdvertiseOption = None,
+    allow_anonymous: _AllowAnonymousOption = False,
+    tls_certificate: _CertificateOption = None,
+    tls_key: _KeyOption = None,
+    tls_client_ca: _ClientCaOption = None,
+    tls_client_auth: _ClientAuthOption = "none",
+    sasl_mechanism: _MechanismOption = None,
+    super_user: _SuperUserOption = None,
+    max_connections_per_address: _PerAddressOption = 0,
+    stop_with_stdin: _StopWithStdinOption = False,
     log_level: LogLevelOption = "info",
 ) -> None:
     """Run the embedded Kafka-compatible broker until SIGTERM or Ctrl-C.
 
-    Acknowledged records are on disk. Prints its address when it listens.
+    Acknowledged records are on disk, unless --no-flush-on-ack. Prints its address when it listens.
     """
-    from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # only this command needs it
-    from logmirror.broker.server import serve  # noqa: PLC0415  # only this command needs it
+    from logmirror.broker.options import ClientAuth  # noqa: PLC0415  # only this command needs it
     from logmirror.monitoring.logs import log_to_stderr  # noqa: PLC0415  # with them
 
-    log_to_stderr(log_level)
-    host, port = _host_and_port(listen)
-    options = BrokerOptions(
+    value = _values(
+        config,
         log_dir=log_dir,
-        host=host,
-        port=port,
-        auto_create_topics=auto_create,
-        default_partitions=partitions,
+        listen=listen,
+        auto_create=auto_create,
+        partitions=partitions,
+        flush_on_ack=flush_on_ack,
+        topic=topic,
+        override=override,
+        monitoring_port=monitoring_port,
+        monitoring_host=monitoring_host,
+    )
+    log_to_stderr(log_level)
+    options = _options(
+        value,
+        listeners=_listeners(listener or [], advertise or []),
+        allow_anonymous=allow_anonymous,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        tls_client_auth=ClientAuth(tls_client_auth),
+        sasl_mechanisms=tuple(sasl_mechanism or ()),
+        super_users=tuple(super_user or ()),
+        max_connections_per_address=max_connections_per_address,
+        stop_with_stdin=stop_with_stdin,
         accept_data_loss=tuple(accept_data_loss or ()),
     )
-    serve(options, on_ready=lambda host, port: typer.echo(f"listening on {host}:{port}"))
+    _serve(options, demo_data)
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004  # TCP's range
-        raise UsageError("not an address to listen on", hint="write HOST:PORT", listen=text)
-    return host.strip("[]"), int(port)
+def _serve(options: BrokerOptions, demo_data: str | None) -> None:
+    from logmirror.broker.server import serve  # noqa: PLC0415  # only this command needs it
+
+    with contextlib.ExitStack() as running:
+        if demo_data is not None:
+            fill.check_installed()
+
+        def on_ready(host: str, port: int) -> None:
+            typer.echo(f"listening on {host}:{port}")
+            if demo_data is not None:
+                address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                running.enter_context(fill.filling(address, demo_data))
+
+        serve(options, on_ready=on_ready)
+
+
+def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noqa: ANN401  # fields
+    """Return the options: those that a file may have, and the others."""
+    from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # only this command needs it
+
+    host, port = _parsed("--listen", parse_address, value("listen"))
+    parse = functools.partial(parse_topic, partitions=value("partitions"))
+    log_dirs = [Path(path) for path in value("log_dir")]
+    return BrokerOptions(
+        log_dir=log_dirs[0],
+        more_log_dirs=tuple(log_dirs[1:]),
+        host=host,
+        port=port,
+        auto_create_topics=value("auto_create"),
+        default_partitions=value("partitions"),
+        flush_on_ack=value("flush_on_ack"),
+        topics=tuple(_parsed("--topic", parse, text) for text in value("topic")),
+        overrides=dict(_parsed("--override", parse_override, text) for text in value("override")),
+        monitoring_port=value("monitoring_port"),
+        monitoring_host=value("monitoring_host"),
+        **fixed,
+    )
+
+
+def _values(config: Path | None, **given: object) -> Callable[[str], Any]:
+    """Return a function for the value of an option: given, in the file, or the default.
+
+    Raises:
+        UsageError: The file has no section `broker`, or nothing has the log directory.
+        ConfigError: The file is not valid.
+    """
+    section = None
+    if config is not None:
+        import logmirror  # noqa: PLC0415  # loads the configuration's models
+
+        section = logmirror.load(config, needs_variables=False).broker
+        if section is None:
+            raise UsageError("the configuration has no section broker", file=str(config))
+    elif not given["log_dir"]:
+        raise UsageError("no log directory", hint="give --log-dir, or a file with -c")
+
+    def value(name: str) -> object:
+        if given[name] not in (None, []):
+            return given[name]
+        return _DEFAULTS[name] if section is None else getattr(section, name)
+
+    return value
+
+
+_Parsed = TypeVar("_Parsed")
+
+
+def _parsed(option: str, parse: Callable[[str], _Parsed], text: str) -> _Parsed:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {error}", found=text) from error
+
+
+def _listeners(texts: list[str], advertised: list[str]) -> tuple[Listener, ...]:
+    """Parse `--listener` and `--advertise`."""
+    from logmirror.broker.options import Listener, SecurityProtocol  # noqa: PLC0415  # see above
+
+    addresses = {}
+    for text in advertised:
+        name, _, address = text.partition("=")
+        addresses[name] = _parsed("--advertise", parse_address, address)
+    found = []
+    for text in texts:
+        head, _, address = text.partition("://")
+        name, _, protocol = head.rpartition("=")
+        if protocol not in list(SecurityProtocol):
+            raise UsageError("not a listener", hint=_LISTENER_HINT, listener=text)
+        host, port = _parsed("--listener", parse_address, address)
+        name = name or protocol
+        advertised_host, advertised_port = addresses.pop(name, ("", 0))
+        found.append(
+            Listener(
+                name=name,
+                host=host,
+                port=port,
+                protocol=SecurityProtocol(protocol),
+                advertised_host=advertised_host,
+                advertised_port=advertised_port,
+            )
+        )
+    if addresses:
+        raise UsageError(
+            "an advertised address without a listener",
+            hint="give --listener NAME=PROTOCOL://HOST:PORT with the same name",
+            names=sorted(addresses),
+        )
+    return tuple(found)

@@ -10,10 +10,14 @@ able to receive a signal.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from logmirror.stopping import hold_signals
+
+_COMPLETION: Final = "_LOGMIRROR_COMPLETE"
+"""Set by a shell that asks for completions."""
 
 
 def main() -> NoReturn:
@@ -23,14 +27,21 @@ def main() -> NoReturn:
 
 
 def _main() -> NoReturn:
-    from logmirror.cli import commands, completion  # noqa: PLC0415  # see the module
-    from logmirror.cli.output import print_error  # noqa: PLC0415  # see the module
+    from logmirror.cli import commands  # noqa: PLC0415  # see the module
     from logmirror.errors import LogmirrorError  # noqa: PLC0415  # see the module
 
-    completion.prepare()
+    first_word = "".join(sys.argv[1:2])
+    if _COMPLETION in os.environ:
+        from logmirror.cli import completion  # noqa: PLC0415  # only a shell needs it
+
+        completion.prepare()
+        first_word = ""
     try:
-        commands.app(prog_name="logmirror")  # also as `python -m logmirror`
+        if _COMPLETION in os.environ or not commands.run_plain(sys.argv[1:]):
+            commands.build(first_word)(prog_name="logmirror")  # also as `python -m logmirror`
     except LogmirrorError as error:
+        from logmirror.cli.output import print_error  # noqa: PLC0415  # loads the configuration
+
         print_error(error)
         sys.exit(error.exit_code)
     except BrokenPipeError:

@@ -68,6 +68,9 @@ def summary(settings: Settings) -> Iterator[str]:
         names = ", ".join(f'"{d.name}"' for d in mirror.destinations)
         state = "" if mirror.enabled else " [DISABLED]"
         yield f'mirror "{mirror.name}"{state}: destinations = [{names}]'
+    if settings.broker is not None:
+        folders = ", ".join(settings.broker.log_dir)
+        yield f"broker: listens on {settings.broker.listen}, log directories: {folders}"
     for name in settings.unset_variables:
         yield f"note: the environment variable {name} is not set; `run` needs it"
 
@@ -82,7 +85,8 @@ def settings_json(settings: Settings) -> dict[str, object]:
         }
         for mirror in settings.mirrors
     ]
-    return {"mirrors": mirrors, "unset_variables": list(settings.unset_variables)}
+    broker = {} if settings.broker is None else {"broker": dataclasses.asdict(settings.broker)}
+    return {"mirrors": mirrors, **broker, "unset_variables": list(settings.unset_variables)}
 
 
 def checks_table(rows: Iterable[CheckReport]) -> Table:

@@ -9,6 +9,7 @@ process's variables. The other modules:
   single values, `scalars`.
 - `rules`, `kafka_rules` and `s3_rules` report all problems; `values` reads values that may be
   invalid; `suggestions` proposes corrections.
-- `destinations` has the destinations of `settings`.
+- `destinations` has the destinations of `settings`, `broker_model` the section of the embedded
+  broker, and `addresses` what that section shares with the broker's options.
 - `schema` generates the JSON Schema.
 """

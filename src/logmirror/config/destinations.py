@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,12 +16,14 @@ from logmirror.config.destination_model import (
     SharedKafkaModel,
     SharedS3Model,
 )
+from logmirror.config.secret_rules import secret, with_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from logmirror.config.model import MirrorModel
     from logmirror.config.scalars import Gaps, Offsets, TimestampMode, TopicSync
+    from logmirror.references import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,29 +124,37 @@ Destination = FilesystemDestination | KafkaDestination | S3Destination
 
 
 def destinations_of(
-    mirror: MirrorModel, shared: SharedFilesystemModel | SharedKafkaModel | SharedS3Model | None
+    mirror: MirrorModel,
+    shared: SharedFilesystemModel | SharedKafkaModel | SharedS3Model | None,
+    path: str,
+    references: Mapping[str, Reference],
 ) -> Iterator[Destination]:
     """Yield the destinations of a mirror, in the order of the file.
 
     Args:
         mirror: A valid mirror.
         shared: The file's one destination for all mirrors, if it has one.
+        path: The mirror's path in the file.
+        references: The references of secrets, by path.
     """
     if shared is not None:
         name = mirror.destination_name_override or mirror.topic
         if isinstance(shared, SharedKafkaModel):
-            yield _kafka(shared, mirror, name, name)
+            found = _kafka(shared, mirror, name, name)
+            yield _with_cluster_secrets(found, "destination", references)
         elif isinstance(shared, SharedS3Model):
-            yield _s3(shared, name)
+            yield _with_bucket_secrets(_s3(shared, name), shared, "destination", references)
         else:
             yield _filesystem(shared, name)
         return
-    for item in mirror.destinations or ():
+    for index, item in enumerate(mirror.destinations or ()):
+        place = f"{path}.destinations[{index}]"
         name = item.name or mirror.name
         if isinstance(item, KafkaModel):
-            yield _kafka(item, mirror, name, item.topic or mirror.topic)
+            found = _kafka(item, mirror, name, item.topic or mirror.topic)
+            yield _with_cluster_secrets(found, place, references)
         elif isinstance(item, S3Model):
-            yield _s3(item, name)
+            yield _with_bucket_secrets(_s3(item, name), item, place, references)
         else:
             yield _filesystem(item, name)
 
@@ -209,4 +219,33 @@ def _credentials(identity: IdentityModel) -> S3Credentials:
         profile=identity.profile or "",
         role_arn=identity.role_arn or "",
         sts_endpoint=identity.sts_endpoint or "",
+    )
+
+
+def _with_cluster_secrets(
+    destination: KafkaDestination, path: str, references: Mapping[str, Reference]
+) -> KafkaDestination:
+    properties = with_secrets(destination.properties, f"{path}.properties", references)
+    return replace(destination, properties=properties)
+
+
+def _with_bucket_secrets(
+    destination: S3Destination,
+    bucket: S3Model | SharedS3Model,
+    path: str,
+    references: Mapping[str, Reference],
+) -> S3Destination:
+    def of(credentials: S3Credentials, where: str) -> S3Credentials:
+        key, token = credentials.secret_access_key, credentials.session_token
+        return replace(
+            credentials,
+            secret_access_key=secret(key, f"{where}.secret-access-key", references),
+            session_token=secret(token, f"{where}.session-token", references),
+        )
+
+    where = f"{path}.credentials"
+    return replace(
+        destination,
+        write=of(destination.write, f"{where}.write" if bucket.credentials.write else where),
+        read=of(destination.read, f"{where}.read" if bucket.credentials.read else where),
     )

@@ -16,6 +16,9 @@ from typing import Annotated
 from pydantic import Field
 
 from logmirror.config.base_model import Model
+from logmirror.config.broker_model import (
+    BrokerModel,  # noqa: TC001  # pydantic evaluates the annotation
+)
 from logmirror.config.destination_model import (  # noqa: TC001  # pydantic evaluates them
     OneDestination,
     SharedDestination,
@@ -32,6 +35,7 @@ from logmirror.config.scalars import (  # noqa: TC001  # pydantic evaluates the 
     PartitionNumber,
     Partitions,
     Properties,
+    Secrets,
     Servers,
     TimestampMode,
     Topic,
@@ -154,12 +158,18 @@ class SparkModel(Model):
     `spark.network.crypto.enabled` (or `spark.ssl.rpc.enabled`) must be true on a cluster; a local
     master needs neither."""
 
+    secrets: Secrets = "driver"
+    """Who resolves references to secrets for executors. `driver`: tasks carry passwords, private
+    keys and keys of buckets. `executors`: tasks carry `${NAME}` or `${file:PATH}` instead, and each
+    executor resolves them in its own environment and files. Each secret must then be one reference,
+    without a default or other text. The driver and all executors need it."""
+
 
 class ConfigModel(Model):
     """Configuration of logmirror."""
 
-    mirrors: Annotated[list[MirrorModel], Field(min_length=1)]
-    """The mirrors."""
+    mirrors: Annotated[list[MirrorModel], Field(min_length=1)] = Field(default_factory=list)
+    """The mirrors. Required in a file without `broker`."""
 
     destination: SharedDestination | None = None
     """One destination for all mirrors, instead of `destinations` in each mirror."""
@@ -185,3 +195,6 @@ class ConfigModel(Model):
 
     spark: SparkModel = Field(default_factory=SparkModel)
     """The Spark session that runs the work."""
+
+    broker: BrokerModel | None = None
+    """The embedded broker, which `logmirror broker -c FILE` runs. The mirrors do not need it."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from logmirror.config import kafka_rules, s3_rules, values
+from logmirror.config import kafka_rules, s3_rules, secret_rules, values
 from logmirror.config.destination_model import DESTINATION_TYPES
 from logmirror.config.model import ConfigModel
 from logmirror.config.source import SourceMap
@@ -74,9 +74,12 @@ def check(
     except ValidationError as error:
         for details in error.errors(include_url=False):
             _report(source, details)
+    if source.root.get("mirrors") is None and source.root.get("broker") is None:
+        source.add_problem("mirrors", _MESSAGES["missing"])
     _check_mirrors(source, source.root)
     kafka_rules.check_replicas(source, source.root)
     _check_properties(source, source.root, check_properties)
+    secret_rules.check_secrets(source, source.root)
     return None if source.problems else model
 
 

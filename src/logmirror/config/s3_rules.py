@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.config.values import mapping, text
+from logmirror.references import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ def check_destination(
         return
     if destination.get("kms-key-id") is not None and destination.get("sse") != "aws:kms":
         source.add_problem(f"{path}.kms-key-id", "is only for sse: aws:kms", "write sse: aws:kms")
-    for where, identity in _identities(destination, path):
+    for where, identity in identities(destination, path):
         _check_identity(source, where, identity)
         _resolve_variables(source, where, identity, environ, is_needed=needs_variables)
 
@@ -70,11 +71,13 @@ def _resolve_variables(
                 source.add_problem(f"{where}.{variable}", message)
             elif name not in environ:
                 source.unset.append(name)
+            source.references[f"{where}.{key}"] = Reference(name)
             identity.setdefault(key, environ.get(name, ""))
             del identity[variable]
 
 
-def _identities(destination: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def identities(destination: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the credentials of a destination at `path`, each with its own path."""
     credentials = mapping(destination, "credentials")
     if credentials is None:
         return

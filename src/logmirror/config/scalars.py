@@ -42,6 +42,7 @@ TopicSync = Literal["create", "validate", "off"]
 TimestampMode = Literal["source", "destination"]
 
 OnFatal = Literal["exit", "isolate"]
+Secrets = Literal["driver", "executors"]
 MetricsPrefix = Literal["logmirror", "mirror_v3"]
 
 MEMORY_BYTES_MIN: Final = 32 << 20

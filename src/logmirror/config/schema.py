@@ -30,6 +30,7 @@ def json_schema() -> dict[str, Any]:
         "required": ["destinations"],
         "not": {"required": ["destination-name-override"]},
     }
+    schema["anyOf"] = [{"required": ["mirrors"]}, {"required": ["broker"]}]
     schema["if"] = {"required": ["destination"]}
     schema["then"] = {"properties": {"mirrors": {"items": one_of_all}}}
     schema["else"] = {"properties": {"mirrors": {"items": own}}}

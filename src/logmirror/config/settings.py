@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from logmirror.config.broker_model import BrokerSettings, broker_settings
 from logmirror.config.destination_model import (
     SharedFilesystemModel,
     SharedKafkaModel,
@@ -41,12 +42,14 @@ from logmirror.config.scalars import (
     Format,
     MetricsPrefix,
     OnFatal,
+    Secrets,
     parse_partitions,
     parse_size,
     parse_snapshots,
     parse_time_of_day,
 )
 from logmirror.config.schema import json_schema
+from logmirror.config.secret_rules import with_secrets
 from logmirror.config.source import parse
 from logmirror.model import ColumnTypes, Limits
 
@@ -56,8 +59,10 @@ if TYPE_CHECKING:
     from logmirror.config.layout_model import FlushModel
     from logmirror.config.model import ConfigModel, MirrorModel
     from logmirror.config.source import Source
+    from logmirror.references import Reference
 
 __all__ = [
+    "BrokerSettings",
     "ConfigError",
     "Destination",
     "FilesystemDestination",
@@ -94,6 +99,9 @@ class SparkSettings:
 
     allow_plain: bool = False
     """Whether a cluster may receive tasks, with the credentials in them, in clear."""
+
+    secrets: Secrets = "driver"
+    """`executors`: tasks hold references to secrets, which each executor resolves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +179,13 @@ class MirrorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A whole configuration. Picklable."""
+    """A whole configuration. Picklable, but with a `Reference` in place of each `Secret`."""
 
     mirrors: tuple[MirrorSettings, ...]
-    """At least one, in the order of the file, including disabled ones."""
+    """In the order of the file, including disabled ones. At least one, unless there is `broker`."""
+
+    broker: BrokerSettings | None = None
+    """The embedded broker; None if the file has no such section."""
 
     spark: SparkSettings = field(default_factory=SparkSettings)
 
@@ -255,16 +266,20 @@ def load_text(
 
 
 def _settings(model: ConfigModel, name: str, source: Source) -> Settings:
+    references = source.references if model.spark.secrets == "executors" else {}
     mirrors = (
-        _mirror(mirror, model, f"mirrors[{index}]") for index, mirror in enumerate(model.mirrors)
+        _mirror(mirror, model, f"mirrors[{index}]", references)
+        for index, mirror in enumerate(model.mirrors)
     )
     spark = SparkSettings(
         master=model.spark.master,
         properties=model.spark.properties,
         allow_plain=model.spark.allow_plain,
+        secrets=model.spark.secrets,
     )
     return Settings(
         mirrors=tuple(mirrors),
+        broker=None if model.broker is None else broker_settings(model.broker),
         spark=spark,
         on_fatal=model.on_fatal,
         metrics_prefix=model.metrics_prefix,
@@ -279,7 +294,9 @@ def _settings(model: ConfigModel, name: str, source: Source) -> Settings:
     )
 
 
-def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSettings:
+def _mirror(
+    mirror: MirrorModel, model: ConfigModel, path: str, references: Mapping[str, Reference]
+) -> MirrorSettings:
     shared = model.destination
     layout: MirrorModel | SharedFilesystemModel | SharedS3Model = (
         mirror if shared is None or isinstance(shared, SharedKafkaModel) else shared
@@ -288,13 +305,16 @@ def _mirror(mirror: MirrorModel, model: ConfigModel, path: str) -> MirrorSetting
         name=mirror.name,
         enabled=mirror.enabled,
         source=SourceSettings(
-            bootstrap_servers=mirror.source.bootstrap_servers, properties=mirror.source.properties
+            bootstrap_servers=mirror.source.bootstrap_servers,
+            properties=with_secrets(
+                mirror.source.properties, f"{path}.source.properties", references
+            ),
         ),
         topic=mirror.topic,
         partitions=(
             parse_partitions(mirror.partitions) if mirror.partition is None else (mirror.partition,)
         ),
-        destinations=tuple(destinations_of(mirror, shared)),
+        destinations=tuple(destinations_of(mirror, shared, path, references)),
         format=layout.format,
         compression=layout.compression,
         encoding=layout.encoding,

@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import yaml
 
-from logmirror.config.files import UnreadableError, place_at, read_regular_file
+from logmirror.config.files import place_at
 from logmirror.config.problems import Locations, Problem
+from logmirror.references import Reference, UnreadableError, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-MAX_SECRET_BYTES: Final = 64 * 1024
-"""Largest file that `${file:PATH}` reads, in bytes. Certificates in PEM are far smaller."""
 
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 200_000
@@ -62,6 +60,9 @@ class Source:
 
     broken: set[str] = field(default_factory=set)
     """Paths whose value is unknown because of a problem. They get no further problems."""
+
+    references: dict[str, Reference] = field(default_factory=dict)
+    """By path: what a value that consists of one reference without a default refers to."""
 
     unset: list[str] = field(default_factory=list)
     """Environment variables that settings name, that are not set and that are not required."""
@@ -108,7 +109,7 @@ _HIDDEN = re.compile(
 
 
 class _Reference(NamedTuple):
-    name: str
+    name: str | None
     default: str | None
     file: str | None
 
@@ -151,7 +152,7 @@ def parse(text: str, *, environ: Mapping[str, str]) -> Source:
     except _AbortError:
         root = None
         builder.broken.add("")
-    return Source(root, Locations(builder.places), builder.problems, builder.broken)
+    return Source(root, Locations(builder.places), builder.problems, builder.broken, builder.whole)
 
 
 class _Builder:
@@ -161,6 +162,7 @@ class _Builder:
         self.places: dict[str, tuple[int, int]] = {}
         self.problems: list[Problem] = []
         self.broken: set[str] = set()
+        self.whole: dict[str, Reference] = {}
         self._environ = environ
         self._references: list[_Reference] = []
         self._events: list[yaml.Event] = []
@@ -327,6 +329,10 @@ class _Builder:
 
     def _scalar(self, event: yaml.ScalarEvent, path: str) -> object:
         self._text = text = self._expand(event.value, path)
+        match = _HIDDEN.fullmatch(event.value)
+        whole = self._reference(match) if match else None
+        if whole is not None and whole.default is None:
+            self.whole[path] = Reference(whole.name or "", whole.file or "")
         if path in self.broken:
             return None
         return resolve_plain(text) if event.style is None and event.implicit[0] else text
@@ -340,20 +346,26 @@ class _Builder:
         def value_of(match: re.Match[str]) -> str:
             if match[0] == _DOLLAR * 2:
                 return "$"
-            high, low = (ord(digit) - _DIGIT_ZERO for digit in match[1])
-            number = high * _DIGIT_BASE + low
-            if number >= len(self._references):  # an escape in a quoted text spelled a placeholder
-                return match[0]
-            return self._value_of(self._references[number], path)
+            reference = self._reference(match)
+            return match[0] if reference is None else self._value_of(reference, path)
 
         expanded = _HIDDEN.sub(value_of, text)
         if not expanded.isascii() and any("\ud800" <= c <= "\udfff" for c in expanded):
             self._reference_problem(path, "not valid text: half of a surrogate pair")
         return expanded
 
+    def _reference(self, match: re.Match[str]) -> _Reference | None:
+        """Return the reference of a placeholder; None if it is none."""
+        if match[1] is None:
+            return None
+        high, low = (ord(digit) - _DIGIT_ZERO for digit in match[1])
+        number = high * _DIGIT_BASE + low
+        # An escape in a quoted text may have spelled a placeholder.
+        return self._references[number] if number < len(self._references) else None
+
     def _value_of(self, reference: _Reference, path: str) -> str:
         if reference.file is None:
-            value = self._environ.get(reference.name, reference.default)
+            value = self._environ.get(reference.name or "", reference.default)
             if value is None:
                 self._reference_problem(
                     path,
@@ -362,15 +374,10 @@ class _Builder:
                 )
             return value or ""
         try:
-            data = read_regular_file(Path(reference.file), MAX_SECRET_BYTES)
-            text = data.decode("utf-8-sig")
+            return read_text(Path(reference.file))
         except UnreadableError as error:
             self._reference_problem(path, f"file {reference.file!r}: {error}")
             return ""
-        except UnicodeDecodeError:
-            self._reference_problem(path, f"file {reference.file!r}: it is not UTF-8 text")
-            return ""
-        return text.removesuffix("\n").removesuffix("\r")
 
     def _reference_problem(self, path: str, message: str, suggestion: str = "") -> None:
         problem = Locations(self.places).problem(path, message, suggestion)

@@ -6,6 +6,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Final
 
+from logmirror.config.broker_model import BrokerModel
 from logmirror.config.destination_model import (
     DESTINATION_TYPES,
     CredentialsModel,
@@ -50,6 +51,7 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "destination.s3.flush": FlushModel,
     "destination.s3.flush.daily": DailyModel,
     "spark": SparkModel,
+    "broker": BrokerModel,
 }
 """The model of each mapping of the file, by its path without list indexes. A destination's keys
 depend on its type, which pydantic adds to the path."""
@@ -72,7 +74,7 @@ _BOOLEANS: Final = {
     **dict.fromkeys(("yes", "y", "on"), "write true"),
     **dict.fromkeys(("no", "n", "off"), "write false"),
 }
-_SWITCHES: Final = frozenset({"enabled", "affects-readiness"})
+_SWITCHES: Final = frozenset({"enabled", "affects-readiness", "auto-create"})
 _NUMBERS: Final = frozenset(
     {
         "partition",
@@ -136,7 +138,7 @@ def suggest_value(loc: tuple[str | int, ...], found: object) -> str:
     key = str(loc[-1])
     if key == "partition" and found == "all":
         return "write partitions: all"
-    if key == "partitions" and type(found) is int:
+    if key == "partitions" and type(found) is int and loc[0] == "mirrors":
         return f"write partition: {found} or partitions: [{found}]"
     if key in _SWITCHES and isinstance(found, str):
         return _BOOLEANS.get(found.lower(), "")

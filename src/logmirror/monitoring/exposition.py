@@ -16,13 +16,25 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE, READY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from logmirror.clock import Clock
-    from logmirror.monitoring.metrics import Labels, Metric, Recorder
+    from logmirror.monitoring.metrics import Distribution, Labels, Metric
 
 CHUNK_LINES: Final = 1000
 """Lines of a chunk: about a millisecond of CPU."""
+
+
+class Values(Protocol):
+    """The source of the metrics, such as a `Recorder`. All methods are safe from any thread."""
+
+    def numbers(self, metric: Metric, now_s: float = 0) -> list[tuple[Labels, float]]:
+        """Return the current values of a gauge or counter, by labels."""
+        ...
+
+    def distributions(self, metric: Metric) -> list[tuple[Labels, Distribution]]:
+        """Return the current values of a histogram, by labels."""
+        ...
 
 
 class Views(Protocol):
@@ -77,18 +89,21 @@ class Exposition:
         views: The source of `logmirror_ready`. None: it is not exported.
         shown: Which metrics are exported. None: the defaults of `Shown`.
         clock: The current time, for ages.
+        catalogue: The metrics. None: those of mirrors.
     """
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Values,
         views: Views | None = None,
         shown: Shown | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        catalogue: Sequence[Metric] | None = None,
     ) -> None:
         shown = shown or Shown()
         self._recorder, self._views, self._clock = recorder, views, clock
-        wanted = (*CATALOGUE, *AGGREGATES, *(MIRROR_V3_CATALOGUE if shown.mirror_v3_names else ()))
+        of_v3 = MIRROR_V3_CATALOGUE if shown.mirror_v3_names else ()
+        wanted = (*CATALOGUE, *AGGREGATES, *of_v3) if catalogue is None else catalogue
         self._metrics = [
             metric
             for metric in wanted

@@ -31,10 +31,10 @@ from logmirror.errors import UnavailableError, UsageError
 from logmirror.monitoring.exposition import Exposition, Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from logmirror.monitoring.exposition import Views
-    from logmirror.monitoring.metrics import Recorder
+    from logmirror.monitoring.exposition import Values, Views
+    from logmirror.monitoring.metrics import Metric
 
 _LOG = logging.getLogger("logmirror.monitoring")
 
@@ -63,6 +63,10 @@ _TURN_S: Final = 0.05
 _PAUSE_MS: Final = 0.1
 """Between two chunks of `/metrics`: other threads get the interpreter."""
 
+_HINT: Final = (
+    "set LOGMIRROR_METRICS_PORT to a free port, or to 0 for none; LOGMIRROR_METRICS_HOST is an "
+    "address of this machine"
+)
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -71,12 +75,14 @@ _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 @contextlib.contextmanager
 def serve(  # noqa: PLR0913  # what the environment and the configuration say of the endpoint
     port: int,
-    recorder: Recorder,
+    recorder: Values,
     views: Views,
     shown: Shown | None = None,
     *,
     host: str = LOOPBACK,
     is_required: bool = True,
+    catalogue: Sequence[Metric] | None = None,
+    hint: str = _HINT,
 ) -> Iterator[int | None]:
     """Serve the metrics endpoint until the block ends.
 
@@ -87,6 +93,8 @@ def serve(  # noqa: PLR0913  # what the environment and the configuration say of
         shown: Which metrics are exported. None: the defaults of `Shown`.
         host: The address to listen on.
         is_required: Whether a port that cannot be opened is an error; else it is logged.
+        catalogue: The metrics. None: those of mirrors.
+        hint: What to do about a port that cannot be opened.
 
     Yields:
         The port; None if the endpoint is disabled or cannot be opened.
@@ -95,12 +103,12 @@ def serve(  # noqa: PLR0913  # what the environment and the configuration say of
         UnavailableError: Another process uses the port.
         UsageError: The address does not belong to this machine, or the port is not permitted.
     """
-    listener = _open(host, port, is_required=is_required) if port else None
+    listener = _open(host, port, hint, is_required=is_required) if port else None
     if listener is None:
         yield None
         return
     _LOG.info("metrics endpoint enabled", extra={"facts": {"host": host, "port": port}})
-    server = _Server(listener, recorder, views, shown)
+    server = _Server(listener, views, Exposition(recorder, views, shown, catalogue=catalogue))
     thread = threading.Thread(target=server.run, name="metrics-endpoint", daemon=True)
     thread.start()
     try:
@@ -110,7 +118,7 @@ def serve(  # noqa: PLR0913  # what the environment and the configuration say of
         thread.join()
 
 
-def _open(host: str, port: int, *, is_required: bool) -> socket.socket | None:
+def _open(host: str, port: int, hint: str, *, is_required: bool) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     is_dual = host == "::" and socket.has_dualstack_ipv6()
     try:
@@ -125,8 +133,7 @@ def _open(host: str, port: int, *, is_required: bool) -> socket.socket | None:
             kind = UnavailableError if is_taken else UsageError
             raise kind(
                 "the metrics endpoint cannot be opened",
-                hint="set LOGMIRROR_METRICS_PORT to a free port, or to 0 for none; "
-                "LOGMIRROR_METRICS_HOST is an address of this machine",
+                hint=hint,
                 **facts,
             ) from error
         _LOG.warning("metrics endpoint disabled: it cannot be opened", extra={"facts": facts})
@@ -186,9 +193,7 @@ class _Shared:
 class _Server:
     """An event loop in a thread of its own. Each connection serves one request."""
 
-    def __init__(
-        self, listener: socket.socket, recorder: Recorder, views: Views, shown: Shown | None
-    ) -> None:
+    def __init__(self, listener: socket.socket, views: Views, exposition: Exposition) -> None:
         self._listener, self._views = listener, views
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -198,7 +203,6 @@ class _Server:
         self._tasks: set[asyncio.Task[None]] = set()
         """One for each connection."""
 
-        exposition = Exposition(recorder, views, shown)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="metrics-pages")
         self._shared = {
             "/metrics": _Shared(lambda: _metrics(exposition), self._pool),

@@ -27,7 +27,7 @@ from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
 from logmirror.to_kafka.gap_writer import GapWriter
 from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
-from logmirror.to_kafka.preserve_destination import PreserveDestination
+from logmirror.to_kafka.preserve_destination import LaneClusters, PreserveDestination
 from logmirror.to_kafka.preserve_transfer import PreserveTransfer
 from logmirror.to_kafka.producer_sessions import ProducerSessions
 from logmirror.to_kafka.tail_check import TailCheck
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.mirror.destination import Destination
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import DestinationSpec, Job, SliceResult, Work
     from logmirror.simulation.cluster import TargetView
     from logmirror.simulation.world import World
@@ -302,23 +302,21 @@ class Node:
     def _destinations(
         self, process: Process, observer: Observer, stack: contextlib.ExitStack
     ) -> Callable[[DestinationSpec], Destination]:
-        clock = self._world.schedule
+        clock, spec = self._world.schedule, self._destination.spec
         destination: Destination
-        if isinstance(self._destination.spec, ArchiveSpec):
+        if isinstance(spec, ArchiveSpec):
             store = self._destination.store(process)
             self._destination.begin_writing(store, stack)
             committer = Committer(lambda _location: store, clock=clock, observer=observer)
-            destination = ArchiveDestination(lambda _location: store, committer, clock)
+            destination = ArchiveDestination(spec, lambda _location: store, committer, clock)
         else:
             views = {
                 SOURCE: cast("ClusterClient", SourceView(process)),
                 TARGET: self._destination.view(process),
             }
-            spec = self._destination.spec
+            clusters = LaneClusters(views.__getitem__, clock)
             if spec.offsets == "translate":
-                destination = TranslateDestination(
-                    lambda settings: views[settings], clock, process.name, observer
-                )
+                destination = TranslateDestination(spec, clusters, process.name, observer)
             else:
-                destination = PreserveDestination(lambda settings: views[settings], clock, observer)
+                destination = PreserveDestination(spec, clusters, observer)
         return lambda _spec: destination

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final, Self
 
+from logmirror.broker.log.batch_scan import scan
+from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.sync_job import open_path
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.config.environment import METRICS_PORT
@@ -126,6 +128,14 @@ class Broker:
     def open_segment(self, topic: str, partition: int) -> Path:
         """Return the file of a partition's records; there is one below 64 MiB."""
         return open_path(self._folder / "data" / topic / str(partition), 0)
+
+    def bytes_before(self, topic: str, partition: int, offset: int) -> int:
+        """Return where the batches before `offset` end in that file."""
+        path = self.open_segment(topic, partition)
+        if not path.exists():
+            return 0
+        batches = scan(Disk().open_for_reading(path), 0, contiguous=True)
+        return max((batch.end for batch in batches if batch.last_offset < offset), default=0)
 
     def pause(self) -> None:
         """Stop its threads with SIGSTOP: connections stay open without responses."""

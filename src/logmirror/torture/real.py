@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 from logmirror.archive.naming import split_name
 from logmirror.clock import SYSTEM_CLOCK, Chooser
 from logmirror.simulation.matrix import simulated_points
-from logmirror.testing.checker import Anomaly, History, Truth
+from logmirror.testing.checker import Anomaly, History, Row, Truth
 from logmirror.torture.feeder import Feeder, read_topic
 from logmirror.torture.processes import PARTITIONS, wait
 from logmirror.torture.testbed import TOPIC, Flow, Testbed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.simulation.faults import Destination
@@ -33,7 +33,6 @@ _PAUSE_MS: Final = 4_000
 _DIE_MS: Final = 20_000
 _FINISH_MS: Final = 120_000
 _TINY_BYTES: Final = 700
-_FLIP_FROM_BYTES: Final = 10_000
 
 REAL_FAULTS: Final = {
     "kill": "kill -9 at a failpoint",
@@ -65,7 +64,7 @@ FLOWS: Final = (
 """The flows of a run without `-c`."""
 
 SIMULATED_ONLY: Final = {
-    "translate": "simulated only: `offsets: translate` (the embedded broker has no transactions)",
+    "translate": "simulated only: `offsets: translate`",
     "snapshots": "simulated only: `compaction: log` (the topic has records without keys)",
 }
 """Formats that the trials with real processes leave out, and why."""
@@ -122,6 +121,7 @@ class RealTorture:
         self._folder, self._flows, self._faults = folder, flows, faults
         self._trials, self._seed, self._report = trials, seed, report
         self._chooser = Chooser(f"real {seed}")
+        self._acknowledged: Mapping[int, Mapping[int, Row]] = {}
         self.result = RealResult()
         self._histories = {
             (flow.name, number): History() for flow in flows for number in range(PARTITIONS)
@@ -142,6 +142,7 @@ class RealTorture:
             testbed = Testbed(self._folder, self._flows, stack)
             self.result.left_out += testbed.left_out
             feeder = stack.enter_context(Feeder(testbed.direct, TOPIC, PARTITIONS, self._seed))
+            self._acknowledged = feeder.acknowledged
             for number in range(self._trials):
                 fault = self._faults[number % len(self._faults)]
                 self.result.trials += 1
@@ -240,13 +241,17 @@ class RealTorture:
         mirror = testbed.start()
         mirror.await_progress()
         testbed.source.kill()
-        path = testbed.source.open_segment(TOPIC, self._chooser.randrange(PARTITIONS))
-        whole = path.read_bytes()
-        if len(whole) < _FLIP_FROM_BYTES:  # the last batch of a killed broker may be torn
+        partition = self._chooser.randrange(PARTITIONS)
+        end = max(self._acknowledged.get(partition, ()), default=-1) + 1
+        acknowledged = testbed.source.bytes_before(TOPIC, partition, end)
+        path = testbed.source.open_segment(TOPIC, partition)
+        if not acknowledged:
             self.result.missed += 1
         else:
+            whole = path.read_bytes()
             data = bytearray(whole)
-            data[self._chooser.randrange(len(data) // 2)] ^= 1 << self._chooser.randrange(8)
+            place = self._chooser.choice((self._chooser.randrange(acknowledged), acknowledged - 1))
+            data[place] ^= 1 << self._chooser.randrange(8)
             path.write_bytes(data)
             testbed.source.start()
             SYSTEM_CLOCK.sleep_ms(_FAULT_MS)

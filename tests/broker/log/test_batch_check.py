@@ -47,7 +47,7 @@ def _check(batch: bytes | bytearray | None, max_bytes: int = LIMIT) -> batch_che
 def test_a_batch_of_any_codec_is_accepted(codec):
     batch = encode_reference(RECORDS, codec=codec, producer_id=5, producer_epoch=2, base_sequence=9)
 
-    assert _check(batch) == (3, 1002, 5, 2, 9)
+    assert _check(batch) == (3, 1002, 5, 2, 9, False)
 
 
 GOOD = encode_reference(RECORDS)
@@ -68,7 +68,7 @@ REFUSED = {
         encode_marker(MarkerType.COMMIT, offset=0, producer_id=5),
         ErrorCode.invalid_record,
     ),
-    "transactional": (_with(">h", 21, 16), ErrorCode.invalid_txn_state),
+    "transactional without a producer": (_with(">h", 21, 16), ErrorCode.invalid_record),
     "log-append time": (_with(">h", 21, 8), ErrorCode.invalid_timestamp),
     "codec 5": (_with(">h", 21, 5), ErrorCode.unsupported_compression_type),
     "codec 7": (_with(">h", 21, 7), ErrorCode.unsupported_compression_type),
@@ -144,3 +144,22 @@ def test_placing_a_batch_keeps_its_checksum():
     header = parse_header(batch, 0)
     assert (header.base_offset, header.leader_epoch) == (2**40, 0)
     assert [record.value for record in decode_reference(bytes(batch))] == [b"v" * 20] * 3
+
+
+def test_many_records_are_checked_in_a_worker_until_the_kernel_is_loaded(monkeypatch):
+    check = batch_check.RecordCheck()
+    monkeypatch.setattr(batch_check, "RECORD_CHECK", check)
+    batches = {
+        count: memoryview(
+            encode_reference([Record(n, 1000, 0, None, b"", ()) for n in range(count)])
+        )
+        for count in (1000, 1001)
+    }
+    assert batch_check.is_quick(batches[1000])
+    assert not batch_check.is_quick(batches[1001])
+    assert batch_check.is_quick(None)
+    assert batch_check.is_quick(batches[1001][:60]), "refused at once"
+
+    check.compile()
+
+    assert batch_check.is_quick(batches[1001])

@@ -27,19 +27,21 @@ from broker.log.test_partition_log import (
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
 from logmirror.broker.log.batch_scan import find_intact
 from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.open_segments import DamagedLogError
-from logmirror.broker.log.partition_log import ColdSegmentError, PartitionLog, StorageError
+from logmirror.broker.log.reading import ColdSegmentError, StorageError
 from logmirror.broker.log.recovery import KEPT_CUTS, recover
 from logmirror.broker.log.segment import DamagedRecordsError, Segment
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log.segment_check import load
-from logmirror.broker.metadata import DurableEnd
 from logmirror.errors import CorruptionError
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from logmirror.broker.log.partition_log import PartitionLog
 
 BIG = 10**6
 

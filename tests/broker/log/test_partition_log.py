@@ -17,7 +17,7 @@ import pytest
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
-from logmirror.broker.log.partition_log import ColdSegmentError, PartitionLog, StorageError
+from logmirror.broker.log.reading import ColdSegmentError, StorageError
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
@@ -25,6 +25,8 @@ from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from logmirror.broker.log.partition_log import PartitionLog
 
 SEGMENT_BYTES = 300
 """Small enough that a handful of batches fills several segments."""

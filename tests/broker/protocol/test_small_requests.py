@@ -101,7 +101,8 @@ def test_describe_configs_of_one_topic_many_times_responds_once(broker):
         )
 
     assert len(response.results) == 1
-    assert len(response.results[0].configs) == 9
+    names = [config.name for config in response.results[0].configs]
+    assert len(names) == len(set(names)) >= 10
     assert size_bytes < 10_000
     _is_small(burden)
 

@@ -225,10 +225,10 @@ def test_incremental_alter_configs_changes_what_it_names(partition, version):
     assert change(("cleanup.policy", "delete", APPEND)) == ErrorCode.none
     assert _settings(partition) == {"segment.bytes": "5000", "cleanup.policy": "delete"}
     for refused in (
-        ("cleanup.policy", "compact", APPEND),
+        ("cleanup.policy", "shred", APPEND),
         ("cleanup.policy", "delete", SUBTRACT),
         ("segment.bytes", "1", APPEND),
-        ("retention.ms", "1000", SET),
+        ("compression.type", "gzip", SET),
         ("made.up", "1", SET),
         ("made.up", None, DELETE),
         ("segment.bytes", None, SET),

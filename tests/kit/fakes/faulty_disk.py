@@ -59,7 +59,8 @@ class _Names:
 
     durable: dict[str, _Content] = field(default_factory=dict)
     now: dict[str, _Content] = field(default_factory=dict)
-    changes: list[tuple[str, _Content | None]] = field(default_factory=list)
+    changes: list[tuple[tuple[str, _Content | None], ...]] = field(default_factory=list)
+    """Each is one or, in a rename, two names, which survive a power loss together."""
 
 
 class FaultyDisk(Disk):
@@ -95,7 +96,7 @@ class FaultyDisk(Disk):
             names.now.pop(path.name, None)
         else:
             names.now[path.name] = content
-        names.changes.append((path.name, content))
+        names.changes.append(((path.name, content),))
 
     def create(self, path: Path) -> OpenFile:
         self._call("create")
@@ -153,6 +154,15 @@ class FaultyDisk(Disk):
         super().link(source, target)
         self._bind(target, self._content(source))
 
+    def rename(self, source: Path, target: Path) -> None:
+        self._call("rename")
+        content = self._content(source)
+        super().rename(source, target)
+        names = self._folder(source.parent)
+        names.now.pop(source.name)
+        names.now[target.name] = content
+        names.changes.append(((source.name, None), (target.name, content)))
+
     def unlink(self, path: Path) -> None:
         self._call("unlink")
         super().unlink(path)
@@ -178,12 +188,11 @@ class FaultyDisk(Disk):
         target.mkdir(parents=True)
         names = self._folder(folder)
         left = dict(names.durable)
-        for name, content in names.changes:
-            if some():
-                if content is None:
-                    left.pop(name, None)
-                else:
-                    left[name] = content
+        for name, content in [one for change in names.changes if some() for one in change]:
+            if content is None:
+                left.pop(name, None)
+            else:
+                left[name] = content
         inodes: dict[int, Path] = {}
         for name, content in left.items():
             if id(content) in inodes:

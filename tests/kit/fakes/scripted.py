@@ -293,16 +293,14 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
     def open_store(_root):
         return store
 
-    copies = ArchiveDestination(
-        open_store, Committer(open_store, clock=clock, observer=more.get("observer")), clock
-    )
+    committer = Committer(open_store, clock=clock, observer=more.get("observer"))
     brief_client = more.pop("brief_client", lambda _settings: client)
     made = Service(
         [mirror],
         ports=lambda: LanePorts(
             client=lambda _settings: client,
             brief_client=brief_client,
-            destination=lambda _spec: copies,
+            destination=lambda spec: ArchiveDestination(spec, open_store, committer, clock),
         ),
         runner=runner,
         writer_id="w",

@@ -88,8 +88,8 @@ class PartitionClient(RawClient):
         response = self.ask(PRODUCE, version, topic_data=(topic,), **fields)
         return response.responses[0].partition_responses[0]
 
-    def fetch(self, offset: int, version: int = 12) -> Any:
-        """Return the response for the partition, from `offset`."""
+    def fetch(self, offset: int, version: int = 12, *, max_wait_ms: int = 0) -> Any:
+        """Return the response for the partition, from `offset`; with a wait, for a first byte."""
         wanted = {
             "partition": 0,
             "current_leader_epoch": -1,
@@ -105,8 +105,8 @@ class PartitionClient(RawClient):
                 FETCH,
                 version,
                 replica_id=-1,
-                max_wait=timedelta(0),
-                min_bytes=0,
+                max_wait=timedelta(milliseconds=max_wait_ms),
+                min_bytes=1 if max_wait_ms else 0,
                 max_bytes=50_000_000,
                 isolation_level=1,
                 session_id=0,
@@ -119,14 +119,14 @@ class PartitionClient(RawClient):
             .partitions[0]
         )
 
-    def list_offset(self, timestamp_ms: int) -> tuple[int, int, int]:
+    def list_offset(self, timestamp_ms: int, *, isolation: int = 0) -> tuple[int, int, int]:
         """Return error, timestamp and offset of ListOffsets."""
         wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp_ms}
         partition = _entity(LIST_OFFSETS, 7, "ListOffsetsPartition", **wanted)
         topic = _entity(
             LIST_OFFSETS, 7, "ListOffsetsTopic", name=self.topic, partitions=(partition,)
         )
-        asked = {"replica_id": -1, "isolation_level": 0, "topics": (topic,)}
+        asked = {"replica_id": -1, "isolation_level": isolation, "topics": (topic,)}
         found = self.ask(LIST_OFFSETS, 7, **asked).topics[0].partitions[0]
         return int(found.error_code), found.timestamp, found.offset
 

@@ -23,7 +23,7 @@ from kit.runs.commands import Run, logmirror, run_forked
 from kit.runs.inline_server import ForkedProcess
 from logmirror.app.run import build_service
 from logmirror.app.specs import mirror_specs
-from logmirror.cli import commands  # noqa: F401  # loaded here, it is loaded in all forks
+from logmirror.cli import commands
 from logmirror.cli import main as cli
 from logmirror.engine import spark
 from logmirror.mirror.lane import lanes_of, seat_count
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kit.servers.machine import Process
     from logmirror.config.settings import Settings
 
+commands.build()  # loaded here, all commands are loaded in the forks
 _KIT_PARENT: Final = str(Path(__file__).parents[2])
 
 

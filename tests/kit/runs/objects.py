@@ -8,9 +8,12 @@ import pyarrow.parquet as pq
 import xxhash
 
 from logmirror.archive.claims import Claim, claim_name
+from logmirror.archive.compact import Limits, compact
 from logmirror.archive.envelope import NativeEncoder, NdjsonEncoder, ParquetEncoder
+from logmirror.archive.merge import Archive
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import format_name
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.model import GapCause, OffsetRange, TimestampType, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.columns import ContentDigest
@@ -182,3 +185,17 @@ def new_chain(extension, *, objects=OBJECTS, claims=True, topic_ids=("",)):
 def records_for(covered, *, seed):
     """Return records with a gap at the beginning."""
     return odd_records(covered.offset_count, first=covered.first, seed=seed)
+
+
+def merge_all(store):
+    """Merge all Parquet objects of the chain, as `logmirror compact` does."""
+    archive = Archive(
+        store=store,
+        folder=FOLDER,
+        topic=TOPIC,
+        extension="parquet",
+        compression="zstd-1",
+        utf8=False,
+    )
+    limits = Limits(target_bytes=1 << 20, min_objects=2)
+    compact(archive, limits, start=0, writer_id="w", clock=SYSTEM_CLOCK)

@@ -20,16 +20,25 @@ class EmbeddedBroker:
 
     Args:
         folder: Directory of its data and logs.
+        protocols: Security protocols; a listener for each, in place of the plain one.
         options: Fields of `BrokerOptions`, except its address and its log directory.
     """
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, *, protocols: tuple[str, ...] = (), **options: object) -> None:
         self.folder = folder
         self.log_dir = folder / "data"
         self.log = folder / "broker.log"
-        self.port = free_ports(1)[0]
+        self._ports = dict(
+            zip(protocols or ("PLAINTEXT",), free_ports(len(protocols) or 1), strict=True)
+        )
+        self.port = next(iter(self._ports.values()))
         self._ready = folder / "ready"
         self._options = options
+        if protocols:
+            self._options["listeners"] = [
+                {"name": protocol, "host": HOST, "port": port, "protocol": protocol}
+                for protocol, port in self._ports.items()
+            ]
         self._process: Process | None = None
 
     @property
@@ -37,11 +46,20 @@ class EmbeddedBroker:
         """`host:port`."""
         return f"{HOST}:{self.port}"
 
+    def port_of(self, protocol: str) -> int:
+        """The port of the listener of a security protocol."""
+        return self._ports[protocol]
+
     @property
     def pid(self) -> int:
         """PID of the running broker."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.alive
 
     def start(self) -> Self:
         """Start it and wait until it listens."""

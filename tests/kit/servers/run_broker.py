@@ -5,11 +5,18 @@ import logging
 import sys
 from pathlib import Path
 
-from logmirror.broker.options import BrokerOptions
+from logmirror.broker.options import BrokerOptions, ClientAuth, Listener, SecurityProtocol
 from logmirror.broker.server import serve
 
 options = json.loads(sys.argv[1])
 ready = Path(options.pop("ready"))
 options["log_dir"] = Path(options["log_dir"])
+options["listeners"] = tuple(
+    Listener(**{**one, "protocol": SecurityProtocol(one["protocol"])})
+    for one in options.get("listeners", ())
+)
+for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+    options[name] = Path(options[name]) if options.get(name) else None
+options["tls_client_auth"] = ClientAuth(options.get("tls_client_auth", "none"))
 logging.basicConfig(level=logging.INFO)
 serve(BrokerOptions(**options), on_ready=lambda host, port: ready.write_text(f"{host}:{port}"))

@@ -3,7 +3,6 @@
     API               key  versions  behaviour
     ApiVersions        18  0-4       unsupported versions: error 35 in the layout of version 0
     Metadata            3  0-12      creates unknown topics if broker and request allow it
-    FindCoordinator    10  0-6       always COORDINATOR_NOT_AVAILABLE, see `apis`
     CreateTopics       19  2-7       durable before the response
     DeleteTopics       20  1-6       by name, or by topic ID (version 6); files are removed first
     CreatePartitions   37  0-3       durable before the response
@@ -19,9 +18,10 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.apis import ADVERTISED_FROM, VERSIONS, Api
+from logmirror.broker.apis import ADVERTISED_FROM, TRANSACTION_VERSION, VERSIONS, Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 from logmirror.broker.topic_configs import RefusedConfigError, wanted_configs
 from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _DEFAULT_COUNT: Final = -1
 _NO_NODE: Final = -1
+_TRANSACTIONS: Final = 1
+_SUPPORTED_FROM_ZERO: Final = 4
+"""Clients of ApiVersions below this version do not accept a feature from level 0 on."""
+
 _OFFLINE: Final = ErrorCode.LEADER_NOT_AVAILABLE
 _CONFIGS: Final = "CreatableTopicConfigs"
 _BROKERS_ENDPOINT: Final = 1
-_ALL_OPERATIONS: Final = {5, 7, 8, 9, 10, 11, 12}
-"""Every AclOperation that a cluster has (KIP-430): clients are not authenticated."""
+_TOPIC: Final = ResourceType.TOPIC
+_KEY_TYPES: Final = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 
 
 def api_versions(header: RequestHeader) -> bytes:
@@ -63,11 +67,23 @@ def _api_versions(version: int, code: ErrorCode, correlation_id: int) -> bytes:
         )
         for key, (first, last) in VERSIONS.items()
     )
-    return kind.frame(correlation_id, error_code=code, api_keys=keys)
+    feature = {"name": "transaction.version", "min_version": 0, "max_version": TRANSACTION_VERSION}
+    level = {"max_version_level": TRANSACTION_VERSION, "min_version_level": TRANSACTION_VERSION}
+    has_zero = version >= _SUPPORTED_FROM_ZERO
+    return kind.frame(
+        correlation_id,
+        error_code=code,
+        api_keys=keys,
+        supported_features=(kind.entity("SupportedFeatureKey", **feature),) if has_zero else (),
+        finalized_features_epoch=0,
+        finalized_features=(kind.entity("FinalizedFeatureKey", name=feature["name"], **level),),
+    )
 
 
-def _host(broker: Broker, caller: Caller) -> str:
-    return broker.options.advertised_host or caller.local_host
+def address_of(caller: Caller) -> dict[str, object]:
+    """Return the broker's address as a response gives it to this client."""
+    host, port = caller.broker_address
+    return {"host": host, "port": port}
 
 
 async def metadata(
@@ -77,12 +93,19 @@ async def metadata(
     kind = response_kind(Api.METADATA, header.version)
     topics = []
     turns = Turns()
-    for name, topic_id in _asked_topics(broker, header, request):
+    for name, topic_id in _asked_topics(broker, header, request, caller):
         may_create = request.allow_auto_topic_creation
-        code, topic = await _find_or_create(broker, name, topic_id, may_create=may_create)
-        topics.append(await _topic_entity(broker, kind, turns, (name, topic_id), code, topic))
-    node = broker.options.node_id
-    address = {"node_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
+        code, topic = await _find_or_create(broker, caller, name, topic_id, may_create=may_create)
+        operations = None
+        if topic is not None and request.include_topic_authorized_operations:
+            operations = broker.authorizer.operations(caller, _TOPIC, topic.name)
+        asked = name, topic_id
+        topics.append(await _topic_entity(broker, kind, turns, asked, code, topic, operations))
+    node, (host, port) = broker.options.node_id, caller.broker_address
+    address = {"node_id": node, "host": host, "port": port, "rack": None}
+    operations = None
+    if request.include_cluster_authorized_operations:
+        operations = _cluster_operations(broker, caller)
     return await turns.encoded(
         broker,
         kind,
@@ -91,30 +114,51 @@ async def metadata(
         cluster_id=broker.store.cluster_id,
         controller_id=node,
         topics=tuple(topics),
+        authorized_operations=operations,
     )
 
 
+def _cluster_operations(broker: Broker, caller: Caller) -> set[int]:
+    """Return the operations on the cluster that the client may do; none if it may not describe."""
+    cluster, authorizer = ResourceType.CLUSTER, broker.authorizer
+    if not authorizer.allows(caller, Operation.DESCRIBE, cluster, CLUSTER_NAME):
+        return set()
+    return authorizer.operations(caller, cluster)
+
+
 def _asked_topics(
-    broker: Broker, header: RequestHeader, request: Message
+    broker: Broker, header: RequestHeader, request: Message, caller: Caller
 ) -> list[tuple[str | None, uuid.UUID | None]]:
     """Return name and ID of each requested topic, once. In version 0 an empty list means all."""
     if request.topics is None or (header.version == 0 and not request.topics):
-        return [(name, None) for name in sorted(broker.topics.by_name)]
+        names = sorted(broker.topics.by_name)
+        refusal = broker.authorizer.refusal
+        return [(n, None) for n in names if not refusal(caller, Api.METADATA, _TOPIC, n)]
     asked = [(topic.name, topic.topic_id) for topic in request.topics]
     return list(dict.fromkeys(asked))
 
 
 async def _find_or_create(
-    broker: Broker, name: str | None, topic_id: uuid.UUID | None, *, may_create: bool
+    broker: Broker,
+    caller: Caller,
+    name: str | None,
+    topic_id: uuid.UUID | None,
+    *,
+    may_create: bool,
 ) -> tuple[ErrorCode, Topic | None]:
+    refusal = broker.authorizer.refusal
     if name is None:
         topic = broker.topics.by_id.get(topic_id.bytes) if topic_id is not None else None
+        if topic is not None and refusal(caller, Api.METADATA, _TOPIC, topic.name):
+            topic = None
         return (ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE), topic
+    if code := refusal(caller, Api.METADATA, _TOPIC, name):
+        return code, None
     topic = broker.topics.by_name.get(name)
     if topic is not None:
         return ErrorCode.NONE, topic
     if may_create and broker.options.auto_create_topics:
-        return await _create_on_first_use(broker, name)
+        return await _create_on_first_use(broker, caller, name)
     try:
         check_name(name)
     except RefusedTopicError as refused:
@@ -122,7 +166,18 @@ async def _find_or_create(
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
 
 
-async def _create_on_first_use(broker: Broker, name: str) -> tuple[ErrorCode, Topic | None]:
+def _create_refusal(broker: Broker, caller: Caller, name: str) -> ErrorCode:
+    """Check the creation of a topic: CREATE on the cluster, or on the topic, is enough."""
+    if not broker.authorizer.refusal(caller, Api.CREATE_TOPICS):
+        return ErrorCode.NONE
+    return broker.authorizer.refusal(caller, Api.CREATE_TOPICS, _TOPIC, name)
+
+
+async def _create_on_first_use(
+    broker: Broker, caller: Caller, name: str
+) -> tuple[ErrorCode, Topic | None]:
+    if code := _create_refusal(broker, caller, name):
+        return code, None
     try:
         return ErrorCode.NONE, await broker.topics.create(name, _DEFAULT_COUNT, {})
     except RefusedTopicError as refused:
@@ -141,6 +196,7 @@ async def _topic_entity(  # noqa: PLR0913, PLR0917  # one topic of a response
     asked: tuple[str | None, uuid.UUID | None],
     code: ErrorCode,
     topic: Topic | None,
+    operations: set[int] | None,
 ) -> Message:
     node = broker.options.node_id
     name, topic_id = asked
@@ -167,6 +223,7 @@ async def _topic_entity(  # noqa: PLR0913, PLR0917  # one topic of a response
         topic_id=topic.topic_id if topic is not None else topic_id,
         is_internal=False,
         partitions=tuple(partitions),
+        authorized_operations=operations,
     )
 
 
@@ -174,7 +231,7 @@ async def create_topics(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle CreateTopics."""
     kind = response_kind(Api.CREATE_TOPICS, header.version)
@@ -185,6 +242,8 @@ async def create_topics(
         code, reason, topic = ErrorCode.NONE, None, None
         await turns.took()
         try:
+            if denied := _create_refusal(broker, caller, wanted.name):
+                raise RefusedTopicError(denied, denied.name)  # noqa: TRY301  # as other refusals
             count = _partition_count(wanted, times_named=names[wanted.name])
             configs = wanted_configs(wanted.configs)
             topic = await broker.topics.create(
@@ -197,7 +256,14 @@ async def create_topics(
         except LogmirrorError as error:
             _LOG.exception("topic %s could not be created", wanted.name)
             code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
-        results.append(_created_entity(kind, wanted, code, reason, topic))
+        shows_configs = broker.authorizer.allows(
+            caller, Operation.DESCRIBE_CONFIGS, _TOPIC, wanted.name
+        )
+        found = _created_entity(kind, wanted, code, reason, topic if shows_configs else None)
+        if topic is not None and not shows_configs:
+            found.topic_id = topic.topic_id
+            found.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        results.append(found)
     return await turns.encoded(broker, kind, header, topics=tuple(results))
 
 
@@ -254,7 +320,7 @@ async def delete_topics(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle DeleteTopics."""
     kind = response_kind(Api.DELETE_TOPICS, header.version)
@@ -268,8 +334,13 @@ async def delete_topics(
         else:
             key = topic_id.bytes if topic_id is not None else b""
             topic, code = topics.by_id.get(key), ErrorCode.UNKNOWN_TOPIC_ID
-        reason = None
-        if topic is not None:
+        reason, asked = None, name if topic is None else topic.name
+        denied = asked is not None and _delete_refusal(broker, caller, asked)
+        if denied:
+            code = denied
+            if not broker.authorizer.allows(caller, Operation.DESCRIBE, _TOPIC, str(asked)):
+                topic = None
+        elif topic is not None:
             try:
                 await topics.delete(topic)
                 code = ErrorCode.NONE
@@ -290,6 +361,10 @@ async def delete_topics(
     return await turns.encoded(broker, kind, header, responses=tuple(results))
 
 
+def _delete_refusal(broker: Broker, caller: Caller, name: str) -> ErrorCode:
+    return broker.authorizer.refusal(caller, Api.DELETE_TOPICS, _TOPIC, name)
+
+
 def _topics_to_delete(request: Message) -> Sequence[tuple[str | None, uuid.UUID | None]]:
     """Return name and ID of each topic to delete, each once; before version 6 only names."""
     named = [(name, None) for name in request.topic_names]
@@ -301,7 +376,7 @@ async def create_partitions(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle CreatePartitions."""
     kind = response_kind(Api.CREATE_PARTITIONS, header.version)
@@ -312,6 +387,10 @@ async def create_partitions(
         code, reason = ErrorCode.NONE, None
         await turns.took()
         try:
+            if denied := broker.authorizer.refusal(
+                caller, Api.CREATE_PARTITIONS, _TOPIC, wanted.name
+            ):
+                raise RefusedTopicError(denied, denied.name)  # noqa: TRY301  # as other refusals
             topic = _topic_to_grow(broker, wanted, times_named=names[wanted.name])
             await broker.topics.add_partitions(topic, wanted.count, dry_run=request.validate_only)
         except RefusedTopicError as refused:
@@ -345,39 +424,14 @@ def _topic_to_grow(broker: Broker, wanted: Message, *, times_named: int) -> Topi
     return topic
 
 
-async def find_coordinator(
-    broker: Broker,
-    header: RequestHeader,
-    request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
-) -> bytes:
-    """Handle FindCoordinator: there is no coordinator of groups or transactions."""
-    kind = response_kind(Api.FIND_COORDINATOR, header.version)
-    no_coordinator = {
-        "error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        "error_message": "this broker has no consumer groups and no transactions",
-        "node_id": _NO_NODE,
-        "host": "",
-        "port": _NO_NODE,
-    }
-    coordinators = []
-    turns = Turns()
-    for key in dict.fromkeys(request.coordinator_keys):
-        await turns.took()
-        coordinators.append(kind.entity("Coordinator", key=key, **no_coordinator))
-    return await turns.encoded(
-        broker, kind, header, coordinators=tuple(coordinators), **no_coordinator
-    )
-
-
 def describe_cluster(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
 ) -> bytes:
     """Handle DescribeCluster."""
     kind = response_kind(Api.DESCRIBE_CLUSTER, header.version)
     endpoint_type = request.endpoint_type
-    node = broker.options.node_id
-    address = {"broker_id": node, "host": _host(broker, caller), "port": broker.port, "rack": None}
+    node, (host, port) = broker.options.node_id, caller.broker_address
+    address = {"broker_id": node, "host": host, "port": port, "rack": None}
     is_ours = endpoint_type == _BROKERS_ENDPOINT
     code = ErrorCode.NONE if is_ours else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
     shows_operations = is_ours and request.include_cluster_authorized_operations
@@ -389,5 +443,5 @@ def describe_cluster(
         cluster_id=broker.store.cluster_id,
         controller_id=node,
         brokers=(kind.entity("DescribeClusterBroker", **address),) if is_ours else (),
-        authorized_operations=_ALL_OPERATIONS if shows_operations else None,
+        authorized_operations=_cluster_operations(broker, caller) if shows_operations else None,
     )

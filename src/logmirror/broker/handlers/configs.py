@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topic_configs import (
     ConfigEntry,
     ConfigSource,
     ConfigType,
     RefusedConfigError,
     TopicConfigs,
+    broker_defaults,
     wanted_configs,
 )
 from logmirror.broker.topics import RefusedTopicError
@@ -59,7 +61,7 @@ async def describe_configs(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle DescribeConfigs."""
     kind = response_kind(Api.DESCRIBE_CONFIGS, header.version)
@@ -68,6 +70,8 @@ async def describe_configs(
     named = {(found.resource_type, found.resource_name): found for found in request.resources}
     for number, resource in enumerate(named.values()):
         code, reason, entries = _look_up(broker, resource)
+        if denied := _refusal(broker, caller, Api.DESCRIBE_CONFIGS, resource):
+            code, reason, entries = denied, None, []
         if number >= MAX_DESCRIBED:
             code, entries = ErrorCode.POLICY_VIOLATION, []
             reason = f"describe at most {MAX_DESCRIBED} resources in one request"
@@ -86,6 +90,13 @@ async def describe_configs(
             )
         )
     return await turns.encoded(broker, kind, header, results=tuple(results))
+
+
+def _refusal(broker: Broker, caller: Caller, api: Api, resource: Message) -> ErrorCode:
+    if resource.resource_type == _TOPIC:
+        name = resource.resource_name
+        return broker.authorizer.refusal(caller, api, ResourceType.TOPIC, name)
+    return broker.authorizer.refusal(caller, api)
 
 
 def _look_up(broker: Broker, resource: Message) -> tuple[ErrorCode, str | None, list[ConfigEntry]]:
@@ -111,16 +122,10 @@ def _broker_entries(broker: Broker) -> list[ConfigEntry]:
             "Whether a request for the metadata of an unknown topic creates it.",
         ),
         "default.replication.factor": (ConfigType.INT, "1", "There is one broker."),
-        "log.dirs": (ConfigType.STRING, str(options.log_dir), "The folder that holds the logs."),
-        "log.segment.bytes": (
-            ConfigType.INT,
-            str(options.segment_bytes),
-            "Default of `segment.bytes`.",
-        ),
-        "message.max.bytes": (
-            ConfigType.INT,
-            str(options.max_message_bytes),
-            "Default of `max.message.bytes`.",
+        "log.dirs": (
+            ConfigType.STRING,
+            ",".join(str(path) for path in options.log_dirs),
+            "The folders that hold the logs.",
         ),
         "node.id": (ConfigType.INT, str(options.node_id), "The ID of this broker."),
         "num.partitions": (
@@ -140,10 +145,11 @@ def _broker_entries(broker: Broker) -> list[ConfigEntry]:
         ),
     }
     source = ConfigSource.STATIC_BROKER
-    return [
+    own = [
         ConfigEntry(name, value, kind, source, documentation)
         for name, (kind, value, documentation) in rows.items()
     ]
+    return sorted(own + broker_defaults(options))
 
 
 def _entity(kind: ResponseKind, request: Message, entry: ConfigEntry) -> Message:
@@ -169,28 +175,28 @@ async def alter_configs(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle AlterConfigs."""
 
     def change(resource: Message) -> Callable[[TopicConfigs], Mapping[str, str]]:
         return lambda _: wanted_configs(resource.configs)
 
-    return await _alter(broker, header, request, change)
+    return await _alter(broker, header, request, caller, change)
 
 
 async def incremental_alter_configs(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle IncrementalAlterConfigs."""
 
     def change(resource: Message) -> Callable[[TopicConfigs], Mapping[str, str]]:
         return lambda before: _changed(before, resource.configs)
 
-    return await _alter(broker, header, request, change)
+    return await _alter(broker, header, request, caller, change)
 
 
 def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, str]:
@@ -227,6 +233,7 @@ async def _alter(
     broker: Broker,
     header: RequestHeader,
     request: Message,
+    caller: Caller,
     change: Callable[[Message], Callable[[TopicConfigs], Mapping[str, str]]],
 ) -> bytes:
     kind = response_kind(header.api_key, header.version)
@@ -239,7 +246,9 @@ async def _alter(
         await turns.took()
         kind_and_name = resource.resource_type, resource.resource_name
         code, reason = ErrorCode.INVALID_REQUEST, "named twice"
-        if named[kind_and_name] == 1:
+        if denied := _refusal(broker, caller, Api(header.api_key), resource):
+            code, reason = denied, ""
+        elif named[kind_and_name] == 1:
             dry_run = request.validate_only
             code, reason = await _alter_one(broker, resource, change(resource), dry_run=dry_run)
         responses.append(

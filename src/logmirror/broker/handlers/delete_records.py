@@ -2,7 +2,8 @@
 
 Sealed segments that end before the new log start are removed. A segment that contains it and the
 open segment stay; records before the log start are not served from them. A partition that is named
-twice gets one response, for the highest of its offsets.
+twice gets one response, for the highest of its offsets. A topic without `delete` in its
+`cleanup.policy` gets POLICY_VIOLATION, as in Kafka.
 
 Deviation from Kafka: the new log start is durable before the response, so that no crash brings a
 record back. Apache Kafka writes it once a minute.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topics import RefusedTopicError
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, response_kind
@@ -34,7 +36,7 @@ async def delete_records(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle DeleteRecords."""
     kind = response_kind(Api.DELETE_RECORDS, header.version)
@@ -52,6 +54,10 @@ async def delete_records(
         wanted = list(offsets.items())
         await turns.took(1 + len(wanted))
         codes, starts = _check(topic, wanted)
+        if denied := broker.authorizer.refusal(
+            caller, Api.DELETE_RECORDS, ResourceType.TOPIC, name
+        ):
+            codes, starts = [denied] * len(wanted), {}
         failure = await _move(broker, topic, starts)
         partitions = []
         for (number, _), code in zip(wanted, codes, strict=True):
@@ -83,7 +89,9 @@ def _check(
             continue
         log = topic.logs[number]
         start = log.high_watermark if offset == _ALL else offset
-        if log.failure is not None:
+        if not topic.configs.is_deleting:
+            codes.append(ErrorCode.POLICY_VIOLATION)
+        elif log.failure is not None:
             codes.append(ErrorCode.KAFKA_STORAGE_ERROR)
         elif not 0 <= start <= log.high_watermark:
             codes.append(ErrorCode.OFFSET_OUT_OF_RANGE)

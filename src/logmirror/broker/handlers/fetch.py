@@ -1,9 +1,11 @@
 """Fetch (key 1, versions 4-17): serves whole, durable record batches.
 
 A response holds as many whole batches as fit. The first partition with data gets at least one batch
-even if it exceeds all limits, so that a consumer always makes progress (KIP-74). Only durable
-records are served (L1 in `partition_log`). A request for damaged records gets CORRUPT_MESSAGE (L7).
+even if it exceeds all limits, so that a consumer always makes progress (KIP-74). Records are served
+up to the high watermark (L1 in `partition_log`). A request for damaged ones gets CORRUPT_MESSAGE
+(L7).
 Offsets from the high watermark to the log end are in range, as in Kafka, and return no records yet.
+With read_committed, records end at the last stable offset, and aborted transactions are listed.
 With less than `min_bytes` available, the request waits until there are enough bytes, an error
 occurs, or `max_wait_ms` has passed.
 
@@ -28,11 +30,13 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.offsets import epoch_error
 from logmirror.broker.handlers.turns import ENTRIES_PER_TURN, Turns
-from logmirror.broker.log.partition_log import ColdSegmentError, PartitionLog
+from logmirror.broker.log.reading import ColdSegmentError
 from logmirror.broker.log.segment import FileRange, Segment, SparseIndex
+from logmirror.broker.security.acls import ResourceType
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.wire.serve_fetch import (
     TOPIC_ID_FROM,
@@ -43,17 +47,18 @@ from logmirror.wire.serve_fetch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.log.disk import OpenFile
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.wire.frames import RequestHeader
 
     Pinned = Mapping[Segment, tuple[OpenFile, SparseIndex]]
 
 _LOG: Final = logging.getLogger(__name__)
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
-_NOT_READ: Final = Fetched(-1, 0, -1, -1, 0)
+_NOT_READ: Final = Fetched(-1, 0, -1, -1, 0, -1)
 
 Part = bytes | bytearray | FileRange
 """A part of a response: bytes, or a range of a file."""
@@ -66,7 +71,7 @@ def fetch(
     if request.session_epoch not in _FULL_FETCH_EPOCHS:
         code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return list(pack_fetch_response(header.version, header.correlation_id, [], error=code))
-    reading = _Reading(broker, header, request)
+    reading = _Reading(broker, header, request, caller)
     places = reading.order(caller.fetch_from)
     read = 0
     if len(places) <= ENTRIES_PER_TURN:
@@ -127,11 +132,15 @@ class _Reading:
     A partition has a place: its number in the request, where it has each partition once.
     """
 
-    def __init__(self, broker: Broker, header: RequestHeader, request: FetchRequest) -> None:
+    def __init__(
+        self, broker: Broker, header: RequestHeader, request: FetchRequest, caller: Caller
+    ) -> None:
         self._broker = broker
+        self._caller = caller
         self._header = header
         self._by_id = header.version >= TOPIC_ID_FROM
         self._min_bytes = request.min_bytes
+        self._read_committed = request.read_committed
         self._max_bytes = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
         self.wait_s = max(0, min(request.max_wait_ms, broker.options.max_fetch_wait_ms)) / 1000
         named: dict[str | bytes, dict[int, FetchPartition]] = {}
@@ -184,6 +193,9 @@ class _Reading:
         others_bytes = self._records_bytes - self._fetched[place].records_bytes
         left = max(0, self._max_bytes - others_bytes)
         log, (_, wanted) = self._log(place), self._wanted[place]
+        if code := self._refusal(place):
+            self.refuse(place, code)
+            return
         if log is None:
             is_unknown_id = self._by_id and self._topic_is_unknown(place)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -195,13 +207,16 @@ class _Reading:
         watermark, start = log.high_watermark, log.log_start
         if log.failure is None and not start <= wanted.offset <= log.log_end:
             code = ErrorCode.OFFSET_OUT_OF_RANGE
-            self._keep(place, Fetched(wanted.partition, code, watermark, start, 0), [])
+            fetched = Fetched(wanted.partition, code, watermark, start, 0, log.last_stable_offset)
+            self._keep(place, fetched, [])
             return
         ranges: list[FileRange] = []
+        aborted: Sequence[tuple[int, int]] | None = () if self._read_committed else None
         limit, at_least_one = min(left, max(0, wanted.max_bytes)), others_bytes == 0
         if log.failure is not None or (limit or at_least_one):
             try:
-                ranges = log.read(wanted.offset, limit, at_least_one=at_least_one, pinned=pinned)
+                limits = wanted.offset, limit, at_least_one
+                ranges, aborted = self._find(log, *limits, pinned)
             except LogmirrorError as error:
                 _LOG.warning("%s: %s", log.folder, error)
                 is_damaged = isinstance(error, CorruptionError)
@@ -209,16 +224,37 @@ class _Reading:
                 self.refuse(place, code)
                 return
         size_bytes = sum(found.size_bytes for found in ranges)
-        self._keep(place, Fetched(wanted.partition, 0, watermark, start, size_bytes), ranges)
-        if not ranges and wanted.offset < watermark:
+        stable = log.last_stable_offset
+        offsets = watermark, start, size_bytes, stable
+        self._keep(place, Fetched(wanted.partition, 0, *offsets, aborted), ranges)
+        if not ranges and wanted.offset < (stable if self._read_committed else watermark):
             self._left_out.add(place)
+
+    def _find(
+        self, log: PartitionLog, offset: int, limit: int, at_least_one: bool, pinned: Pinned
+    ) -> tuple[list[FileRange], Sequence[tuple[int, int]] | None]:
+        """Return the records and, for read_committed, the aborted transactions."""
+        if not self._read_committed:
+            return log.read(offset, limit, at_least_one=at_least_one, pinned=pinned), None
+        found, aborted = log.read_committed(offset, limit, at_least_one=at_least_one, pinned=pinned)
+        return found, [(one.producer_id, one.first_offset) for one in aborted]
+
+    def _refusal(self, place: int) -> ErrorCode:
+        """Return the error code for a topic that the client may not read. Its ID may be unknown."""
+        name = self._wanted[place][0]
+        if isinstance(name, bytes):
+            topic = self._broker.topics.by_id.get(name)
+            if topic is None:
+                return ErrorCode.NONE
+            name = topic.name
+        return self._broker.authorizer.refusal(self._caller, Api.FETCH, ResourceType.TOPIC, name)
 
     def _topic_is_unknown(self, place: int) -> bool:
         return self._wanted[place][0] not in self._broker.topics.by_id
 
     def refuse(self, place: int, code: ErrorCode) -> None:
         """Respond with an error for one partition."""
-        self._keep(place, Fetched(self._wanted[place][1].partition, code, -1, -1, 0), [])
+        self._keep(place, Fetched(self._wanted[place][1].partition, code, -1, -1, 0, -1), [])
 
     def _keep(self, place: int, fetched: Fetched, ranges: list[FileRange]) -> None:
         before = self._fetched[place]
@@ -256,7 +292,8 @@ class _Reading:
         if self._records_bytes and (moved.is_over or cache.is_full):
             log, (_, wanted) = self._log(place), self._wanted[place]
             watermark, start = (log.high_watermark, log.log_start) if log else (-1, -1)
-            self._keep(place, Fetched(wanted.partition, 0, watermark, start, 0), [])
+            stable = log.last_stable_offset if log else -1
+            self._keep(place, Fetched(wanted.partition, 0, watermark, start, 0, stable), [])
             self._left_out.add(place)
             return False
         loop = asyncio.get_running_loop()
@@ -301,8 +338,19 @@ class _Reading:
             for log, notify in watched:
                 log.unwatch(notify)
 
+    def _count(self) -> None:
+        """Count the response for the metrics."""
+        for place in self._ranges:
+            if (log := self._log(place)) is not None:
+                log.fetched_bytes += self._fetched[place].records_bytes
+        if self._error_count:
+            for fetched in self._fetched:
+                if fetched.error:
+                    self._broker.traffic.errors[Api.FETCH, int(fetched.error)] += 1
+
     def packed(self) -> list[Part]:
         """Encode the response."""
+        self._count()
         at = 0
         topics = []
         for name, count in self._topics:

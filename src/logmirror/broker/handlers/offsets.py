@@ -5,10 +5,13 @@ ListOffsets (key 2, versions 1-10):
     timestamp  meaning                       response
     >= 0       the first record with at      its offset and timestamp; -1 if there is none
                least this timestamp
-    -1         latest                        the high watermark (L1 in `partition_log`)
+    -1         latest                        the high watermark (L1 in `partition_log`); for
+                                             read_committed the last stable offset
     -2, -4     earliest; earliest local      the log start offset
     -3         the largest timestamp         the first record that has it
     -5         latest tiered                 -1: there is no tiered storage
+
+With read_committed, records behind the last stable offset are not found.
 
 A lookup by timestamp reads the index and the headers of one interval, and decodes one batch. It
 runs in the executor, because a cold segment is indexed first and a batch may be compressed. A
@@ -36,23 +39,18 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.log.segment import BatchAt, Segment, walk
+from logmirror.broker.security.acls import ResourceType
 from logmirror.errors import LogmirrorError
-from logmirror.model import OFFSET_MAX
-from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.scan import BatchScanner
+from logmirror.wire.record_times import record_times
 from logmirror.wire.serve_markers import CONTROL_FLAG
 from logmirror.wire.serve_messages import Message, response_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import numpy.typing as npt
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.log.disk import OpenFile
@@ -68,32 +66,38 @@ LATEST_TIERED: Final = -5
 _NOT_FOUND: Final = (-1, -1)
 _EPOCH: Final = 0
 _NO_EPOCH: Final = -1
+_READ_COMMITTED: Final = 1
 _CONTROL_AT: Final = 22
-_CHUNK_BYTES: Final = 4 * 1024 * 1024
+_MAX_BODY_BYTES: Final = 256 * 1024 * 1024
+"""Limit for a decompressed batch; batches of an archive may be larger than this broker accepts."""
 
 
 async def list_offsets(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle ListOffsets."""
     kind = response_kind(Api.LIST_OFFSETS, header.version)
     topics = []
     turns = Turns()
     named: dict[str, dict[int, list[Message]]] = {}
+    committed = request.isolation_level == _READ_COMMITTED
     for asked in request.topics:
         numbers = named.setdefault(asked.name, {})
         for wanted in asked.partitions:
             numbers.setdefault(wanted.partition_index, []).append(wanted)
     for name, numbers in named.items():
         partitions = []
+        denied = broker.authorizer.refusal(caller, Api.LIST_OFFSETS, ResourceType.TOPIC, name)
         for number, all_wanted in numbers.items():
             await turns.took()
             found = ErrorCode.INVALID_REQUEST, *_NOT_FOUND
-            if len(all_wanted) == 1:
-                found = await _response(broker, name, all_wanted[0])
+            if denied:
+                found = denied, *_NOT_FOUND
+            elif len(all_wanted) == 1:
+                found = await _response(broker, name, all_wanted[0], committed=committed)
             code, timestamp_ms, offset = found
             partitions.append(
                 kind.entity(
@@ -111,7 +115,9 @@ async def list_offsets(
     return await turns.encoded(broker, kind, header, topics=tuple(topics))
 
 
-async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCode, int, int]:
+async def _response(
+    broker: Broker, name: str, wanted: Message, *, committed: bool
+) -> tuple[ErrorCode, int, int]:
     """Return error code, timestamp and offset for one partition."""
     topic = broker.topics.by_name.get(name)
     if topic is None or not 0 <= wanted.partition_index < len(topic.logs):
@@ -127,7 +133,7 @@ async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCo
     if refused:
         return refused, *_NOT_FOUND
     fixed = {
-        LATEST: log.high_watermark,
+        LATEST: log.last_stable_offset if committed else log.high_watermark,
         EARLIEST: log.log_start,
         EARLIEST_LOCAL: log.log_start,
         LATEST_TIERED: -1,
@@ -148,7 +154,8 @@ async def _response(broker: Broker, name: str, wanted: Message) -> tuple[ErrorCo
                 "%s-%d: lookup by timestamp failed: %s", name, wanted.partition_index, error
             )
             return ErrorCode.KAFKA_STORAGE_ERROR, *_NOT_FOUND
-        return ErrorCode.NONE, found_ms, offset
+        is_hidden = committed and offset >= log.last_stable_offset
+        return ErrorCode.NONE, *(_NOT_FOUND if is_hidden else (found_ms, offset))
 
 
 def epoch_error(current_leader_epoch: int) -> ErrorCode:
@@ -164,7 +171,7 @@ async def offset_for_leader_epoch(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle OffsetForLeaderEpoch. Of a partition that is named twice, the last entry counts."""
     kind = response_kind(Api.OFFSET_FOR_LEADER_EPOCH, header.version)
@@ -176,9 +183,12 @@ async def offset_for_leader_epoch(
         numbers.update((wanted.partition, wanted) for wanted in asked.partitions)
     for name, numbers in named.items():
         partitions = []
+        api, topic_type = Api.OFFSET_FOR_LEADER_EPOCH, ResourceType.TOPIC
+        denied = broker.authorizer.refusal(caller, api, topic_type, name)
         for wanted in numbers.values():
             await turns.took()
-            code, epoch, end_offset = _end_of_epoch(broker, name, wanted)
+            found = (denied, *_NOT_FOUND) if denied else _end_of_epoch(broker, name, wanted)
+            code, epoch, end_offset = found
             partitions.append(
                 kind.entity(
                     "EpochEndOffset",
@@ -223,10 +233,9 @@ def _find_time(
             continue
         for batch in walk(file, position, end):
             if batch.max_timestamp_ms >= timestamp_ms and batch.last_offset >= log_start:
-                for times_ms, offsets in _records(file, batch, log_start):
-                    rows = np.flatnonzero(times_ms >= timestamp_ms)
-                    if len(rows):
-                        return int(times_ms[rows[0]]), int(offsets[rows[0]])
+                for found_ms, offset in _records(file, batch, log_start):
+                    if found_ms >= timestamp_ms:
+                        return found_ms, offset
     return _NOT_FOUND
 
 
@@ -244,21 +253,17 @@ def _largest(cache: SegmentCache, segments: list[tuple[Segment, int]], log_start
             if batch.base_offset >= log_start:
                 largest = max(largest, batch.max_timestamp_ms)
             elif batch.last_offset >= log_start:
-                for times_ms, _ in _records(file, batch, log_start):
-                    largest = max(largest, int(times_ms.max()))
+                for found_ms, _ in _records(file, batch, log_start):
+                    largest = max(largest, found_ms)
     return largest
 
 
-def _records(
-    file: OpenFile, batch: BatchAt, log_start: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield timestamps and offsets of a batch's records from the log start on, in chunks."""
+def _records(file: OpenFile, batch: BatchAt, log_start: int) -> Iterator[tuple[int, int]]:
+    """Yield timestamp and offset of a batch's records from the log start on."""
     data = os.pread(file.fd, batch.size_bytes, batch.position)
     if data[_CONTROL_AT] & CONTROL_FLAG:
-        yield np.array([batch.max_timestamp_ms]), np.array([batch.base_offset])
+        yield batch.max_timestamp_ms, batch.base_offset
         return
-    batches = BatchScanner().scan(data, len(data))
-    decoder = RecordDecoder(max_chunk_bytes=_CHUNK_BYTES)
-    for columns in decoder.decode(data, batches, first=log_start, end=OFFSET_MAX):
-        if len(columns.offsets):
-            yield columns.timestamps_ms, columns.offsets
+    for timestamp_ms, offset in record_times(data, max_body_bytes=_MAX_BODY_BYTES):
+        if offset >= log_start:
+            yield timestamp_ms, offset

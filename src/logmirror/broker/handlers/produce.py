@@ -1,8 +1,14 @@
-"""Produce (key 0, versions 3-11): appends record batches.
+"""Produce (key 0, versions 3-12): appends record batches.
 
 Batches are checked, assigned offsets and written when the request arrives. The response is sent
 when the last of them is durable, for acks=1 as for acks=all: there is one replica. With acks=0
-there is no response; the records become durable all the same.
+there is no response; the records become durable all the same. In a topic that is flushed in the
+background (`flush_rule`), the response is sent when the batches are written; at the limit of
+unflushed bytes, batches wait before they are written, and their connection with them.
+
+A transactional batch must belong to the producer's transaction (T2 in `transactions.coordinator`).
+That is checked again when the batch is appended, after everything that takes time. From version 12
+on, the request itself adds its partitions to the transaction (KIP-890, part 2).
 
 A large batch, or one that decompresses to more than 256 KiB, is checked in a worker thread. A
 request with many batches lets other clients have their turn in between.
@@ -19,10 +25,12 @@ Deviations from Kafka:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.batch_check import (
     QUICK_BODY_BYTES,
@@ -33,10 +41,14 @@ from logmirror.broker.log.batch_check import (
     is_quick,
     is_transactional,
     stamp,
+    writer_of,
 )
-from logmirror.broker.log.partition_log import StorageError
 from logmirror.broker.log.producer_state import RefusedSequenceError
+from logmirror.broker.log.reading import StorageError
+from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topics import TopicDeletedError
+from logmirror.broker.transactions.coordinator import RefusedTransactionError, Writer
+from logmirror.failpoints import reach
 from logmirror.wire.serve_produce import (
     Produced,
     ProduceRequest,
@@ -47,18 +59,22 @@ from logmirror.wire.serve_produce import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-    from logmirror.broker.broker import Broker
+    from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.topics import Topic
+    from logmirror.broker.transactions.transaction import Partition
 
     Checked = BatchFacts | RefusedBatchError
     Check = Callable[[], Checked]
-    Steps = Generator[Check | None, Checked | None, None]
+    Step = Check | asyncio.Future[None] | None
+    Steps = Generator[Step, Checked | None, None]
     from logmirror.errors import LogmirrorError
     from logmirror.wire.frames import RequestHeader
 
 _LOG: Final = logging.getLogger(__name__)
 _LEGAL_ACKS: Final = (-1, 0, 1)
+_ADDS_PARTITIONS_FROM: Final = 12
+_ABORTABLE_FROM: Final = 11
 _TURN_BATCHES: Final = 64
 _TURN_BYTES: Final = 8 * 1024 * 1024
 """Batches and bytes that are appended before other clients have their turn."""
@@ -72,6 +88,7 @@ class ProduceResponse:
 
     Attributes:
         frame: The response frame. None until complete; empty for acks=0.
+        topics: The responses by topic and partition.
         rest: Appends the remaining batches, if there are any. The request's frame must stay valid
             until it ends, and no later request of the connection may begin.
     """
@@ -81,17 +98,17 @@ class ProduceResponse:
         "_header",
         "_on_complete",
         "_refused",
-        "_topics",
         "_waiting",
         "frame",
         "rest",
+        "topics",
     )
 
     def __init__(self, header: RequestHeader, acks: int, on_complete: Callable[[], None]) -> None:
         self._header = header
         self._acks = acks
         self._on_complete = on_complete
-        self._topics: list[tuple[str, list[Produced]]] = []
+        self.topics: list[tuple[str, list[Produced]]] = []
         self._waiting = 1
         self._refused = 0
         self.frame: bytes | bytearray | None = None
@@ -106,7 +123,7 @@ class ProduceResponse:
     def add_topic(self, name: str) -> list[Produced]:
         """Add a topic; returns the list for the responses of its partitions."""
         responses: list[Produced] = []
-        self._topics.append((name, responses))
+        self.topics.append((name, responses))
         return responses
 
     def wait_for(self, responses: list[Produced]) -> Callable[[LogmirrorError | None], None]:
@@ -132,7 +149,7 @@ class ProduceResponse:
             self.frame = b""
         else:
             _, version, correlation_id = self._header
-            self.frame = pack_produce_response(version, correlation_id, self._topics)
+            self.frame = pack_produce_response(version, correlation_id, self.topics)
         self._on_complete()
 
 
@@ -140,7 +157,11 @@ _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def produce(
-    broker: Broker, header: RequestHeader, frame: memoryview, on_complete: Callable[[], None]
+    broker: Broker,
+    header: RequestHeader,
+    frame: memoryview,
+    caller: Caller,
+    on_complete: Callable[[], None],
 ) -> ProduceResponse:
     """Handle Produce.
 
@@ -149,21 +170,53 @@ def produce(
         header: The request's header.
         frame: The request. Batch headers are changed in place; only the response's `rest` keeps a
             reference to it.
+        caller: Who sent it.
         on_complete: Called once when the response's `frame` is set, possibly before this returns.
 
     Raises:
         RemoteProtocolError: The frame is not a Produce request.
     """
+    began_s = broker.traffic.now_s()
+
+    def completed() -> None:
+        broker.traffic.responded(Api.PRODUCE, began_s)
+        broker.traffic.produced(response.topics, broker.topics.by_name)
+        on_complete()
+
     request = parse_produce(frame, header.version)
-    response = ProduceResponse(header, request.acks, on_complete)
-    steps = _appending(broker, request, response)
+    response = ProduceResponse(header, request.acks, completed)
+    steps = _appending(broker, request, caller, response)
+    if header.version >= _ADDS_PARTITIONS_FROM and request.transactional_id is not None:
+        response.rest = _joining(broker, request, caller, steps)
+        return response
     for check in steps:
         response.rest = _rest(broker, steps, check)
         break
     return response
 
 
-async def _rest(broker: Broker, steps: Steps, check: Check | None) -> None:
+async def _joining(broker: Broker, request: ProduceRequest, caller: Caller, steps: Steps) -> None:
+    """Add the partitions of a request to its transaction, then append the batches."""
+    wanted: dict[Writer, set[Partition]] = {}
+    refused = _refusal(broker, request, caller)
+    for name, partitions in request.topics:
+        topic = broker.topics.by_name.get(name)
+        if refused or broker.authorizer.refusal(caller, Api.PRODUCE, ResourceType.TOPIC, name):
+            continue  # each batch is refused below
+        for number, records in partitions:
+            exists = topic is not None and 0 <= number < len(topic.logs)
+            if exists and records is not None and is_transactional(records):
+                writer = Writer(*writer_of(records))
+                wanted.setdefault(writer, set()).add((name, number))
+    for writer, added in wanted.items():
+        # A refusal is repeated for each batch, when it is checked.
+        with contextlib.suppress(RefusedTransactionError):
+            await broker.transactions.add(str(request.transactional_id), writer, partitions=added)
+    for check in steps:
+        await _rest(broker, steps, check)
+
+
+async def _rest(broker: Broker, steps: Steps, check: Step) -> None:
     """Run the remaining steps: checks in worker threads, everything else on the event loop."""
     loop = asyncio.get_running_loop()
     try:
@@ -171,36 +224,48 @@ async def _rest(broker: Broker, steps: Steps, check: Check | None) -> None:
             if check is None:
                 await asyncio.sleep(0)
                 check = next(steps)
+            elif isinstance(check, asyncio.Future):
+                await check
+                check = next(steps)
             else:
                 check = steps.send(await loop.run_in_executor(broker.checkers, check))
     except StopIteration:
         return
 
 
-def _appending(broker: Broker, request: ProduceRequest, response: ProduceResponse) -> Steps:
+def _appending(
+    broker: Broker, request: ProduceRequest, caller: Caller, response: ProduceResponse
+) -> Steps:
     """Append the batches one by one.
 
-    Yields a check to run in a worker thread, whose result it expects; or None to let other clients
-    have their turn.
+    Yields a check to run in a worker thread, whose result it expects; a future to wait for; or None
+    to let other clients have their turn.
     """
-    refused = _refusal(request)
+    refused = _refusal(broker, request, caller)
     count = size_bytes = 0
     for name, partitions in request.topics:
         responses = response.add_topic(name)
+        denied = broker.authorizer.refusal(caller, Api.PRODUCE, ResourceType.TOPIC, name)
         for number, records in partitions:
             topic = broker.topics.by_name.get(name)
             if refused is not None:
                 responses.append(Produced(number, refused, -1, -1))
+            elif denied:
+                responses.append(Produced(number, denied, -1, -1))
             elif topic is None or not 0 <= number < len(topic.logs):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 responses.append(Produced(number, code, -1, -1))
             else:
-                max_bytes = topic.configs.max_message_bytes
-                checked = _quickly_checked(records, max_bytes)
+                while broker.commits.must_wait(topic.logs[number]):
+                    yield broker.commits.room()
+                max_bytes, has_keys = topic.configs.max_message_bytes, topic.configs.is_compacted
+                checked = _quickly_checked(records, max_bytes, needs_keys=has_keys)
                 if checked is None:
-                    check = functools.partial(_checked, records, max_bytes=max_bytes)
+                    check = functools.partial(_checked, records, max_bytes, needs_keys=has_keys)
                     checked = yield check
                     assert checked is not None  # noqa: S101  # the result that `_rest` sends
+                if isinstance(checked, BatchFacts) and checked.is_transactional:
+                    checked = _in_transaction(broker, topic, number, request, checked)
                 _append(broker, topic, number, records, checked, response, responses)
             count += 1
             size_bytes += len(records) if records is not None else 0
@@ -210,31 +275,66 @@ def _appending(broker: Broker, request: ProduceRequest, response: ProduceRespons
     response.release()
 
 
-def _quickly_checked(records: memoryview | None, max_bytes: int) -> Checked | None:
+def _in_transaction(
+    broker: Broker, topic: Topic, number: int, request: ProduceRequest, facts: BatchFacts
+) -> Checked:
+    """Check that a batch belongs to the transaction of its producer; it is appended next."""
+    log, partition = topic.logs[number], (topic.name, number)
+    writer = Writer(facts.producer_id, facts.producer_epoch)
+    with contextlib.suppress(RefusedSequenceError):
+        sequence = facts.base_sequence, facts.record_count
+        if log.producers.find_duplicate(*writer, *sequence, is_transactional=True) is not None:
+            return facts
+    try:
+        broker.transactions.coordinator.check(
+            str(request.transactional_id), writer, partition=partition
+        )
+    except RefusedTransactionError as refused:
+        return RefusedBatchError(_translated(refused.code, request.version), refused.code.name)
+    return facts
+
+
+def _translated(code: ErrorCode, version: int) -> ErrorCode:
+    """Return the code that a producer of this version understands, as Kafka does."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_PARTITIONS_FROM:
+        return ErrorCode.NOT_ENOUGH_REPLICAS
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_FROM:
+        return ErrorCode.INVALID_TXN_STATE
+    return code
+
+
+def _quickly_checked(
+    records: memoryview | None, max_bytes: int, *, needs_keys: bool
+) -> Checked | None:
     """Check a batch if that takes about a millisecond, else return None."""
     if not is_quick(records):
         return None
     try:
-        return check_batch(records, max_bytes=max_bytes, max_body_bytes=QUICK_BODY_BYTES)
+        return check_batch(
+            records, max_bytes=max_bytes, max_body_bytes=QUICK_BODY_BYTES, needs_keys=needs_keys
+        )
     except RefusedBodyError:
         return None
     except RefusedBatchError as refused:
         return refused
 
 
-def _checked(records: memoryview | None, *, max_bytes: int) -> Checked:
+def _checked(records: memoryview | None, max_bytes: int, *, needs_keys: bool) -> Checked:
     try:
-        return check_batch(records, max_bytes=max_bytes)
+        return check_batch(records, max_bytes=max_bytes, needs_keys=needs_keys)
     except RefusedBatchError as refused:
         return refused
 
 
-def _refusal(request: ProduceRequest) -> ErrorCode | None:
+def _refusal(broker: Broker, request: ProduceRequest, caller: Caller) -> ErrorCode | None:
     """Return the error code of an invalid request, for all its partitions; None if it is valid."""
     if request.acks not in _LEGAL_ACKS:
         return ErrorCode.INVALID_REQUIRED_ACKS
     if request.transactional_id is not None:
-        return ErrorCode.INVALID_TXN_STATE
+        kind, name = ResourceType.TRANSACTIONAL_ID, request.transactional_id
+        return broker.authorizer.refusal(caller, Api.PRODUCE, kind, name) or None
     for _, partitions in request.topics:
         for _, records in partitions:
             if is_transactional(records):
@@ -264,14 +364,18 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
         assert records is not None  # noqa: S101  # checked
         known = None
         if facts.producer_id >= 0:
+            writer = facts.producer_id, facts.producer_epoch
+            sequence = facts.base_sequence, facts.record_count
             known = log.producers.find_duplicate(
-                facts.producer_id, facts.producer_epoch, facts.base_sequence, facts.record_count
+                *writer, *sequence, is_transactional=facts.is_transactional
             )
         if known is None:
             if topic.configs.is_log_append_time:
                 append_time_ms = broker.clock.now_ms()
                 facts = stamp(records, facts, append_time_ms)
             base_offset = log.append(records, facts)
+            if facts.is_transactional:
+                reach("transaction.appended")
             end = log.log_end
         else:
             # A duplicate. It waits with the first attempt, if that is not durable yet. As in Kafka,
@@ -287,5 +391,5 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
         responses.append(Produced(number, _STORAGE, -1, -1))
         return
     responses.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
-    log.when_durable(end, response.wait_for(responses))
+    log.when_acknowledged(end, response.wait_for(responses))
     broker.commits.schedule(log)

@@ -1,15 +1,15 @@
 """Producer IDs, producer state and transaction markers.
 
     API                key  versions  behaviour
-    InitProducerId      22  0-5       a transactional ID is refused
+    InitProducerId      22  0-5       with a transactional ID, see `transactions`
     DescribeProducers   61  0         includes appended batches that are not durable yet
     WriteTxnMarkers     27  1         one control batch per marker and partition; durable before
                                       the response
 
 DescribeProducers responds for each partition once, and shows at most `MAX_DESCRIBED` producers.
 
-Deviation from Kafka: there are no transactions, so a marker ends none. It takes one offset that no
-consumer returns; a replica uses that to keep the offsets of gaps in its source. As in Kafka, a
+A marker ends the producer's transaction in the partition, if there is one. It takes one offset that
+no consumer returns; a replica uses that to keep the offsets of gaps in its source. As in Kafka, a
 marker is appended each time it is sent; a client that lost a response reads the log end offset.
 """
 
@@ -22,15 +22,19 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.handlers.transactions import init_transactions
 from logmirror.broker.handlers.turns import Turns
-from logmirror.broker.log.partition_log import Marker, PartitionLog, StorageError
+from logmirror.broker.log.partition_transactions import Marker
 from logmirror.broker.log.producer_state import RefusedSequenceError
+from logmirror.broker.log.reading import StorageError
+from logmirror.broker.security.acls import Operation, ResourceType
 from logmirror.broker.topics import TopicDeletedError
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
 if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.wire.frames import RequestHeader
 
 _LOG: Final = logging.getLogger(__name__)
@@ -47,14 +51,15 @@ async def init_producer_id(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle InitProducerId: an idempotent producer always gets a new ID, as in Kafka."""
     kind = response_kind(Api.INIT_PRODUCER_ID, header.version)
     reply = functools.partial(kind.frame, header.correlation_id)
-    if request.transactional_id is not None:
-        code = ErrorCode.INVALID_REQUEST
+    if code := _id_refusal(broker, caller, request.transactional_id):
         return reply(error_code=code, producer_id=-1, producer_epoch=-1)
+    if request.transactional_id is not None:
+        return await init_transactions(broker, header, request, caller)
     loop = asyncio.get_running_loop()
     try:
         producer_id = await loop.run_in_executor(broker.executor, broker.store.next_producer_id)
@@ -65,11 +70,21 @@ async def init_producer_id(
     return reply(error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)
 
 
+def _id_refusal(broker: Broker, caller: Caller, transactional_id: str | None) -> ErrorCode:
+    """Check InitProducerId. Who may write to any topic may be an idempotent producer (KIP-679)."""
+    api, authorizer = Api.INIT_PRODUCER_ID, broker.authorizer
+    if transactional_id is not None:
+        return authorizer.refusal(caller, api, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    if authorizer.allows_any(caller, Operation.WRITE, ResourceType.TOPIC):
+        return ErrorCode.NONE
+    return authorizer.refusal(caller, api)
+
+
 async def describe_producers(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle DescribeProducers."""
     kind = response_kind(Api.DESCRIBE_PRODUCERS, header.version)
@@ -81,8 +96,10 @@ async def describe_producers(
         named.setdefault(asked.name, {}).update(dict.fromkeys(asked.partition_indexes))
     for name, numbers in named.items():
         partitions = []
+        api, topic_type = Api.DESCRIBE_PRODUCERS, ResourceType.TOPIC
+        denied = broker.authorizer.refusal(caller, api, topic_type, name)
         for number in numbers:
-            code, log = _find_log(broker, name, number)
+            code, log = (denied, None) if denied else _find_log(broker, name, number)
             shown += 0 if log is None else len(log.producers)
             if shown > MAX_DESCRIBED:
                 code, log = ErrorCode.POLICY_VIOLATION, None
@@ -117,6 +134,7 @@ async def _producer_entities(
     await turns.took()
     for producer_id, producer in tuple(log.producers.items()):
         await turns.took()
+        start = log.producers.transactions.start_of(producer_id)
         entities.append(
             kind.entity(
                 "ProducerState",
@@ -125,7 +143,7 @@ async def _producer_entities(
                 last_sequence=producer.last_sequence,
                 last_timestamp=producer.last_timestamp_ms,
                 coordinator_epoch=producer.coordinator_epoch,
-                current_txn_start_offset=_NO_TRANSACTION,
+                current_txn_start_offset=_NO_TRANSACTION if start is None else start,
             )
         )
     return tuple(entities)
@@ -135,13 +153,14 @@ async def write_txn_markers(
     broker: Broker,
     header: RequestHeader,
     request: Message,
-    caller: Caller,  # noqa: ARG001  # as all handlers
+    caller: Caller,
 ) -> bytes:
     """Handle WriteTxnMarkers: appends all markers, then waits until they are durable."""
     found: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     written: dict[PartitionLog, list[tuple[dict[int, ErrorCode], int]]] = {}
     turns = Turns()
     refused = 0
+    denied = broker.authorizer.refusal(caller, Api.WRITE_TXN_MARKERS)
     for asked in request.markers:
         result = asked.transaction_result
         marker = Marker(asked.producer_id, asked.producer_epoch, result, asked.coordinator_epoch)
@@ -149,6 +168,10 @@ async def write_txn_markers(
         for topic in asked.topics:
             codes = topics.setdefault(topic.name, {})
             for number in topic.partition_indexes:
+                await turns.took()
+                if denied:
+                    codes[number] = denied
+                    continue
                 is_logged = refused < _LOGGED_REFUSALS
                 codes[number], log = _append_marker(
                     broker, topic.name, number, marker, is_logged=is_logged
@@ -157,7 +180,6 @@ async def write_txn_markers(
                     written.setdefault(log, []).append((codes, number))
                 else:
                     refused += 1
-                await turns.took()
     for log, entries in written.items():
         failure = await _durable(broker, log)
         if failure is not None:

@@ -6,13 +6,16 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
+from logmirror.broker.log.producer_state import last_sequence
 from logmirror.broker.log.segment import HEADER_BYTES, BatchAt
 from logmirror.errors import CorruptionError
-from logmirror.wire.kernels_crc32c import crc32c_at
-from logmirror.wire.scan import address_of, as_bytes_array
-from logmirror.wire.serve_markers import CONTROL_FLAG, coordinator_epoch_of
+from logmirror.wire.checksum import crc32c
+from logmirror.wire.serve_markers import (
+    CONTROL_FLAG,
+    TRANSACTIONAL_FLAG,
+    coordinator_epoch_of,
+    is_commit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +48,14 @@ class StoredBatch(NamedTuple):
     record_count: int
     coordinator_epoch: int | None
     """The coordinator epoch of a control batch; None for a data batch."""
+    is_transactional: bool
+    is_commit: bool | None
+    """Whether a marker commits; None for anything else."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last offset, at which a record was before compaction."""
+        return last_sequence(self.base_sequence, self.last_offset - self.base_offset + 1)
 
     @property
     def end(self) -> int:
@@ -83,15 +94,17 @@ def scan(file: OpenFile, first: int, *, contiguous: bool, start: int = 0) -> Ite
         is_strange = contiguous and (base_offset != expected or epoch != _EPOCH)
         if base_offset < expected or last_delta < 0 or is_strange or len(window) < size_bytes:
             return
-        address = address_of(as_bytes_array(window)) + at
-        if crc32c_at(address + _CRC_START, size_bytes - _CRC_START) != checksum:
+        view = memoryview(window)[at + _CRC_START : at + size_bytes]
+        if crc32c(view) != checksum:
             return
         last_offset = base_offset + last_delta
-        coordinator_epoch = None
+        coordinator_epoch = commits = None
         if attributes & CONTROL_FLAG:
-            coordinator_epoch = coordinator_epoch_of(window[at : at + size_bytes])
+            control = window[at : at + size_bytes]
+            coordinator_epoch, commits = coordinator_epoch_of(control), is_commit(control)
         place = position, size_bytes, base_offset, last_offset
-        yield StoredBatch._make((*place, *header[8:13], coordinator_epoch))
+        transaction = coordinator_epoch, bool(attributes & TRANSACTIONAL_FLAG), commits
+        yield StoredBatch._make((*place, *header[8:13], *transaction))
         expected = last_offset + 1
         position += size_bytes
 
@@ -134,8 +147,7 @@ def find_intact(
             if budget < 0:
                 raise CorruptionError("search for intact batches ended", position=position, end=end)
             batch = os.pread(file.fd, size_bytes, position)
-            address = address_of(as_bytes_array(batch)) + _CRC_START
-            if len(batch) == size_bytes and crc32c_at(address, size_bytes - _CRC_START) == checksum:
+            if len(batch) == size_bytes and crc32c(memoryview(batch)[_CRC_START:]) == checksum:
                 last_offset = base_offset + last_delta
                 return BatchAt(position, size_bytes, base_offset, last_offset, header[8])
         start += count
@@ -144,6 +156,8 @@ def find_intact(
 
 def _candidates(window: bytes, count: int, epoch: int | None) -> list[int]:
     """Return the positions before `count` whose bytes may be a batch header."""
+    import numpy as np  # noqa: PLC0415  # only a damaged log needs it
+
     data = np.frombuffer(window, np.uint8)
 
     def byte(number: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -6,7 +6,9 @@ Every call raises `OSError` as the system does; `partition_log` decides what a f
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import sys
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _REWRITE_BYTES: Final = 4 * 1024 * 1024
+
+
+def _flush(file: OpenFile) -> None:
+    """Make a file's bytes and its size durable.
+
+    macOS has no `fdatasync`, and its `fsync` leaves bytes in the drive's cache.
+    """
+    if sys.platform == "darwin":
+        fcntl.fcntl(file.fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(file.fd)
 
 
 class OpenFile:
@@ -80,13 +93,19 @@ class Disk:
         while written < len(data):
             written += os.write(file.fd, data[written:])
 
+    def write_at(self, file: OpenFile, position: int, data: bytes) -> None:
+        """Write all of `data` at a position of a file that is not open for appending."""
+        written = os.pwrite(file.fd, data, position)
+        while written < len(data):
+            written += os.pwrite(file.fd, data[written:], position + written)
+
     def truncate(self, file: OpenFile, size_bytes: int) -> None:
         """Truncate a file to `size_bytes`."""
         os.ftruncate(file.fd, size_bytes)
 
     def sync(self, file: OpenFile) -> None:
         """Make a file's bytes and its size durable."""
-        os.fdatasync(file.fd)
+        _flush(file)
 
     def rewrite(self, path: Path, start: int, end: int) -> None:
         """Write the bytes from `start` to `end` again, unchanged, and make the file durable.
@@ -102,7 +121,7 @@ class Disk:
             if not data:
                 raise OSError(errno.EIO, "file is shorter than it was", str(path))
             position += os.pwrite(file.fd, data, position)
-        os.fsync(file.fd)
+        _flush(file)
 
     def write_synced(self, path: Path, parts: Iterable[bytes]) -> None:
         """Write a small file and make its bytes durable; its name becomes so by `sync_folder`."""
@@ -110,11 +129,15 @@ class Disk:
         file = OpenFile(os.open(path, flags, 0o644))
         for part in parts:
             self.append(file, memoryview(part))
-        os.fdatasync(file.fd)
+        _flush(file)
 
     def link(self, source: Path, target: Path) -> None:
         """Give `source` the second name `target`; FileExistsError if it exists."""
         os.link(source, target)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename a file; replaces `target` if it exists."""
+        source.rename(target)
 
     def unlink(self, path: Path) -> None:
         """Remove a name; no error if it does not exist."""

@@ -2,6 +2,9 @@
 
 Group commit: batches appended during a partition's flush share the next one, so a busier partition
 has more batches per flush. Partitions flush in parallel, up to the number of worker threads.
+
+A log that does not flush before each response (`flush_rule`) is flushed when its rule requires it,
+when a request waits for it, at the limit of unflushed bytes, and at the end.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.log.unflushed_limit import DEFAULT_UNFLUSHED_BYTES, UnflushedLimit
+from logmirror.clock import SYSTEM_CLOCK
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
@@ -17,27 +23,74 @@ if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.sync_job import SyncJob
+    from logmirror.errors import LogmirrorError
 
 _LOG: Final = logging.getLogger(__name__)
+_MAX_TIMER_S: Final = 3600.0
 
 
 class GroupCommit:
     """Runs the sync jobs of all partitions."""
 
-    def __init__(self, executor: Executor, disk: Disk) -> None:
+    def __init__(
+        self, executor: Executor, disk: Disk, *, max_unflushed_bytes: int = DEFAULT_UNFLUSHED_BYTES
+    ) -> None:
         self._executor = executor
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._scheduled: set[PartitionLog] = set()
         self._running: dict[PartitionLog, asyncio.Future[None]] = {}
+        self._timers: dict[PartitionLog, asyncio.TimerHandle] = {}
+        self.unflushed = UnflushedLimit(max_unflushed_bytes)
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
-        self._advanced: set[PartitionLog] = set()
+        self._beside: dict[PartitionLog, asyncio.Future[None]] = {}
+        self._touched: set[PartitionLog] = set()
 
     def schedule(self, log: PartitionLog) -> None:
-        """Flush what the log holds now.
+        """Flush what the log holds, now or when its rule requires it.
 
         The flush begins after the requests of this turn of the event loop, so that they share it.
         """
+        if log.flush_rule.on_ack:
+            self._flush_soon(log)
+            return
+        self.unflushed.count(log)
+        if self.unflushed.is_reached:
+            for other in self.unflushed.logs:
+                self._flush_soon(other)
+        if log.is_flush_due(SYSTEM_CLOCK.monotonic_ms()):
+            self._flush_soon(log)
+        elif log not in self._timers:
+            self._set_timer(log)
+
+    def must_wait(self, log: PartitionLog) -> bool:
+        """Whether a producer to this log must wait for `room`."""
+        return self.unflushed.is_reached and not log.flush_rule.on_ack
+
+    def room(self) -> asyncio.Future[None]:
+        """Return a future that completes when the limit of unflushed bytes is not reached."""
+        return self.unflushed.room(self._loop)
+
+    def _set_timer(self, log: PartitionLog) -> None:
+        """Flush the log when its oldest record requires it."""
+        due_ms = log.flush_rule.due_ms(log.unflushed)
+        if due_ms is not None and log.failure is None:
+            wait_s = min(_MAX_TIMER_S, (due_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000)
+            self._timers[log] = self._loop.call_later(wait_s, self._timed, log)
+
+    def _timed(self, log: PartitionLog) -> None:
+        self._timers.pop(log, None)
+        self.schedule(log)
+
+    def rule_changed(self, log: PartitionLog) -> None:
+        """Apply a new flush rule to what is unflushed."""
+        timer = self._timers.pop(log, None)
+        if timer is not None:
+            timer.cancel()
+        self.unflushed.count(log)
+        self.schedule(log)
+
+    def _flush_soon(self, log: PartitionLog) -> None:
         if log not in self._scheduled:
             self._scheduled.add(log)
             self._loop.call_soon(self._begin, log)
@@ -60,19 +113,25 @@ class GroupCommit:
             error = OSError(f"flush failed: {error!r}")
         log.finish_sync(job, error)
         if error is None:
-            self._advanced.add(log)
+            self.touch(log)
         if job.seals:
             self.remove_deleted(log)
-        self._begin(log)
+        self.unflushed.count(log)
+        if log.flush_rule.on_ack:
+            self._begin(log)
+            return
+        end, watermark = log.durable, log.high_watermark
+        _LOG.debug("%s: durable up to offset %d of %d", log.folder, end, watermark)
+        self.schedule(log)
 
-    def take_advanced(self) -> list[PartitionLog]:
-        """Return the logs whose durable end advanced since the last call."""
-        taken, self._advanced = self._advanced, set()
-        return list(taken)
+    def touch(self, log: PartitionLog) -> None:
+        """Note that a log or its settings changed, for `Housekeeping`."""
+        self._touched.add(log)
 
-    def put_back(self, logs: list[PartitionLog]) -> None:
-        """Return logs that could not be recorded; the next `take_advanced` has them again."""
-        self._advanced.update(logs)
+    def take_touched(self) -> set[PartitionLog]:
+        """Return the logs that changed since the last call."""
+        taken, self._touched = self._touched, set()
+        return taken
 
     def remove_deleted(self, log: PartitionLog) -> None:
         """Start to remove the files of segments before the log start; `wait_removed` waits for it.
@@ -93,10 +152,36 @@ class GroupCommit:
             _LOG.warning("%s: deleted segments could not be removed: %s", log.folder, error)
         self.remove_deleted(log)
 
+    async def flushed(self, log: PartitionLog, offset: int) -> None:
+        """Wait until everything before `offset` is durable.
+
+        Raises:
+            LogmirrorError: The partition is offline.
+        """
+        outcome: asyncio.Future[LogmirrorError | None] = self._loop.create_future()
+
+        def done(failure: LogmirrorError | None) -> None:
+            if not outcome.cancelled():
+                outcome.set_result(failure)
+
+        log.when_durable(offset, done)
+        self.schedule(log)
+        failure = await outcome
+        if failure is not None:
+            raise failure
+
+    def hold(self, log: PartitionLog, work: asyncio.Future[None]) -> None:
+        """Let `quiesce` wait for other work on the files of a log as well."""
+        self._beside[log] = work
+        work.add_done_callback(lambda _: self._beside.pop(log, None))
+
     async def quiesce(self, log: PartitionLog) -> None:
-        """Wait until no file of the log is being flushed or removed."""
+        """Wait until no file of the log is being flushed, compacted or removed."""
         while (running := self._running.get(log)) is not None:
             await asyncio.wait([running])
+        self.unflushed.count(log)
+        while (beside := self._beside.get(log)) is not None:
+            await asyncio.wait([beside])
         await self.wait_removed(log)
 
     async def wait_removed(self, log: PartitionLog) -> None:
@@ -106,10 +191,12 @@ class GroupCommit:
 
     async def drain(self) -> None:
         """Flush everything appended, and wait for running flushes and removals."""
-        for log in tuple(self._scheduled):
+        for log in {*self._scheduled, *self._timers, *self.unflushed.logs}:
             self._begin(log)
         while self._running or self._removing:
             await asyncio.wait((*self._running.values(), *self._removing.values()))
+            for log in self.unflushed.logs:
+                self._begin(log)
 
 
 def _remove(disk: Disk, segments: list[Segment]) -> None:

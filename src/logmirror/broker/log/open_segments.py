@@ -4,7 +4,8 @@ Torn bytes were written and not flushed when the broker or the machine stopped. 
 response for them, so the log may end before them. Damaged bytes were durable, and changed since.
 Bytes are damaged if one of these holds:
 
-- D1 They are before the recorded durable end (`metadata`). After a clean stop that is the log end.
+- D1 They are before the recorded durable end (`durable_ends`). After `kill -9` and a clean stop
+  that is the end of what was acknowledged.
 - D2 An intact batch with a higher offset follows in the same file. A process that dies leaves a
   part of its last write and nothing behind it.
 - D3 The file ends early, and D1 holds.
@@ -12,10 +13,10 @@ Bytes are damaged if one of these holds:
 Otherwise they are torn. Open segments behind a segment that is not sealed prove nothing: their
 records were never acknowledged (L2 in `partition_log`).
 
-Two cases are decided wrongly. A change in the last batches after a crash, up to a second of them,
-with nothing intact behind it, passes for a torn write. A power loss that leaves a later unflushed
-batch on disk and not an earlier one passes for damage: nothing is lost, and the partition waits for
-the user.
+Two cases are decided wrongly, both after a power loss only. A change in the batches of the last
+`FLUSH_S`, with nothing intact behind it, passes for a torn write. A later unflushed batch that is
+on disk, with an earlier one that is not, passes for damage: nothing is lost, and the partition
+waits for the user.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logmirror.broker.log.batch_scan import StoredBatch, find_intact, scan
-from logmirror.broker.log.producer_state import SequencedBatch, last_sequence
+from logmirror.broker.log.producer_state import SequencedBatch
 from logmirror.broker.log.segment import SparseIndex
 from logmirror.broker.log.sync_job import first_of
 from logmirror.errors import CorruptionError
@@ -163,7 +164,11 @@ def remember(producers: ProducerState, batch: StoredBatch) -> None:
     writer, timestamp_ms = (batch.producer_id, batch.producer_epoch), batch.max_timestamp_ms
     if batch.coordinator_epoch is not None:
         producers.marked(*writer, batch.coordinator_epoch, timestamp_ms)
+        if batch.is_commit is not None:
+            ended = producers.transactions.ended
+            offset = batch.base_offset
+            ended(batch.producer_id, offset, offset, is_commit=batch.is_commit)
     elif batch.base_sequence >= 0:
-        first, last = batch.base_sequence, last_sequence(batch.base_sequence, batch.record_count)
+        first, last = batch.base_sequence, batch.last_sequence
         stored = SequencedBatch(first, last, batch.base_offset, batch.last_offset, timestamp_ms)
-        producers.stored(*writer, stored)
+        producers.stored(*writer, stored, is_transactional=batch.is_transactional)

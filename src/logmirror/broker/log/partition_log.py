@@ -4,12 +4,13 @@
     |  durable, readable |  written, not durable yet  |  next append
 
 - L1 A record becomes readable, and its producer gets a response, only when it is durable (I6). The
-  high watermark never moves back, and every API returns the same one.
+  high watermark never moves back, and every API returns the same one. Without `flush_on_ack` the
+  high watermark is the log end, and `durable` follows it (`flush_rule`).
 - L2 Durability is in order: a segment is durable and sealed before records of the next one count as
   durable. So records behind a segment that is not sealed were never acknowledged.
 - L3 A failed flush fails all waiting requests, and the partition is offline until the next start.
-  After such a failure it is unknown what the kernel still holds, so nothing is appended to it, and
-  recovery writes again what it finds after the recorded durable end (`recovery`).
+  What the kernel still holds is unknown then, so nothing is appended, and recovery writes again
+  what follows the recorded durable end. The same applies if that end cannot be recorded.
 - L4 A failed write changes nothing: its partial bytes are truncated.
 - L5 The log start offset never moves back, not even by a crash. It is durable before it is visible;
   files are removed afterwards, oldest first. The last segment stays.
@@ -22,62 +23,32 @@ All methods run on one thread. Only `SyncJob.run` runs in another; it uses only 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
+from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.batch_check import place
-from logmirror.broker.log.producer_state import (
-    MAX_SNAPSHOT_BYTES,
-    ProducerState,
-    SequencedBatch,
-    last_sequence,
-)
-from logmirror.broker.log.segment import (
-    DamagedRecordsError,
-    FileRange,
-    Segment,
-    SparseIndex,
-    find_batch,
-    whole_batches,
-)
+from logmirror.broker.log.durable_ends import DurableEnd
+from logmirror.broker.log.flush_rule import FlushRule, Unflushed
+from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
+from logmirror.broker.log.reading import ReadSegment, StorageError, read_batches
+from logmirror.broker.log.segment import FileRange, Segment, SparseIndex, opened
 from logmirror.broker.log.sync_job import Seal, SyncJob, open_path, sealed_path, snapshot_path
-from logmirror.broker.metadata import DurableEnd
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.wire.serve_markers import pack_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.log.batch_check import BatchFacts
     from logmirror.broker.log.disk import Disk, OpenFile
+    from logmirror.broker.log.durable_ends import EndSlot
+    from logmirror.broker.log.partition_transactions import Aborted, Marker
     from logmirror.broker.log.segment_cache import SegmentCache
 
-
 _NO_SEGMENTS: Final[Mapping[Segment, tuple[OpenFile, SparseIndex]]] = MappingProxyType({})
-
-
-class StorageError(UnavailableError):
-    """The disk failed; the operation had no effect."""
-
-
-class ColdSegmentError(Exception):
-    """A read needs a segment whose index is not in memory."""
-
-    def __init__(self, segment: Segment) -> None:
-        super().__init__(str(segment.path))
-        self.segment = segment
-
-
-class Marker(NamedTuple):
-    """A transaction marker: the outcome of a producer's transaction, from its coordinator."""
-
-    producer_id: int
-    producer_epoch: int
-    is_commit: bool
-    coordinator_epoch: int
 
 
 class PartitionLog:
@@ -119,13 +90,17 @@ class PartitionLog:
         self._segments = segments or []
         self._firsts = [segment.first for segment in self._segments]
         self._tail = tail
+        self._full_bytes = sum(found.size_bytes for found in self._segments if found is not tail)
         self.log_end = self._segments[-1].next_offset if self._segments else log_start
-        self.high_watermark = self.log_end
-        self._durable_tail = tail
-        self._durable_tail_bytes = tail.size_bytes if tail else 0
+        self.appended_bytes = self.appended_records = self.fetched_bytes = 0  # for the metrics
+        self.high_watermark = self.durable = self.log_end
+        self._readable_tail = tail
+        self._readable_tail_bytes = tail.size_bytes if tail else 0
+        self.flush_rule, self.unflushed = FlushRule(), Unflushed()
         self._seals: list[Seal] = []
         self._snapshot = snapshot
         self._written_from = written_from
+        self.end_slot: EndSlot | None = None
         self._new_folder = not self._segments
         self._new_names = False
         self._syncing = False
@@ -147,7 +122,9 @@ class PartitionLog:
             first, timestamp_ms = facts.base_sequence, facts.max_timestamp_ms
             last = last_sequence(first, facts.record_count)
             stored = SequencedBatch(first, last, base_offset, self.log_end - 1, timestamp_ms)
-            self.producers.stored(facts.producer_id, facts.producer_epoch, stored)
+            writer = facts.producer_id, facts.producer_epoch
+            self.producers.stored(*writer, stored, is_transactional=facts.is_transactional)
+        self._written()
         return base_offset
 
     def append_marker(self, marker: Marker, timestamp_ms: int) -> int:
@@ -159,17 +136,19 @@ class PartitionLog:
         """
         producer_id, epoch, is_commit, coordinator_epoch = marker
         self.producers.check_marker(producer_id, epoch, coordinator_epoch)
-        batch = pack_marker(
-            producer_id,
-            epoch,
-            commit=is_commit,
-            coordinator_epoch=coordinator_epoch,
-            timestamp_ms=timestamp_ms,
-        )
+        batch = marker.packed(timestamp_ms)
         offset = self._write(memoryview(batch), 1, timestamp_ms)
         if producer_id >= 0:
             self.producers.marked(producer_id, epoch, coordinator_epoch, timestamp_ms)
+            transactions = self.producers.transactions
+            transactions.ended(producer_id, offset, self.high_watermark, is_commit=is_commit)
+        self._written()
         return offset
+
+    def _written(self) -> None:
+        """Make a batch readable without a flush, if the rule allows it."""
+        if self._tail is not None and not self.flush_rule.on_ack:
+            self._advance(self._tail, self._tail.size_bytes, self.log_end)
 
     def _write(self, batch: memoryview, offset_count: int, max_timestamp_ms: int) -> int:
         self.check_online()
@@ -187,6 +166,9 @@ class PartitionLog:
         index.add(base_offset, tail.size_bytes, max_timestamp_ms)
         tail.size_bytes += len(batch)
         self.log_end = tail.next_offset = base_offset + offset_count
+        self.appended_bytes += len(batch)
+        self.appended_records += offset_count
+        self.unflushed.appended(len(batch))
         return base_offset
 
     def check_online(self) -> None:
@@ -220,21 +202,25 @@ class PartitionLog:
     def _tail_with_room(self, size_bytes: int) -> tuple[Segment, OpenFile, SparseIndex]:
         tail = self._tail
         # Sealing writes a snapshot of all producers: at most as many bytes as there are records.
-        limit = max(self.segment_bytes, len(self.producers) * MAX_SNAPSHOT_BYTES)
+        limit = max(self.segment_bytes, self.producers.max_snapshot_bytes)
         if tail is not None and tail.size_bytes + size_bytes > limit:
             if tail.size_bytes == 0:
-                return _opened(tail)
+                return opened(tail)
             tail = None
-        if tail is not None:
-            return _opened(tail)
+        return opened(tail) if tail is not None else self._new_tail()
+
+    def _new_tail(self) -> tuple[Segment, OpenFile, SparseIndex]:
         if not self._segments:
             self._disk.make_folder(self.folder)
+        if self.end_slot is not None:
+            self.end_slot.reserve()
         path = open_path(self.folder, self.log_end)
         file, index = self._disk.create(path), SparseIndex()
         if self._tail is not None:
-            _, full_file, _ = _opened(self._tail)
+            _, full_file, _ = opened(self._tail)
             snapshot = self.producers.to_bytes(self.log_end)
             self._seals.append(Seal(self._tail, full_file, snapshot))
+            self._full_bytes += self._tail.size_bytes
         tail = Segment(path, self.log_end, self.log_end, 0, file=file, index=index)
         self._tail = tail
         self._segments.append(tail)
@@ -242,7 +228,43 @@ class PartitionLog:
         self._new_names = True
         return tail, file, index
 
+    def roll(self) -> None:
+        """Continue in a new segment, if the open one has records; the next flush seals that.
+
+        Raises:
+            StorageError: The partition is offline, or the new segment could not be created.
+        """
+        if self.tail is None:
+            return
+        self.check_online()
+        try:
+            self._new_tail()
+        except OSError as error:
+            raise self._refused(error) from error
+
+    @property
+    def tail(self) -> Segment | None:
+        """The open segment, if it has records."""
+        return self._tail if self._tail is not None and self._tail.size_bytes else None
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments, oldest first."""
+        return self._segments
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all segments."""
+        return self._full_bytes + (self._tail.size_bytes if self._tail is not None else 0)
+
     # Durability
+
+    def when_acknowledged(self, offset: int, done: Callable[[LogmirrorError | None], None]) -> None:
+        """Call `done` once everything before `offset` is readable, or with the failure."""
+        if self.failure is None and offset <= self.high_watermark:
+            done(None)
+        else:
+            self.when_durable(offset, done)
 
     def when_durable(self, offset: int, done: Callable[[LogmirrorError | None], None]) -> None:
         """Call `done` once everything before `offset` is durable, or with the failure.
@@ -251,10 +273,16 @@ class PartitionLog:
         """
         if self.failure is not None:
             done(self.failure)
-        elif offset <= self.high_watermark:
+        elif offset <= self.durable:
             done(None)
         else:
             self._ack_waiters.append((offset, done))
+
+    def is_flush_due(self, now_ms: int) -> bool:
+        """Whether to flush now: a request or a seal waits for it, or the rule requires it."""
+        if self._ack_waiters or self._seals:
+            return True
+        return self.flush_rule.is_due(self.unflushed, self.log_end - self.durable, now_ms)
 
     def begin_sync(self) -> SyncJob | None:
         """Return the job that makes everything written so far durable.
@@ -263,9 +291,9 @@ class PartitionLog:
         `finish_sync`.
         """
         idle = self._syncing or self.failure is not None or self._tail is None
-        if idle or self.high_watermark == self.log_end:
+        if idle or (self.durable == self.log_end and not self._seals):
             return None
-        tail, file, _ = _opened(self._tail)
+        tail, file, _ = opened(self._tail)
         job = SyncJob(
             disk=self._disk,
             folder=self.folder,
@@ -275,6 +303,7 @@ class PartitionLog:
             tail_file=file,
             tail_bytes=tail.size_bytes,
             end_offset=self.log_end,
+            total_bytes=self.unflushed.flush_begins(),
             new_folder=self._new_folder,
             new_names=self._new_names,
         )
@@ -288,6 +317,7 @@ class PartitionLog:
         self._syncing = False
         if self.failure is not None:
             return
+        error = error or self._recorded(job.end_offset)
         if error is not None:
             self.take_offline(
                 UnavailableError(
@@ -303,21 +333,38 @@ class PartitionLog:
             segment.path = sealed_path(self.folder, segment.first, segment.next_offset)
             self._snapshot = snapshot_path(self.folder, segment.next_offset)
             self._cache.sealed(segment)
-        self._durable_tail, self._durable_tail_bytes = job.tail, job.tail_bytes
-        self.high_watermark = job.end_offset
+        self.durable = job.end_offset
+        self.unflushed.flushed(job.total_bytes)
+        if self.durable >= self.high_watermark:
+            self._advance(job.tail, job.tail_bytes, self.durable)
         while self._ack_waiters and self._ack_waiters[0][0] <= job.end_offset:
             self._ack_waiters.popleft()[1](None)
+
+    def _advance(self, tail: Segment, tail_bytes: int, end: int) -> None:
+        """Make everything before `end` readable."""
+        self._readable_tail, self._readable_tail_bytes = tail, tail_bytes
+        self.high_watermark = end
         self._notify_watchers()
+
+    def _recorded(self, end_offset: int) -> OSError | None:
+        """Record a durable end, before anything learns of it; returns the error of a failure."""
+        try:
+            if self.end_slot is not None:
+                self.end_slot.record(DurableEnd(end_offset, self._written_from))
+        except OSError as error:
+            return error
+        return None
 
     def durable_end(self) -> DurableEnd:
         """Return the end of what is durable, to be recorded."""
-        return DurableEnd(self.high_watermark, self._written_from)
+        return DurableEnd(self.durable, self._written_from)
 
     # Deleting
 
     def advance_start(self, offset: int) -> None:
         """Advance the log start offset, which the caller has made durable already (L5)."""
         self.log_start = max(self.log_start, offset)
+        self.producers.transactions.drop_before(self.log_start)
         self._notify_watchers()
 
     def take_deleted(self) -> list[Segment]:
@@ -333,9 +380,25 @@ class PartitionLog:
         taken, self._segments = self._segments[:count], self._segments[count:]
         del self._firsts[:count]
         for segment in taken:
+            self._full_bytes -= segment.size_bytes
             segment.is_deleted = True
             self._cache.forget(segment)
         return taken
+
+    def replace(self, old: Sequence[Segment], new: Segment, source: Path) -> bool:
+        """Put a compacted segment, whose file is at `source`, in the place of segments.
+
+        Returns False if the partition is offline, or one of them was deleted meanwhile. Raises
+        OSError if the file could not be renamed.
+        """
+        start = bisect_left(self._firsts, old[0].first)
+        place = slice(start, start + len(old))
+        if self.failure is not None or self._segments[place] != list(old):
+            return False
+        self._cache.replace(old, source, new.path)
+        self._segments[place], self._firsts[place] = [new], [new.first]
+        self._full_bytes += new.size_bytes - sum(segment.size_bytes for segment in old)
+        return True
 
     def take_offline(self, failure: LogmirrorError) -> None:
         """Refuse all further requests, and fail all waiting ones (L3)."""
@@ -346,6 +409,11 @@ class PartitionLog:
         self._notify_watchers()
 
     # Reading
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The end of the decided transactions; it moves when the high watermark does."""
+        return self.producers.transactions.stable_end(self.high_watermark, self.log_start)
 
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` when high watermark or log start advance, or the partition goes offline."""
@@ -383,83 +451,48 @@ class PartitionLog:
             StorageError: The partition is offline, or a segment cannot be read.
             DamagedRecordsError: The records at `offset` are damaged.
         """
+        return self._read(offset, self.high_watermark, max_bytes, at_least_one, pinned)[0]
+
+    def read_committed(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        pinned: Mapping[Segment, tuple[OpenFile, SparseIndex]] = _NO_SEGMENTS,
+    ) -> tuple[list[FileRange], list[Aborted]]:
+        """Like `read`, up to the last stable offset; also returns the aborted transactions."""
+        stable = self.last_stable_offset
+        found, end = self._read(offset, stable, max_bytes, at_least_one, pinned)
+        return found, self.producers.transactions.aborted_between(offset, end)
+
+    def _read(
+        self,
+        offset: int,
+        before: int,
+        left: int,
+        at_least_one: bool,
+        pinned: Mapping[Segment, tuple[OpenFile, SparseIndex]],
+    ) -> tuple[list[FileRange], int]:
+        """Find whole batches before an offset; returns them, and an offset that none reaches."""
         self.check_online()
-        found: list[FileRange] = []
-        left = max_bytes
         number = max(0, bisect_right(self._firsts, offset) - 1)
-        while number < len(self._segments) and offset < self.high_watermark:
-            segment = self._segments[number]
-            end = self._readable_bytes(segment)
-            loaded = pinned.get(segment) or self._cache.if_loaded(segment)
-            if loaded is None:
-                if found:
-                    break
-                raise ColdSegmentError(segment)
-            must_have = at_least_one and not found
-            try:
-                place, reached = _batches_in(segment, loaded, offset, end, left, must_have)
-            except DamagedRecordsError:
-                if found:
-                    break
-                raise
-            except OSError as error:
-                raise StorageError(
-                    "segment could not be read", path=str(segment.path), cause=str(error)
-                ) from error
-            if place is not None:
-                found.append(place)
-                left -= place.size_bytes
-            number, offset = number + 1, segment.next_offset
-            if reached < end or left <= 0:
-                break
-        return found
+        parts = (
+            ReadSegment(found, pinned.get(found) or self._cache.if_loaded(found), size_bytes)
+            for found in islice(self._segments, number, None)
+            for size_bytes in (self._readable_bytes(found),)
+        )
+        return read_batches(parts, offset, before, left, at_least_one=at_least_one)
 
     def _readable_bytes(self, segment: Segment) -> int:
         if segment.next_offset <= self.high_watermark:
             return segment.size_bytes
-        return self._durable_tail_bytes if segment is self._durable_tail else 0
+        return self._readable_tail_bytes if segment is self._readable_tail else 0
 
     def readable_segments(self) -> list[tuple[Segment, int]]:
         """Return the segments below the high watermark, each with its readable bytes.
 
         A sealed segment without bytes stands for lost records.
         """
-        pairs = ((segment, self._readable_bytes(segment)) for segment in self._segments)
-        return [(found, size_bytes) for found, size_bytes in pairs if size_bytes or found.is_sealed]
-
-
-def _batches_in(  # noqa: PLR0913, PLR0917  # the state of a read
-    segment: Segment,
-    loaded: tuple[OpenFile, SparseIndex],
-    offset: int,
-    end: int,
-    max_bytes: int,
-    at_least_one: bool,
-) -> tuple[FileRange | None, int]:
-    """Return the batches from `offset` up to a position, and the position up to which they reach.
-
-    The position is `end` if the segment has no more batches.
-
-    Raises:
-        OSError: The file cannot be read.
-        DamagedRecordsError: The records at `offset` are damaged.
-    """
-    file, index = loaded
-    begin, intact_end = segment.intact_around(offset, end)
-    start = find_batch(file, index, offset, intact_end, begin)
-    if start is None:
-        return None, intact_end
-    stop = whole_batches(file, index, start, intact_end, max_bytes)
-    if stop == start.position and at_least_one:
-        stop += start.size_bytes
-    if stop == start.position:
-        return None, stop
-    return FileRange(file, start.position, stop - start.position), stop
-
-
-def _opened(segment: Segment | None) -> tuple[Segment, OpenFile, SparseIndex]:
-    """Return the parts of the open segment, which are always in memory."""
-    assert segment is not None  # noqa: S101  # invariant: the tail is open
-    assert segment.file is not None  # noqa: S101  # the same
-    assert segment.index is not None  # noqa: S101  # the same
-    return segment, segment.file, segment.index
+        pairs = [(found, self._readable_bytes(found)) for found in self._segments]
+        return [(found, size) for found, size in pairs if size or found.is_sealed]

@@ -19,11 +19,16 @@ partition, or the broker's `max_producers` others of all partitions, have writte
 The state is a function of the log. A snapshot beside the sealed segments saves recovery from
 reading them, and keeps producers whose records were deleted:
 
-    magic "LMP2" | uint32 CRC-32 of what follows | int64 next offset | int32 producers
+    magic "LMP3" | uint32 CRC-32 of what follows | int64 next offset | int32 producers
     producer: int64 id | int16 epoch | int32 coordinator epoch | int64 last timestamp ms
               | int8 batches | batches, oldest first
     batch: int32 first sequence | int32 last sequence | int64 base offset | int64 last offset
            | int64 timestamp ms
+    after the producers: int32 ongoing transactions | int32 aborted ones
+    ongoing: int64 producer id | int64 first offset
+    aborted: four columns of int64, see `partition_transactions.Aborted`
+
+"LMP2" has no transactions: the versions that wrote it refused transactional records.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.log.partition_transactions import PartitionTransactions
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -51,7 +57,8 @@ client can invent producer IDs."""
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 NO_SEQUENCE: Final = -1
 NO_COORDINATOR: Final = -1
-_MAGIC: Final = b"LMP2"
+_MAGIC: Final = b"LMP3"
+_OLDER_MAGIC: Final = b"LMP2"
 _HEAD: Final = Struct(">4sI")
 _COUNTS: Final = Struct(">qi")
 _PRODUCER: Final = Struct(">qhiqb")
@@ -106,16 +113,30 @@ def last_sequence(first_sequence: int, record_count: int) -> int:
 
 
 class ProducerState:
-    """The producers of one partition."""
+    """The producers of one partition.
 
-    __slots__ = ("_limit", "_producers")
+    Attributes:
+        transactions: The transactions of the partition.
+    """
+
+    __slots__ = ("_limit", "_producers", "transactions")
 
     def __init__(self) -> None:
+        self.transactions = PartitionTransactions()
         self._producers: OrderedDict[int, Producer] = OrderedDict()
         self._limit: ProducerLimit | None = None
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    @property
+    def max_snapshot_bytes(self) -> int:
+        """What a snapshot takes at most."""
+        return len(self._producers) * MAX_SNAPSHOT_BYTES + self.transactions.snapshot_bytes
+
+    def get(self, producer_id: int) -> Producer | None:
+        """Return the state of one producer."""
+        return self._producers.get(producer_id)
 
     def items(self) -> Iterator[tuple[int, Producer]]:
         """Yield ID and state of each producer, oldest write first."""
@@ -139,7 +160,13 @@ class ProducerState:
         self._producers.clear()
 
     def find_duplicate(
-        self, producer_id: int, epoch: int, first_sequence: int, record_count: int
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        record_count: int,
+        *,
+        is_transactional: bool = False,
     ) -> SequencedBatch | None:
         """Check a batch before it is stored.
 
@@ -147,8 +174,11 @@ class ProducerState:
             The stored batch, if this one is a duplicate; None if it is to be stored.
 
         Raises:
-            RefusedSequenceError: The sequence is out of order, or the epoch is old.
+            RefusedSequenceError: The sequence is out of order, the epoch is old, or the batch is
+                not transactional while the producer has a transaction.
         """
+        if not is_transactional and self.transactions.start_of(producer_id) is not None:
+            raise RefusedSequenceError(ErrorCode.INVALID_TXN_STATE)
         known = self._producers.get(producer_id)
         if known is None:
             return None
@@ -166,8 +196,17 @@ class ProducerState:
             raise RefusedSequenceError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
         return None
 
-    def stored(self, producer_id: int, epoch: int, batch: SequencedBatch) -> None:
+    def stored(
+        self,
+        producer_id: int,
+        epoch: int,
+        batch: SequencedBatch,
+        *,
+        is_transactional: bool = False,
+    ) -> None:
         """Record a batch that was appended."""
+        if is_transactional:
+            self.transactions.wrote(producer_id, batch.base_offset)
         known = self._producers.get(producer_id)
         before = known.batches if known is not None and known.epoch == epoch else ()
         batches = (*before[1 - REMEMBERED_BATCHES :], batch)
@@ -213,6 +252,7 @@ class ProducerState:
             out += _PRODUCER.pack(producer_id, epoch, coordinator_epoch, last_ms, len(batches))
             for batch in batches:
                 out += _BATCH.pack(*batch)
+        out += self.transactions.to_bytes()
         return _HEAD.pack(_MAGIC, zlib.crc32(out)) + out
 
     @classmethod
@@ -225,7 +265,8 @@ class ProducerState:
         if len(data) < _HEAD.size + _COUNTS.size:
             raise CorruptionError("producer snapshot is truncated", size=len(data))
         magic, checksum = _HEAD.unpack_from(data, 0)
-        if magic != _MAGIC or zlib.crc32(data[_HEAD.size :]) != checksum:
+        known = magic in {_MAGIC, _OLDER_MAGIC}
+        if not known or zlib.crc32(data[_HEAD.size :]) != checksum:
             raise CorruptionError("producer snapshot is damaged", size=len(data))
         found_offset, count = _COUNTS.unpack_from(data, _HEAD.size)
         if found_offset != next_offset:
@@ -247,4 +288,6 @@ class ProducerState:
             )
             position += batch_count * _BATCH.size
             state._remember(producer_id, Producer(epoch, coordinator_epoch, last_ms, batches))
+        if magic == _MAGIC:
+            state.transactions = PartitionTransactions.from_bytes(memoryview(data)[position:])
         return state

@@ -6,6 +6,8 @@
     .<first>.open beside a sealed   a crash between link and unlink: the same file under two names
     more than one open              a crash before the older ones were sealed
     sealed, before the log start    a crash during a deletion: removed now
+    sealed, within another sealed   a crash after a compaction: removed now, see `cleaner`
+    .<first>.cleaned                a crash during a compaction: removed now
     .<next>.producers               the producer state before offset <next>
     .<first>.cut                    bytes that an earlier recovery cut off
 
@@ -53,9 +55,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk, OpenFile
+    from logmirror.broker.log.durable_ends import DurableEnd
     from logmirror.broker.log.open_segments import OpenSegment
     from logmirror.broker.log.segment_cache import SegmentCache
-    from logmirror.broker.metadata import DurableEnd
 
 _LOG: Final = logging.getLogger(__name__)
 _CUT: Final = re.compile(r"\.[0-9]{20}\.cut")

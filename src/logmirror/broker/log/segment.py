@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import os
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
 
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import numpy.typing as npt
 
     from logmirror.broker.log.disk import OpenFile
 
@@ -121,25 +117,6 @@ class SparseIndex:
             self.timestamps_ms[-1] = max_timestamp_ms
         self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
 
-    def add_all(
-        self,
-        base_offsets: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        timestamps_ms: npt.NDArray[np.int64],
-    ) -> None:
-        """Add the next batches, as `add` does for each."""
-        number = 0
-        while number < len(positions):
-            self.add(int(base_offsets[number]), int(positions[number]), int(timestamps_ms[number]))
-            number += 1
-            # All that belong to the current entry.
-            end = int(np.searchsorted(positions, self.positions[-1] + INDEX_INTERVAL_BYTES))
-            if end > number:
-                largest = int(timestamps_ms[number:end].max())
-                self.timestamps_ms[-1] = max(self.timestamps_ms[-1], largest)
-                self.max_timestamp_ms = max(self.max_timestamp_ms, largest)
-                number = end
-
     def position_before(self, offset: int) -> int:
         """Return the position of an indexed batch at or before `offset`; 0 if there is none."""
         found = bisect_right(self.offsets, offset) - 1
@@ -149,6 +126,11 @@ class SparseIndex:
         """Return the greatest indexed batch boundary at or before `position`."""
         found = bisect_right(self.positions, position) - 1
         return self.positions[found] if found >= 0 else 0
+
+    def offset_after(self, position: int, end: int) -> int:
+        """Return an offset that no batch before a boundary reaches: an indexed one, or `end`."""
+        found = bisect_left(self.positions, position)
+        return self.offsets[found] if found < len(self.offsets) else end
 
     def first_interval_reaching(self, timestamp_ms: int) -> int | None:
         """Return the position of the first interval with a timestamp of at least `timestamp_ms`."""
@@ -173,6 +155,8 @@ class Segment:
             may have offset gaps.
         is_checked: Whether its file was read and every checksum verified.
         damage: What that check found, in order.
+        newest_ms: The largest timestamp of its records, by which retention measures their age. If
+            no record has one, the time of the last write. None: not known yet.
     """
 
     __slots__ = (
@@ -183,6 +167,7 @@ class Segment:
         "is_checked",
         "is_deleted",
         "is_exact",
+        "newest_ms",
         "next_offset",
         "path",
         "size_bytes",
@@ -209,6 +194,7 @@ class Segment:
         self.is_exact = is_exact
         self.is_checked = False
         self.damage: tuple[Damage, ...] = ()
+        self.newest_ms: int | None = None
 
     @property
     def is_sealed(self) -> bool:
@@ -291,3 +277,56 @@ def whole_batches(
             break
         boundary = batch.position + batch.size_bytes
     return boundary
+
+
+def end_before(
+    segment: Segment, loaded: tuple[OpenFile, SparseIndex], before: int, end: int
+) -> int:
+    """Return the position of the batch with base offset `before`; `end` if that is not in it.
+
+    Raises:
+        OSError: The file cannot be read.
+        DamagedRecordsError: The records at `before` are damaged.
+    """
+    if segment.next_offset <= before:
+        return end
+    begin, intact_end = segment.intact_around(before, end)
+    found = find_batch(*loaded, before, intact_end, begin)
+    return end if found is None else found.position
+
+
+def batches_in(  # noqa: PLR0913, PLR0917  # the state of a read
+    segment: Segment,
+    loaded: tuple[OpenFile, SparseIndex],
+    offset: int,
+    end: int,
+    max_bytes: int,
+    at_least_one: bool,
+) -> tuple[FileRange | None, int]:
+    """Return the batches from `offset` up to a position, and the position up to which they reach.
+
+    The position is `end` if the segment has no more batches.
+
+    Raises:
+        OSError: The file cannot be read.
+        DamagedRecordsError: The records at `offset` are damaged.
+    """
+    file, index = loaded
+    begin, intact_end = segment.intact_around(offset, end)
+    start = find_batch(file, index, offset, intact_end, begin)
+    if start is None:
+        return None, intact_end
+    stop = whole_batches(file, index, start, intact_end, max_bytes)
+    if stop == start.position and at_least_one:
+        stop += start.size_bytes
+    if stop == start.position:
+        return None, stop
+    return FileRange(file, start.position, stop - start.position), stop
+
+
+def opened(segment: Segment | None) -> tuple[Segment, OpenFile, SparseIndex]:
+    """Return the parts of the open segment, which are always in memory."""
+    assert segment is not None  # noqa: S101  # invariant: the tail is open
+    assert segment.file is not None  # noqa: S101  # the same
+    assert segment.index is not None  # noqa: S101  # the same
+    return segment, segment.file, segment.index

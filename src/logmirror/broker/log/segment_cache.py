@@ -8,6 +8,7 @@ reads the headers of all batches.
 
 from __future__ import annotations
 
+import errno
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.log.segment_check import load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from logmirror.broker.log.disk import Disk, OpenFile
     from logmirror.broker.log.segment import Segment, SparseIndex
 
@@ -66,12 +70,32 @@ class SegmentCache:
         found = self.if_loaded(segment)
         if found is None:
             # Without the lock: two threads may load the same segment, which only wastes work.
-            file, index = self._disk.open_for_reading(segment.path), segment.index
+            file, index = self._opened(segment), segment.index
             if index is None or not segment.is_checked:
                 index = load(segment, file)
             found = file, index
             self._keep(segment, *found)
         return found
+
+    def _opened(self, segment: Segment) -> OpenFile:
+        file = self._disk.open_for_reading(segment.path)
+        with self._lock:
+            if segment.is_deleted:  # the path may be that of the segment that replaced it
+                raise FileNotFoundError(errno.ENOENT, "segment was deleted", str(segment.path))
+        return file
+
+    def replace(self, old: Sequence[Segment], source: Path, target: Path) -> None:
+        """Rename a file that replaces segments, and remove these, whose files were not opened yet.
+
+        Raises:
+            OSError: The file could not be renamed; nothing was changed.
+        """
+        with self._lock:
+            self._disk.rename(source, target)
+            for segment in old:
+                segment.is_deleted = True
+        for segment in old:
+            self.forget(segment)
 
     def if_loaded(self, segment: Segment) -> tuple[OpenFile, SparseIndex] | None:
         """Return a segment's file and index if they are loaded. Never blocks."""
@@ -104,6 +128,8 @@ class SegmentCache:
                 segment.file = segment.index = None
                 return
             segment.file, segment.index = file, index
+            if index.max_timestamp_ms >= 0:
+                segment.newest_ms = index.max_timestamp_ms
             self._loaded[segment] = None
             self._loaded.move_to_end(segment)
             self._index_entries += len(index.offsets) - self._indexes.get(segment, 0)

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk
-    from logmirror.broker.metadata import DurableEnd
+    from logmirror.broker.log.durable_ends import DurableEnd
 
 _LOG: Final = logging.getLogger(__name__)
 _OPEN: Final = re.compile(r"\.([0-9]{20})\.open")
+_CLEANED: Final = re.compile(r"\.[0-9]{20}\.cleaned")
 _SNAPSHOT: Final = re.compile(r"\.([0-9]{20})\.producers")
 
 
@@ -42,8 +43,8 @@ class Survey:
     """The open segments that belong to the log."""
 
     to_remove: list[Path]
-    """Sealed segments before the log start, second names of sealed segments, old snapshots; in the
-    order in which they are removed."""
+    """Sealed segments before the log start or covered by a compacted one, unfinished compacted
+    ones, second names of sealed segments, old snapshots; in the order in which they are removed."""
 
     unreachable: list[Path]
     """Open segments behind a torn one."""
@@ -62,6 +63,9 @@ class Survey:
 
     written_from: int
     """See `DurableEnd`."""
+
+    archive_end: int = -1
+    """The end of the segments that came from an archive; -1 without."""
 
     @property
     def log_end(self) -> int:
@@ -94,8 +98,12 @@ def survey(
     deleted = _deleted(names, log_start)
     for name in deleted:
         _LOG.info("%s: removed: its records were deleted", folder / name)
+    covered = _covered([name for name in names if name not in deleted])
+    for name in covered:
+        _LOG.info("%s: removed: a compacted segment replaced it", folder / name)
+    unfinished = [name for name in names if _CLEANED.fullmatch(name)]
     firsts = sorted(int(match[1]) for name in names if (match := _OPEN.fullmatch(name)))
-    sealed = _sealed(folder, [name for name in names if name not in deleted])
+    sealed = _sealed(folder, [name for name in names if name not in {*deleted, *covered}])
     firsts, twins = _without_twins(folder, firsts, sealed)
     end = sealed[-1].next_offset if sealed else (firsts[0] if firsts else log_start)
     written_from = (firsts[0] if firsts else end) if durable is None else durable.written_from
@@ -105,7 +113,7 @@ def survey(
         names=names,
         sealed=sealed,
         opened=[],
-        to_remove=[folder / name for name in deleted] + twins,
+        to_remove=[folder / name for name in (*deleted, *covered, *unfinished)] + twins,
         unreachable=[],
         producers=ProducerState(),
         snapshot=None,
@@ -113,7 +121,10 @@ def survey(
         durable_end=durable_end,
         written_from=written_from,
     )
+    # Before the first durable end is recorded, a log of this broker has an open segment.
+    archived = [one for one in sealed if not one.is_exact and (durable or not firsts)]
     bounds = {segment.next_offset for segment in sealed} | set(firsts[:1])
+    found.archive_end = archived[-1].next_offset if archived else -1
     _read_producers(found, folder, bounds, disk, accept_loss=accept_loss)
     _read_open_segments(found, folder, firsts, disk, accept_loss=accept_loss)
     if found.log_end < durable_end and not accept_loss:
@@ -133,6 +144,21 @@ def _deleted(names: list[str], log_start: int) -> list[str]:
     if not any(_OPEN.fullmatch(name) for name in names):
         covered = covered[:-1]
     return sorted(name for last, name in covered if last < log_start)
+
+
+def _covered(names: list[str]) -> list[str]:
+    """Return the segments that a compacted segment replaced, of which a crash left some.
+
+    Any other overlap is an error, which `chain` reports.
+    """
+    parts = [(split_name(name), name) for name in names]
+    ranges = sorted((p[0], -p[1], name) for p, name in parts if p is not None and p[2] == NATIVE)
+    found, end = list[str](), -1
+    for _, negative, name in ranges:
+        if -negative <= end:
+            found.append(name)
+        end = max(end, -negative)
+    return found
 
 
 def _sealed(folder: Path, names: list[str]) -> list[Segment]:
@@ -180,8 +206,15 @@ def _read_producers(
     for segment in found.sealed:
         if segment.first >= known_to:
             _read_sealed(found, folder, segment, disk, accept_loss=accept_loss)
+        if segment.next_offset == found.archive_end >= known_to:
+            _end_archive(found, folder)
     if found.sealed and known_to < found.sealed[-1].next_offset:
         found.snapshot_due = found.producers.to_bytes(found.sealed[-1].next_offset)
+
+
+def _end_archive(found: Survey, folder: Path) -> None:
+    if count := found.producers.transactions.drop_ongoing():
+        _LOG.warning("%s: the archive ends inside %d transactions: committed", folder, count)
 
 
 def _read_sealed(

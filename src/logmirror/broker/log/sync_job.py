@@ -3,6 +3,7 @@
 <first>-<last>.batches   a sealed segment: durable, never changed
 .<first>.open            the open segment
 .<next>.producers        the producer state before offset <next>
+.<first>.cleaned         a compacted segment that is being written, see `cleaner`
 .<first>.cut             what recovery cut off the log from offset <first> on; never read again
 """
 
@@ -44,6 +45,11 @@ def cut_path(folder: Path, first: int) -> Path:
     return folder / f".{first:020d}.cut"
 
 
+def cleaned_path(folder: Path, first: int) -> Path:
+    """Return the path of a compacted segment that begins at `first`, while it is written."""
+    return folder / f".{first:020d}.cleaned"
+
+
 def snapshot_path(folder: Path, next_offset: int) -> Path:
     """Return the path of the producer snapshot at `next_offset`."""
     return folder / f".{next_offset:020d}.producers"
@@ -69,6 +75,9 @@ class SyncJob:
     tail_file: OpenFile
     tail_bytes: int
     end_offset: int
+    total_bytes: int
+    """See `Unflushed`."""
+
     new_folder: bool
     new_names: bool
 

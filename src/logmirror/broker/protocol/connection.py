@@ -5,7 +5,8 @@
   flush. Every other request waits for the responses of those before it.
 - C2 Malformed input ends the client's own connection and affects no other. A request that takes
   long is processed in turns of the event loop or in worker threads.
-- C3 Memory per connection is bounded by one request and its response. Records are copied from file
+- C3 Before a client is authenticated, it may only log in (`admission`).
+- C4 Memory per connection is bounded by one request and its response. Records are copied from file
   to socket in pieces of about 1 MiB, as fast as the client reads. Everything else of a response is
   bounded by the entries of its request and the limits in `BrokerOptions`. Nothing is read from a
   client that does not read its responses.
@@ -25,16 +26,23 @@ from logmirror.broker.apis import Api
 from logmirror.broker.broker import Caller
 from logmirror.broker.handlers.produce import ProduceResponse, produce
 from logmirror.broker.log.segment import FileRange
+from logmirror.broker.protocol.admission import Admission, Endpoint
 from logmirror.broker.protocol.dispatch import check_responded, response
+from logmirror.broker.protocol.quotas import FailedLogins, Places, client_address
 from logmirror.errors import CorruptionError
-from logmirror.wire.frames import FrameBuffer, RemoteProtocolError, read_header
+from logmirror.wire.frames import (
+    FIRST_BUFFER_BYTES,
+    FrameBuffer,
+    RemoteProtocolError,
+    RequestHeader,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from logmirror.broker.broker import Broker
     from logmirror.broker.handlers.fetch import Part
-    from logmirror.wire.frames import RequestHeader
 
 _LOG: Final = logging.getLogger(__name__)
 SEND_BYTES: Final = 1024 * 1024
@@ -47,6 +55,8 @@ READ_WHILE_BUSY_BYTES: Final = 256 * 1024
 STOP_MS: Final = 1000
 """How long a stopping broker waits for clients to read their last responses."""
 
+_REFUSED_S: Final = 0.5
+_LOGIN: Final = RequestHeader(Api.SASL_AUTHENTICATE, 0, 0)
 RATE_BYTES_PER_MS: Final = 1024
 """The minimum rate at which a request must arrive after `frame_timeout_ms`."""
 
@@ -56,16 +66,32 @@ class Connections:
 
     def __init__(self, broker: Broker, max_connections: int) -> None:
         self.broker = broker
-        self.max_connections = max_connections
         self.open: set[Connection] = set()
         self.buffered_bytes = 0
+        self.swept_ms = broker.clock.monotonic_ms()
         self.is_stopping = False
+        options = broker.options
+        self.failed_logins = FailedLogins(
+            options.failed_authentication_delay_ms, options.max_failed_authentication_delay_ms
+        )
         self._all_closed = asyncio.Event()
+        self._places = Places(max_connections, options.max_connections_per_address)
+
+    def refusal(self, address: str, *, must_log_in: bool) -> str:
+        """Return the reason why one more connection of an address is refused; else empty."""
+        return self._places.refusal(address, self.open, must_log_in=must_log_in)
+
+    def opened(self, connection: Connection) -> None:
+        """Count a connection."""
+        self.open.add(connection)
+        self._places.take(connection.address)
 
     def closed(self, connection: Connection, buffered_bytes: int) -> None:
         """Remove a connection and its buffered bytes from the totals."""
-        self.open.discard(connection)
         self.buffered_bytes -= buffered_bytes
+        if connection in self.open:
+            self.open.remove(connection)
+            self._places.free(connection.address)
         if self.is_stopping and not self.open:
             self._all_closed.set()
 
@@ -91,6 +117,7 @@ class Connections:
 
     def sweep(self, now_ms: float) -> None:
         """Close the connections that exceeded a timeout."""
+        self.swept_ms = self.broker.clock.monotonic_ms()
         for connection in tuple(self.open):
             reason = connection.overdue(now_ms)
             if reason:
@@ -98,10 +125,21 @@ class Connections:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol object of one connection. All methods run on the event loop."""
+    """The protocol object of one connection. All methods run on the event loop.
 
-    def __init__(self, connections: Connections) -> None:
+    Attributes:
+        address: The client's IP address; empty until it is known.
+        user: The name of the user that has logged in. None without SASL.
+        is_made: Whether it ever had a transport.
+    """
+
+    def __init__(self, connections: Connections, endpoint: Endpoint) -> None:
         self._all = connections
+        self._endpoint = endpoint
+        self._admission: Admission | None = None
+        self.address = ""
+        self.user: str | None = None
+        self.is_made = False
         self._options = connections.broker.options
         self._loop = asyncio.get_running_loop()
         self._frames = FrameBuffer(self._frame_limit)
@@ -118,15 +156,22 @@ class Connection(asyncio.BufferedProtocol):
         self._is_finishing = False
         self._is_writable = True
         self._is_reading = True
-        self._last_request_ms = self._now_ms()
+        self._began_ms = self._last_request_ms = self._now_ms()
         self._frame_began_ms: float | None = None
         self._blocked_since_ms: float | None = None
 
     def _now_ms(self) -> float:
         return self._loop.time() * 1000
 
+    @property
+    def must_log_in(self) -> bool:
+        """Whether the client is not authenticated yet, and must be."""
+        return self._admission is not None or self._transport is None
+
     def _frame_limit(self, api_key: int) -> int:
         options = self._options
+        if self._admission is not None:
+            return options.max_unauthenticated_frame_bytes
         if api_key == Api.PRODUCE:
             return options.max_produce_frame_bytes
         return options.max_other_frame_bytes
@@ -134,16 +179,40 @@ class Connection(asyncio.BufferedProtocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, unless the limit is reached."""
+        """Accept the connection, unless a limit is reached. With TLS, the handshake is over."""
         self._transport = cast("asyncio.Transport", transport)
-        self._all.open.add(self)
-        self._peer = str(transport.get_extra_info("peername"))
-        if len(self._all.open) > self._all.max_connections:
-            self.close("too many connections")
+        self.is_made = True
+        peername = transport.get_extra_info("peername")
+        self._peer, endpoint = str(peername), self._endpoint
+        if not self.address:
+            address = client_address(peername)
+            reason = self._all.refusal(address, must_log_in=endpoint.has_sasl)
+            if reason:
+                self.close(reason)
+                return
+            self.count(address)
+        try:
+            principal = endpoint.principal(transport)
+        except ValueError:
+            self.close("certificate of the client has no readable subject")
             return
-        self._caller = Caller(transport.get_extra_info("sockname")[0])
+        self._caller = Caller(
+            transport.get_extra_info("sockname")[0],
+            advertised=endpoint.advertised,
+            principal=principal,
+            client_host=self.address,
+        )
+        if endpoint.has_sasl:
+            self._admission = Admission(
+                self._all.broker, self._caller, endpoint, self._all.failed_logins
+            )
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(high=SEND_BYTES)
+
+    def count(self, address: str) -> None:
+        """Count the connection as one of this address."""
+        self.address = address
+        self._all.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the connection's resources."""
@@ -191,6 +260,11 @@ class Connection(asyncio.BufferedProtocol):
     # Requests
 
     @property
+    def _is_refused(self) -> bool:
+        """Whether the client has failed to log in; nothing more is read from it."""
+        return self._admission is not None and self._admission.has_failed
+
+    @property
     def _is_busy(self) -> bool:
         """Whether the next request must wait."""
         return self._task is not None or bool(self._outgoing) or not self._is_writable
@@ -214,7 +288,8 @@ class Connection(asyncio.BufferedProtocol):
         self._mind_reading()
 
     def _may_take(self) -> bool:
-        ready = self._transport is not None and not self._is_busy and not self._all.is_stopping
+        is_ending = self._all.is_stopping or self._is_refused
+        ready = self._transport is not None and not self._is_busy and not is_ending
         return ready and len(self._waiting) < MAX_OVERLAPPING
 
     def _take_one(self) -> bool:
@@ -226,6 +301,12 @@ class Connection(asyncio.BufferedProtocol):
             elif self._frame_began_ms is None:
                 self._frame_began_ms = self._now_ms()
             return False
+        if self._admission is not None:
+            self._last_request_ms = self._now_ms()
+            self._has_asked = True
+            self._frame_began_ms = None
+            self._take_login(self._admission, frame)
+            return True
         header = read_header(frame)
         if header.api_key != Api.PRODUCE and self._waiting:
             self._frames.put_back(frame)
@@ -235,7 +316,9 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_began_ms = None
         if header.api_key == Api.PRODUCE:
             check_responded(header)
-            pending = produce(self._all.broker, header, frame, self._send_responses_in_order)
+            pending = produce(
+                self._all.broker, header, frame, self._caller, self._send_responses_in_order
+            )
             self._waiting.append(pending)
             if pending.rest is not None:
                 self._held_bytes = self._frames.detach()
@@ -243,12 +326,42 @@ class Connection(asyncio.BufferedProtocol):
                 self._await(header, pending.rest)
             self._send_responses_in_order()
             return True
+        traffic = self._all.broker.traffic
+        began_s = traffic.now_s()
         found = response(self._all.broker, header, frame, self._caller)
         if isinstance(found, bytes | list):
+            traffic.responded(header.api_key, began_s)
             self._queue(found)
         else:
-            self._await(header, found)
+            self._await(header, traffic.timed(header.api_key, began_s, found))
         return True
+
+    def _take_login(self, admission: Admission, frame: memoryview) -> None:
+        found = admission.response(frame)
+        if isinstance(found, bytes):
+            self._after_login(admission)
+            self._queue(found)
+        else:
+            self._await(_LOGIN, self._logging_in(admission, found))
+
+    async def _logging_in(
+        self, admission: Admission, found: Coroutine[None, None, bytes | None]
+    ) -> bytes | None:
+        frame = await found
+        self._after_login(admission)
+        if frame is None:
+            self.finish()
+        return frame
+
+    def _after_login(self, admission: Admission) -> None:
+        """Let the client in, or close the connection a moment after the response."""
+        self._frames.is_raw = admission.is_raw
+        if admission.has_failed:  # not at once: some clients lose a response before the end
+            self._loop.call_later(_REFUSED_S, self.close, "authentication failed")
+        if admission.user is not None:
+            self.user = admission.user
+            self._caller.principal = f"User:{admission.user}"
+            self._admission = None
 
     def _await(
         self,
@@ -284,9 +397,10 @@ class Connection(asyncio.BufferedProtocol):
         """Pause reading while enough requests of this client wait."""
         if self._transport is None:
             return
-        full = self._frames.buffered_bytes >= READ_WHILE_BUSY_BYTES
+        may_read = FIRST_BUFFER_BYTES if self._admission is not None else READ_WHILE_BUSY_BYTES
+        full = self._frames.buffered_bytes >= may_read
         must_wait = self._is_busy or len(self._waiting) >= MAX_OVERLAPPING
-        wanted = not (full and must_wait)
+        wanted = not (full and must_wait) and not self._is_refused
         if wanted != self._is_reading:
             self._is_reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
@@ -348,13 +462,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._task is not None and self._held_bytes:
             self._task.cancel()
 
-    def overdue(self, now_ms: float) -> str:
+    def overdue(self, now_ms: float) -> str:  # noqa: PLR0911  # one for each timeout
         """Return the reason for closing a connection that exceeded a timeout; else empty."""
         options = self._options
         if self._blocked_since_ms is not None:
             if now_ms - self._blocked_since_ms > options.send_timeout_ms:
                 return "client does not read its responses"
             return ""
+        if self._admission is not None and self._admission.is_overdue(now_ms - self._began_ms):
+            return "not authenticated in time"
         if self._is_busy or self._waiting:
             return ""
         if self._frame_began_ms is not None:

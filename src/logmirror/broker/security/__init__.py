@@ -1,1 +1,1 @@
-"""Listeners, authentication and authorization."""
+"""Who may come in, and what they may do: listeners, users, certificates and ACLs."""

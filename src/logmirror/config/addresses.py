@@ -1,0 +1,46 @@
+"""Texts that the broker's options and its section of the file share. Loads no models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PORT_MAX: Final = 65_535
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse `HOST:PORT`, with an IPv6 address in brackets.
+
+    Raises:
+        ValueError: It is no such address.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _PORT_MAX:
+        message = "must be HOST:PORT"
+        raise ValueError(message)
+    return host.strip("[]"), int(port)
+
+
+def parse_topic(text: str, partitions: int) -> tuple[str, int]:
+    """Parse `NAME` or `NAME:PARTITIONS`.
+
+    Raises:
+        ValueError: The number of partitions is not one.
+    """
+    name, colon, count = text.partition(":")
+    if not name or (colon and not (count.isdecimal() and int(count))):
+        message = "must be NAME or NAME:PARTITIONS, such as orders:3"
+        raise ValueError(message)
+    return name, int(count) if colon else partitions
+
+
+def parse_override(text: str) -> tuple[str, str]:
+    """Parse `NAME=VALUE`.
+
+    Raises:
+        ValueError: It is no such setting.
+    """
+    name, found, value = text.partition("=")
+    if not name or not found:
+        message = "must be NAME=VALUE"
+        raise ValueError(message)
+    return name, value

@@ -1,0 +1,91 @@
+"""The catalogue of the embedded broker's metrics. `docs/metrics.md` is generated from it."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from logmirror.monitoring.metrics import READY, Metric
+
+PARTITION: Final = ("topic", "partition")
+TOPIC: Final = ("topic",)
+
+
+def _metric(  # noqa: PLR0913, PLR0917  # a line of the catalogue
+    name: str,
+    kind: Literal["gauge", "counter", "histogram"],
+    unit: str,
+    meaning: str,
+    labels: tuple[str, ...] = (),
+    buckets: tuple[float, ...] = (),
+) -> Metric:
+    name = f"logmirror_broker_{name}"
+    return Metric(name=name, kind=kind, unit=unit, meaning=meaning, labels=labels, buckets=buckets)
+
+
+BYTES_IN: Final = _metric(
+    "bytes_in_total",
+    "counter",
+    "bytes",
+    "Batches that were appended, as producers sent them.",
+    TOPIC,
+)
+BYTES_OUT: Final = _metric(
+    "bytes_out_total", "counter", "bytes", "Records in responses to Fetch requests.", TOPIC
+)
+RECORDS_IN: Final = _metric(
+    "records_in_total", "counter", "records", "Records that were appended.", TOPIC
+)
+PRODUCE_ERRORS: Final = _metric(
+    "produce_errors_total",
+    "counter",
+    "batches",
+    "Batches that were not acknowledged. The topic is empty if it does not exist.",
+    ("topic", "error"),
+)
+REQUEST_SECONDS: Final = _metric(
+    "request_seconds",
+    "histogram",
+    "seconds",
+    "From a complete request to its complete response. Includes the flush of Produce, and the wait "
+    "of a Fetch for new records. `_count` is the number of requests.",
+    ("api",),
+    (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
+)
+REQUEST_ERRORS: Final = _metric(
+    "request_errors_total",
+    "counter",
+    "errors",
+    "Error codes in responses: of partitions, topics or the whole response.",
+    ("api", "error"),
+)
+LOG_START: Final = _metric(
+    "log_start_offset", "gauge", "offset", "The log start offset.", PARTITION
+)
+LOG_END: Final = _metric(
+    "log_end_offset",
+    "gauge",
+    "offset",
+    "The log end offset. Includes batches that are not on disk yet.",
+    PARTITION,
+)
+HIGH_WATERMARK: Final = _metric(
+    "high_watermark",
+    "gauge",
+    "offset",
+    "Records before it are on disk and can be read.",
+    PARTITION,
+)
+LOG_BYTES: Final = _metric("log_bytes", "gauge", "bytes", "Size of the log's segments.", PARTITION)
+TOPICS: Final = _metric("topics", "gauge", "topics", "Topics.")
+OFFLINE: Final = _metric(
+    "offline_partitions",
+    "gauge",
+    "partitions",
+    "Partitions that are offline: damaged, or after a failure of the disk. The log has the reason.",
+)
+CONNECTIONS: Final = _metric("connections", "gauge", "connections", "Open connections.")
+
+BROKER_CATALOGUE: Final = (
+    *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS),
+    *(LOG_START, LOG_END, HIGH_WATERMARK, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
+)

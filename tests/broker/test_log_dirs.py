@@ -1,0 +1,116 @@
+"""Several log directories: where partitions go, where they are found, and what is refused.
+
+Method: the program runs as its user starts it; clients create topics and write records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import KafkaConsumer
+
+from logmirror.broker.log_dirs.placement import LogDirs
+from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.testing import broker
+
+TIMEOUT_S = 20
+
+
+def start(first, *more, **options):
+    return broker(log_dir=first, arguments=[f"--log-dir={path}" for path in more], **options)
+
+
+def write(kafka, topic, partitions):
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for partition in range(partitions):
+        producer.produce(topic, str(partition).encode(), partition=partition)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def read(kafka, topic, count):
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
+    )
+    try:
+        return [record.value for record in itertools.islice(consumer, count)]
+    finally:
+        consumer.close()
+
+
+def folders(*paths):
+    return [sorted(str(f.relative_to(path)) for f in path.glob("[a-z]*/[0-9]")) for path in paths]
+
+
+def test_partitions_are_spread_and_found_again_in_any_order_of_the_directories(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    with start(a, b, topics={"orders": 3}) as kafka:
+        write(kafka, "orders", 3)
+    assert folders(a, b) == [["orders/0", "orders/2"], ["orders/1"]]
+
+    with start(b, a) as kafka:
+        assert sorted(read(kafka, "orders", 3)) == [b"0", b"1", b"2"]
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        admin.create_topics([NewTopic("payments", 1)])["payments"].result(TIMEOUT_S)
+        write(kafka, "payments", 1)
+        assert folders(a, b)[1] == ["orders/1", "payments/0"]
+        admin.delete_topics(["orders"])["orders"].result(TIMEOUT_S)
+        assert folders(a, b) == [[], ["payments/0"]]
+
+
+def test_a_partition_in_two_directories_is_refused_with_both_paths(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    with start(a, topics=["orders"]) as kafka:
+        write(kafka, "orders", 1)
+    shutil.copytree(a / "orders", b / "orders")
+
+    with pytest.raises(UnavailableError, match="in two log directories") as raised, start(a, b):
+        pass
+
+    assert str(a / "orders" / "0") in str(raised.value)
+    assert str(b / "orders" / "0") in str(raised.value)
+
+
+def test_directories_of_two_brokers_are_not_mixed(tmp_path):
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for path in (a, b):
+        with start(path):
+            pass
+    with pytest.raises(UnavailableError, match="belong to two brokers"), start(a, b):
+        pass
+    with start(a, c):
+        pass
+    (c / ".logmirror" / "cluster-id").write_text("")  # as after a crash
+    with start(a, c):
+        pass
+    with pytest.raises(UnavailableError, match="belongs to another broker"), start(b, c):
+        pass
+    with (
+        pytest.raises(UnavailableError, match="without the one that has the broker's database"),
+        start(c),
+    ):
+        pass
+
+
+def test_a_directory_that_is_given_twice_is_refused(tmp_path):
+    for second in (tmp_path / "a", tmp_path / "a" / "b"):
+        refused = pytest.raises(UnavailableError, match="given twice, or is in another one")
+        with refused, start(tmp_path / "a", second):
+            pass
+
+
+def test_a_new_partition_goes_to_the_directory_with_the_fewest(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    (b / "old" / "0").mkdir(parents=True)
+    dirs = LogDirs([a, b])
+    assert dirs.find("old", 0) == b / "old" / "0"
+    placed = [dirs.place("new", number) for number in range(3)]
+    assert [path.parents[1].name for path in placed] == ["a", "a", "b"]
+    dirs.remove(placed[:2])
+    assert dirs.place("new", 3).parents[1] == a
+    (a / "old" / "0").mkdir(parents=True)
+    with pytest.raises(CorruptionError):
+        dirs.find("old", 0)

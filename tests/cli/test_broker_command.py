@@ -1,0 +1,107 @@
+"""`logmirror broker`: its options, its section of the configuration file, and which of them counts.
+
+Method: the command runs with a `serve` that only records the options of the broker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import logmirror
+from logmirror.broker import server
+from logmirror.cli import commands
+from logmirror.config.problems import ConfigError
+from logmirror.errors import UsageError
+
+FILE = """
+broker:
+  log-dir: [a, b]
+  listen: "[::1]:7000"
+  auto-create: false
+  partitions: 4
+  topic: [orders, payments:2]
+"""
+
+
+@pytest.fixture
+def served(monkeypatch):
+    found = []
+    monkeypatch.setattr(server, "serve", lambda options, **_: found.append(options))
+    return found
+
+
+def options_of(served, *words):
+    assert commands.run_plain(["broker", *map(str, words)])
+    return served.pop()
+
+
+def test_the_section_of_the_file(served, tmp_path):
+    path = tmp_path / "broker.yaml"
+    path.write_text(FILE)
+
+    found = options_of(served, "-c", path)
+
+    assert found.log_dirs == (Path("a"), Path("b"))
+    assert (found.host, found.port) == ("::1", 7000)
+    assert not found.auto_create_topics
+    assert found.default_partitions == 4
+    assert found.topics == (("orders", 4), ("payments", 2))
+
+
+def test_options_override_the_file(served, tmp_path):
+    path = tmp_path / "broker.yaml"
+    path.write_text(FILE)
+
+    words = ("--log-dir=c", "--listen=127.0.0.1:0", "--auto-create", "--partitions=1", "--topic=t")
+    found = options_of(served, "--config", path, *words)
+
+    assert found.log_dirs == (Path("c"),)
+    assert (found.host, found.port) == ("127.0.0.1", 0)
+    assert found.auto_create_topics
+    assert found.topics == (("t", 1),)
+
+
+def test_without_a_file_the_defaults_are_those_of_the_section(served, tmp_path):
+    section = logmirror.load(text="broker: {log-dir: a}").broker
+    found = options_of(served, "--log-dir", "a")
+
+    assert f"{found.host}:{found.port}" == section.listen
+    assert found.auto_create_topics == section.auto_create
+    assert found.default_partitions == section.partitions
+    assert found.topics == section.topic == ()
+
+
+def test_what_is_missing_or_wrong_is_a_clear_error(served, tmp_path):
+    path = tmp_path / "mirrors.yaml"
+    path.write_text("spark: {}\nbroker: {log-dir: a, lisen: x, partitions: 0, topic: 'a:0'}\n")
+    with pytest.raises(ConfigError) as raised:
+        commands.run_plain(["broker", "-c", str(path)])
+    assert [str(problem).partition(": ")[2] for problem in raised.value.problems] == [
+        "broker.lisen: unknown key (did you mean listen?)",
+        "broker.partitions: must be 1 or more",
+        "broker.topic: must be NAME or NAME:PARTITIONS, such as orders:3",
+    ]
+    for words in ([], ["--log-dir=a", "--listen=9092"], ["--log-dir=a", "--topic=a:x"]):
+        with pytest.raises(UsageError):
+            commands.run_plain(["broker", *words])
+    assert served == []
+
+
+def test_validate_describes_the_section(tmp_path):
+    path = tmp_path / "broker.yaml"
+    path.write_text(FILE)
+    result = CliRunner().invoke(commands.build("validate"), ["validate", "-c", str(path)])
+    assert result.output.splitlines() == [
+        "OK: 0 mirror(s), 0 destination(s) total",
+        "broker: listens on [::1]:7000, log directories: a, b",
+    ]
+
+
+def test_a_file_without_mirrors_has_nothing_to_run():
+    with pytest.raises(UsageError, match="no mirrors"):
+        logmirror.run(logmirror.load(text="broker: {log-dir: a}"))
+    with pytest.raises(ConfigError):
+        logmirror.load(text="spark: {}")
