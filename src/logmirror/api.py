@@ -143,7 +143,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
 
     Raises:
         UsageError: Every mirror is disabled, a permission is missing, the metrics port cannot be
-            opened, or a Spark cluster would receive credentials in clear.
+            opened, or a Spark cluster is not protected.
         UnavailableError: Another process uses the metrics port.
         LogmirrorError: A mirror stopped for good; see `logmirror.errors` for the kinds.
     """

@@ -56,6 +56,13 @@ POINTS: Final = (
     "compact.deleted",  # compact: one more of its parts deleted
     "commit.received",  # driver: receipts received, not checked
     "commit.done",  # driver: verified position advanced
+    "transaction.added",  # broker: partitions or groups of a transaction durable, no response yet
+    "transaction.appended",  # broker: transactional batch appended, not durable
+    "transaction.offsets",  # broker: offsets of a transaction durable, no response yet
+    "transaction.prepared",  # broker: outcome durable, no marker written
+    "transaction.marked",  # broker: one more marker appended, not durable
+    "transaction.decided",  # broker: all markers durable, transaction not complete
+    "transaction.completed",  # broker: transaction complete, no response yet
 )
 
 _reached: dict[str, int] = {}

@@ -16,11 +16,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from kit.runs.inline_run import python_path
-from kit.runs.objects import TOPIC, Target, as_read, batches_of, decode, make_object, odd_records
+from kit.runs.objects import (
+    FOLDER,
+    TOPIC,
+    Target,
+    as_read,
+    batches_of,
+    decode,
+    make_object,
+    odd_records,
+)
 from logmirror.archive import envelope
 from logmirror.archive.envelope import COMPRESSIONS, NativeEncoder, NdjsonEncoder, ParquetEncoder
+from logmirror.archive.reader import iterate
 from logmirror.errors import UnavailableError, UsageError
 from logmirror.model import TimestampType
+from logmirror.testing import MemoryStore
 from logmirror.wire.columns import SCHEMA
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
@@ -309,3 +320,18 @@ def test_rows_copied_from_another_object_make_the_same_file(tmp_path, monkeypatc
         encoder.finish({"a": "b"})
 
         assert target.data == whole
+
+
+def test_of_a_large_parquet_object_only_the_last_row_group_is_read_at_the_end(monkeypatch):
+    monkeypatch.setattr(envelope, "ROW_GROUP_ROWS", 20)
+    name, data, _ = make_object("parquet", RECORDS)
+    store = MemoryStore()
+    store.objects[f"{FOLDER}/{name}"] = data
+    whole = [row for batch in iterate(store, FOLDER, name) for row in batch["offset"].to_pylist()]
+    end = [
+        row
+        for batch in iterate(store, FOLDER, name, at_end=True)
+        for row in batch["offset"].to_pylist()
+    ]
+    assert 0 < len(end) <= 20 < len(whole)
+    assert end == whole[-len(end) :]

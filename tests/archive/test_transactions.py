@@ -2,7 +2,7 @@
 
 Method: random interleavings of the transactions of several producers, cut into objects anywhere and
 scanned in runs of any size; the judge is the reference decoder of `wire.records` with the known
-aborts. The embedded broker has no transactions; real ones are in `tests/e2e/test_dataframes.py`.
+aborts. Transactions of real brokers are in `tests/e2e/test_dataframes.py`.
 """
 
 import random

@@ -136,9 +136,15 @@ def test_markers_that_are_late_are_not_sent(apache_kafka, client, topic_name):
     assert client.log_ends([where])[where].end_offset == 1
 
 
-def test_the_embedded_broker_knows_no_owners(tmp_path):
+def test_the_embedded_broker_has_leases(tmp_path):
     with (
         EmbeddedBroker(tmp_path) as broker,
         ClusterClient(connection_settings(broker.bootstrap)) as client,
     ):
-        assert not client.has_leases()
+        one, other = client.lease("id"), client.lease("id")
+        assert client.has_leases()
+        assert one.acquire(None)
+        assert not other.acquire(other.owner())
+        with pytest.raises(FencedError):
+            one.check()
+        other.check()

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.xdist_group("e2e-points"), pytest.mark.timeout(900)]
 POINTS = [
     p
     for p in ALL_POINTS
-    if p.split(".")[0] not in {"head", "hole", "produce", "translate", "compact"}
+    if p.split(".")[0] not in {"head", "hole", "produce", "translate", "compact", "transaction"}
 ]
 """Those of the path to files; test_copy_kills.py has those of replication to clusters."""
 

@@ -1,7 +1,7 @@
 """Several writers of offset gaps: one fills a gap; pending writes of the other come too late.
 
 Two running writers, one that was paused, one that is silent, and a client that writes an extra
-marker; against both releases of Apache Kafka, and the embedded broker where gaps need no owner.
+marker; against both releases of Apache Kafka.
 """
 
 from __future__ import annotations

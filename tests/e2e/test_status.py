@@ -241,7 +241,7 @@ def test_nothing_is_ever_created(tmp_path):
 def test_an_unreachable_source_is_a_row_with_an_error_and_an_exit_code(archive, tmp_path):
     """CLI-03."""
     config = write_config(tmp_path / "config.json", mirror("t", "127.0.0.1:1", archive))
-    result = CliRunner().invoke(commands.app, ["status", "-c", str(config)])
+    result = CliRunner().invoke(commands.build(), ["status", "-c", str(config)])
     assert result.exit_code == 1
     _, row, *rest = result.stdout.splitlines()
     assert row.startswith("parquet  parquet      t      all")

@@ -36,6 +36,16 @@ def test_a_cluster_that_authenticates_and_encrypts_is_accepted(encryption):
     check_protected({"spark.authenticate": "TRUE", encryption: "true"}.get)
 
 
+@pytest.mark.parametrize("master", ["local[1]", "local-cluster[2,1,512]"])
+def test_a_local_master_authenticates_the_clients_of_its_ports(master, tmp_path):
+    start = SessionStart(master, {}, tmp_path, tmp_path / "log")
+    local = start._local()  # noqa: SLF001  # a session would show the same, after a JVM's start
+    assert local["spark.authenticate"] == "true"
+    assert local["spark.driver.bindAddress"] == "127.0.0.1"
+    has_secret = len(local.get("spark.authenticate.secret", "")) == 64
+    assert has_secret == (master != "local[1]"), "Spark makes one for local[N] alone"
+
+
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
     """Makes a Spark home whose launcher is a shell script."""

@@ -9,7 +9,7 @@ import pytest
 from kit.fakes.scripted import TOPIC_ID, Log, ScriptedClient, SteppingClock, archive_spec, batches
 from logmirror.errors import UnavailableError
 from logmirror.mirror.cleanup_policy import REFRESH_MS, CleanupPolicies
-from logmirror.mirror.plan import DAY_MS, FlowState
+from logmirror.mirror.flow_state import DAY_MS, FlowState
 from logmirror.mirror.ports import FlowId
 
 

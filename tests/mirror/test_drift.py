@@ -4,8 +4,6 @@ Method: the real loop over a scripted source and a store in memory whose listing
 moment of its own, a test adds objects to the store or takes some away.
 """
 
-from types import SimpleNamespace
-
 import pytest
 
 from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
@@ -13,6 +11,7 @@ from logmirror.archive.naming import format_name
 from logmirror.errors import CorruptionError, PositionError, UnavailableError
 from logmirror.mirror import drift
 from logmirror.mirror.drift import DriftSchedule
+from logmirror.mirror.flow_state import FlowState
 from logmirror.mirror.ports import FlowId
 from logmirror.model import OffsetRange
 from logmirror.testing import MemoryStore
@@ -201,8 +200,10 @@ def test_drift_checks_are_spread_and_use_a_small_part_of_the_time(monkeypatch):
     monkeypatch.setattr(drift, "BUDGET_MS", 100)
     clock = SteppingClock()
     flows = [FlowId(mirror="m", destination="d", topic="t", partition=n) for n in range(1000)]
-    state = SimpleNamespace(destination=SPEC, position_stale=False, reached=False, retry_at_ms=0)
-    states = {flow: SimpleNamespace(flow=flow, **vars(state)) for flow in flows}
+    states = {
+        flow: FlowState(flow=flow, destination=SPEC, topic_id=None, compacted=False, position=0)
+        for flow in flows
+    }
     schedule, looked, longest = DriftSchedule(clock), [], 0
     while len(looked) < 3000:
         began = clock.ms

@@ -21,9 +21,9 @@ from kit.fakes.scripted import (
 )
 from logmirror.archive.claims import Claim, latest_claim
 from logmirror.errors import CorruptionError, PositionError
+from logmirror.mirror.flow_state import FlowState
 from logmirror.mirror.flow_table import FlowTable, LoopContext
 from logmirror.mirror.histories import EpochChanges, compared
-from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId, KafkaSpec, SourceView
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.stopped import StoppedMirrors
@@ -330,7 +330,7 @@ def test_an_election_repeats_the_comparison_that_epochs_do_not_replace(epoch, to
     context = LoopContext(
         client=lambda _: client,
         brief_client=lambda _: client,
-        destination=None,
+        destinations={},
         observer=None,
         clock=SteppingClock(),
     )

@@ -138,11 +138,10 @@ def two_lanes(*, stalls="store"):
 
     def ports():
         committer = Committer(open_store, clock=SYSTEM_CLOCK)
-        destination = ArchiveDestination(open_store, committer, SYSTEM_CLOCK)
         return LanePorts(
             client=clients.__getitem__,
             brief_client=clients.__getitem__,
-            destination=lambda _spec: destination,
+            destination=lambda spec: ArchiveDestination(spec, open_store, committer, SYSTEM_CLOCK),
         )
 
     runner = InlineRunner(clients.__getitem__, open_store, slots=2)

@@ -25,9 +25,9 @@ from kit.fakes.scripted import (
 from kit.judges.scrape import samples
 from logmirror.archive.claims import latest_claim
 from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.mirror.flow_state import DAY_MS
 from logmirror.mirror.health import LIVE_MS
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.plan import DAY_MS
 from logmirror.model import Trigger
 from logmirror.monitoring.metrics import OFFSET_VERIFIED, RECORDS, Recorder
 from logmirror.testing import MemoryStore

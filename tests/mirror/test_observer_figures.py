@@ -10,8 +10,8 @@ import pytest
 from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, batches, service
 from kit.judges.scrape import samples
 from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.mirror.flow_state import FlowState
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import (
     SLOT_BYTES,
     FlowId,

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.fakes.scripted import archive_spec
-from logmirror.mirror.plan import DAY_MS, SLICE_BYTES, FlowState, next_daily_ms, plan
+from logmirror.mirror.flow_state import DAY_MS, SLICE_BYTES, FlowState, next_daily_ms
+from logmirror.mirror.plan import plan
 from logmirror.mirror.ports import FlowId, GapSummary, Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
 
@@ -158,7 +159,9 @@ def test_a_target_bounds_the_slice():
 
 def test_a_flow_that_backs_off_has_no_slice():
     assert tick(flow_state(retry_at_ms=10), now_ms=9, explicit=True) == []
-    assert tick(flow_state(position_stale=True), now_ms=9, explicit=True) == []
+    stale = flow_state()
+    stale.outdated()
+    assert tick(stale, now_ms=9, explicit=True) == []
 
 
 @pytest.mark.parametrize(

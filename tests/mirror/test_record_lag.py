@@ -19,8 +19,8 @@ from kit.fakes.scripted import (
 )
 from kit.judges.scrape import samples
 from logmirror.errors import UnavailableError
+from logmirror.mirror.flow_state import FlowState
 from logmirror.mirror.observer import Observer
-from logmirror.mirror.plan import FlowState
 from logmirror.mirror.ports import FlowId
 from logmirror.mirror.record_lag import BUDGET_MS, EVERY_MS, FAILED_MS, FIRST_MS, RecordLag
 from logmirror.mirror.source_views import MirrorSpec

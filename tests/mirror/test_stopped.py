@@ -48,7 +48,7 @@ class Mirrors:
         def open_store(location):
             return self.stores[location.root]
 
-        copies = ArchiveDestination(open_store, Committer(open_store, clock=self.clock), self.clock)
+        committer = Committer(open_store, clock=self.clock)
         self.runner = InlineRunner(self.client, open_store)
         self.service = Service(
             [
@@ -68,7 +68,9 @@ class Mirrors:
             ports=lambda: LanePorts(
                 client=self.client,
                 brief_client=self.client,
-                destination=lambda _spec: copies,
+                destination=lambda spec: ArchiveDestination(
+                    spec, open_store, committer, self.clock
+                ),
             ),
             runner=self.runner,
             writer_id="w",

@@ -6,10 +6,7 @@ continues.
 
 import pytest
 
-from kit.runs.objects import FOLDER, TOPIC, make_object, odd_records
-from logmirror.archive.compact import Limits, compact
-from logmirror.archive.merge import Archive
-from logmirror.clock import SYSTEM_CLOCK
+from kit.runs.objects import FOLDER, TOPIC, make_object, merge_all, odd_records
 from logmirror.errors import CorruptionError
 from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, FlowId
@@ -50,19 +47,6 @@ def store():
         )
         found.create(f"{FOLDER}/{name}", data)
     return found
-
-
-def merge_all(store):
-    archive = Archive(
-        store=store,
-        folder=FOLDER,
-        topic=TOPIC,
-        extension="parquet",
-        compression="zstd-1",
-        utf8=False,
-    )
-    limits = Limits(target_bytes=1 << 20, min_objects=2)
-    compact(archive, limits, start=0, writer_id="w", clock=SYSTEM_CLOCK)
 
 
 def prove(store, *, before=lambda: None):

@@ -54,10 +54,10 @@ def test_old_claims_go_only_where_nothing_depends_on_them(location, form, left):
     for first, created_ms in ((0, 0), (10, 0), (20, NOW_MS)):
         store.create(claim_name("d", 0, first), claim_from(first, created_ms).to_bytes())
     store.before = lambda operation, _name: asked.append(operation)
-    copies = ArchiveDestination(lambda _: store, committer=None, clock=Fixed())
     spec = archive_spec(location=location, format=form)
+    copies = ArchiveDestination(spec, lambda _: store, committer=None, clock=Fixed())
 
-    copies.opened(SimpleNamespace(destination=spec, flow=FLOW, position=30))
+    copies.begin(FLOW, SimpleNamespace(position=30))
 
     assert (asked == []) == (len(left) == 3)
     assert [int(name) for name in store.names(claims_folder("d", 0))] == left

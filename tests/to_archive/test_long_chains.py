@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.fakes.scripted import SteppingClock, archive_spec
-from kit.runs.objects import FOLDER, TOPIC, make_object, odd_records
-from logmirror.archive.compact import Limits, compact
-from logmirror.archive.merge import Archive
+from kit.runs.objects import FOLDER, make_object, merge_all, odd_records
 from logmirror.archive.naming import format_name
-from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.mirror.ports import FlowId
 from logmirror.model import OffsetRange
@@ -25,6 +22,7 @@ from logmirror.testing import MemoryStore
 from logmirror.to_archive import whole_chain as module
 from logmirror.to_archive.destination import ArchiveDestination
 from logmirror.to_archive.positions import whole_chain
+from logmirror.to_archive.whole_chain import LongChains
 
 PAGE = 10
 REQUEST_MS = 50
@@ -81,12 +79,13 @@ def broken(count, kind, at):
     return names
 
 
-def destination(store, **more):
-    return ArchiveDestination(lambda _: store, None, store.clock, **more)
+def destination(store, listing_ms=None):
+    long_chains = LongChains(store.clock, listing_ms)
+    return ArchiveDestination(SPEC, lambda _: store, None, store.clock, long_chains=long_chains)
 
 
 def position(copies):
-    return copies.positions(SPEC, [FLOW], None)[FLOW]
+    return copies.positions([FLOW], None)[FLOW]
 
 
 KINDS = ["gap", "overlap", "inside", "format", "early", "late"]
@@ -115,8 +114,8 @@ def test_an_unbroken_chain_is_listed_once_in_a_process():
 
 
 def state_of(copies):
-    newest = copies._newest[FLOW]  # noqa: SLF001  # as `opened` sets it
-    return SimpleNamespace(flow=FLOW, destination=SPEC, newest=newest)
+    newest = copies._newest[FLOW]  # noqa: SLF001  # as `begin` returns it
+    return SimpleNamespace(flow=FLOW, newest=newest)
 
 
 @pytest.mark.parametrize("kind", ["", *KINDS])
@@ -162,7 +161,7 @@ def test_many_long_chains_share_the_time_of_drift_checks():
         FlowId(mirror=f"m{n}", destination="orders", topic="t", partition=3) for n in range(19)
     ]
     copies = destination(store, listing_ms=0)
-    assert set(copies.positions(SPEC, flows, None).values()) == {15_000}
+    assert set(copies.positions(flows, None).values()) == {15_000}
     state, began_ms = state_of(copies), store.clock.ms
     assert not copies.drifted(state)
     assert store.clock.ms - began_ms <= 60_000 / 10 / 20 + REQUEST_MS
@@ -237,16 +236,19 @@ def test_a_chain_is_unbroken_at_every_moment_of_a_compaction(monkeypatch):
             is_inside = False
 
         store.before = advance
-        archive = Archive(
-            store=store,
-            folder=FOLDER,
-            topic=TOPIC,
-            extension="parquet",
-            compression="zstd-1",
-            utf8=False,
-        )
-        limits = Limits(target_bytes=1 << 20, min_objects=2)
-        compact(archive, limits, start=0, writer_id="w", clock=SYSTEM_CLOCK)
+        merge_all(store)
         store.before = lambda *_: None
         while not chain.is_checked:
             chain.step()
+
+
+def test_the_archives_of_a_lane_share_the_time_limit_of_a_start():
+    store = Listed(chain_of(3000))
+    long_chains = LongChains(store.clock, 1000)
+    began_ms = store.clock.ms
+    for _ in range(3):
+        copies = ArchiveDestination(
+            SPEC, lambda _: store, None, store.clock, long_chains=long_chains
+        )
+        assert position(copies) == 15_000
+    assert store.clock.ms - began_ms <= 1000 + 4 * REQUEST_MS

@@ -3,7 +3,8 @@
 Method: a scripted destination, and a clock that the test moves.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,15 +12,19 @@ from kit.fakes.scripted import SteppingClock
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.transport import LINGER_MS_MAX
 from logmirror.errors import UsageError
-from logmirror.mirror.plan import FlowState
-from logmirror.mirror.ports import FlowId, KafkaSpec
+from logmirror.mirror.ports import Begun, FlowId, KafkaSpec, SourceView, Start
 from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, quiesce_ms
-from logmirror.to_kafka.preserve_destination import PreserveDestination
+from logmirror.to_kafka.preserve_destination import LaneClusters, PreserveDestination
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
 SPEC = KafkaSpec(cluster=None, topic="copy")
 WAIT_MS = quiesce_ms(SPEC.max_message_bytes)
 DAY_MS = 86_400_000
+
+
+def start_at(position, topic_id=None):
+    view = SourceView(topic_id=topic_id, log_start=0, last_stable_offset=1000)
+    return Start(position=position, leader_epoch=-1, tail_checked=False, view=view)
 
 
 @dataclass
@@ -42,18 +47,14 @@ class Opening:
 
     def __init__(self, spec=SPEC, **cluster):
         self.clock, self.cluster = SteppingClock(), Cluster(**cluster)
-        self.copies = PreserveDestination(lambda _settings: self.cluster, self.clock)
-        self.state = FlowState(
-            flow=FLOW, destination=spec, topic_id=None, compacted=False, position=0
-        )
+        clusters = LaneClusters(lambda _settings: self.cluster, self.clock)
+        self.copies = PreserveDestination(spec, clusters)
 
     def look(self):
         """Open a flow as the service does; returns whether it may copy."""
-        self.state.position_stale = False
-        found = self.copies.positions(self.state.destination, [FLOW], None)
-        self.state.position = found[FLOW]
-        self.copies.opened(self.state)
-        return not self.state.position_stale
+        self.position = self.copies.positions([FLOW], None)[FLOW]
+        self.wait_ms = self.copies.begin(FLOW, start_at(self.position)).wait_ms
+        return self.wait_ms == 0
 
     def look_after(self, wait_ms):
         self.clock.ms += wait_ms
@@ -77,7 +78,7 @@ def test_a_flow_without_sequence_check_waits_and_reads_the_log_end_again(age_ms)
         opening.cluster.state = alive(opening, age_ms)
 
     assert not opening.look()
-    assert opening.state.retry_at_ms == opening.clock.ms + WAIT_MS
+    assert opening.wait_ms == WAIT_MS
     assert opening.look_after(WAIT_MS)
 
 
@@ -87,10 +88,10 @@ def test_a_live_predecessor_is_not_interrupted():
     for end in (105, 190):
         opening.cluster.end = end
         assert not opening.look_after(WAIT_MS)
-        assert opening.state.retry_at_ms == opening.clock.ms + WAIT_MS
+        assert opening.wait_ms == WAIT_MS
 
     assert opening.look_after(WAIT_MS)
-    assert opening.state.position == 190
+    assert opening.position == 190
 
 
 def test_a_wait_is_not_good_for_ever():
@@ -127,6 +128,24 @@ def test_settings_that_we_may_not_see_are_taken_for_the_usual_ones():
 
     opening = Opening()
     opening.cluster.describe_topic_configs = refuse
-    assert opening.copies._max_message_bytes(SPEC) == SPEC.max_message_bytes  # noqa: SLF001  # the least of it
+    assert opening.copies._max_message_bytes() == SPEC.max_message_bytes  # noqa: SLF001  # the least of it
     opening.cluster.describe_topic_configs = lambda _name: {"max.message.bytes": "77"}
-    assert opening.copies._max_message_bytes(SPEC) == 77  # noqa: SLF001  # as above
+    assert opening.copies._max_message_bytes() == 77  # noqa: SLF001  # as above
+
+
+def test_the_destinations_of_a_lane_read_a_clusters_settings_once():
+    """Both topics were created by this process, so neither destination waits."""
+    asked, cluster, clock = [], Cluster(), SteppingClock()
+    cluster.describe_topic_configs = lambda _name: {}
+    cluster.admin = SimpleNamespace(
+        broker_configs=lambda: asked.append(1) or {1: {"producer.id.expiration.ms": "60000"}}
+    )
+    clusters = LaneClusters(lambda _settings: cluster, clock, created={(None, "copy")})
+    topic = SimpleNamespace(name="t", topic_id=b"t" * 16, partitions={})
+    for _ in range(2):
+        copies = PreserveDestination(replace(SPEC, topic_sync="off"), clusters)
+        copies.prepare(None, topic, None)
+        assert (copies.spec.producer_state_age_ms, copies.spec.source_id) == (30_000, b"t" * 16)
+        copies.positions([FLOW], None)
+        assert copies.begin(FLOW, start_at(0, topic_id=b"t" * 16)) == Begun()
+    assert asked == [1]

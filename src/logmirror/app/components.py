@@ -1,4 +1,4 @@
-"""What commands share: Kafka clients, and the driver's side of each kind of destination."""
+"""What commands share: Kafka clients, and the driver's side of each destination."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from logmirror.cluster.client import ClusterClient
 from logmirror.mirror.ports import ArchiveSpec
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.destination import ArchiveDestination
-from logmirror.to_kafka.preserve_destination import PreserveDestination
+from logmirror.to_archive.whole_chain import LongChains
+from logmirror.to_kafka.preserve_destination import LaneClusters, PreserveDestination
 from logmirror.to_kafka.translate_destination import TranslateDestination
 
 if TYPE_CHECKING:
@@ -69,23 +70,26 @@ def destinations(
     *,
     listing_ms: int | None = None,
 ) -> Callable[[DestinationSpec], Destination]:
-    """Return what gives a destination's driver side, by its kind.
+    """Return what makes a destination's driver side. All that it makes share clients and time.
 
     Args:
         clients: Opens clients of clusters.
         open_store: Opens the stores of archives.
         writer_id: The writer ID of the run.
         observer: Reports events.
-        listing_ms: See `ArchiveDestination`. None: positions are those of wholly checked chains.
+        listing_ms: See `LongChains`. None: positions are those of wholly checked chains.
     """
     committer = Committer(open_store, clock=SYSTEM_CLOCK, observer=observer)
-    archives = ArchiveDestination(open_store, committer, SYSTEM_CLOCK, listing_ms=listing_ms)
-    preserve = PreserveDestination(clients, SYSTEM_CLOCK, observer)
-    translate = TranslateDestination(clients, SYSTEM_CLOCK, writer_id, observer)
+    long_chains = LongChains(SYSTEM_CLOCK, listing_ms)
+    clusters = LaneClusters(clients, SYSTEM_CLOCK)
 
-    def choose(spec: DestinationSpec) -> Destination:
+    def make(spec: DestinationSpec) -> Destination:
         if isinstance(spec, ArchiveSpec):
-            return archives
-        return translate if spec.offsets == "translate" else preserve
+            return ArchiveDestination(
+                spec, open_store, committer, SYSTEM_CLOCK, long_chains=long_chains
+            )
+        if spec.offsets == "translate":
+            return TranslateDestination(spec, clusters, writer_id, observer)
+        return PreserveDestination(spec, clusters, observer)
 
-    return choose
+    return make

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.app.acls import acls_of
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
+from logmirror.app.source_state import read_states
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import new_nonce
 from logmirror.cluster.exposures import exposures
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.locations import FolderLocation, S3Location
+from logmirror.mirror.opening import Opening
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
-from logmirror.mirror.source_views import flows_of, position, source_views
+from logmirror.mirror.source_views import flows_of, source_views
 from logmirror.reports import CheckReport
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.opening import open_store
@@ -395,20 +397,20 @@ def _check_positions(
 ) -> Iterator[CheckReport]:
     """Check whether replication could continue at the replica's position."""
     flows = [flow for flow, of in origin.flows if of is written]
-    side = destinations(clients, lambda location: open_store(location, "-"), "-")
+    side = destinations(clients, lambda location: open_store(location, "-"), "-")(written)
 
     positions = dict.fromkeys(flows, 0)
     try:
-        at = side(written).positions(written, flows, spec.chain_start)
+        opening = Opening(side, flows, spec.chain_start)
     except NotFoundError:
         if not (isinstance(written, KafkaSpec) and written.topic_sync == "create"):
             raise
         found = "new: `run` creates the topic"
     else:
-        views = origin.views
+        epochs = {partition: {epoch} for partition, epoch in opening.epochs.items()}
+        states = read_states(clients(spec.source), epochs)
         for flow in flows:
-            start = position(at[flow])
-            positions[flow] = side(written).check(written, flow, start, views[flow.source])
+            positions[flow] = states[flow.source].start(flow, opening, origin.topic).position
         found = f"{len(flows)} partitions, {sum(positions.values())} offsets replicated"
     yield CheckReport(
         mirror=spec.name, destination=name, severity="ok", what="position", found=found

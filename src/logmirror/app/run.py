@@ -103,6 +103,8 @@ def _run(  # noqa: PLR0913  # what `run` was given
     from logmirror.monitoring.http import serve  # noqa: PLC0415  # as above
 
     specs = mirror_specs(settings)
+    if not settings.mirrors:
+        raise UsageError("the configuration has no mirrors")
     if not specs:
         raise UsageError(
             f"all {len(settings.mirrors)} mirror(s) are disabled",

@@ -1,4 +1,4 @@
-"""Partitions at their source, as `status` reads them: for all flows of all mirrors at once."""
+"""Partitions at their source, as commands read them: for all flows of all mirrors at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
+    from logmirror.mirror.opening import Opening
+    from logmirror.mirror.ports import FlowId, Start
     from logmirror.model import EpochEnd, TopicPartition
 
 
@@ -28,21 +30,25 @@ class SourceState:
     is_compacted: bool
     """Whether the topic is compacted. Read only if a leader epoch is not in the log."""
 
-    def view(self, topic: TopicMetadata, partition: int, epoch: int) -> SourceView:
-        """Return what a flow is compared with.
+    def start(self, flow: FlowId, opening: Opening, topic: TopicMetadata) -> Start:
+        """Return where `run` would start a flow of this partition.
 
         Args:
+            flow: The flow.
+            opening: Its position, which was read before this state.
             topic: The topic's metadata.
-            partition: The number of this partition.
-            epoch: The leader epoch of the last batch that the flow copied; -1: unknown.
+
+        Raises:
+            LogmirrorError: See `Opening.start`.
         """
-        return SourceView(
+        view = SourceView(
             topic_id=topic.topic_id,
             log_start=self.log_start,
             last_stable_offset=self.last_stable_offset,
-            leader_epoch=topic.partitions[partition].leader_epoch,
-            epoch_end=self.epoch_ends.get(epoch),
+            leader_epoch=topic.partitions[flow.partition].leader_epoch,
+            epoch_end=self.epoch_ends.get(opening.epoch(flow)),
         )
+        return opening.start(flow, view, compacted=self.is_compacted)
 
 
 def read_states(

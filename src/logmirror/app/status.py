@@ -15,7 +15,7 @@ import functools
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
@@ -23,9 +23,9 @@ from logmirror.app.components import COMMAND_BUDGET_MS, Clients, destinations
 from logmirror.app.source_state import SourceState, read_states
 from logmirror.app.specs import mirror_specs
 from logmirror.errors import LogmirrorError, UnavailableError
-from logmirror.mirror.histories import checked_start
+from logmirror.mirror.opening import Opening
 from logmirror.mirror.ports import ArchiveSpec, FlowId
-from logmirror.mirror.source_views import flows_of, position
+from logmirror.mirror.source_views import flows_of
 from logmirror.reports import PartitionStatus
 from logmirror.stores.opening import open_store
 
@@ -73,24 +73,13 @@ class _Job(NamedTuple):
     flows: Sequence[FlowId]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a destination holds of one flow."""
-
-    position: int | None
-    epoch: int
-    """The source's leader epoch of the last copied batch; -1: unknown."""
-
-
-class _Positions(NamedTuple):
-    """The positions of a job's flows, and the clients that read them.
-
-    A destination keeps what it has read until it checks the position.
-    """
+class _Opened(NamedTuple):
+    """The positions of a job's flows, or the error of all of them."""
 
     job: _Job
-    found: dict[FlowId, _Found | LogmirrorError]
+    opening: Opening | LogmirrorError
     resources: _ThreadResources
+    """Of the thread that read the positions, which also checks them."""
 
 
 _Flow = tuple[FlowId, "DestinationSpec"]
@@ -122,10 +111,10 @@ class StatusQuery:
             by_source[spec.source].append(spec)
         topics = _joined(self._pool.map(self._topics, by_source, by_source.values()))
         jobs = [job for spec in self._specs for job in _jobs(spec, topics[spec.name])]
-        positions = list(self._pool.map(self._positions, jobs))
-        states = self._states(positions)
-        by_thread: dict[int, list[_Positions]] = defaultdict(list)
-        for each in positions:
+        opened = list(self._pool.map(self._open, jobs))
+        states = self._states(opened)
+        by_thread: dict[int, list[_Opened]] = defaultdict(list)
+        for each in opened:
             by_thread[id(each.resources)].append(each)
         rows = _joined(self._pool.map(lambda part: _checked(part, states), by_thread.values()))
         return [row for spec in self._specs for row in _rows_of(spec, topics[spec.name], rows)]
@@ -160,14 +149,15 @@ class StatusQuery:
             return found
         return {spec.name: topics[spec.topic] for spec in specs}
 
-    def _states(self, positions: Sequence[_Positions]) -> dict[str, _States | LogmirrorError]:
+    def _states(self, opened: Sequence[_Opened]) -> dict[str, _States | LogmirrorError]:
         """Return the state of the replicated partitions at their sources, by mirror."""
         by_source: dict[ConnectionSettings, dict[str, _Wanted]] = defaultdict(dict)
-        for job, found, _ in positions:
+        for job, opening, _ in opened:
             mirrors = by_source[job.spec.source]
             wanted = mirrors.setdefault(job.spec.name, defaultdict(set))
-            for flow, each in found.items():
-                wanted[flow.source] |= set() if isinstance(each, LogmirrorError) else {each.epoch}
+            epochs = {} if isinstance(opening, LogmirrorError) else opening.epochs
+            for flow in job.flows:
+                wanted[flow.source] |= {epochs.get(flow.source, -1)}
         states: dict[str, _States | LogmirrorError] = {}
         alone: list[tuple[ConnectionSettings, str, _Wanted]] = []
         read = self._pool.map(self._read, by_source, map(_merged, by_source.values()))
@@ -187,22 +177,15 @@ class StatusQuery:
 
     # -- destinations ----------------------------------------------------------------------------
 
-    def _positions(self, job: _Job) -> _Positions:
-        """Read the positions of some flows into one destination, or the error for each."""
-        resources, written = self._resources, job.written
-        found: dict[FlowId, _Found | LogmirrorError] = {}
+    def _open(self, job: _Job) -> _Opened:
+        """Read the positions of some flows into one destination."""
+        resources = self._resources
         try:
-            side = resources.destination(written)
-            positions = side.positions(written, job.flows, job.spec.chain_start)
+            destination = resources.destination(job.written)
+            opening = Opening(destination, job.flows, job.spec.chain_start)
         except LogmirrorError as error:
-            return _Positions(job, dict.fromkeys(job.flows, error), resources)
-        for flow, each in positions.items():
-            try:
-                epoch = side.leader_epochs(written, {flow: each}).get(flow, -1)
-                found[flow] = _Found(position(each), epoch)
-            except LogmirrorError as error:
-                found[flow] = error
-        return _Positions(job, found, resources)
+            return _Opened(job, error, resources)
+        return _Opened(job, opening, resources)
 
 
 def _joined(parts: Iterable[Mapping[_K, _V]]) -> dict[_K, _V]:
@@ -236,43 +219,30 @@ def _jobs(spec: MirrorSpec, topic: TopicMetadata | LogmirrorError) -> Iterator[_
 
 
 def _checked(
-    positions: Iterable[_Positions], states: Mapping[str, _States | LogmirrorError]
+    opened: Iterable[_Opened], states: Mapping[str, _States | LogmirrorError]
 ) -> dict[FlowId, PartitionStatus]:
     """Check positions as `run` does at its start."""
     rows: dict[FlowId, PartitionStatus] = {}
-    for job, found, resources in positions:
+    for job, opening, _ in opened:
         of_mirror = states[job.spec.name]
-        for flow, each in found.items():
+        for flow in job.flows:
             if isinstance(of_mirror, LogmirrorError):
                 rows[flow] = _row(flow, error=of_mirror)
-                continue
-            state = of_mirror[flow.source]
-            rows[flow] = _checked_row(job, flow, each, state, resources)
+            else:
+                rows[flow] = _checked_row(job, flow, opening, of_mirror[flow.source])
     return rows
 
 
 def _checked_row(
-    job: _Job,
-    flow: FlowId,
-    found: _Found | LogmirrorError,
-    state: SourceState,
-    resources: _ThreadResources,
+    job: _Job, flow: FlowId, opening: Opening | LogmirrorError, state: SourceState
 ) -> PartitionStatus:
     row = _row(flow, source_end=state.last_stable_offset)
-    if isinstance(found, LogmirrorError):
-        return replace(row, error=found)
+    if isinstance(opening, LogmirrorError):
+        return replace(row, error=opening)
     try:
-        start = checked_start(
-            resources.destination(job.written),
-            job.written,
-            flow,
-            found.position,
-            view=state.view(job.topic, flow.partition, found.epoch),
-            epoch=found.epoch,
-            compacted=state.is_compacted,
-        )
+        start = state.start(flow, opening, job.topic)
     except LogmirrorError as error:
-        return replace(row, position=found.position, error=error)
+        return replace(row, position=opening.position(flow), error=error)
     written = job.written
     is_degraded = isinstance(written, ArchiveSpec) and written.location.is_fencing_degraded
     return replace(row, position=start.position, is_fencing_degraded=is_degraded)

@@ -121,15 +121,26 @@ def checked_file(file: BinaryIO, size_bytes: int, name: str) -> BinaryIO:
     return file
 
 
-def read_parquet(parquet: Any, name: str) -> Iterator[Any]:  # noqa: ANN401  # pyarrow has no types
+def read_parquet(
+    parquet: Any,  # noqa: ANN401  # pyarrow has no types
+    name: str,
+    *,
+    last_group: bool = False,
+) -> Iterator[Any]:
     """Yield the rows as Arrow record batches of `wire.columns.SCHEMA`, none of them empty.
+
+    Args:
+        parquet: The open object.
+        name: Its name, for errors.
+        last_group: Read the last row group only.
 
     Raises:
         CorruptionError: A page cannot be read, a required value is null, or a row group's
             statistics contradict its rows.
     """
     layout = _layout(parquet, name)
-    for group in range(parquet.metadata.num_row_groups):
+    groups = range(parquet.metadata.num_row_groups)
+    for group in groups[-1:] if last_group else groups:
         extremes: dict[str, tuple[int, int]] = {}
         for batch in _group_rows(parquet, group, name, layout):
             for column in ("offset", "timestamp"):

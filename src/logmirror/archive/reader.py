@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 
-def iterate(
-    store: BlobStore, folder: str, name: str, *, topic: str = "", utf8: bool = False
+def iterate(  # noqa: PLR0913  # one parameter for each thing the object does not contain
+    store: BlobStore,
+    folder: str,
+    name: str,
+    *,
+    topic: str = "",
+    utf8: bool = False,
+    at_end: bool = False,
 ) -> Iterator[Any]:
     """Yield an object's rows as Arrow record batches of `wire.columns.SCHEMA`, in order.
 
@@ -29,6 +35,8 @@ def iterate(
         name: The object's name, without the folder.
         topic: Topic in the rows of native objects, which do not contain it.
         utf8: NDJSON keys and values are text.
+        at_end: The caller needs the last rows only. The others may be left out: of Parquet, all row
+            groups but the last are not read.
 
     Raises:
         CorruptionError: The object violates its format.
@@ -39,7 +47,7 @@ def iterate(
         if extension == NATIVE:
             yield from native_rows(file, name, covered, topic, partition_of(folder))
         elif extension == PARQUET:
-            yield from read_parquet(open_parquet(file, name), name)
+            yield from read_parquet(open_parquet(file, name), name, last_group=at_end)
         else:
             yield from read_ndjson(file, name=name, utf8=utf8)
 

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafka.protocol.consumer import (  # type: ignore[import-untyped]  # ships no py.typed
     OffsetForLeaderEpochRequest,
@@ -21,7 +21,7 @@ from logmirror.errors import LogmirrorError
 from logmirror.model import EpochEnd, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from logmirror.cluster.connection import Connection
     from logmirror.cluster.router import LeaderCall, Router
@@ -31,6 +31,8 @@ _VERSION_MIN: Final = 2
 """The first version with the current leader epoch, so that an old leader refuses it."""
 _CONSUMER: Final = -1
 """The replica ID of a consumer."""
+
+_R = TypeVar("_R")
 
 
 class LeaderEpochs:
@@ -102,6 +104,35 @@ def _ends_once(
     led: Mapping[TopicPartition, PartitionMetadata],
     epochs: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, EpochEnd | LogmirrorError | None]:
+    return read_epoch_ends(
+        connection,
+        led,
+        epochs,
+        lambda entry: (
+            EpochEnd(int(entry.leader_epoch), int(entry.end_offset))
+            if entry.leader_epoch >= 0 and entry.end_offset >= 0
+            else None
+        ),
+        "could not look up the end of a leader epoch",
+    )
+
+
+def read_epoch_ends(
+    connection: Connection,
+    led: Mapping[TopicPartition, PartitionMetadata],
+    epochs: Mapping[TopicPartition, int],
+    read: Callable[[Any], _R],
+    failed: str,
+) -> dict[TopicPartition, _R | LogmirrorError]:
+    """Send one OffsetForLeaderEpoch request to a leader.
+
+    Args:
+        connection: To the leader.
+        led: The partitions, and their metadata.
+        epochs: The epoch that is looked up for each.
+        read: Converts an entry of the response.
+        failed: Message of the error for an entry with an error code.
+    """
     made = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     topics = by_topic(
         led,
@@ -122,10 +153,6 @@ def _ends_once(
             for topic in response.topics
             for entry in topic.partitions
         ),
-        lambda entry: (
-            EpochEnd(int(entry.leader_epoch), int(entry.end_offset))
-            if entry.leader_epoch >= 0 and entry.end_offset >= 0
-            else None
-        ),
-        "could not look up the end of a leader epoch",
+        read,
+        failed,
     )

@@ -15,9 +15,9 @@ from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no p
 )
 from kafka.protocol.consumer import (  # type: ignore[import-untyped]  # ships no py.typed
     ListOffsetsRequest,
-    OffsetForLeaderEpochRequest,
 )
 
+from logmirror.cluster.leader_epochs import read_epoch_ends
 from logmirror.cluster.router import by_topic, read_entries
 from logmirror.errors import InternalError, LogmirrorError, UnavailableError, UsageError
 from logmirror.model import TopicPartition
@@ -38,8 +38,6 @@ NO_OFFSET: Final = -1
 
 _LIST_OFFSETS_VERSION_MIN: Final = 2
 """The first version with isolation levels."""
-_EPOCH_VERSION_MIN: Final = 2
-"""The first version with the current leader epoch, so that an old leader refuses it."""
 _CONSUMER: Final = -1
 """The replica ID of a consumer."""
 _NO_EPOCH: Final = -1
@@ -160,26 +158,10 @@ def _log_ends_once(
             host=connection.host,
             port=connection.port,
         )
-    made = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    topics = by_topic(
+    found = read_epoch_ends(
+        connection,
         led,
-        lambda partition: made.OffsetForLeaderPartition(
-            partition=partition.partition,
-            current_leader_epoch=led[partition].leader_epoch,
-            leader_epoch=led[partition].leader_epoch,
-        ),
-    )
-    request = OffsetForLeaderEpochRequest(
-        replica_id=_CONSUMER,
-        topics=[made(topic=name, partitions=entries) for name, entries in topics.items()],
-    )
-    response = connection.call(request, low=_EPOCH_VERSION_MIN)
-    found = read_entries(
-        (
-            (TopicPartition(topic.topic, entry.partition), entry)
-            for topic in response.topics
-            for entry in topic.partitions
-        ),
+        {partition: metadata.leader_epoch for partition, metadata in led.items()},
         lambda entry: LogEnd(int(entry.end_offset), int(entry.leader_epoch)),
         "could not look up a log end offset",
     )

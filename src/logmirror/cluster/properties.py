@@ -4,7 +4,8 @@ Invariants:
 1. Every name is used, refused with a reason, or refused as unknown with similar names: no property
    is silently ignored.
 2. A secret appears in no repr, message or fact.
-3. `ConnectionSettings` is picklable: it is sent to executors. Files that it names are read there.
+3. `ConnectionSettings` is picklable: it is sent to executors. Files that it names are read there. A
+   secret may be a `references.Secret`, which is sent without its value.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class ConnectionSettings:
     ssl_certificate_pem: str = ""
     ssl_key_location: str = ""
     ssl_key_pem: str = field(default="", repr=False)
+    """As configured; see `pem`."""
     ssl_key_password: str = field(default="", repr=False)
     ssl_cipher_suites: str = ""
     ssl_verify: bool = True
@@ -160,8 +162,8 @@ def _text(text: str) -> str:
     return text
 
 
-def _pem(text: str) -> str:
-    # A PEM on one line, as in environment variables, has its line ends escaped as \n.
+def pem(text: str) -> str:
+    """Return a PEM with its line ends, which are escaped where it is on one line."""
     return text.replace("\\n", "\n")
 
 
@@ -184,13 +186,13 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "sasl.oauthbearer.scope": ("oauth_scope", _text),
     "sasl.oauthbearer.extensions": ("oauth_extensions", _text),
     "https.ca.location": ("https_ca_location", _text),
-    "https.ca.pem": ("https_ca_pem", _pem),
+    "https.ca.pem": ("https_ca_pem", pem),
     "ssl.ca.location": ("ssl_ca_location", _text),
-    "ssl.ca.pem": ("ssl_ca_pem", _pem),
+    "ssl.ca.pem": ("ssl_ca_pem", pem),
     "ssl.certificate.location": ("ssl_certificate_location", _text),
-    "ssl.certificate.pem": ("ssl_certificate_pem", _pem),
+    "ssl.certificate.pem": ("ssl_certificate_pem", pem),
     "ssl.key.location": ("ssl_key_location", _text),
-    "ssl.key.pem": ("ssl_key_pem", _pem),
+    "ssl.key.pem": ("ssl_key_pem", _text),
     "ssl.key.password": ("ssl_key_password", _text),
     "ssl.cipher.suites": ("ssl_cipher_suites", _text),
     "ssl.endpoint.identification.algorithm": ("ssl_verify_hostname", _https_or_none),

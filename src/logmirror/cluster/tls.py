@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logmirror.cluster.properties import pem
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -77,18 +78,18 @@ def _load_client_certificate(context: ssl.SSLContext, settings: ConnectionSettin
     # only this user can read.
     with tempfile.TemporaryDirectory(prefix="logmirror-tls-") as folder:
 
-        def path_of(location: str, pem: str, name: str) -> str | None:
-            if location or not pem:
+        def path_of(location: str, text: str, name: str) -> str | None:
+            if location or not text:
                 return location or None
             file = Path(folder) / name
             file.touch(mode=0o600)
-            file.write_text(pem)
+            file.write_text(text)
             return str(file)
 
         certificate = path_of(
             settings.ssl_certificate_location, settings.ssl_certificate_pem, "certificate.pem"
         )
-        key = path_of(settings.ssl_key_location, settings.ssl_key_pem, "key.pem")
+        key = path_of(settings.ssl_key_location, pem(settings.ssl_key_pem), "key.pem")
         try:
             # A callback, because OpenSSL would otherwise prompt on the terminal.
             context.load_cert_chain(certificate or "", key, lambda: settings.ssl_key_password)

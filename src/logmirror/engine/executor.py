@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import resource
 import select
@@ -26,10 +27,12 @@ from pyspark.daemon import manager
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
+from logmirror.errors import UsageError
 from logmirror.mirror.follow import SlotLink
-from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec, SliceResult
 from logmirror.mirror.units import units
 from logmirror.model import Limits, TimestampType
+from logmirror.references import resolved
 from logmirror.source.column_types import Gate
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.stores.opening import open_store
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.locations import StoreLocation
     from logmirror.mirror.follow import FollowWindow, JobAddress
-    from logmirror.mirror.ports import SliceResult, Work
+    from logmirror.mirror.ports import Work
     from logmirror.stores.base import BlobStore
 
 
@@ -144,11 +147,29 @@ def execute(works: Sequence[Work], job: JobAddress | None = None) -> Iterator[Sl
     """
     with SlotLink(job, SYSTEM_CLOCK) as link:
         works, results = link.take_over(works), []
-        for result in _execute(works, link):
+        works, failed = with_secrets(works)
+        for result in itertools.chain(failed, _execute(works, link)):
             results.append(result)
             yield replace(result, peak_bytes=_peak_bytes())
         if works and all(isinstance(work.destination, KafkaSpec) for work in works):
             link.hand_over(results)
+
+
+def with_secrets(works: Sequence[Work]) -> tuple[list[Work], list[SliceResult]]:
+    """Return the works with secrets in place of references, and the results of those that lack one.
+
+    A `Work` that was pickled by the driver has no secrets if `spark.secrets` is `executors`.
+    """
+    found, failed = [], []
+    for work in works:
+        try:
+            source, destination = resolved(work.source), resolved(work.destination)
+        except UsageError as error:
+            at = work.slice.first
+            failed.append(SliceResult(slice=work.slice, receipts=(), next_offset=at, error=error))
+        else:
+            found.append(replace(work, source=source, destination=destination))
+    return found, failed
 
 
 def _peak_bytes() -> int:

@@ -226,8 +226,8 @@ class SessionStart:
 def check_protected(get: Callable[[str], str | None]) -> None:
     """Raise unless a cluster authenticates its processes, and encrypts what they exchange.
 
-    Each task carries the credentials of its clusters and buckets. Without authentication, whatever
-    reaches a port of the driver can run code in it.
+    Each task carries the credentials of its clusters and buckets, unless executors resolve them.
+    Without authentication, whatever reaches a port of the driver can run code in it.
 
     Args:
         get: Returns the value of a Spark property. None: it is not set.
@@ -243,8 +243,8 @@ def check_protected(get: Callable[[str], str | None]) -> None:
     missing += [] if any(map(is_true, _ENCRYPTION)) else [_ENCRYPTION[0]]
     if missing:
         raise UsageError(
-            "the Spark cluster would receive credentials in clear: each task carries those of its "
-            "clusters and buckets",
+            "the Spark cluster is not protected: others could read tasks and the credentials in "
+            "them, or run code in the driver",
             hint="set the missing properties to true, here and on the cluster: "
             "docs/deploy/spark-submit.md#security. In a network that only you can read, "
             "`spark: {allow-plain: true}` consents",

@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.plan import DAY_MS
+from logmirror.mirror.flow_state import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
 
 REFRESH_MS: Final = 10_000
 """Interval between two requests to one source."""

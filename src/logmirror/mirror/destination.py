@@ -1,6 +1,8 @@
-"""The port of a kind of destination: archives and clusters implement it.
+"""The port of a destination: archives and clusters implement it.
 
-prepare -> positions -> (the source's offsets are read) -> check -> opened -> [slices] -> commit
+prepare -> positions -> (the source's offsets are read) -> check -> begin -> [slices] -> commit
+
+`mirror.opening` calls `positions`, `leader_epoch` and `check`.
 """
 
 from __future__ import annotations
@@ -13,37 +15,36 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.errors import LogmirrorError
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import (
+        Begun,
         ChainStart,
         DestinationSpec,
         FlowId,
         SliceResult,
         SourceView,
+        Start,
         Work,
     )
 
 
 class Destination(Protocol):
-    """The driver's side of one kind of destination: reads positions, and commits results."""
+    """The driver's side of one destination of a mirror: reads positions, and commits results."""
+
+    @property
+    def spec(self) -> DestinationSpec:
+        """Its settings; after `prepare`, completed by what its cluster or store reports."""
+        ...
 
     def prepare(
-        self,
-        spec: DestinationSpec,
-        source: ClusterClient,
-        topic: TopicMetadata,
-        partitions: Collection[int] | None,
-    ) -> DestinationSpec:
-        """Prepare a destination for a topic. Called at the start and for new partitions.
+        self, source: ClusterClient, topic: TopicMetadata, partitions: Collection[int] | None
+    ) -> None:
+        """Prepare the destination for a topic. Called at the start and for new partitions.
 
         Args:
-            spec: The destination.
             source: The client of the source's cluster.
             topic: The source's topic.
             partitions: The replicated partitions; None: all.
-
-        Returns:
-            The same destination, completed by what its cluster or store reports.
 
         Raises:
             UsageError: It cannot be prepared, or its configuration would change, reject or delete
@@ -52,7 +53,7 @@ class Destination(Protocol):
         ...
 
     def positions(
-        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+        self, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> Mapping[FlowId, int | LogmirrorError | None]:
         """Read the position of each flow from what is durable at the destination (I1).
 
@@ -63,27 +64,22 @@ class Destination(Protocol):
         """
         ...
 
-    def leader_epochs(
-        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
-    ) -> Mapping[FlowId, int]:
+    def leader_epoch(self, flow: FlowId, position: int) -> int:
         """Return the source's leader epoch of the last copied batch, as the destination stores it.
 
         Args:
-            spec: The destination.
-            found: The result of `positions`.
+            flow: The flow.
+            position: The result of `positions`.
 
         Returns:
-            An epoch for each flow whose last batch is known; the others are left out.
+            The epoch; -1 if the destination does not store it.
         """
         ...
 
-    def check(
-        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
-    ) -> int:
+    def check(self, flow: FlowId, found: int | None, view: SourceView) -> int:
         """Return the position of a flow, checked against the source.
 
         Args:
-            spec: The destination.
             flow: The flow.
             found: The result of `positions`, which was read before `view`.
             view: The source's partition.
@@ -94,12 +90,8 @@ class Destination(Protocol):
         """
         ...
 
-    def opened(self, state: FlowState) -> None:
-        """Prepare for the first write after a position was read: see to earlier writers.
-
-        May make the flow wait and read its position again (`state.retry_at_ms`,
-        `state.position_stale`).
-        """
+    def begin(self, flow: FlowId, start: Start) -> Begun:
+        """Prepare for the first write after a position was read: see to earlier writers."""
         ...
 
     def drifted(self, state: FlowState) -> bool:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.backoff import RETRIABLE
-from logmirror.mirror.cleanup_policy import CleanupPolicies
-from logmirror.mirror.histories import EpochChanges, checked_start
-from logmirror.mirror.plan import DAY_MS, FlowState, next_daily_ms
-from logmirror.mirror.ports import ArchiveSpec, FlowId
+from logmirror.mirror.cleanup_policy import CleanupPolicies, delete_retention_ms, is_compacted
+from logmirror.mirror.flow_state import FlowState, Phase, next_daily_ms
+from logmirror.mirror.histories import EpochChanges
+from logmirror.mirror.opening import Opening
 from logmirror.mirror.source_views import (
     check_partitions,
     compared_views,
     flows_of,
-    position,
 )
 
 if TYPE_CHECKING:
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
+    from logmirror.mirror.destination import Destination
     from logmirror.mirror.flow_table import FlowTable, LoopContext
-    from logmirror.mirror.ports import DestinationSpec
+    from logmirror.mirror.ports import FlowId
     from logmirror.mirror.source_views import MirrorSpec
 
 DISCOVERY_MS: Final = 5_000
@@ -130,8 +130,7 @@ class Discovery:
         for flow in flows:
             state = states.get(flow)
             if state and state.topic_id != topic.topic_id:
-                state.topic_id, state.leader_epoch = topic.topic_id, -1
-                state.position_stale = True  # reading the position reports the recreated topic
+                state.recreated(topic.topic_id)
         self._epochs.compare(mirror, topic)
         if new:
             self._open_new(mirror, topic, new)
@@ -147,14 +146,14 @@ class Discovery:
     def _open_new(self, mirror: MirrorSpec, topic: TopicMetadata, new: Sequence[FlowId]) -> None:
         client = self._context.client(mirror.source)
         configs = client.describe_topic_configs(mirror.topic)
-        for name, spec in mirror.destinations:
+        for name, _ in mirror.destinations:
             flows = [flow for flow in new if flow.destination == name]
             if not flows or self._table.opening_backs_off(mirror.name, name):
                 continue
-            destination = self._context.destination(spec)
+            destination = self._context.destinations[mirror.name, name]
             try:
-                ready = destination.prepare(spec, client, topic, mirror.partitions)
-                self._open_flows(mirror, ready, flows, topic, configs)
+                destination.prepare(client, topic, mirror.partitions)
+                self._open_flows(mirror, destination, flows, topic, configs)
                 self._table.unopened.pop((mirror.name, name), None)
             except RETRIABLE as error:
                 self._failed(mirror, name, error)
@@ -162,41 +161,27 @@ class Discovery:
     def _open_flows(
         self,
         mirror: MirrorSpec,
-        spec: DestinationSpec,
+        destination: Destination,
         flows: Sequence[FlowId],
         topic: TopicMetadata,
         configs: Mapping[str, str | None],
     ) -> None:
-        destination = self._context.destination(spec)
-        found = destination.positions(spec, flows, mirror.chain_start)
-        epochs = destination.leader_epochs(spec, found)
-        sources = {flow.source: epochs.get(flow, -1) for flow in flows}
-        views = compared_views(self._context.client(mirror.source), topic, sources)
-        compacted = "compact" in (configs.get("cleanup.policy") or "")
-        daily_s = spec.daily_at_utc_s if isinstance(spec, ArchiveSpec) else None
+        spec, compacted = destination.spec, is_compacted(configs)
+        opening = Opening(destination, flows, mirror.chain_start)
+        views = compared_views(self._context.client(mirror.source), topic, opening.epochs)
         for flow in flows:
-            start = checked_start(
-                destination,
-                spec,
-                flow,
-                position(found[flow]),
-                view=views[flow.source],
-                epoch=sources[flow.source],
-                compacted=compacted,
-            )
+            start = opening.start(flow, views[flow.source], compacted=compacted)
             state = FlowState(
                 flow=flow,
                 destination=spec,
                 topic_id=topic.topic_id,
                 compacted=compacted,
-                delete_retention_ms=int(configs.get("delete.retention.ms") or DAY_MS),
-                log_start=views[flow.source].log_start,
+                delete_retention_ms=delete_retention_ms(configs),
                 position=start.position,
-                next_daily_ms=next_daily_ms(daily_s, self._clock.now_ms()),
-                tail_checked=start.tail_checked,
-                leader_epoch=start.leader_epoch,
-                source_epoch=views[flow.source].leader_epoch,
+                phase=Phase.STALE,
+                next_daily_ms=next_daily_ms(spec.daily_at_utc_s, self._clock.now_ms()),
             )
             self._observer.flow_opened(state)
-            destination.opened(state)
+            begun = destination.begin(flow, start)
+            state.opened(start, begun, self._clock.monotonic_ms())
             self._table.add(mirror, state)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final
 
-from logmirror.mirror.ports import ArchiveSpec
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from logmirror.clock import Clock
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import FlowId
 
 BUDGET_MS: Final = 100
@@ -51,9 +49,7 @@ class DriftSchedule:
             _, number, interval_ms, flow = self._queue[0]
             heapq.heapreplace(self._queue, (began_ms + interval_ms, number, interval_ms, flow))
             state = states.get(flow)
-            if state and not (
-                state.position_stale or state.reached or state.retry_at_ms > began_ms
-            ):
+            if state and state.is_free(began_ms) and not state.reached:
                 yield state
             if self._clock.monotonic_ms() - began_ms >= BUDGET_MS:
                 return
@@ -62,7 +58,7 @@ class DriftSchedule:
         for flow in [flow for flow in states if flow not in self._known]:
             number = len(self._known)
             self._known.add(flow)
-            spec = states[flow].destination
-            if isinstance(spec, ArchiveSpec):
-                first_ms = now_ms + (1 - number * _GOLDEN % 1) * spec.drift_check_ms
-                heapq.heappush(self._queue, (first_ms, number, spec.drift_check_ms, flow))
+            interval_ms = states[flow].destination.drift_check_ms
+            if interval_ms is not None:
+                first_ms = now_ms + (1 - number * _GOLDEN % 1) * interval_ms
+                heapq.heappush(self._queue, (first_ms, number, interval_ms, flow))

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 from logmirror.mirror.backoff import RETRIABLE, backoff_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.errors import LogmirrorError
     from logmirror.mirror.destination import Destination
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.observer import Observer
-    from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import DestinationSpec, FlowId
+    from logmirror.mirror.ports import FlowId
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.mirror.stopped import StoppedMirrors
 
@@ -39,11 +39,15 @@ class LoopContext:
     brief_client: Callable[[ConnectionSettings], ClusterClient]
     """Like `client`, for requests that the loop can do without: each ends within seconds."""
 
-    destination: Callable[[DestinationSpec], Destination]
-    """Returns the driver's side of a kind of destination."""
+    destinations: Mapping[tuple[str, str], Destination]
+    """The driver's side of each destination, by names of mirror and destination."""
 
     observer: Observer
     clock: Clock
+
+    def destination(self, flow: FlowId) -> Destination:
+        """Return the driver's side of a flow's destination."""
+        return self.destinations[flow.mirror, flow.destination]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ class FlowTable:
     def all_back_off(self) -> bool:
         """Whether each flow that has not reached its target backs off after a failure."""
         now_ms = self._clock.monotonic_ms()
-        return all(s.retry_at_ms > now_ms for s in self.states.values() if not s.reached)
+        return all(s.backs_off(now_ms) for s in self.states.values() if not s.reached)
 
     def add(self, mirror: MirrorSpec, state: FlowState) -> None:
         """Add a flow that was opened."""
@@ -119,9 +123,7 @@ class FlowTable:
         if not isinstance(error, RETRIABLE):
             self.stop_mirror(state.flow.mirror, error, state.flow)
             return
-        state.failures += 1
-        wait_ms = backoff_ms(state.failures)
-        state.retry_at_ms = self._clock.monotonic_ms() + wait_ms
+        wait_ms = state.failed(self._clock.monotonic_ms())
         if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
             self.stop_mirror(state.flow.mirror, error, state.flow)
             return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.errors import LogmirrorError
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import FlowId
 
 LIVE_MS: Final = 300_000

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from logmirror.clock import Clock
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import FlowId
 
 _LOG = logging.getLogger("logmirror.mirror")
@@ -51,7 +51,7 @@ class Heartbeat:
                 "position": sum(state.position for state in of_mirror),
                 "progress": sum(self._progress(state) for state in of_mirror),
                 "lag": sum(max(state.source_end - state.position, 0) for state in of_mirror),
-                "waiting": sum(state.retry_at_ms > now_ms for state in of_mirror),
+                "waiting": sum(state.backs_off(now_ms) for state in of_mirror),
             }
             _LOG.debug("heartbeat", extra={"facts": facts})
 

@@ -12,20 +12,17 @@ looks the same. Then records are compared instead (`Work.tail_checked`).
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from logmirror.errors import PositionError, PositionMovedError
 from logmirror.mirror.backoff import RETRIABLE
-from logmirror.mirror.ports import ArchiveSpec
-from logmirror.mirror.source_views import compared_views
+from logmirror.mirror.source_views import compared_views, flows_of
 
 if TYPE_CHECKING:
     from logmirror.cluster.topology import TopicMetadata
-    from logmirror.mirror.destination import Destination
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.flow_table import FlowTable, LoopContext
-    from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import DestinationSpec, FlowId, SourceView
+    from logmirror.mirror.ports import FlowId, SourceView
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import EpochEnd, TopicPartition
 
@@ -62,55 +59,6 @@ def diverged(
         diverges_at=min(end.end_offset, position),
         **facts,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a flow starts after its position was read."""
-
-    position: int
-    leader_epoch: int
-    """See `FlowState.leader_epoch`."""
-
-    tail_checked: bool
-    """See `Work.tail_checked`."""
-
-
-def checked_start(  # noqa: PLR0913  # what was found, and what it is compared with
-    destination: Destination,
-    spec: DestinationSpec,
-    flow: FlowId,
-    found: int | None,
-    *,
-    view: SourceView,
-    epoch: int,
-    compacted: bool,
-) -> Start:
-    """Check a position against the source, its offsets as well as its leader epochs.
-
-    Args:
-        destination: The destination.
-        spec: Its settings.
-        flow: The flow.
-        found: The position, as the destination has it; None: it has no data.
-        view: The source's partition. Its `epoch_end` is that of `epoch`.
-        epoch: The leader epoch of the last copied batch; -1: unknown.
-        compacted: See `diverged`.
-
-    Raises:
-        PositionError: See `Destination.check`; or the source does not hold the last copied batch.
-    """
-    is_archive = isinstance(spec, ArchiveSpec)
-    try:
-        position = destination.check(spec, flow, found, view)
-    except PositionError as error:
-        if found and view.epoch_end and error.facts.get("reason") == "SourceWentBackwards":
-            error.add_facts(diverges_at=min(view.epoch_end.end_offset, found))
-        raise
-    if found is None:
-        return Start(position, -1, is_archive)
-    known, is_proven = compared(flow, position, view, epoch, compacted=compacted)
-    return Start(position, known, is_archive and is_proven)
 
 
 def compared(
@@ -155,12 +103,11 @@ class EpochChanges:
             topic: The current metadata of its topic.
         """
         changed: dict[str, dict[TopicPartition, FlowState]] = defaultdict(dict)
-        for flow, state in self._table.states.items():
-            partition = topic.partitions.get(flow.partition)
-            is_read_again = state.position_stale or flow.mirror in self._table.stopped
-            if flow.mirror != mirror.name or partition is None or is_read_again:
+        for flow, _ in flows_of(mirror, topic.partitions):
+            state = self._table.states.get(flow)
+            if state is None or state.position_stale or mirror.name in self._table.stopped:
                 continue
-            if partition.leader_epoch != state.source_epoch:
+            if topic.partitions[flow.partition].leader_epoch != state.source_epoch:
                 changed[flow.destination][flow.source] = state
         client = self._context.client(mirror.source)
         for states in changed.values():
@@ -177,9 +124,7 @@ class EpochChanges:
 
     @staticmethod
     def _compare(state: FlowState, view: SourceView) -> None:
-        state.source_epoch = view.leader_epoch
-        state.leader_epoch, is_proven = compared(
+        epoch, is_proven = compared(
             state.flow, state.position, view, state.leader_epoch, compacted=state.compacted
         )
-        if not (is_proven and isinstance(state.destination, ArchiveSpec)):
-            state.tail_checked = False
+        state.compared(view.leader_epoch, epoch, is_proven=is_proven)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.flow_table import LoopContext
     from logmirror.mirror.health import LaneProgress
-    from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import DestinationSpec
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.mirror.stopped import StoppedMirrors
@@ -77,7 +77,7 @@ def lanes_of(
     for mirror in mirrors:
         parts: dict[LaneKey, list[tuple[str, DestinationSpec]]] = defaultdict(list)
         for name, spec in mirror.destinations:
-            is_shared = shares_reads and not isinstance(spec, KafkaSpec)
+            is_shared = shares_reads and not spec.follows
             parts[LaneKey(mirror.source, "archives" if is_shared else place_of(spec))].append(
                 (name, spec)
             )
@@ -106,7 +106,7 @@ def seat_count(lanes: Mapping[LaneKey, Sequence[MirrorSpec]]) -> int:
 
 
 def _has_cluster(mirrors: Sequence[MirrorSpec]) -> bool:
-    return any(isinstance(spec, KafkaSpec) for m in mirrors for _, spec in m.destinations)
+    return any(spec.follows for m in mirrors for _, spec in m.destinations)
 
 
 class Lane:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVa
 
 from logmirror.mirror.health import StatusBoard
 from logmirror.mirror.heartbeat import Heartbeat
-from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.progress_reports import ProgressReports
 from logmirror.mirror.repeated import Repeated
 from logmirror.model import GapCause
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.errors import LogmirrorError
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import DestinationSpec, FlowId, GapSummary, Receipt, SliceResult
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import OffsetRange
@@ -124,7 +124,7 @@ class Observer:
         now_ms = self._clock.monotonic_ms()
         for flow in self.board.waiting_flows():
             state = states.get(flow)  # None: of another lane
-            is_free = state and state.retry_at_ms <= now_ms and not state.position_stale
+            is_free = state and state.is_free(now_ms)
             if is_free and flow not in planned:
                 self._resume(flow)
 
@@ -150,9 +150,9 @@ class Observer:
         for counter in _COUNTERS:
             self.recorder.add(counter, _labels(flow), 0)
         self.recorder.set(metrics.RETRY_SECONDS, _labels(flow), metrics.NEVER)
-        max_time_ms = spec.max_time_ms if isinstance(spec, ArchiveSpec) else 0
-        self.recorder.set(metrics.MAX_TIME, (flow.mirror, flow.destination), max_time_ms / 1000)
-        if isinstance(spec, ArchiveSpec) and spec.compaction:
+        max_time_s = spec.max_time_ms / 1000
+        self.recorder.set(metrics.MAX_TIME, (flow.mirror, flow.destination), max_time_s)
+        if spec.compaction:
             self._snapshots.add(flow)
         self._enter(flow, "running")
         self._flushed_ms[flow] = self._clock.monotonic_ms()
@@ -398,7 +398,7 @@ def _format(spec: DestinationSpec) -> str:
 
 
 def _compaction(spec: DestinationSpec) -> str:
-    return "none" if isinstance(spec, KafkaSpec) else spec.compaction or "none"
+    return spec.compaction or "none"
 
 
 def _counts(gaps: GapSummary) -> tuple[tuple[GapCause, int], ...]:

@@ -9,7 +9,7 @@ Offsets are offsets of the source, 0..`OFFSET_MAX`, unless a name says otherwise
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol
 
 from logmirror.errors import InternalError, UnavailableError
 from logmirror.model import ColumnTypes, EpochEnd, Gap, Limits, OffsetRange, TopicPartition, Trigger
@@ -62,6 +62,9 @@ class FlowId:
 class ArchiveSpec:
     """How the objects of an archive are written. Fixed for a chain, except for the limits."""
 
+    follows: ClassVar = False
+    """Whether a slice follows its source for a window after it has reached the end."""
+
     location: StoreLocation
     """The directory or bucket prefix that contains the chains."""
 
@@ -111,6 +114,12 @@ class ArchiveSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
     """How a topic is replicated to a cluster."""
+
+    follows: ClassVar = True
+    compaction: ClassVar = None
+    max_time_ms: ClassVar = 0
+    daily_at_utc_s: ClassVar = None
+    drift_check_ms: ClassVar = None  # the brokers check each write
 
     cluster: ConnectionSettings
     """The destination's cluster."""
@@ -368,6 +377,40 @@ class SourceView:
 
     epoch_end: EpochEnd | None = None
     """What the source reports about the leader epoch of the last copied batch. None: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a flow starts after its position was read and compared with the source."""
+
+    position: int
+    """The next offset to copy."""
+
+    leader_epoch: int
+    """The source's leader epoch of the batch before `position`. -1: unknown."""
+
+    tail_checked: bool
+    """See `Work.tail_checked`."""
+
+    view: SourceView
+    """What it was compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What a destination did, and knows, before the first write after a start."""
+
+    wait_ms: int = 0
+    """The flow waits for this long, and then reads its position again. 0: it begins."""
+
+    newest: str = ""
+    """File name of the chain's last known object. Empty: none."""
+
+    snapshot_ms: int = 0
+    """`compaction: log`: when the newest snapshot was written, in milliseconds since 1970."""
+
+    rebuild: bool = False
+    """`compaction: log`: the next snapshot is built from the source's whole log."""
 
 
 @dataclass(eq=False, kw_only=True)  # without slots: the stop channel refers to it weakly

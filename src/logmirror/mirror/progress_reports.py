@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from logmirror.clock import Clock
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.monitoring.metrics import Metric, Recorder
 
 _LOG = logging.getLogger("logmirror.mirror")
@@ -64,7 +64,7 @@ class ProgressReports:
         waiting: dict[str, int] = defaultdict(int)
         for state in states:
             remaining[state.flow.mirror] += state.pending
-            waiting[state.flow.mirror] += state.retry_at_ms > now_ms
+            waiting[state.flow.mirror] += state.backs_off(now_ms)
         return RunProgress(
             elapsed_s=elapsed_ms / 1000,
             mirrors=tuple(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.observer import Observer
-    from logmirror.mirror.plan import FlowState
     from logmirror.mirror.ports import FlowId
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.model import TopicPartition
@@ -119,8 +119,7 @@ class RecordLag:
     def _is_due(self, state: FlowState, behind: _Behind, now_ms: int) -> bool:
         if behind.read_at_ms > now_ms or behind.position == state.position:
             return False
-        waits = state.position_stale or state.retry_at_ms > now_ms
-        return not waits and self._not_before_ms.get(behind.source, 0) <= now_ms
+        return state.is_free(now_ms) and self._not_before_ms.get(behind.source, 0) <= now_ms
 
     def _read(
         self,

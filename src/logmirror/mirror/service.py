@@ -58,7 +58,7 @@ class LanePorts:
     """Like `client`, for requests that the loop can do without: each ends within seconds."""
 
     destination: Callable[[DestinationSpec], Destination]
-    """Returns the driver's side of a kind of destination."""
+    """Returns the driver's side of a destination. Called once for each."""
 
 
 class Service:
@@ -142,7 +142,11 @@ class Service:
         context = LoopContext(
             client=ports.client,
             brief_client=ports.brief_client,
-            destination=ports.destination,
+            destinations={
+                (mirror.name, name): ports.destination(spec)
+                for mirror in mirrors
+                for name, spec in mirror.destinations
+            },
             observer=self._observer,
             clock=self._clock,
         )
@@ -230,7 +234,7 @@ class Service:
                 return
 
     def _all_stalled(self, lanes: Sequence[Lane], since_ms: int) -> bool:
-        """Whether no lane has made progress for `FLUSH_MS`, nor since the shutdown began."""
+        """Whether the shutdown has lasted `FLUSH_MS`, and no lane has made progress for as long."""
         ending_ms = self._clock.monotonic_ms() - since_ms
         alive = [lane.progress for lane in lanes if not lane.progress.is_over]
         return ending_ms >= FLUSH_MS and all(each.silent_ms >= FLUSH_MS for each in alive)
@@ -260,5 +264,5 @@ class Service:
         if any(lane.has_opened for lane in lanes):
             return
         for lane in lanes:
-            for unopened in lane.table.unopened.values():
+            for unopened in list(lane.table.unopened.values()):
                 raise unopened.error

@@ -10,15 +10,15 @@ from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.backoff import RETRIABLE
 from logmirror.mirror.drift import DriftSchedule
-from logmirror.mirror.histories import checked_start
-from logmirror.mirror.source_views import compared_views, position
+from logmirror.mirror.opening import Opening
+from logmirror.mirror.source_views import compared_views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.flow_table import FlowTable, LoopContext
-    from logmirror.mirror.plan import FlowState
 
 
 class SourcePoll:
@@ -37,9 +37,10 @@ class SourcePoll:
     def check_drift(self) -> None:
         """Check some chains for objects that other processes added or removed."""
         for state in self._drift.due(self._table.states):
-            destination = self._context.destination(state.destination)
+            destination = self._context.destination(state.flow)
             try:
-                state.position_stale |= destination.drifted(state)
+                if destination.drifted(state):
+                    state.outdated()
             except LogmirrorError as error:
                 self._table.fail(state, error)
 
@@ -52,7 +53,7 @@ class SourcePoll:
         wall_ms = self._clock.now_ms()
         by_source: dict[ConnectionSettings, list[FlowState]] = defaultdict(list)
         for flow, state in self._table.states.items():
-            if not state.reached and state.retry_at_ms <= now_ms:
+            if not state.reached and not state.backs_off(now_ms):
                 by_source[self._table.mirror_of[flow].source].append(state)
         for source, states in by_source.items():
             partitions = {state.flow.source for state in states}
@@ -84,8 +85,9 @@ class SourcePoll:
 
     def _update(self, state: FlowState, end: int, now_ms: int, wall_ms: int) -> None:
         try:
-            # An end below the position: the topic may have been recreated.
-            if state.position_stale or end < state.position:
+            if end < state.position:
+                state.outdated()  # the topic may have been recreated
+            if state.position_stale:
                 end = self._read_position(state)
         except LogmirrorError as error:
             self._table.fail(state, error)
@@ -99,30 +101,15 @@ class SourcePoll:
     def _read_position(self, state: FlowState) -> int:
         """Read a flow's position again. Returns the source's end as read after that."""
         mirror = self._table.mirror_of[state.flow]
-        flow, client, spec = state.flow, self._context.client(mirror.source), state.destination
-        destination = self._context.destination(spec)
-        found = destination.positions(spec, [flow], mirror.chain_start)
+        flow, client = state.flow, self._context.client(mirror.source)
+        destination = self._context.destination(flow)
+        opening = Opening(destination, [flow], mirror.chain_start)
         topic = client.topic(mirror.topic)
-        epoch = destination.leader_epochs(spec, found).get(flow, -1)
-        if epoch < 0 and (found[flow], topic.topic_id) == (state.position, state.topic_id):
-            epoch = state.leader_epoch
-        state.topic_id = topic.topic_id
-        view = compared_views(client, topic, {flow.source: epoch})[flow.source]
-        start = checked_start(
-            destination,
-            spec,
-            flow,
-            position(found[flow]),
-            view=view,
-            epoch=epoch,
-            compacted=state.compacted,
-        )
-        state.position, state.leader_epoch = start.position, start.leader_epoch
-        state.source_epoch = view.leader_epoch
-        state.log_start = view.log_start
-        state.probed_bytes, state.probed_end = 0, state.position
-        state.position_stale, state.tail_checked = False, start.tail_checked
-        state.fenced, state.in_flight_max = False, 1
-        destination.opened(state)
+        if topic.topic_id == state.topic_id:
+            opening.remember(flow, state.position, state.leader_epoch)
+        view = compared_views(client, topic, opening.epochs)[flow.source]
+        start = opening.start(flow, view, compacted=state.compacted)
+        begun = destination.begin(flow, start)
+        state.opened(start, begun, self._clock.monotonic_ms())
         self._observer.position_changed(state)
         return view.last_stable_offset

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logmirror.cluster.client import EARLIEST, LATEST
-from logmirror.errors import LogmirrorError, UsageError
+from logmirror.errors import UsageError
 from logmirror.mirror.ports import FlowId, SourceView
 
 if TYPE_CHECKING:
@@ -65,13 +65,6 @@ def check_partitions(mirror: MirrorSpec, topic: TopicMetadata) -> Sequence[int]:
             partition_count=len(topic.partitions),
         )
     return numbers
-
-
-def position(found: int | LogmirrorError | None) -> int | None:
-    """Return the position that `Destination.positions` found, or raise the error it found."""
-    if isinstance(found, LogmirrorError):
-        raise found
-    return found
 
 
 def source_views(

@@ -31,6 +31,10 @@ _SEND_S: Final = 1.0
 """How long the thread waits for a task to receive positions."""
 
 _SLOTS_MAX: Final = 10_000
+_NEW_MAX: Final = 256
+"""Limit for connections without a token. The oldest is closed: other programs cannot keep out
+tasks, which send their token at once."""
+
 _PAUSE_MS: Final = 100
 """Pause after a failure to accept a connection, such as one without file descriptors."""
 
@@ -214,9 +218,11 @@ class StopChannel:
         except OSError:
             SYSTEM_CLOCK.sleep_ms(_PAUSE_MS)
             return
-        if len(self._tokens) + len(self._slots_of) >= _SLOTS_MAX:
+        if len(self._slots_of) >= _SLOTS_MAX:
             slot.close()
             return
+        if len(self._tokens) >= _NEW_MAX:
+            self._close_slot(next(iter(self._tokens)))
         slot.setblocking(False)
         self._tokens[slot] = (b"", SYSTEM_CLOCK.monotonic_ms() + _TOKEN_MS)
         self._selector.register(slot, selectors.EVENT_READ)

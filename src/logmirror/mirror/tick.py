@@ -20,11 +20,9 @@ from logmirror.mirror.follow import LONG_MS, SHORT_MS
 from logmirror.mirror.plan import plan
 from logmirror.mirror.ports import (
     SLOT_BYTES,
-    ArchiveSpec,
     EngineLostError,
     FlowId,
     Job,
-    KafkaSpec,
     Work,
 )
 from logmirror.mirror.slots import SLOW_MS
@@ -245,7 +243,11 @@ class Tick:
     # -- wait ------------------------------------------------------------------------------------
 
     def _wait(self, running: _Running, *, may_overlap: bool) -> None:
-        """Wait for a job; start the one that follows it shortly before its windows end."""
+        """Wait for a job; start the one that follows it shortly before its windows end.
+
+        The wait has no deadline of its own: the job may still write. Slices have deadlines for
+        each request; what hangs all the same is reported by `health`, and left behind by `service`.
+        """
         if may_overlap and self._engine.in_threads and self._is_calm:
             lead_ms = running.begun_ms + running.window_ms - LEAD_MS - self._clock.monotonic_ms()
             if not running.is_over.wait(max(lead_ms, 0) / 1000):
@@ -258,7 +260,7 @@ class Tick:
         is_ready = running.window_ms == LONG_MS and not running.job.is_over
         if not is_ready or not all(
             state is not None
-            and isinstance(state.destination, KafkaSpec)
+            and state.destination.follows
             and state.tail_checked
             and not state.failures
             for state in states
@@ -283,14 +285,15 @@ class Tick:
                 raise error
             for flow, its_error in self._deaths.failed(running.works, error).items():
                 if flow in self._table.states:
-                    self._table.states[flow].position_stale = True
+                    self._table.states[flow].outdated()
                     self._table.fail(self._table.states[flow], its_error)
             return
-        self._deaths.finished(running.works)
+        if running.results:  # else it took over from a job that failed, and ran nothing
+            self._deaths.finished(running.works)
         copied = sum(result.source_bytes for result in running.results)
-        is_slow = copied < CALM_BYTES_S * max(took_ms, 1) / 1000
-        has_clusters_only = all(isinstance(work.destination, KafkaSpec) for work in running.works)
-        self._is_calm = running.window_ms > 0 and is_slow and has_clusters_only
+        is_light = copied < CALM_BYTES_S * max(took_ms, 1) / 1000
+        has_clusters_only = all(work.destination.follows for work in running.works)
+        self._is_calm = running.window_ms > 0 and is_light and has_clusters_only
         self._observer.slices_done(running.results)
         self._commit(running.works, running.results, took_over=running.follows)
 
@@ -308,7 +311,7 @@ class Tick:
             if state is None:
                 continue  # its mirror has stopped meanwhile
             if took_over and of_flow[0].slice.first != state.position:
-                state.position_stale = True  # the previous job ended elsewhere than it had reported
+                state.outdated()  # the previous job ended elsewhere than it had reported
                 continue
             self._commit_flow(flow, works_of[flow], of_flow)
         has_failed = any(result.error for of_flow in by_flow.values() for result in of_flow)
@@ -318,13 +321,13 @@ class Tick:
         self, flow: FlowId, works: Sequence[Work], results: Sequence[SliceResult]
     ) -> None:
         state = self._table.states[flow]
-        error = self._context.destination(state.destination).commit(state, works, results)
+        error = self._context.destination(flow).commit(state, works, results)
         self._observer.position_changed(state)
         if error is None:
-            state.failures, state.retry_at_ms = 0, 0
+            state.committed()
             self._observer.committed(state)
             return
-        state.position_stale = True
+        state.outdated()
         if isinstance(error, PositionMovedError):
             self._observer.conflict(flow)
         else:
@@ -333,7 +336,7 @@ class Tick:
     def _longer_window_ms(self) -> int:
         """Double the follow window, unless a flow into an archive or a failed flow waits for it."""
         others_wait = any(
-            isinstance(state.destination, ArchiveSpec) or state.position_stale or state.failures
+            not state.destination.follows or state.position_stale or state.failures
             for state in self._table.states.values()
         )
         return SHORT_MS if others_wait else min(2 * self._window_ms, LONG_MS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logmirror.mirror.ports import KafkaSpec
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,6 +21,6 @@ def units(works: Iterable[Work]) -> list[list[Work]]:
     for number, work in enumerate(works):
         part = work.slice
         key: object = (work.source, part.flow.source, part.topic_id, part.first, part.leader_epoch)
-        alone = isinstance(work.destination, KafkaSpec) or work.destination.compaction
+        alone = work.destination.follows or work.destination.compaction
         found.setdefault(number if alone else key, []).append(work)
     return list(found.values())

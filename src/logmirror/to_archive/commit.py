@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.locations import StoreLocation
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import Receipt, SliceResult, Work
     from logmirror.stores.base import BlobStore
 
@@ -64,7 +64,7 @@ class Committer:
         self, state: FlowState, work: Work, result: SliceResult
     ) -> LogmirrorError | None:
         failpoints.reach("commit.received")
-        position = state.position
+        position, newest, existed = state.position, state.newest, False
         error = result.error
         for number, receipt in enumerate(result.receipts):
             try:
@@ -75,14 +75,16 @@ class Committer:
                 error = refused
                 break
             position = committed.next_offset
-            state.newest = format_name(committed, work.archive.extension)
-            self._observer.flushed(state.flow, receipt, committed, state.newest)
-            state.position_stale |= receipt.existed
+            newest = format_name(committed, work.archive.extension)
+            self._observer.flushed(state.flow, receipt, committed, newest)
+            existed |= receipt.existed
             if receipt.claimed_by not in {"", work.writer_id}:
                 self._observer.claimed_by_other(state.flow, receipt, committed, work.writer_id)
         if error is None and result.slice.staged and position < result.slice.end:
             error = InternalError("a staged slice ended early", position=position)
-        state.advance(result, position, self._clock.monotonic_ms())
+        state.advance(result, position, self._clock.monotonic_ms(), newest=newest)
+        if existed:
+            state.outdated()
         failpoints.reach("commit.done")
         return error
 

@@ -13,36 +13,39 @@ from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
 
 if TYPE_CHECKING:
-    from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import ArchiveSpec, FlowId
+    from logmirror.mirror.ports import ArchiveSpec, FlowId, Start
     from logmirror.stores.base import BlobStore
 
 _LOG = logging.getLogger("logmirror.mirror")
 
 
-def begin_snapshots(state: FlowState, store: BlobStore) -> None:
-    """Initialise a flow at its position: determine the age of its newest snapshot.
+def newest_snapshot(flow: FlowId, start: Start, store: BlobStore) -> tuple[int, bool]:
+    """Determine the age of the newest snapshot at the start of a flow.
 
     R7: a log start offset above the position is accepted here, at the start, and nowhere else.
+
+    Returns:
+        When it was written, in milliseconds since 1970, 0 if there is none; and whether the next
+        one must be rebuilt.
     """
-    claim = latest_claim(store, state.flow.destination, state.flow.partition)
-    is_continued = claim is not None and claim.covered.first < state.position
-    state.current_ms = claim.created_ms if claim and is_continued else 0
-    state.rebuild = not is_continued or state.position < state.log_start
-    if is_continued and state.position < state.log_start:
+    claim = latest_claim(store, flow.destination, flow.partition)
+    is_continued = claim is not None and claim.covered.first < start.position
+    is_trimmed = start.position < start.view.log_start
+    if is_continued and is_trimmed:
         _LOG.warning(
             "the log start offset is above the newest snapshot: the next snapshot is rebuilt",
             extra={
                 "facts": {
-                    "mirror": state.flow.mirror,
-                    "destination": state.flow.destination,
-                    "topic": state.flow.topic,
-                    "partition": state.flow.partition,
-                    "position": state.position,
-                    "log_start": state.log_start,
+                    "mirror": flow.mirror,
+                    "destination": flow.destination,
+                    "topic": flow.topic,
+                    "partition": flow.partition,
+                    "position": start.position,
+                    "log_start": start.view.log_start,
                 }
             },
         )
+    return claim.created_ms if claim and is_continued else 0, not is_continued or is_trimmed
 
 
 def prune(store: BlobStore, flow: FlowId, archive: ArchiveSpec) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logmirror.archive.chain import ArchiveObject
-    from logmirror.mirror.ports import Work
+    from logmirror.mirror.ports import ArchiveSpec, Work
     from logmirror.source.partition import KafkaSource
     from logmirror.stores.base import BlobStore
     from logmirror.wire.decode import RecordDecoder
@@ -49,7 +49,7 @@ def check_tail(work: Work, store: BlobStore, source: KafkaSource, decoder: Recor
     flow, spec, found = work.slice.flow, work.archive, None
     for each in _last_objects(work, store):
         with read_errors(each.name):
-            found = _last_row(store, flow.folder, each.name, utf8=spec.encoding == "utf8")
+            found = _last_row(store, flow.folder, each.name, spec)
         if found is not None:
             break
     if found is None:
@@ -110,11 +110,12 @@ def _last_objects(work: Work, store: BlobStore) -> list[ArchiveObject]:
     return list(reversed(objects))
 
 
-def _last_row(store: BlobStore, folder: str, name: str, *, utf8: bool) -> Any:  # noqa: ANN401  # pyarrow has no types
+def _last_row(store: BlobStore, folder: str, name: str, spec: ArchiveSpec) -> Any:  # noqa: ANN401  # pyarrow has no types
     """Return the row with the highest offset as a table; None: the object has no rows."""
     last, found = -1, None
+    at_end = spec.compaction is None  # snapshots are sorted by key
     with _still_there(name):
-        for batch in iterate(store, folder, name, utf8=utf8):
+        for batch in iterate(store, folder, name, utf8=spec.encoding == "utf8", at_end=at_end):
             newest = pc.max(batch["offset"]).as_py()
             if newest is not None and newest > last:
                 at = pc.index(batch["offset"], newest).as_py()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from logmirror.archive.chain import Chain
     from logmirror.archive.cover import Cover
+    from logmirror.clock import Clock
+    from logmirror.mirror.ports import FlowId
     from logmirror.stores.base import BlobStore
 
 STEP: Final = 1000
@@ -25,6 +27,10 @@ STEP: Final = 1000
 
 _PASSES_MAX: Final = 5
 """Passes over a chain of which each has found another fault; see `compactions.confirmed`."""
+
+_STEPS_MS: Final = 1_000
+_STEPS_SHARE: Final = 10
+"""Limits for one drift check that continues: a second, and in an interval a tenth of it."""
 
 _HEAD: Final = 20
 """Digits of the first offset, at the start of a name."""
@@ -93,3 +99,60 @@ class WholeChain:
         self._after = names[-1]
         if found.objects:
             self._last = found.objects[-1].name
+
+
+class LongChains:
+    """The checks of all names, of chains longer than one listing. The archives of a lane share it.
+
+    Args:
+        clock: Measures the time limits.
+        listing_ms: How long reading positions may check the older names of long chains; the rest
+            is left to drift checks. None: without limit.
+    """
+
+    def __init__(self, clock: Clock, listing_ms: int | None = None) -> None:
+        self._clock = clock
+        self._left_ms = listing_ms
+        self._passes: dict[FlowId, WholeChain] = {}
+
+    def check(self, flow: FlowId, begin: Callable[[], WholeChain]) -> WholeChain | None:
+        """Check the names of a flow, within the time limit of all flows.
+
+        Args:
+            flow: The flow.
+            begin: Returns a new check; called once for each flow.
+
+        Returns:
+            The check if it is new, and not complete yet.
+
+        Raises:
+            CorruptionError: The chain is broken.
+        """
+        is_new = flow not in self._passes
+        if is_new:
+            self._passes[flow] = begin()
+        names = self._passes[flow]
+        began_ms = self._clock.monotonic_ms()
+        self._continue(names, self._left_ms)
+        if self._left_ms is not None:
+            self._left_ms = max(0, self._left_ms - (self._clock.monotonic_ms() - began_ms))
+        return names if is_new and not names.is_checked else None
+
+    def step(self, flow: FlowId, interval_ms: int) -> None:
+        """Check further names of a flow, if there are any: a share of what is done in an interval.
+
+        Raises:
+            CorruptionError: The chain is broken.
+        """
+        waiting = sum(not names.is_checked for names in self._passes.values())
+        if flow in self._passes and waiting:
+            share_ms = interval_ms / _STEPS_SHARE / waiting
+            self._continue(self._passes[flow], max(1, min(_STEPS_MS, share_ms)))
+
+    def _continue(self, names: WholeChain, limit_ms: float | None) -> None:
+        """Check names until the last one, or until the limit is over."""
+        began_ms = self._clock.monotonic_ms()
+        while not names.is_checked:
+            if limit_ms is not None and self._clock.monotonic_ms() - began_ms >= limit_ms:
+                return
+            names.step()

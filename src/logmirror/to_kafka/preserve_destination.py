@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
 from logmirror.errors import InternalError, PositionError, UsageError
 from logmirror.mirror.observer import Observer, flow_facts
-from logmirror.mirror.ports import KafkaSpec
+from logmirror.mirror.ports import Begun
 from logmirror.monitoring.metrics import Recorder
 from logmirror.to_kafka.idempotence import (
     PRODUCER_STATE_AGE_MS,
@@ -30,23 +30,25 @@ from logmirror.to_kafka.topic_setup import sync_topic
 from logmirror.to_kafka.trimmed import check_trimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.errors import LogmirrorError
-    from logmirror.mirror.plan import FlowState
+    from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.ports import (
         ChainStart,
-        DestinationSpec,
         FlowId,
+        KafkaSpec,
         Receipt,
         SliceResult,
         SourceView,
+        Start,
         Work,
     )
+    from logmirror.to_kafka.translate_progress import ProgressReader
 
 _LOG = logging.getLogger("logmirror.mirror")
 
@@ -62,37 +64,64 @@ class _Quiet(NamedTuple):
     position: int
 
 
+@dataclass(slots=True)
+class LaneClusters:
+    """What the destinations of a lane share: clients, and what is read once for each cluster."""
+
+    client: Callable[[ConnectionSettings], ClusterClient]
+    """Returns the client of a cluster, opened on first use."""
+
+    clock: Clock
+    producer_state_ages_ms: dict[ConnectionSettings, int] = field(default_factory=dict)
+    """How long each cluster keeps a producer's state; see `KafkaSpec.producer_state_age_ms`."""
+
+    created: set[tuple[ConnectionSettings, str]] = field(default_factory=set)
+    """The destination topics that this process created."""
+
+    progress_readers: dict[ConnectionSettings, ProgressReader] = field(default_factory=dict)
+    """`offsets: translate`: the reader of each cluster's progress topic."""
+
+    prepared: set[object] = field(default_factory=set)
+    """`offsets: translate`: clusters with a progress topic, and pairs of source and destination
+    name with a topic for syncs."""
+
+
 class PreserveDestination:
-    """A `Destination` whose replicas are partitions of other clusters, with the same offsets."""
+    """A `Destination` whose replicas are partitions of another cluster, with the same offsets.
+
+    Args:
+        spec: The destination.
+        clusters: What the destinations of the lane share.
+        observer: Receives events; None for no events.
+    """
 
     def __init__(
-        self,
-        client: Callable[[ConnectionSettings], ClusterClient],
-        clock: Clock,
-        observer: Observer | None = None,
+        self, spec: KafkaSpec, clusters: LaneClusters, observer: Observer | None = None
     ) -> None:
-        self._client, self._clock = client, clock
-        self._observer = observer or Observer([], Recorder(), clock)
-        self._producer_state_ages_ms: dict[ConnectionSettings, int] = {}
+        self.spec = spec
+        self._clusters, self._clock = clusters, clusters.clock
+        self._observer = observer or Observer([], Recorder(), clusters.clock)
+        self._source_ids: dict[FlowId, bytes | None] = {}
+        """The topic ID of the source when each flow was opened first."""
+
         self._sequence_checked: dict[FlowId, bool] = {}
         self._quiet_since: dict[FlowId, _Quiet] = {}
         self._progress: dict[FlowId, _Progress] = {}
         self._log_at_ms: dict[FlowId, int] = {}
-        self._created: set[tuple[ConnectionSettings, str]] = set()
+
+    @property
+    def _client(self) -> ClusterClient:
+        return self._clusters.client(self.spec.cluster)
 
     def prepare(
-        self,
-        spec: DestinationSpec,
-        source: ClusterClient,
-        topic: TopicMetadata,
-        partitions: Collection[int] | None,
-    ) -> KafkaSpec:
+        self, source: ClusterClient, topic: TopicMetadata, partitions: Collection[int] | None
+    ) -> None:
         """See `Destination.prepare`: create or check the destination topic."""
-        kafka = kafka_spec(spec)
+        kafka, ages_ms = self.spec, self._clusters.producer_state_ages_ms
         report = sync_topic(
             source,
             topic.name,
-            self._client(kafka.cluster),
+            self._client,
             kafka.topic,
             mode=kafka.topic_sync,
             replication_factor=kafka.replication_factor,
@@ -101,44 +130,43 @@ class PreserveDestination:
             clock=self._clock,
         )
         if report.created:
-            self._created.add((kafka.cluster, kafka.topic))
+            self._clusters.created.add((kafka.cluster, kafka.topic))
         for finding in report.findings:
             level = logging.INFO if finding.severity == "note" else logging.WARNING
             facts = {"mirror": kafka.mirror, "topic": topic.name, "target_topic": kafka.topic}
             _LOG.log(level, "destination: %s", finding, extra={"facts": facts})
-        if kafka.cluster not in self._producer_state_ages_ms:
-            self._producer_state_ages_ms[kafka.cluster] = self._producer_state_age_ms(kafka.cluster)
-        return dataclasses.replace(
+        if kafka.cluster not in ages_ms:
+            ages_ms[kafka.cluster] = self._producer_state_age_ms()
+        self.spec = dataclasses.replace(
             kafka,
-            producer_state_age_ms=self._producer_state_ages_ms[kafka.cluster],
-            max_message_bytes=self._max_message_bytes(kafka),
+            producer_state_age_ms=ages_ms[kafka.cluster],
+            max_message_bytes=self._max_message_bytes(),
             source_id=topic.topic_id,
         )
 
-    def _max_message_bytes(self, kafka: KafkaSpec) -> int:
+    def _max_message_bytes(self) -> int:
         """The topic's `max.message.bytes`."""
         try:
-            configs = self._client(kafka.cluster).describe_topic_configs(kafka.topic)
+            configs = self._client.describe_topic_configs(self.spec.topic)
         except UsageError:
-            return kafka.max_message_bytes  # no permission to read it
-        return int(configs.get("max.message.bytes") or kafka.max_message_bytes)
+            return self.spec.max_message_bytes  # no permission to read it
+        return int(configs.get("max.message.bytes") or self.spec.max_message_bytes)
 
-    def _producer_state_age_ms(self, cluster: ConnectionSettings) -> int:
+    def _producer_state_age_ms(self) -> int:
         """Half of the least `producer.id.expiration.ms` of the brokers."""
         try:
-            brokers = self._client(cluster).admin.broker_configs().values()
+            brokers = self._client.admin.broker_configs().values()
         except UsageError:
             return PRODUCER_STATE_AGE_MS  # no permission to read it
         kept = [configs.get("producer.id.expiration.ms") for configs in brokers]
         return min((int(ms) // 2 for ms in kept if ms), default=PRODUCER_STATE_AGE_MS)
 
     def positions(
-        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+        self, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> dict[FlowId, int | LogmirrorError | None]:
         """See `Destination.positions`: two requests per leader, for any number of flows."""
         del chain_start  # a replica begins at the source's log start offset
-        kafka = kafka_spec(spec)
-        client = self._client(kafka.cluster)
+        kafka, client = self.spec, self._client
         targets = {flow: target(kafka, flow) for flow in flows}
         states = client.producer_states(
             {
@@ -149,7 +177,7 @@ class PreserveDestination:
         ends = client.log_ends(targets.values())
         now_ms = self._clock.now_ms()
         for flow in flows:
-            is_created = (kafka.cluster, kafka.topic) in self._created
+            is_created = (kafka.cluster, kafka.topic) in self._clusters.created
             is_new = is_created and ends[targets[flow]].end_offset == 0
             age_ms = kafka.producer_state_age_ms
             self._sequence_checked[flow] = is_new or is_sequence_checked(
@@ -157,26 +185,22 @@ class PreserveDestination:
             )
         return {flow: ends[targets[flow]].end_offset for flow in flows}
 
-    def leader_epochs(
-        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
-    ) -> dict[FlowId, int]:
-        """See `Destination.leader_epochs`: none, because the destination's leaders write their own.
+    def leader_epoch(self, flow: FlowId, position: int) -> int:
+        """See `Destination.leader_epoch`: none, because the destination's leaders write their own.
 
         Instead, the last batch is compared at each start (`TailCheck`).
         """
-        del spec, found
-        return {}
+        del flow, position
+        return -1
 
-    def check(
-        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
-    ) -> int:
+    def check(self, flow: FlowId, found: int | None, view: SourceView) -> int:
         """See `Destination.check`.
 
         A position below the source's log start offset is accepted if the replica has no records,
         so that padding fills the offsets in between. The executor compares the last batch of a
         replica with the source before it writes; this does not.
         """
-        kafka, position = kafka_spec(spec), found or 0
+        kafka, position = self.spec, found or 0
         facts = {
             "topic": flow.topic,
             "partition": flow.partition,
@@ -209,7 +233,7 @@ class PreserveDestination:
             writer = producer_id(where.topic, where.partition, view.topic_id)
             try:
                 check_trimmed(
-                    self._client(kafka.cluster),
+                    self._client,
                     where,
                     position,
                     view.log_start,
@@ -219,26 +243,25 @@ class PreserveDestination:
                 raise error.add_facts(**facts) from None
         return position
 
-    def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: without sequence check, wait for predecessors to finish.
+    def begin(self, flow: FlowId, start: Start) -> Begun:
+        """See `Destination.begin`: without sequence check, wait for predecessors to finish.
 
         The flow starts when its log has not moved for the quiesce time, so that no predecessor can
         have a batch in flight. A live predecessor is not interrupted.
         """
-        kafka = kafka_spec(state.destination)
+        source_id = self._source_ids.setdefault(flow, self.spec.source_id)
         # Batches in flight for a deleted source topic have another producer ID, which is not
         # checked.
-        if self._sequence_checked[state.flow] and state.topic_id == kafka.source_id:
-            return
-        wait_ms = quiesce_ms(kafka.max_message_bytes)
-        now_ms, since = self._clock.monotonic_ms(), self._quiet_since.get(state.flow)
-        if since is not None and since.position == state.position:
+        if self._sequence_checked[flow] and start.view.topic_id == source_id:
+            return Begun()
+        wait_ms = quiesce_ms(self.spec.max_message_bytes)
+        now_ms, since = self._clock.monotonic_ms(), self._quiet_since.get(flow)
+        if since is not None and since.position == start.position:
             waited_ms = now_ms - since.at_ms
             if wait_ms <= waited_ms <= 2 * wait_ms:
-                return  # waited, and read the log end since
-        self._quiet_since[state.flow] = _Quiet(now_ms, state.position)
-        state.retry_at_ms = now_ms + wait_ms
-        state.position_stale = True
+                return Begun()  # waited, and read the log end since
+        self._quiet_since[flow] = _Quiet(now_ms, start.position)
+        return Begun(wait_ms=wait_ms)
 
     def drifted(self, state: FlowState) -> bool:
         """See `Destination.drifted`."""
@@ -265,9 +288,6 @@ class PreserveDestination:
             progress.add(receipt)
             self._observer.copied(state.flow, receipt)
         self._log_progress(state)
-        state.tail_checked |= result.tail_checked
-        state.fenced |= result.fenced
-        state.in_flight_max = result.in_flight_max
         state.advance(result, position, self._clock.monotonic_ms())
         failpoints.reach("commit.done")
         return result.error
@@ -280,7 +300,7 @@ class PreserveDestination:
             return
         del self._progress[state.flow]
         self._log_at_ms[state.flow] = now_ms + LOG_INTERVAL_MS
-        where = target(kafka_spec(state.destination), state.flow)
+        where = target(self.spec, state.flow)
         _LOG.info(
             "copied",
             extra={
@@ -314,10 +334,3 @@ class _Progress:
         self.record_count += receipt.record_count
         self.size += receipt.object_bytes
         self.elapsed_ms += receipt.elapsed_ms
-
-
-def kafka_spec(spec: DestinationSpec) -> KafkaSpec:
-    """The destination as a `KafkaSpec`."""
-    if not isinstance(spec, KafkaSpec):
-        raise InternalError("not a cluster", spec=type(spec).__name__)
-    return spec

@@ -15,9 +15,10 @@ from logmirror import failpoints
 from logmirror.cluster.client import LATEST
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
+from logmirror.mirror.ports import Begun
 from logmirror.to_kafka.idempotence import target
 from logmirror.to_kafka.offset_syncs import create_sync_topic
-from logmirror.to_kafka.preserve_destination import PreserveDestination, kafka_spec
+from logmirror.to_kafka.preserve_destination import PreserveDestination
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,
     PROGRESS_CONFIGS,
@@ -31,15 +32,14 @@ from logmirror.to_kafka.translate_progress import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
-    from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.observer import Observer
-    from logmirror.mirror.plan import FlowState
-    from logmirror.mirror.ports import ChainStart, DestinationSpec, FlowId, KafkaSpec, SourceView
+    from logmirror.mirror.ports import ChainStart, FlowId, KafkaSpec, SourceView, Start
+    from logmirror.to_kafka.preserve_destination import LaneClusters
 
 _LOG = logging.getLogger("logmirror.mirror")
 
@@ -47,60 +47,50 @@ _POLL_MS: Final = 100
 
 
 class TranslateDestination(PreserveDestination):
-    """A `Destination` whose replicas are partitions of other clusters, with new offsets.
+    """A `Destination` whose replicas are partitions of another cluster, with new offsets.
 
     Args:
-        client: Returns the client of a cluster, opened on first use.
-        clock: Time.
+        spec: The destination.
+        clusters: What the destinations of the lane share.
         writer_id: The ID of this run.
         observer: Receives events; None for no events.
     """
 
     def __init__(
         self,
-        client: Callable[[ConnectionSettings], ClusterClient],
-        clock: Clock,
+        spec: KafkaSpec,
+        clusters: LaneClusters,
         writer_id: str,
         observer: Observer | None = None,
     ) -> None:
-        super().__init__(client, clock, observer)
+        super().__init__(spec, clusters, observer)
         self._writer_id = writer_id
-        self._readers: dict[ConnectionSettings, ProgressReader] = {}
         self._owned: set[FlowId] = set()
-        self._prepared: set[object] = set()
-        """Clusters with a progress topic, and pairs of source and destination name with a topic for
-        syncs."""
-
-        self._target_ids: dict[tuple[ConnectionSettings, str], bytes | None] = {}
+        self._target_id: bytes | None = None
+        """The topic ID at the destination."""
 
     def prepare(
-        self,
-        spec: DestinationSpec,
-        source: ClusterClient,
-        topic: TopicMetadata,
-        partitions: Collection[int] | None,
-    ) -> KafkaSpec:
+        self, source: ClusterClient, topic: TopicMetadata, partitions: Collection[int] | None
+    ) -> None:
         """See `Destination.prepare`; creates the topics for progress and offset syncs as well."""
-        kafka = super().prepare(spec, source, topic, partitions)
-        if kafka.cluster not in self._prepared:
-            cluster = self._client(kafka.cluster)
-            _create_progress_topic(cluster, kafka.replication_factor)
-            _await_progress_topic(cluster, self._clock)
-            self._prepared.add(kafka.cluster)
-        if (source, kafka.name) not in self._prepared:
+        super().prepare(source, topic, partitions)
+        kafka, prepared = self.spec, self._clusters.prepared
+        if kafka.cluster not in prepared:
+            _create_progress_topic(self._client, kafka.replication_factor)
+            _await_progress_topic(self._client, self._clock)
+            prepared.add(kafka.cluster)
+        if (source, kafka.name) not in prepared:
             create_sync_topic(source, kafka.name, mirror=kafka.mirror)
-            self._prepared.add((source, kafka.name))
-        return kafka
+            prepared.add((source, kafka.name))
 
     def positions(
-        self, spec: DestinationSpec, flows: Sequence[FlowId], chain_start: ChainStart
+        self, flows: Sequence[FlowId], chain_start: ChainStart
     ) -> dict[FlowId, int | LogmirrorError | None]:
         """See `Destination.positions`: one topic has the progress of all flows."""
         del chain_start  # a replica begins at the source's log start offset
-        kafka = kafka_spec(spec)
-        reader = self._reader(kafka)
-        target_id = self._client(kafka.cluster).topic(kafka.topic).topic_id
-        self._target_ids[(kafka.cluster, kafka.topic)] = target_id
+        kafka, reader = self.spec, self._refreshed_reader()
+        target_id = self._client.topic(kafka.topic).topic_id
+        self._target_id = target_id
         reader.await_markers(flow_key(kafka, flow) for flow in flows)
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
@@ -112,25 +102,16 @@ class TranslateDestination(PreserveDestination):
                 found[flow] = None if progress is None else progress.next_offset
         return found
 
-    def leader_epochs(
-        self, spec: DestinationSpec, found: Mapping[FlowId, int | LogmirrorError | None]
-    ) -> dict[FlowId, int]:
-        """See `Destination.leader_epochs`: the progress records hold them."""
-        kafka = kafka_spec(spec)
-        epochs = {}
-        for flow, position in found.items():
-            progress = self._readers[kafka.cluster].progress(flow_key(kafka, flow))
-            if progress and progress.leader_epoch >= 0 and progress.next_offset == position:
-                epochs[flow] = progress.leader_epoch
-        return epochs
+    def leader_epoch(self, flow: FlowId, position: int) -> int:
+        """See `Destination.leader_epoch`: the progress records hold them."""
+        progress = self._reader.progress(flow_key(self.spec, flow))
+        return progress.leader_epoch if progress and progress.next_offset == position else -1
 
-    def check(
-        self, spec: DestinationSpec, flow: FlowId, found: int | None, view: SourceView
-    ) -> int:
+    def check(self, flow: FlowId, found: int | None, view: SourceView) -> int:
         """See `Destination.check`; without progress, begin at the source's log start offset."""
-        kafka = kafka_spec(spec)
+        kafka = self.spec
         if found is None:
-            self._check_not_renamed(kafka, flow, view)
+            self._check_not_renamed(flow, view)
             return view.log_start
         facts = {
             "topic": flow.topic,
@@ -138,7 +119,7 @@ class TranslateDestination(PreserveDestination):
             "target_topic": kafka.topic,
             "position": found,
         }
-        progress = self._readers[kafka.cluster].progress(flow_key(kafka, flow))
+        progress = self._reader.progress(flow_key(kafka, flow))
         source_id = None if progress is None else progress.source_topic_id
         if source_id is not None and view.topic_id not in (None, source_id):
             raise PositionError(
@@ -172,33 +153,37 @@ class TranslateDestination(PreserveDestination):
             )
         return found
 
-    def opened(self, state: FlowState) -> None:
-        """See `Destination.opened`: write the owner record, once per run."""
-        if state.flow in self._owned:
-            return
-        kafka = kafka_spec(state.destination)
-        key = flow_key(kafka, state.flow)
+    def begin(self, flow: FlowId, start: Start) -> Begun:
+        """See `Destination.begin`: write the owner record, once per run."""
+        del start
+        if flow in self._owned:
+            return Begun()
+        key = flow_key(self.spec, flow)
         batch = encode_owner(key, self._writer_id, self._clock.now_ms())
-        with self._client(kafka.cluster).pipeline() as pipeline:
+        with self._client.pipeline() as pipeline:
             pipeline.send([(PROGRESS, memoryview(batch))])
             (response,) = pipeline.collect(block=True)
         if response.error is not None:
             raise response.error
-        self._owned.add(state.flow)
+        self._owned.add(flow)
         failpoints.reach("translate.owned")
+        return Begun()
 
-    def _reader(self, kafka: KafkaSpec) -> ProgressReader:
-        reader = self._readers.get(kafka.cluster)
-        if reader is None:
-            reader = ProgressReader(self._client(kafka.cluster), clock=self._clock)
-            self._readers[kafka.cluster] = reader
-        return reader.refresh(may_be_missing=kafka.cluster not in self._prepared)
+    @property
+    def _reader(self) -> ProgressReader:
+        """The reader of the cluster's progress, which `positions` has made."""
+        return self._clusters.progress_readers[self.spec.cluster]
 
-    def _check_not_renamed(self, kafka: KafkaSpec, flow: FlowId, view: SourceView) -> None:
+    def _refreshed_reader(self) -> ProgressReader:
+        cluster, readers = self.spec.cluster, self._clusters.progress_readers
+        if cluster not in readers:
+            readers[cluster] = ProgressReader(self._client, clock=self._clock)
+        return readers[cluster].refresh(may_be_missing=cluster not in self._clusters.prepared)
+
+    def _check_not_renamed(self, flow: FlowId, view: SourceView) -> None:
         """Refuse a renamed mirror, which would copy the same records again."""
-        reader = self._readers[kafka.cluster]
-        target_id = self._target_ids[(kafka.cluster, kafka.topic)]
-        for key, progress in reader.of_target(target(kafka, flow)):
+        kafka, target_id = self.spec, self._target_id
+        for key, progress in self._reader.of_target(target(kafka, flow)):
             is_same = (progress.source_topic_id, progress.target_topic_id) == (
                 view.topic_id,
                 target_id,
