@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write the Grafana dashboard, `deploy/grafana/logmirror.json`, from the list of its panels.
+"""Write the Grafana dashboards in `deploy/grafana` from the lists of their panels.
 
     python scripts/write_dashboard.py
 
-A test fails if the file is out of date.
+`logmirror.json` is for mirrors, `logmirror-broker.json` for the embedded broker. A test fails if a
+file is out of date.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-FILE: Final = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "logmirror.json"
+FOLDER: Final = Path(__file__).resolve().parent.parent / "deploy" / "grafana"
+FILE: Final = FOLDER / "logmirror.json"
+BROKER_FILE: Final = FOLDER / "logmirror-broker.json"
 _OF: Final = '{mirror=~"$mirror", destination=~"$destination"}'
+_OF_TOPIC: Final = '{topic=~"$topic"}'
 _WIDTH: Final = 24
 """Columns of Grafana's grid."""
 
@@ -156,20 +160,123 @@ PANELS: Final = (
     ),
 )
 
+
+def _latency(quantile: float, api: str) -> tuple[str, str]:
+    buckets = f'rate(logmirror_broker_request_seconds_bucket{{api="{api}"}}[$__rate_interval])'
+    expression = f"histogram_quantile({quantile}, sum by (le) ({buckets}))"
+    return expression, f"{api} p{int(quantile * 100)}"
+
+
+_ALL_REQUESTS: Final = "rate(logmirror_broker_request_seconds_count[$__rate_interval])"
+_ALL_ERRORS: Final = "rate(logmirror_broker_request_errors_total[$__rate_interval])"
+_NOT_ON_DISK: Final = "logmirror_broker_log_end_offsetOF - logmirror_broker_high_watermarkOF"
+BROKER_PANELS: Final = (
+    Panel("Ready", (("min(logmirror_ready)", "ready"),), kind="stat", width=4),
+    Panel("Topics", (("sum(logmirror_broker_topics)", "topics"),), kind="stat", width=4),
+    Panel(
+        "Offline partitions",
+        (("sum(logmirror_broker_offline_partitions)", "partitions"),),
+        kind="stat",
+        width=5,
+        about="Damaged, or after a failure of the disk. The broker's log has the reason.",
+    ),
+    Panel(
+        "Connections", (("sum(logmirror_broker_connections)", "connections"),), kind="stat", width=5
+    ),
+    Panel(
+        "Size of the logs",
+        (("sum(logmirror_broker_log_bytesOF)", "bytes"),),
+        unit="bytes",
+        kind="stat",
+        width=6,
+    ),
+    Panel("Records in", ((_rate("logmirror_broker_records_in_total", "topic"), "{{topic}}"),)),
+    Panel(
+        "Bytes in",
+        ((_rate("logmirror_broker_bytes_in_total", "topic"), "{{topic}}"),),
+        unit="Bps",
+    ),
+    Panel(
+        "Bytes out",
+        ((_rate("logmirror_broker_bytes_out_total", "topic"), "{{topic}}"),),
+        unit="Bps",
+    ),
+    Panel("Requests", ((f"sum by (api) ({_ALL_REQUESTS})", "{{api}}"),), unit="ops"),
+    Panel(
+        "Latency of requests",
+        (_latency(0.5, "Produce"), _latency(0.99, "Produce"), _latency(0.99, "Metadata")),
+        unit="s",
+        about="Produce includes the flush to disk.",
+    ),
+    Panel(
+        "Errors in responses",
+        ((f"sum by (api, error) ({_ALL_ERRORS})", "{{api}}: {{error}}"),),
+        unit="ops",
+    ),
+    Panel(
+        "Batches that were not acknowledged",
+        (
+            (
+                _rate("logmirror_broker_produce_errors_total", "topic, error"),
+                "{{topic}}: {{error}}",
+            ),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        "Written and not on disk yet",
+        ((f"sum by (topic) ({_NOT_ON_DISK})", "{{topic}}"),),
+        about="Offsets whose producers wait for the disk.",
+    ),
+    Panel(
+        "Largest partitions",
+        (("topk(20, logmirror_broker_log_bytesOF)", "{{topic}}-{{partition}}"),),
+        unit="bytes",
+        kind="table",
+    ),
+    Panel(
+        "Memory and CPU",
+        (
+            ('process_resident_memory_bytes{job="logmirror-broker"}', "memory, bytes"),
+            (
+                'rate(process_cpu_seconds_total{job="logmirror-broker"}[$__rate_interval])',
+                "CPU, cores",
+            ),
+        ),
+    ),
+)
+
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana imports it."""
+    """Return the dashboard of the mirrors as Grafana imports it."""
+    destinations = 'label_values(logmirror_mirror_flows{mirror=~"$mirror"}, destination)'
+    variables = [
+        _variable("mirror", "label_values(logmirror_mirror_flows, mirror)"),
+        _variable("destination", destinations),
+    ]
+    return _dashboard("logmirror", PANELS, _OF, variables)
+
+
+def broker_dashboard() -> dict[str, Any]:
+    """Return the dashboard of the embedded broker."""
+    variables = [_variable("topic", "label_values(logmirror_broker_log_end_offset, topic)")]
+    return _dashboard("logmirror-broker", BROKER_PANELS, _OF_TOPIC, variables)
+
+
+def _dashboard(
+    name: str, listed: tuple[Panel, ...], of: str, variables: list[dict[str, Any]]
+) -> dict[str, Any]:
     panels, x, y, row_height = [], 0, 0, 0
-    for number, panel in enumerate(PANELS, 1):
+    for number, panel in enumerate(listed, 1):
         if x + panel.width > _WIDTH:
             x, y = 0, y + row_height
-        panels.append(_panel(panel, number, {"x": x, "y": y}))
+        panels.append(_panel(panel, number, {"x": x, "y": y}, of))
         x, row_height = x + panel.width, panel.height
     return {
-        "title": "logmirror",
-        "uid": "logmirror",
+        "title": name,
+        "uid": name,
         "tags": ["kafka", "logmirror"],
         "schemaVersion": 39,
         "editable": True,
@@ -178,11 +285,7 @@ def dashboard() -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus"},
-                _variable("mirror", "label_values(logmirror_mirror_flows, mirror)"),
-                _variable(
-                    "destination",
-                    'label_values(logmirror_mirror_flows{mirror=~"$mirror"}, destination)',
-                ),
+                *variables,
             ]
         },
         "panels": panels,
@@ -203,7 +306,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+def _panel(panel: Panel, number: int, place: dict[str, int], of: str) -> dict[str, Any]:
     is_table = panel.kind == "table"
     return {
         "id": number,
@@ -217,7 +320,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
             {
                 "refId": chr(ord("A") + at),
                 "datasource": _SOURCE,
-                "expr": expression.replace("OF", _OF),
+                "expr": expression.replace("OF", of),
                 "legendFormat": legend,
                 "instant": is_table,
                 "format": "table" if is_table else "time_series",
@@ -228,14 +331,20 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """Return the text of the file."""
+    """Return the text of the file of mirrors."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 
+def broker_text() -> str:
+    """Return the text of the file of the embedded broker."""
+    return json.dumps(broker_dashboard(), indent=1) + "\n"
+
+
 def main() -> None:
-    """Write the file."""
-    FILE.parent.mkdir(parents=True, exist_ok=True)
+    """Write both files."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     FILE.write_text(text(), encoding="utf-8")
+    BROKER_FILE.write_text(broker_text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

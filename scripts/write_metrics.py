@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from logmirror.monitoring.broker_metrics import BROKER_CATALOGUE
 from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def tables() -> str:
         ("Single partitions", flows),
         ("Mirror and destination, and process", [*others, *AGGREGATES]),
         ("With `metrics-prefix: mirror_v3`", MIRROR_V3_CATALOGUE),
+        ("Embedded broker", BROKER_CATALOGUE),
     )
     return "\n".join(f"### {heading}\n\n{_table(metrics)}" for heading, metrics in parts)
 

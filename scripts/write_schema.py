@@ -38,6 +38,7 @@ SECTIONS: Final = (
     ("SharedS3", "`destination`, `type: s3`"),
     ("Limits", "`limits`"),
     ("Spark", "`spark`"),
+    ("Broker", "`broker`"),
 )
 """Each mapping of the file and its heading, in the order of the page."""
 
