@@ -8,6 +8,7 @@ replication begins runs in a thread, so that the request does not wait for it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -81,7 +82,13 @@ class StopRequest:
             if watcher is not None:
                 watcher.join()
 
-    def unless_stopped(self, work: Callable[[], _T], abort: Callable[[], None] | None = None) -> _T:
+    def unless_stopped(
+        self,
+        work: Callable[[], _T],
+        abort: Callable[[], None] | None = None,
+        *,
+        within_s: float = math.inf,
+    ) -> _T:
         """Do work in a thread, and return what it returns or raise what it raises.
 
         Args:
@@ -89,9 +96,11 @@ class StopRequest:
                 ends or the process does.
             abort: Makes the work end, within 30 seconds. Called if a stop is requested, and if the
                 calling thread is interrupted.
+            within_s: Limit for the work, in seconds.
 
         Raises:
             StoppedError: A stop was requested before the work was done.
+            TimeoutError: The work has not ended within its limit.
         """
         if self.requested:
             raise StoppedError
@@ -104,10 +113,14 @@ class StopRequest:
                 future.set_exception(error)
 
         is_done = False
+        polls = 0
         try:
             threading.Thread(target=do, name="start", daemon=True).start()
             while not is_done and not self.requested:
                 is_done = bool(wait([future], timeout=_POLL_S).done)
+                polls += 1
+                if not is_done and polls * _POLL_S >= within_s:
+                    raise TimeoutError
         finally:
             if not is_done and abort is not None:
                 abort()

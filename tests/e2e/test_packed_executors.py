@@ -89,11 +89,20 @@ def executors(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
 
 
-def wait_for_packed(run: Run, watch: Watch) -> None:
-    wait_until(
-        lambda: watch.look() or not run.alive,
-        what=lambda: f"a worker:\n{run.text}\n{run.spark_text[-4000:]}",
-    )
+def wait_for_packed(run: Run, watch: Watch, executors_at: Path) -> None:
+    """Wait until the environment is used; `executors_at` is the directory of Spark's worker.
+
+    Spark writes about 2 GB before: the archive is copied and unpacked at the driver and at the
+    executor, which takes minutes on a disk that others use.
+    """
+
+    def found() -> str:
+        logs = sorted(executors_at.glob("*/*/std*"))
+        texts = [f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs]
+        running = [" ".join(one.cmdline())[:200] for one in run.processes()]
+        return "\n".join(["a worker:", run.text, run.spark_text[-4000:], *texts, *running])
+
+    wait_until(lambda: watch.look() or not run.alive, what=found, timeout_s=600)
 
 
 @pytest.mark.gate("a Spark cluster and a packed environment")
@@ -110,7 +119,7 @@ def test_spark_submit_runs_a_mirror_on_a_cluster_that_has_only_the_pack(cli_brok
         options += ["--properties-file", str(cluster.properties_file)]
         with SubmittedRun(config, *options, properties=PACKED, folder=tmp_path) as run:
             watch = Watch(cluster.processes)
-            wait_for_packed(run, watch)
+            wait_for_packed(run, watch, cluster.work)
             assert run.wait() == 0, run.text
             run.wait_until_nothing_is_left()
         wait_until(
@@ -138,7 +147,7 @@ def test_spark_archives_ships_the_packed_environment(cli_broker, pack, tmp_path)
     environment = {"SPARK_HOME": str(home)}
     with Run(config, *arguments, folder=tmp_path, environment=environment) as run:
         watch = Watch(run.processes)
-        wait_for_packed(run, watch)
+        wait_for_packed(run, watch, home / "work")
         secrets = {process.environ().get(SECRET) for process in executors(run.processes())}
         assert run.wait() == 0, run.text
         run.wait_until_nothing_is_left()

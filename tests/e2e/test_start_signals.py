@@ -2,7 +2,8 @@
 
 The program runs as a process, with Spark. It is signalled while it loads, while the JVM starts,
 while the session and the Python workers start, and shortly after that; it is also killed. Left
-would be: the JVM, a Python worker, a file in the directory for temporary files.
+would be: the JVM, a Python worker, a file in the directory for temporary files. A cluster that runs
+no task is reported, and is an error in the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from kit.judges.clients import odd_messages, produce
 from kit.runs.commands import Run, mirror, takes_stop_signals, wait_until, write_config
 from kit.runs.inline_run import InlineRun
 from kit.servers.machine import HOST, temporary_folder
+from kit.servers.spark_cluster import spark_home
 from kit.tiers import all_but
+from logmirror.engine import spark
+from logmirror.errors import UnavailableError
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
 
@@ -122,3 +126,41 @@ def test_a_signal_ends_the_wait_for_a_source_that_does_not_respond(tmp_path):
 
     assert exit_code == 0, run.text
     assert "stopped before replication began" in run.text
+
+
+WITHOUT_A_FREE_CORE = "local-cluster[1,1,1024]", {"spark.executor.cores": "2"}
+"""A master and properties: its worker has one core, and executors want two."""
+
+
+def test_a_cluster_that_runs_no_task_is_reported_until_the_stop(cli_broker, tmp_path, scratch):
+    master, properties = WITHOUT_A_FREE_CORE
+    topic = cli_broker.create_topic(f"start-{scratch.name}")
+    config = write_config(
+        tmp_path / "config.json",
+        mirror(topic, cli_broker.bootstrap, tmp_path / "archive"),
+        properties=properties,
+    )
+    environment = {"TMPDIR": str(scratch), "SPARK_HOME": str(spark_home(tmp_path))}
+    arguments = ("--master", master)
+    with Run(config, *arguments, folder=tmp_path, environment=environment) as run:
+        line = run.wait_for("waiting: Spark has not finished the first tasks yet")
+        assert f"master={master}" in line
+        assert "free cores" in line
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 0, run.text
+        run.wait_until_nothing_is_left()
+
+
+def test_a_cluster_that_runs_no_task_in_time_is_an_error(tmp_path, monkeypatch):
+    master, properties = WITHOUT_A_FREE_CORE
+    monkeypatch.setattr(spark, "START_MAX_S", 8.0)
+    monkeypatch.setenv("SPARK_HOME", str(spark_home(tmp_path)))
+    with pytest.raises(UnavailableError, match="has not finished the first tasks in time") as error:
+        spark.SparkRunner(
+            master=master,
+            properties=properties,
+            execute="logmirror.engine.executor:execute",
+            warm_up="logmirror.engine.executor:warm_up",
+        )
+    assert error.value.facts["master"] == master
+    assert "executors" in error.value.hint

@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
 
+from logmirror.engine import first_tasks
 from logmirror.engine.session import SessionStart
 from logmirror.engine.session_folder import SessionFolder
 from logmirror.errors import LogmirrorError, UnavailableError
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
     from logmirror.mirror.follow import JobAddress
     from logmirror.mirror.ports import Job, SliceResult, Work
+
+START_MAX_S: Final = 1800.0
+"""Limit for a session's start, in seconds. A busy cluster may have to provide machines first."""
 
 _FREEZE_AFTER: Final = (1, 2, 10)
 _tasks_done = 0
@@ -63,7 +67,7 @@ class SparkRunner:
 
     Raises:
         StoppedError: A stop was requested before the session was up. Nothing of it is left.
-        UnavailableError: Spark did not start.
+        UnavailableError: Spark did not start, or its cluster ran no task within 30 minutes.
         UsageError: There is no Java, or the master is invalid, or the cluster is not protected.
     """
 
@@ -95,16 +99,22 @@ class SparkRunner:
         def begin() -> SparkContext:
             self._context = start.begin()
             slots = range(self.slots)
-            self._context.parallelize(slots, len(slots)).foreach(_WarmUp(warm_up))
+            with first_tasks.reported(master):
+                self._context.parallelize(slots, len(slots)).foreach(_WarmUp(warm_up))
             return self._context
 
         try:
-            self._context = (stop or StopRequest()).unless_stopped(begin, start.abort)
+            request = stop or StopRequest()
+            self._context = request.unless_stopped(begin, start.abort, within_s=START_MAX_S)
             self._stop_channel = _stop_channel(self._context)
-        except BaseException:
+        except BaseException as error:
             start.abort()
             _forget_gateway()
             self._folder.remove()
+            if isinstance(error, TimeoutError):
+                late = "Spark has not finished the first tasks in time"
+                facts = {"master": master, "waited_s": round(START_MAX_S)}
+                raise UnavailableError(late, hint=first_tasks.HINT, **facts) from None
             raise
 
     def __enter__(self) -> Self:
