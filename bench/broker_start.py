@@ -91,6 +91,8 @@ def sizes(processes: list[psutil.Process], bootstrap: str, *, load: bool) -> dic
 
 
 def produce(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("bench", 1)])["bench"].result(TIMEOUT_S)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
     value = b"x" * RECORD_BYTES
     for number in range(RECORDS):
