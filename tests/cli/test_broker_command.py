@@ -5,6 +5,7 @@ Method: the command runs with a `serve` that only records the options of the bro
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import logmirror
 from logmirror.broker import server
-from logmirror.cli import commands
+from logmirror.cli import broker, commands
 from logmirror.config.problems import ConfigError
 from logmirror.errors import UsageError
 
@@ -64,8 +65,69 @@ def test_options_override_the_file(served, tmp_path):
     assert found.topics == (("t", 1),)
 
 
+SECURE = """
+broker:
+  log-dir: a
+  listener: [INSIDE=PLAINTEXT://127.0.0.1:9092, OUTSIDE=SASL_SSL://0.0.0.0:9093]
+  advertise: OUTSIDE=kafka.example.com:443
+  allow-anonymous: true
+  tls-certificate: broker.pem
+  tls-key: key.pem
+  tls-client-ca: ca.pem
+  tls-client-auth: requested
+  sasl-mechanism: SCRAM-SHA-512
+  super-user: [User:admin, User:ops]
+  max-connections-per-address: 50
+"""
+
+
+def test_the_file_may_have_every_setting_of_security(served, tmp_path):
+    path = tmp_path / "broker.yaml"
+    path.write_text(SECURE)
+
+    found = options_of(served, "-c", path)
+
+    inside, outside = found.listeners
+    assert (inside.name, inside.protocol, inside.host, inside.port) == (
+        "INSIDE",
+        "PLAINTEXT",
+        "127.0.0.1",
+        9092,
+    )
+    assert (outside.protocol, outside.advertised_host, outside.advertised_port) == (
+        "SASL_SSL",
+        "kafka.example.com",
+        443,
+    )
+    assert found.allow_anonymous
+    assert (found.tls_certificate, found.tls_key) == (Path("broker.pem"), Path("key.pem"))
+    assert (found.tls_client_ca, found.tls_client_auth) == (Path("ca.pem"), "requested")
+    assert found.sasl_mechanisms == ("SCRAM-SHA-512",)
+    assert found.super_users == ("User:admin", "User:ops")
+    assert found.max_connections_per_address == 50
+    words = ("--no-allow-anonymous", "--tls-client-auth=none", "--super-user=User:me")
+    found = options_of(served, "-c", path, *words)
+    assert not found.allow_anonymous
+    assert (found.tls_client_auth, found.super_users) == ("none", ("User:me",))
+
+
+def test_a_setting_of_security_that_is_wrong_is_a_clear_error(served, tmp_path):
+    path = tmp_path / "broker.yaml"
+    path.write_text(
+        "broker: {log-dir: a, listener: 'TCP://h:1', advertise: 'h:1', sasl-mechanism: GSSAPI}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        commands.run_plain(["broker", "-c", str(path)])
+    found = "\n".join(map(str, raised.value.problems))
+    assert "broker.listener: must be [NAME=]PROTOCOL://HOST:PORT" in found
+    assert "broker.advertise: must be NAME=HOST:PORT" in found
+    assert "broker.sasl-mechanism" in found
+    assert served == []
+
+
 def test_without_a_file_the_defaults_are_those_of_the_section(served, tmp_path):
     section = logmirror.load(text="broker: {log-dir: a}").broker
+    assert dataclasses.asdict(section) == {**broker._DEFAULTS, "log_dir": ("a",)}  # noqa: SLF001  # the command loads no models
     found = options_of(served, "--log-dir", "a")
 
     assert f"{found.host}:{found.port}" == section.listen

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 import typer
 
 from logmirror.cli.options import LogLevelOption, yaml_files
-from logmirror.config.addresses import parse_address, parse_override, parse_topic
+from logmirror.config.addresses import (
+    parse_address,
+    parse_advertised,
+    parse_listener,
+    parse_override,
+    parse_topic,
+)
 from logmirror.demo import fill
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from logmirror.broker.options import BrokerOptions, Listener
 
-_LISTENER_HINT: Final = (
-    "write [NAME=]PROTOCOL://HOST:PORT, with PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"
-)
 _DEFAULTS: Final = {
     "listen": "127.0.0.1:9092",
     "auto_create": True,
@@ -31,7 +34,18 @@ _DEFAULTS: Final = {
     "override": (),
     "monitoring_port": 0,
     "monitoring_host": "127.0.0.1",
+    "listener": (),
+    "advertise": (),
+    "allow_anonymous": False,
+    "tls_certificate": None,
+    "tls_key": None,
+    "tls_client_ca": None,
+    "tls_client_auth": "none",
+    "sasl_mechanism": (),
+    "super_user": (),
+    "max_connections_per_address": 0,
 }
+"""Those of `config.broker_model`, which takes long to load. A test compares the two."""
 
 
 _ConfigOption = Annotated[
@@ -150,10 +164,11 @@ _AdvertiseOption = Annotated[
     ),
 ]
 _AllowAnonymousOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--allow-anonymous",
+        "--allow-anonymous/--no-allow-anonymous",
         help="Let other hosts connect to a listener that does not authenticate clients.",
+        show_default="no-allow-anonymous",
     ),
 ]
 _CertificateOption = Annotated[
@@ -166,8 +181,8 @@ _ClientCaOption = Annotated[
     Path | None, typer.Option(help="Authorities of clients' certificates, PEM.", show_default=False)
 ]
 _ClientAuthOption = Annotated[
-    Literal["none", "requested", "required"],
-    typer.Option(help="Whether clients of SSL listeners show a certificate."),
+    Literal["none", "requested", "required"] | None,
+    typer.Option(help="Whether clients of SSL listeners show a certificate.", show_default="none"),
 ]
 _MechanismOption = Annotated[
     list[str] | None,
@@ -186,7 +201,8 @@ _SuperUserOption = Annotated[
     ),
 ]
 _PerAddressOption = Annotated[
-    int, typer.Option(min=0, help="Connections of one client address; 0: no limit.")
+    int | None,
+    typer.Option(min=0, help="Connections of one client address; 0: no limit.", show_default="0"),
 ]
 
 
@@ -206,14 +222,14 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     demo_data: _DemoDataOption = None,
     listener: _ListenerOption = None,
     advertise: _AdvertiseOption = None,
-    allow_anonymous: _AllowAnonymousOption = False,
+    allow_anonymous: _AllowAnonymousOption = None,
     tls_certificate: _CertificateOption = None,
     tls_key: _KeyOption = None,
     tls_client_ca: _ClientCaOption = None,
-    tls_client_auth: _ClientAuthOption = "none",
+    tls_client_auth: _ClientAuthOption = None,
     sasl_mechanism: _MechanismOption = None,
     super_user: _SuperUserOption = None,
-    max_connections_per_address: _PerAddressOption = 0,
+    max_connections_per_address: _PerAddressOption = None,
     stop_with_stdin: _StopWithStdinOption = False,
     log_level: LogLevelOption = "info",
 ) -> None:
@@ -221,8 +237,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
 
     Acknowledged records are on disk, unless --no-flush-on-ack. Prints its address when it listens.
     """
-    from logmirror.broker.options import ClientAuth  # noqa: PLC0415  # only this command needs it
-    from logmirror.monitoring.logs import log_to_stderr  # noqa: PLC0415  # with them
+    from logmirror.monitoring.logs import log_to_stderr  # noqa: PLC0415  # only this command needs it
 
     value = _values(
         config,
@@ -235,23 +250,20 @@ def broker(  # noqa: PLR0913  # one parameter for each option
         override=override,
         monitoring_port=monitoring_port,
         monitoring_host=monitoring_host,
-    )
-    log_to_stderr(log_level)
-    options = _options(
-        value,
-        listeners=_listeners(listener or [], advertise or []),
+        listener=listener,
+        advertise=advertise,
         allow_anonymous=allow_anonymous,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
-        tls_client_auth=ClientAuth(tls_client_auth),
-        sasl_mechanisms=tuple(sasl_mechanism or ()),
-        super_users=tuple(super_user or ()),
+        tls_client_auth=tls_client_auth,
+        sasl_mechanism=sasl_mechanism,
+        super_user=super_user,
         max_connections_per_address=max_connections_per_address,
-        stop_with_stdin=stop_with_stdin,
-        accept_data_loss=tuple(accept_data_loss or ()),
     )
-    _serve(options, demo_data)
+    log_to_stderr(log_level)
+    loss = tuple(accept_data_loss or ())
+    _serve(_options(value, stop_with_stdin=stop_with_stdin, accept_data_loss=loss), demo_data)
 
 
 def _serve(options: BrokerOptions, demo_data: str | None) -> None:
@@ -272,7 +284,14 @@ def _serve(options: BrokerOptions, demo_data: str | None) -> None:
 
 def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noqa: ANN401  # fields
     """Return the options: those that a file may have, and the others."""
-    from logmirror.broker.options import BrokerOptions  # noqa: PLC0415  # only this command needs it
+    from logmirror.broker.options import (  # noqa: PLC0415  # only this command needs them
+        BrokerOptions,
+        ClientAuth,
+    )
+
+    def file(name: str) -> Path | None:
+        path = value(name)
+        return None if path is None else Path(path)
 
     host, port = _parsed("--listen", parse_address, value("listen"))
     parse = functools.partial(parse_topic, partitions=value("partitions"))
@@ -289,6 +308,15 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         overrides=dict(_parsed("--override", parse_override, text) for text in value("override")),
         monitoring_port=value("monitoring_port"),
         monitoring_host=value("monitoring_host"),
+        listeners=_listeners(value("listener"), value("advertise")),
+        allow_anonymous=value("allow_anonymous"),
+        tls_certificate=file("tls_certificate"),
+        tls_key=file("tls_key"),
+        tls_client_ca=file("tls_client_ca"),
+        tls_client_auth=ClientAuth(value("tls_client_auth")),
+        sasl_mechanisms=tuple(value("sasl_mechanism")),
+        super_users=tuple(value("super_user")),
+        max_connections_per_address=value("max_connections_per_address"),
         **fixed,
     )
 
@@ -328,22 +356,14 @@ def _parsed(option: str, parse: Callable[[str], _Parsed], text: str) -> _Parsed:
         raise UsageError(f"{option} {error}", found=text) from error
 
 
-def _listeners(texts: list[str], advertised: list[str]) -> tuple[Listener, ...]:
-    """Parse `--listener` and `--advertise`."""
+def _listeners(texts: Iterable[str], advertised: Iterable[str]) -> tuple[Listener, ...]:
+    """Parse the listeners and their advertised addresses."""
     from logmirror.broker.options import Listener, SecurityProtocol  # noqa: PLC0415  # see above
 
-    addresses = {}
-    for text in advertised:
-        name, _, address = text.partition("=")
-        addresses[name] = _parsed("--advertise", parse_address, address)
+    addresses = dict(_parsed("--advertise", parse_advertised, text) for text in advertised)
     found = []
     for text in texts:
-        head, _, address = text.partition("://")
-        name, _, protocol = head.rpartition("=")
-        if protocol not in list(SecurityProtocol):
-            raise UsageError("not a listener", hint=_LISTENER_HINT, listener=text)
-        host, port = _parsed("--listener", parse_address, address)
-        name = name or protocol
+        name, protocol, host, port = _parsed("--listener", parse_listener, text)
         advertised_host, advertised_port = addresses.pop(name, ("", 0))
         found.append(
             Listener(

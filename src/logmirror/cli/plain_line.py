@@ -61,7 +61,7 @@ def _readers(command: Callable[..., None]) -> dict[str, _Reader]:
     readers = {}
     for name, hint in hints.items():
         kind, option = typing.get_args(hint)[:2]
-        if isinstance(kind, types.UnionType):
+        if typing.get_origin(kind) in {types.UnionType, typing.Union}:
             (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
         for flag in _flags(option) or (f"--{name.replace('_', '-')}",):
             yes, _, no = flag.partition("/")

@@ -70,7 +70,8 @@ def summary(settings: Settings) -> Iterator[str]:
         yield f'mirror "{mirror.name}"{state}: destinations = [{names}]'
     if settings.broker is not None:
         folders = ", ".join(settings.broker.log_dir)
-        yield f"broker: listens on {settings.broker.listen}, log directories: {folders}"
+        where = ", ".join(settings.broker.listener) or settings.broker.listen
+        yield f"broker: listens on {where}, log directories: {folders}"
     for name in settings.unset_variables:
         yield f"note: the environment variable {name} is not set; `run` needs it"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""Kafka's security protocols."""
+
 _PORT_MAX: Final = 65_535
 
 
@@ -44,3 +47,30 @@ def parse_override(text: str) -> tuple[str, str]:
         message = "must be NAME=VALUE"
         raise ValueError(message)
     return name, value
+
+
+def parse_listener(text: str) -> tuple[str, str, str, int]:
+    """Parse `[NAME=]PROTOCOL://HOST:PORT`; returns name, protocol, host and port.
+
+    Raises:
+        ValueError: It is no such listener.
+    """
+    head, _, address = text.partition("://")
+    name, _, protocol = head.rpartition("=")
+    if protocol not in PROTOCOLS:
+        message = f"must be [NAME=]PROTOCOL://HOST:PORT, with {', '.join(PROTOCOLS)}"
+        raise ValueError(message)
+    return name or protocol, protocol, *parse_address(address)
+
+
+def parse_advertised(text: str) -> tuple[str, tuple[str, int]]:
+    """Parse `NAME=HOST:PORT`; returns name and address.
+
+    Raises:
+        ValueError: It is no such pair.
+    """
+    name, found, address = text.partition("=")
+    if not name or not found:
+        message = "must be NAME=HOST:PORT"
+        raise ValueError(message)
+    return name, parse_address(address)

@@ -6,13 +6,22 @@ and in `BrokerSettings`, an option in `cli/broker.py`, then `make schema`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Final
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from logmirror.config.addresses import parse_address, parse_override, parse_topic
+from logmirror.config.addresses import (
+    parse_address,
+    parse_advertised,
+    parse_listener,
+    parse_override,
+    parse_topic,
+)
 from logmirror.config.base_model import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SEVERAL: Final = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
@@ -28,21 +37,28 @@ def _check_address(text: str) -> str:
     return text
 
 
-def _check_topics(topics: list[str]) -> list[str]:
-    for text in topics:
-        parse_topic(text, 1)
-    return topics
+def _each(parse: Callable[[str], object]) -> AfterValidator:
+    """Check each text of a list."""
 
+    def check(texts: list[str]) -> list[str]:
+        for text in texts:
+            parse(text)
+        return texts
 
-def _check_overrides(overrides: list[str]) -> list[str]:
-    for text in overrides:
-        parse_override(text)
-    return overrides
+    return AfterValidator(check)
 
 
 _Several = Annotated[
     list[str], BeforeValidator(_as_list), Field(min_length=1), WithJsonSchema(_SEVERAL)
 ]
+
+_Mechanisms = Annotated[
+    list[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]],
+    BeforeValidator(_as_list),
+    Field(min_length=1),
+    WithJsonSchema(_SEVERAL),
+]
+_File = Annotated[str, Field(min_length=1)] | None
 
 
 class BrokerModel(Model):
@@ -65,11 +81,13 @@ class BrokerModel(Model):
     """Whether a record is flushed before its response. Without, a power loss can take away the
     records of the last second."""
 
-    topic: Annotated[_Several, AfterValidator(_check_topics)] = Field(default_factory=list)
+    topic: Annotated[_Several, _each(lambda text: parse_topic(text, 1))] = Field(
+        default_factory=list
+    )
     """`NAME` or `NAME:PARTITIONS`, or a list of them: topics that are created before the broker
     listens, if they do not exist."""
 
-    override: Annotated[_Several, AfterValidator(_check_overrides)] = Field(default_factory=list)
+    override: Annotated[_Several, _each(parse_override)] = Field(default_factory=list)
     """`NAME=VALUE`, or a list of them: defaults of topic settings, by Kafka's name of the broker
     setting, such as `log.retention.ms=604800000`."""
 
@@ -78,6 +96,39 @@ class BrokerModel(Model):
 
     monitoring_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """IP address on which that port listens."""
+
+    listener: Annotated[_Several, _each(parse_listener)] = Field(default_factory=list)
+    """`[NAME=]PROTOCOL://HOST:PORT`, or a list of them, instead of `listen`. The protocol is
+    `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`."""
+
+    advertise: Annotated[_Several, _each(parse_advertised)] = Field(default_factory=list)
+    """`NAME=HOST:PORT`, or a list of them: the address at which clients of a listener reach it."""
+
+    allow_anonymous: bool = False
+    """Whether other hosts may connect to a listener that does not authenticate clients."""
+
+    tls_certificate: _File = None
+    """Certificate of the broker, a PEM file."""
+
+    tls_key: _File = None
+    """Its key, a PEM file, if it is in another one."""
+
+    tls_client_ca: _File = None
+    """Authorities of clients' certificates, a PEM file."""
+
+    tls_client_auth: Literal["none", "requested", "required"] = "none"
+    """Whether clients of `SSL` listeners show a certificate."""
+
+    sasl_mechanism: _Mechanisms = Field(default_factory=list)
+    """`PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`, or a list of them. By default all are offered,
+    but `PLAIN` only with TLS or on loopback."""
+
+    super_user: _Several = Field(default_factory=list)
+    """`User:NAME`, or a list of them: may do everything, and all others need ACLs. By default there
+    are no ACLs."""
+
+    max_connections_per_address: Annotated[int, Field(ge=0)] = 0
+    """Connections of one client address; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +144,22 @@ class BrokerSettings:
     override: tuple[str, ...]
     monitoring_port: int
     monitoring_host: str
+    listener: tuple[str, ...]
+    advertise: tuple[str, ...]
+    allow_anonymous: bool
+    tls_certificate: str | None
+    tls_key: str | None
+    tls_client_ca: str | None
+    tls_client_auth: str
+    sasl_mechanism: tuple[str, ...]
+    super_user: tuple[str, ...]
+    max_connections_per_address: int
 
 
 def broker_settings(model: BrokerModel) -> BrokerSettings:
     """Return the settings of a valid section."""
-    return BrokerSettings(
-        log_dir=tuple(model.log_dir),
-        listen=model.listen,
-        auto_create=model.auto_create,
-        partitions=model.partitions,
-        flush_on_ack=model.flush_on_ack,
-        topic=tuple(model.topic),
-        override=tuple(model.override),
-        monitoring_port=model.monitoring_port,
-        monitoring_host=model.monitoring_host,
-    )
+    values: dict[str, Any] = {}
+    for field in fields(BrokerSettings):
+        value = getattr(model, field.name)
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return BrokerSettings(**values)
