@@ -176,6 +176,22 @@ SETTINGS: Final[Mapping[str, _Setting]] = {
 }
 """The settings of topics, in the order of their names."""
 
+ONLY_IN_KAFKA: Final = frozenset(
+    {
+        *("compression.gzip.level", "compression.lz4.level", "compression.zstd.level"),
+        *("file.delete.delay.ms", "follower.replication.throttled.replicas"),
+        *("index.interval.bytes", "leader.replication.throttled.replicas"),
+        *("local.retention.bytes", "local.retention.ms", "message.downconversion.enable"),
+        *("message.format.version", "message.timestamp.after.max.ms"),
+        *("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms"),
+        *("preallocate", "remote.log.copy.disable", "remote.log.delete.on.disable"),
+        *("remote.storage.enable", "segment.index.bytes", "segment.jitter.ms"),
+        "unclean.leader.election.enable",
+    }
+)
+"""Topic settings of Apache Kafka 3.9 and 4.3 that this broker lacks. They cannot be set. A reset to
+the default is accepted: MirrorMaker 2 resets every setting that its source topic does not have."""
+
 
 def check_overrides(overrides: Mapping[str, str]) -> None:
     """Check broker settings that override defaults of topics.

@@ -224,7 +224,9 @@ def test_incremental_alter_configs_changes_what_it_names(partition, version):
     assert _settings(partition) == {"segment.bytes": "5000"}
     assert change(("cleanup.policy", "delete", APPEND)) == ErrorCode.none
     assert _settings(partition) == {"segment.bytes": "5000", "cleanup.policy": "delete"}
+    assert change(("preallocate", None, DELETE)) == ErrorCode.none, "a setting of Kafka alone"
     for refused in (
+        ("preallocate", "true", SET),
         ("cleanup.policy", "shred", APPEND),
         ("cleanup.policy", "delete", SUBTRACT),
         ("segment.bytes", "1", APPEND),

@@ -22,6 +22,7 @@ from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topic_configs import (
+    ONLY_IN_KAFKA,
     ConfigEntry,
     ConfigSource,
     ConfigType,
@@ -208,7 +209,8 @@ def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, st
         if named[name] > 1:
             raise RefusedConfigError(f"{name}: named twice")
         if change.config_operation == _Operation.DELETE:
-            before.value(name)
+            if name not in ONLY_IN_KAFKA:
+                before.value(name)
             values.pop(name, None)
             continue
         if change.value is None:
