@@ -2,7 +2,8 @@
 # Prepare this clone. Needs Python 3.11 or later, make, and a package manager.
 #
 #     scripts/setup.sh          .venv with the locked packages, and Java
-#     scripts/setup.sh tests    the same, and the tools of the tests: Maven, kcat, Prometheus, shells
+#     scripts/setup.sh tests    the same, and the tools of the tests: Maven, a Java compiler, npm, kcat,
+#                               Prometheus, shells
 #
 # Missing programs are installed with the package manager, as root or with sudo without a password.
 # Without either, the script stops and prints what to install. Completed steps are skipped. Each step
@@ -226,6 +227,13 @@ if [ "${1:-}" = tests ]; then
         provide "Maven (for tests)" maven maven maven
     command -v kcat >/dev/null 2>&1 ||
         provide "kcat (for tests)" "kcat kafkacat" kcat kcat
+    command -v npm >/dev/null 2>&1 ||
+        provide "Node.js and npm (for tests)" npm npm node
+    command -v javac >/dev/null 2>&1 ||
+        provide "a Java compiler (for tests)" \
+            "openjdk-21-jdk-headless openjdk-17-jdk-headless openjdk-25-jdk-headless" \
+            "java-21-openjdk-devel java-17-openjdk-devel java-latest-openjdk-devel" \
+            "openjdk@21 openjdk"
     for shell in zsh fish; do
         command -v $shell >/dev/null 2>&1 ||
             provide "$shell (for tests)" $shell $shell $shell

@@ -64,6 +64,8 @@ _MAIN_CLASSES: Final = {
     "kafka-transactions": ("org.apache.kafka.tools.TransactionsCommand",),
     "kafka-producer-perf-test": ("org.apache.kafka.tools.ProducerPerformance",),
     "kafka-consumer-perf-test": ("org.apache.kafka.tools.ConsumerPerformance",),
+    "kafka-verifiable-producer": ("org.apache.kafka.tools.VerifiableProducer",),
+    "kafka-verifiable-consumer": ("org.apache.kafka.tools.VerifiableConsumer",),
 }
 
 _LOG4J2: Final = """\
