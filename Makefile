@@ -48,7 +48,7 @@ nightly: testtools checks ## Everything, with 50 kills of each kind and every ce
 
 lint: install checks ## Format, Ruff, mypy --strict, import contracts
 
-bench: testtools ## Benchmark against the peers, half an hour; writes docs/bench.md
+bench: testtools ## Benchmark against the peers, about an hour; writes docs/bench.md
 	@$(RUN) python bench/report.py
 
 format: install ## Format the code and fix what Ruff can fix

@@ -19,7 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from forward_report import sections, table  # noqa: E402  # after the path is set
+from broker_report import load_section, start_section  # noqa: E402  # after the path is set
+from forward_report import sections, table  # noqa: E402  # as above
 
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
 
@@ -151,34 +152,6 @@ def snapshot_table(found: dict) -> str:
     return table(["snapshot", "s", "CPU-s", "peak RSS of a Python process, MiB", "MB"], rows)
 
 
-def broker_section(found: dict) -> str:
-    medians, count = found["medians"], f"{found['partitions']:,}"
-    ours, many, kafka = medians["empty"], medians["partitions"], medians["kafka"]
-    of_start = ours["start_s"] / kafka["start_s"]
-    of_size = ours["loaded_mib"] / kafka["loaded_mib"]
-    goals = [
-        ["`listening` after the command, s", ours["listening_s"], 0.5, ".2f"],
-        [f"the same with {count} partitions, s", many["listening_s"], 2, ".2f"],
-        ["RSS without clients, MiB", ours["idle_mib"], 64, ".0f"],
-        ["start, part of Kafka's", of_start, 0.2, ".2f"],
-        ["RSS after the load, part of Kafka's", of_size, 0.25, ".2f"],
-    ]
-    reached = [
-        [title, format(value, form), f"at most {goal}", "reached" if value <= goal else "**no**"]
-        for title, value, goal, form in goals
-    ]
-    rows = []
-    for title, each in (
-        ("embedded broker", ours),
-        (f"embedded broker, {count} partitions", many),
-        ("Apache Kafka 4.3.1, heap 1 GiB", kafka),
-    ):
-        loaded = f"{each['loaded_mib']:.0f}" if "loaded_mib" in each else "-"
-        rows.append([title, f"{each['start_s']:.2f}", f"{each['idle_mib']:.0f}", loaded])
-    titles = ["", "first response after, s", "RSS without clients, MiB", "RSS after the load, MiB"]
-    return table(["goal", "measured", "goal", ""], reached) + "\n\n" + table(titles, rows)
-
-
 def page(found: dict[str, dict], load_before: float) -> str:
     mirror, snapshots = found["mirror"], found["snapshots"]
     now = datetime.now(UTC).date().isoformat()
@@ -223,7 +196,16 @@ connector runs on Spark {CONNECTOR_SPARK}, the newest release available with all
 From the command to the first response to a client, page cache warm; Apache Kafka's folder is \
 formatted before, and its classes are in an archive. The load is 200,000 records of 1 KiB.
 
-{broker_section(found["broker"])}
+{start_section(found["broker"])}
+
+## Embedded broker: throughput and delay
+
+Apache Kafka's perf producer (64 KiB batches, `linger.ms=5`) and perf consumer against one \
+partition. Durability is equal on both sides of a ratio: `flushed` means before each response \
+(`flush.messages=1` on Apache Kafka), `background` means afterwards. The delay is that of \
+librdkafka, from the send to the arrival. Medians over the rounds.
+
+{load_section(found["load"])}
 
 ## Kernels
 
@@ -246,6 +228,7 @@ def main() -> None:
         "archives": run("archives.py"),
         "snapshots": run("snapshots.py"),
         "broker": run("broker_start.py", "--rounds", options.rounds),
+        "load": run("broker_load.py", "--rounds", options.rounds),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
     }
     PAGE.write_text(page(found, load_before))
