@@ -33,8 +33,9 @@ _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers: a row of docs/mirror-v3-parity.md, and those of `kit.tiers`."""
+    """Declare the markers: rows of pages that list tests, and those of `kit.tiers`."""
     config.addinivalue_line("markers", "mirror_v3(*ids): tests of mirror-v3 that this test matches")
+    config.addinivalue_line("markers", "statement(*ids): shows rows of docs/broker-statements.md")
     config.addinivalue_line("markers", "gate(reason): runs in .ci/run after `make test`")
     config.addinivalue_line("markers", "thinned: runs smaller in `make test`, in full in .ci/run")
     config.addinivalue_line("markers", "jvm: starts a JVM")

@@ -58,6 +58,7 @@ def _fill(broker: EmbeddedBroker, topic: str, count: int = 5, **configs: str) ->
             assert partition.produce(data_batch(1)) == Appended(0, number)
 
 
+@pytest.mark.statement("N5", "C17")
 def test_b01_acknowledged_records_are_readable_while_none_is_durable(broker, topic_name):
     _fill(broker, topic_name)
 
@@ -89,6 +90,7 @@ def test_a_topic_may_be_flushed_in_the_background_on_a_broker_that_flushes_on_ac
         assert _durable(broker) == 0
 
 
+@pytest.mark.statement("N4")
 def test_b06_a_fetch_that_waits_gets_the_record_at_once(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
 
@@ -109,6 +111,7 @@ def test_b06_a_fetch_that_waits_gets_the_record_at_once(broker, topic_name):
     assert _durable(broker) == 0
 
 
+@pytest.mark.statement("N3")
 def test_n03_records_with_acks_0_are_readable(broker, topic_name):
     acks_0 = {"acks": 0, "enable.idempotence": False}
     create_topic(broker.bootstrap, topic_name, 1, {})
@@ -151,6 +154,7 @@ def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broke
     assert failures == []
 
 
+@pytest.mark.statement("C7")
 def test_kill_9_loses_nothing(broker, topic_name):
     _fill(broker, topic_name)
     broker.kill()
@@ -164,6 +168,7 @@ def test_kill_9_loses_nothing(broker, topic_name):
     assert [row.offset for row in rows] == list(range(6))
 
 
+@pytest.mark.statement("T7", "C7")
 def test_sigterm_flushes(broker, topic_name):
     _fill(broker, topic_name)
 

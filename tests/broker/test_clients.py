@@ -193,6 +193,7 @@ def test_an_offset_beyond_the_end_is_out_of_range(embedded, topic_name):
     consumer.close()
 
 
+@pytest.mark.statement("C12")
 def test_offsets_by_time_are_those_of_the_first_record_not_older(embedded, topic_name):
     times = [1_700_000_000_000 + n * 1000 for n in range(2000)]
     messages = [Message(value=os.urandom(500), timestamp_ms=time_ms) for time_ms in times]

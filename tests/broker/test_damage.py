@@ -59,6 +59,7 @@ def _flip(path: Path, position: int) -> bytes:
 _MORE = pytest.mark.gate("more places of one fault")
 
 
+@pytest.mark.statement("T12", "C10")
 @pytest.mark.parametrize(
     ("end", "number"),
     [
@@ -102,6 +103,7 @@ def test_a_flipped_bit_takes_its_partition_offline_and_keeps_every_byte(
     assert produce(broker.bootstrap, topic_name, [Message(value=b"x")]) == [COUNT * 10]
 
 
+@pytest.mark.statement("N8")
 @pytest.mark.parametrize("place", [0, 20, 61, BATCH - 1])
 def test_no_offset_that_was_acknowledged_before_kill_9_is_given_out_twice(
     broker, topic_name, place
@@ -176,6 +178,7 @@ def test_a_lost_file_can_be_replaced_by_an_empty_one(broker, topic_name):
         assert partition.produce(data_batch(10)) == Appended(0, COUNT * 10)
 
 
+@pytest.mark.statement("T12", "C10")
 def test_a_sealed_segment_is_served_up_to_its_damage_and_behind_it(broker, topic_name):
     _fill(broker, topic_name, **{"segment.bytes": "2000"})
     assert broker.stop() == 0

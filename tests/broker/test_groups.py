@@ -93,6 +93,7 @@ def _committed(consumer: Consumer, topic: str) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", ["range,roundrobin", "cooperative-sticky", KIP_848])
+@pytest.mark.statement("C11")
 def test_members_share_partitions_and_take_over_from_each_other(embedded, topic, strategy):
     config = {"partition.assignment.strategy": strategy} if strategy != KIP_848 else CONSUMER
     first, second = (_consumer(embedded, topic, **config) for _ in "ab")
@@ -118,6 +119,29 @@ def _position_sum(consumers: list[Consumer]) -> int:
         for consumer in consumers
         for found in consumer.position(consumer.assignment())
     )
+
+
+@pytest.mark.parametrize("config", [{}, CONSUMER], ids=["classic", KIP_848])
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+@pytest.mark.statement("C11")
+def test_a_group_without_offsets_begins_where_its_client_says(embedded, topic, begin, config):
+    consumer = _consumer(embedded, topic, **{"auto.offset.reset": begin}, **config)
+    consumer.subscribe([topic])
+    _poll_until([consumer], lambda: len(_owned([consumer])[0]) == PARTITIONS)
+    found: list[Any] = []
+    end = 100
+    while {message.partition() for message in found} != set(range(PARTITIONS)):
+        assert end < 1000, found
+        _write(embedded, topic, range(end, end + 1))
+        end += 1
+        found += consumer.consume(PARTITIONS * 200, 0.2)
+    found += _poll_until([consumer], lambda: _position_sum([consumer]) >= PARTITIONS * end)
+    consumer.close()
+
+    for partition in range(PARTITIONS):
+        offsets = [message.offset() for message in found if message.partition() == partition]
+        assert offsets == list(range(offsets[0], end))
+        assert offsets[0] == 0 if begin == "earliest" else offsets[0] >= 100
 
 
 @pytest.mark.parametrize("config", [{}, CONSUMER], ids=["classic", KIP_848])
@@ -179,6 +203,7 @@ def test_a_silent_member_loses_its_partitions(embedded, topic):
     second.close()
 
 
+@pytest.mark.statement("C11")
 def test_kafka_python_consumes_in_a_group(embedded, topic):
     """One member: two that join a new group at once may wait for ever, at Kafka 4.3.1 too."""
     consumer = kafka.KafkaConsumer(
@@ -202,6 +227,7 @@ def test_kafka_python_consumes_in_a_group(embedded, topic):
     consumer.close()
 
 
+@pytest.mark.statement("C11")
 def test_aiokafka_consumes_in_a_group(embedded, topic):
     async def consume() -> tuple[set[Any], list[int | None]]:
         consumer = aiokafka.AIOKafkaConsumer(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer
 
 from kit.judges.clients import Message, produce
 from kit.servers.kafka import create_topic
 
 
+@pytest.mark.statement("C11")
 def test_console_consumers_share_a_group(embedded, apache_tools, topic_name):
     create_topic(embedded.bootstrap, topic_name, 2, {})
     for partition in range(2):

@@ -311,6 +311,7 @@ def _alter(broker: EmbeddedBroker, topic: str, **values: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
+@pytest.mark.statement("T17", "C16")
 def test_stock_clients_set_retention_and_find_old_records_gone(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {"segment.ms": "100"})
     assert _settings(broker, "TOPIC", topic_name)["retention.ms"] == "7200000"

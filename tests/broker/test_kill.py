@@ -41,6 +41,7 @@ def _create(broker: EmbeddedBroker, topic: str, partitions: int = 1) -> None:
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
 
 
+@pytest.mark.statement("C7")
 @pytest.mark.thinned
 def test_killed_again_and_again_while_producers_write(broker, topic_name):
     _create(broker, topic_name, PARTITIONS)
@@ -137,6 +138,7 @@ def test_a_clean_restart_keeps_topics_ids_configs_and_the_cluster(broker, topic_
     assert len(list(rows_by_librdkafka(broker.bootstrap, topic_name, partition=1))) == 10
 
 
+@pytest.mark.statement("T16", "C15")
 def test_a_recreated_topic_has_no_records_of_the_old_one(broker, topic_name):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     _create(broker, topic_name)
@@ -152,6 +154,7 @@ def test_a_recreated_topic_has_no_records_of_the_old_one(broker, topic_name):
     assert produce(broker.bootstrap, topic_name, [Message(value=b"new")]) == [0]
 
 
+@pytest.mark.statement("T3", "T13", "C3")
 def test_two_brokers_never_share_a_directory(broker, tmp_path):
     second = EmbeddedBroker(tmp_path / "second")
     second.log_dir = broker.log_dir

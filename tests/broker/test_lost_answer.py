@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from kit.judges.partition_client import data_batch
@@ -226,6 +227,7 @@ def test_a_marker_has_response_when_it_is_durable_and_not_before(tmp_path):
     _with_broker(tmp_path, act)
 
 
+@pytest.mark.statement("T14")
 def test_an_offline_partition_returns_no_offset(tmp_path):
     async def act(broker: Broker, disk: SlowDisk) -> None:
         first = _produce(broker, 0)
@@ -239,6 +241,7 @@ def test_an_offline_partition_returns_no_offset(tmp_path):
     _with_broker(tmp_path, act)
 
 
+@pytest.mark.statement("C14")
 def test_a_reader_of_a_batch_that_waits_for_the_disk_waits_too_and_is_not_sent_away(tmp_path):
     async def act(broker: Broker, disk: SlowDisk) -> None:
         _produce(broker, 0)

@@ -131,6 +131,13 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     assert commands[0].startswith("logmirror verify ")
     verdicts = [line.split()[-1] for line in reader.type(commands.popleft()).splitlines()[1:]]
     assert verdicts == ["ok", "ok", "ok"]
+
+    assert commands[0].startswith("seq ")
+    reader.type(commands.popleft())
+    assert "-G billing" in commands[0]
+    assert sorted(map(int, reader.type(commands[0]).split())) == list(range(1, 11))
+    reader.type("seq 11 20 | kcat -P -b 127.0.0.1:9092 -t payments")
+    assert sorted(map(int, reader.type(commands.popleft()).split())) == list(range(11, 21))
     assert not commands
 
     query = query.replace("archive/", f"{reader.folder}/archive/").strip().removesuffix(";")
@@ -141,6 +148,19 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     assert numbers == sorted(set(numbers) & {0, 1, 2})  # kcat draws partitions, not always all
     assert sum(row[1] for row in found) == RECORDS
     assert all(1 <= int(row[2]) <= RECORDS for row in found)
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    (program_of_the_page,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", program_of_the_page],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout)
 
 
 def test_nothing_follows_at_once_on_what_takes_a_moment_to_be_ready() -> None:

@@ -98,6 +98,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.statement("T10")
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_illegal_batch_gets_the_code_that_kafka_gives_it(name):
     batch, code = REFUSED[name]

@@ -206,6 +206,7 @@ def test_a_disk_that_is_full_refuses_the_first_batch_and_the_partition_stays_onl
     assert _append(log, 0) == 0
 
 
+@pytest.mark.statement("T15")
 def test_a_durable_end_is_recorded_before_its_response_and_a_failure_is_no_response(tmp_path):
     ends = DurableEnds(tmp_path / "ends", Disk())
     log = _open(tmp_path / "t" / "0", Disk())

@@ -95,6 +95,7 @@ def test_s03_a_read_has_the_first_batch_and_those_behind_it_that_fit(log, max_by
         assert _bases(log, offset, max_bytes) == list(range(first, first + 2 * count, 2))
 
 
+@pytest.mark.statement("N6")
 def test_s04_without_a_limit_to_spend_a_read_has_one_batch(log):
     assert _bases(log, 4, 0) == [4]
 
@@ -113,6 +114,7 @@ def test_s07_a_read_inside_a_batch_begins_with_that_batch(log):
     assert _bases(log, 7, BIG)[0] == 6
 
 
+@pytest.mark.statement("N1", "T5", "C5")
 @pytest.mark.parametrize("fails", [False, True])
 def test_s09_what_is_being_flushed_stays_readable(tmp_path, fails):
     disk = FaultyDisk()
@@ -122,6 +124,8 @@ def test_s09_what_is_being_flushed_stays_readable(tmp_path, fails):
     job = log.begin_sync()
     assert job is not None
     _append(log, 10)
+    for offset in range(22):  # each while the flush lasts and a newer batch is there
+        assert _bases(log, offset, 1) == [offset // 2 * 2]
     assert _values(log) == _expected(range(11))
     disk.fail = lambda call: OSError(errno.EIO, "bad disk") if fails and call == "sync" else None
     error = None
@@ -275,6 +279,7 @@ async def _durable(log: PartitionLog, end: int) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.statement("T7")
 def test_a_quiet_partition_is_flushed_without_a_further_append(tmp_path):
     async def act(commits: GroupCommit, disk: SlowDisk) -> None:
         disk.may_flush.set()
@@ -345,6 +350,7 @@ def test_a_request_that_needs_durable_records_gets_them_at_once(tmp_path):
     _with_commits(act)
 
 
+@pytest.mark.statement("N2", "T6", "C6")
 def test_a_failed_flush_keeps_the_bytes_and_reports_to_all_that_wait(tmp_path):
     async def act(commits: GroupCommit, disk: SlowDisk) -> None:
         log = _open(tmp_path / "t" / "0", disk)

@@ -158,6 +158,7 @@ def test_full_segments_become_archive_objects_that_tile_the_log(tmp_path):
     assert acked == list(range(24))
 
 
+@pytest.mark.statement("N6", "N7", "T8", "T9", "C8")
 @pytest.mark.parametrize("max_bytes", [0, 1, 100, 300, 1000, 10**6])
 def test_a_read_has_whole_batches_up_to_its_limit_and_at_least_one(tmp_path, max_bytes):
     log = _open(tmp_path / "t" / "0")
@@ -209,6 +210,7 @@ def _count_calls(folder: Path) -> int:
     return len(disk.calls)
 
 
+@pytest.mark.statement("T2", "C2")
 def test_power_loss_before_any_call_loses_nothing_that_was_acknowledged(tmp_path):
     calls = _count_calls(tmp_path / "dry" / "t" / "0")
     assert calls > 30
@@ -319,6 +321,7 @@ def _read_available(log: PartitionLog, offset: int) -> list[Record]:
     return decode_reference(data)
 
 
+@pytest.mark.statement("T1", "T11", "C1", "C9")
 @pytest.mark.parametrize("call", ["sync", "sync_folder", "link", "unlink", "write_synced"])
 def test_a_failed_flush_fails_waiting_requests_and_takes_the_partition_offline(tmp_path, call):
     disk = FaultyDisk()

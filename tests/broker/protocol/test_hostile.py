@@ -191,6 +191,7 @@ def test_a_refused_batch_keeps_the_connection_and_stores_nothing(limited):
         assert _log_end(client) == before
 
 
+@pytest.mark.statement("T10")
 def test_the_same_partition_twice_in_a_request_is_two_batches(limited):
     with RawClient(limited.port) as client:
         client.send_frame(_metadata_frame())
@@ -213,6 +214,7 @@ def _log_end(client: RawClient) -> int:
     return int(response.topics[0].partitions[0].offset)
 
 
+@pytest.mark.statement("T18")
 def test_an_announced_size_and_silence_reserve_nothing_and_end(limited):
     _is_well(limited)
     resident = psutil.Process(limited.pid).memory_info().rss

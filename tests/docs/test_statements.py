@@ -1,0 +1,97 @@
+"""docs/broker-statements.md lists each statement once, with tests that carry its ID.
+
+Method: the sources of the named tests are parsed. A row stands if each of its tests exists and has
+the row's ID in its name or in its `statement` marker; a marker that no row names is an error too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kit.runs.commands import logmirror
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DOCS: Final = ROOT / "docs"
+PAGE: Final = DOCS / "broker-statements.md"
+COUNTS: Final = {"S": 14, "B": 6, "N": 9, "T": 18, "C": 18}
+"""How many statements of each kind there are; their numbers begin at 1."""
+
+_ROW: Final = re.compile(r"^\| ([A-Z]\d+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+_TEST: Final = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+_IN_NAME: Final = re.compile(r"^test_([sbntc])(\d\d)_")
+_OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+OF_OTHER_COMMANDS: Final = {"--help", "--no-mirror"}
+
+
+@cache
+def carried(file: str) -> dict[str, set[str]]:
+    """Return the test functions of a file, with the IDs that each carries."""
+    found: dict[str, set[str]] = {}
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            named = _IN_NAME.match(node.name)
+            ids = {f"{named[1].upper()}{int(named[2])}"} if named else set()
+            for mark in node.decorator_list:
+                if ast.unparse(mark).startswith("pytest.mark.statement("):
+                    ids |= {ast.literal_eval(one) for one in mark.args}  # type: ignore[attr-defined]  # a call
+            found[node.name] = ids
+    return found
+
+
+ROWS: Final = {
+    name: (text, _TEST.findall(shown)) for name, text, shown in _ROW.findall(PAGE.read_text())
+}
+
+
+def test_each_statement_has_one_row() -> None:
+    ids = [found[0] for found in _ROW.findall(PAGE.read_text())]
+    assert ids == [f"{kind}{n}" for kind, count in COUNTS.items() for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_each_row_names_tests_that_carry_its_id_or_a_reason(name: str) -> None:
+    _, tests = ROWS[name]
+    if not tests:
+        assert f"| {name} | " in PAGE.read_text()
+        [row] = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {name} |")]
+        assert "| not applicable: " in row
+    for file, test in tests:
+        assert name in carried(file)[test], (file, test)
+
+
+def test_each_marked_test_is_named_on_the_page() -> None:
+    named = {(file, test, name) for name, (_, tests) in ROWS.items() for file, test in tests}
+    marked = {
+        (str(path.relative_to(ROOT)), test, name)
+        for path in (ROOT / "tests" / "broker").rglob("test_*.py")
+        if "pytest.mark.statement(" in path.read_text()
+        for test, ids in carried(str(path.relative_to(ROOT))).items()
+        for name in ids
+    }
+    assert marked - named == set()
+
+
+@pytest.mark.statement("C18")
+def test_the_pages_name_every_option_of_the_broker_and_no_other() -> None:
+    pages = "\n".join(
+        (DOCS / name).read_text()
+        for name in ("embedded-broker.md", "broker.md", "broker-security.md", "configuration.md")
+    )
+    offered = set(_OPTION.findall(logmirror("broker", "--help").stdout))
+    offered |= set(_OPTION.findall(logmirror("broker", "users", "add", "--help").stdout))
+    named = {
+        option
+        for block in re.findall(r"^logmirror broker .*(?:\n .*)*", pages, re.MULTILINE)
+        for option in _OPTION.findall(block)
+    }
+
+    missing = {one.replace("--no-", "--") for one in offered} - OF_OTHER_COMMANDS
+    missing = {one for one in missing if one not in pages and f"--no-{one[2:]}" not in pages}
+    assert missing == set()
+    assert named - offered == set()
