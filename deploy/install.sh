@@ -1,6 +1,7 @@
 #!/bin/sh
 # Install logmirror from this clone, with exactly the packages that it is tested with, into a virtual
-# environment. Build tools are not kept there. It may be owned by root and read-only afterwards.
+# environment. Build tools, and those of Spark's jars that no mirror loads, are not kept there. It may
+# be owned by root and read-only afterwards.
 #
 #     deploy/install.sh /opt/logmirror
 #     /opt/logmirror/bin/logmirror --version
@@ -27,3 +28,11 @@ pip wheel --no-deps --no-build-isolation --wheel-dir "$work/wheels" "$here"
 
 "$python" -m venv --without-pip "$target"
 pip --python "$target/bin/python" install --no-index --no-deps "$work"/wheels/*.whl
+
+# What a mirror never loads from Spark: Hive, Derby, MLlib, GraphX, Spark Connect and RocksDB.
+for jars in "$target"/lib/python3*/site-packages/pyspark/jars; do
+    for name in algebra breeze cats-kernel datanucleus derby hive- rocksdbjni spark-connect_ \
+        spark-graphx spark-hive spark-mllib spire; do
+        rm -f "$jars/$name"*.jar
+    done
+done

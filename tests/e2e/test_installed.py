@@ -65,6 +65,9 @@ def test_what_the_script_installs_runs_on_spark_as_another_user(kafka_431):
             check=True,
             timeout=1200,
         )
+        jars = {path.name for path in installed.glob("lib/python3*/site-packages/pyspark/jars/*")}
+        assert any(name.startswith("spark-core") for name in jars)
+        assert not any(name.startswith(("hive-", "derby", "rocksdbjni")) for name in jars)
         allow_writing(installed, is_allowed=False)
         own.mkdir()
         config = write_config(
