@@ -153,10 +153,12 @@ def all_anomalies(pairs):
     }
 
 
-def ends_of(pairs):
+def ends_of(pairs, clusters=None):
+    """The ends of all copies; of all topics at other clusters, if these are given."""
+    clusters = clusters or [destination.bootstrap for _, destination, _ in pairs]
     return [
-        end_of(destination.bootstrap, name, partition)
-        for _, destination, name in pairs
+        end_of(bootstrap, name, partition)
+        for bootstrap, (_, _, name) in zip(clusters, pairs, strict=True)
         for partition in range(2)
     ]
 
@@ -194,6 +196,10 @@ def test_kills_at_random_moments_leave_exact_copies(brokers, tmp_path):
             if ON_SPARK.get(number) == "all processes":
                 run.signal_all(signal.SIGKILL)
             run.kill()
+        written = [source.bootstrap for source, _, _ in pairs]
+        wait_until(  # few kills on a fast machine leave the writer little time
+            lambda: min(ends_of(pairs, written)) > 100, what=lambda: f"{ends_of(pairs, written)}"
+        )
     copy(*mirrors)
 
     assert all_anomalies(pairs) == {}
