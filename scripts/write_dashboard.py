@@ -169,7 +169,7 @@ def _latency(quantile: float, api: str) -> tuple[str, str]:
 
 _ALL_REQUESTS: Final = "rate(logmirror_broker_request_seconds_count[$__rate_interval])"
 _ALL_ERRORS: Final = "rate(logmirror_broker_request_errors_total[$__rate_interval])"
-_NOT_ON_DISK: Final = "logmirror_broker_log_end_offsetOF - logmirror_broker_high_watermarkOF"
+_NOT_ON_DISK: Final = "logmirror_broker_log_end_offsetOF - logmirror_broker_durable_offsetOF"
 BROKER_PANELS: Final = (
     Panel("Ready", (("min(logmirror_ready)", "ready"),), kind="stat", width=4),
     Panel("Topics", (("sum(logmirror_broker_topics)", "topics"),), kind="stat", width=4),
@@ -226,7 +226,8 @@ BROKER_PANELS: Final = (
     Panel(
         "Written and not on disk yet",
         ((f"sum by (topic) ({_NOT_ON_DISK})", "{{topic}}"),),
-        about="Offsets whose producers wait for the disk.",
+        about="A power loss would take these offsets away. Their producers wait for the disk, "
+        "unless the topic is flushed in the background.",
     ),
     Panel(
         "Largest partitions",

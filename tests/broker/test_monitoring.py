@@ -87,6 +87,7 @@ def test_metrics_probes_and_status(port, tmp_path):
     assert found[f"{prefix}log_bytes", "0", "orders"] == 0
     assert found[f"{prefix}high_watermark", "1", "orders"] == 50
     assert found[f"{prefix}log_end_offset", "1", "orders"] == 50
+    assert found[f"{prefix}durable_offset", "1", "orders"] == 50
     assert found[f"{prefix}log_start_offset", "1", "orders"] == 0
     assert found[f"{prefix}topics",] == 1
     assert found[f"{prefix}offline_partitions",] == 0
@@ -133,7 +134,9 @@ def test_errors_of_topics_that_do_not_exist_share_one_series():
 def test_a_scrape_of_1000_partitions_is_cheap():
     log = SimpleNamespace(
         **dict.fromkeys(("appended_bytes", "appended_records", "fetched_bytes"), 12_345),
-        **dict.fromkeys(("log_start", "log_end", "high_watermark", "size_bytes"), 12_345),
+        **dict.fromkeys(
+            ("log_start", "log_end", "high_watermark", "durable", "size_bytes"), 12_345
+        ),
         failure=None,
     )
     topics = {f"t{n}": SimpleNamespace(name=f"t{n}", logs=(log,) * 10) for n in range(100)}

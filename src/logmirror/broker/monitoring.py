@@ -66,6 +66,7 @@ class BrokerValues:
             catalogue.LOG_START: lambda: self._by_partition(lambda log: log.log_start),
             catalogue.LOG_END: lambda: self._by_partition(lambda log: log.log_end),
             catalogue.HIGH_WATERMARK: lambda: self._by_partition(lambda log: log.high_watermark),
+            catalogue.DURABLE: lambda: self._by_partition(lambda log: log.durable),
             catalogue.LOG_BYTES: lambda: self._by_partition(lambda log: log.size_bytes),
             catalogue.TOPICS: lambda: [((), len(broker.topics.by_name))],
             catalogue.OFFLINE: lambda: [((), len(_offline(broker)))],

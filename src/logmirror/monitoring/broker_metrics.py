@@ -72,8 +72,12 @@ HIGH_WATERMARK: Final = _metric(
     "high_watermark",
     "gauge",
     "offset",
-    "Records before it are on disk and can be read.",
+    "Records before it can be read. They are on disk, unless the topic is flushed in the "
+    "background.",
     PARTITION,
+)
+DURABLE: Final = _metric(
+    "durable_offset", "gauge", "offset", "Records before it survive a power loss.", PARTITION
 )
 LOG_BYTES: Final = _metric("log_bytes", "gauge", "bytes", "Size of the log's segments.", PARTITION)
 TOPICS: Final = _metric("topics", "gauge", "topics", "Topics.")
@@ -87,5 +91,5 @@ CONNECTIONS: Final = _metric("connections", "gauge", "connections", "Open connec
 
 BROKER_CATALOGUE: Final = (
     *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS),
-    *(LOG_START, LOG_END, HIGH_WATERMARK, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
+    *(LOG_START, LOG_END, HIGH_WATERMARK, DURABLE, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
 )

@@ -1,6 +1,6 @@
 """Goal: without `flush-on-ack`, records are acknowledged and readable at once, then flushed.
 
-Method: the statements on readable buffers (S1 to S14, B1 to B6 of docs/broker.md) that apply to a
+Method: the statements on readable buffers (S and B of docs/broker-statements.md) that apply to a
 disk, each as a test of a log in the background mode. `FaultyDisk` drops what was not flushed.
 """
 
