@@ -205,17 +205,24 @@ def test_a_silent_member_loses_its_partitions(embedded, topic):
 
 @pytest.mark.statement("C11")
 def test_kafka_python_consumes_in_a_group(embedded, topic):
-    """One member: two that join a new group at once may wait for ever, at Kafka 4.3.1 too."""
+    """One member: two that join a new group at once may wait for ever, at Kafka 4.3.1 too.
+
+    It knows the topic before it joins. Otherwise it may, as the leader, assign itself nothing until
+    its next refresh of metadata.
+    """
     consumer = kafka.KafkaConsumer(
-        topic,
         bootstrap_servers=embedded.bootstrap,
         group_id=topic,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         heartbeat_interval_ms=200,
+        metadata_max_age_ms=1000,
     )
-    seen: set[int] = set()
     deadline = time.monotonic() + TIMEOUT_S
+    while not consumer.partitions_for_topic(topic):
+        assert time.monotonic() < deadline
+    consumer.subscribe([topic])
+    seen: set[int] = set()
     while len(seen) < 400:
         assert time.monotonic() < deadline
         for records in consumer.poll(100).values():
