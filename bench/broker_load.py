@@ -189,6 +189,9 @@ def delays(one: Contestant) -> dict[str, float]:
         producer.flush(TIMEOUT_S)
         reader.join(TIMEOUT_S)
         consumer.close()
+        if len(found) != DELAY_RECORDS:
+            message = f"{len(found)} of {DELAY_RECORDS} records arrived"
+            raise RuntimeError(message)
         found.sort()
         return {
             "p50_ms": found[len(found) // 2],

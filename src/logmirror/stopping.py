@@ -35,6 +35,10 @@ class StoppedError(Exception):
     """A stop was requested before the work was done. Not a failure: the run ends in order."""
 
 
+class LateError(Exception):
+    """The work has not ended within its limit."""
+
+
 class StopRequest:
     """Whether a run must end. Safe from any thread.
 
@@ -100,7 +104,7 @@ class StopRequest:
 
         Raises:
             StoppedError: A stop was requested before the work was done.
-            TimeoutError: The work has not ended within its limit.
+            LateError: The work has not ended within its limit.
         """
         if self.requested:
             raise StoppedError
@@ -120,7 +124,7 @@ class StopRequest:
                 is_done = bool(wait([future], timeout=_POLL_S).done)
                 polls += 1
                 if not is_done and polls * _POLL_S >= within_s:
-                    raise TimeoutError
+                    raise LateError
         finally:
             if not is_done and abort is not None:
                 abort()

@@ -18,6 +18,7 @@ from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.partition_client import LATEST, Appended, PartitionClient, data_batch
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from logmirror.wire.records import decode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ def test_b01_acknowledged_records_are_readable_while_none_is_durable(broker, top
         assert partition.list_offset(LATEST)[2] == 5
         assert partition.end_of_epoch()[2] == 5
     rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
-    assert [row.offset for row in rows] == list(range(5))
+    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(5)]
     assert _durable(broker) == 0
 
 
@@ -115,13 +116,16 @@ def test_b06_a_fetch_that_waits_gets_the_record_at_once(broker, topic_name):
 def test_n03_records_with_acks_0_are_readable(broker, topic_name):
     acks_0 = {"acks": 0, "enable.idempotence": False}
     create_topic(broker.bootstrap, topic_name, 1, {})
-    produce(broker.bootstrap, topic_name, [Message(value=b"x")] * 3, config=acks_0)
+    produce(
+        broker.bootstrap, topic_name, [Message(value=b"%d" % n) for n in range(3)], config=acks_0
+    )
 
     deadline = time.monotonic() + 20
     with PartitionClient(broker.bootstrap, topic_name) as partition:
         while partition.fetch(0).high_watermark < 3:
             assert time.monotonic() < deadline
-    assert len(list(rows_by_librdkafka(broker.bootstrap, topic_name))) == 3
+    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
+    assert [(row.offset, row.value) for row in rows] == [(n, b"%d" % n) for n in range(3)]
 
 
 def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broker, topic_name):
@@ -137,8 +141,10 @@ def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broke
                 if found.error_code or found.high_watermark < watermark:
                     failures.append(f"{found.error_code} {found.high_watermark} < {watermark}")
                 watermark = found.high_watermark
-                if bool(found.records) != (watermark > 0):
-                    failures.append(f"{watermark}: {len(found.records or b'')} bytes")
+                records = decode_reference(found.records or b"")
+                expected = [(n, b"record 0") for n in range(watermark)]
+                if [(record.offset, record.value) for record in records] != expected:
+                    failures.append(f"{watermark}: {records}")
 
     readers = [threading.Thread(target=read) for _ in range(8)]
     for reader in readers:
@@ -165,7 +171,7 @@ def test_kill_9_loses_nothing(broker, topic_name):
         assert partition.fetch(0).high_watermark == 5
         assert partition.produce(data_batch(1)) == Appended(0, 5)
     rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
-    assert [row.offset for row in rows] == list(range(6))
+    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(6)]
 
 
 @pytest.mark.statement("T7", "C7")

@@ -7,6 +7,7 @@ Readers then count the requests that they need for ten thousand batches of one r
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 PRODUCERS = 16
 BATCHES = 40
 ACKS = 10_000
+NOW_MS = 1_700_000_000_000
 ERRORS_OF_A_KILL = (OSError, EOFError, AssertionError)
 
 
@@ -79,7 +81,8 @@ class Watch:
 @pytest.mark.statement("T4", "C4")
 def test_c04_the_watermark_never_moves_back_while_sixteen_producers_write(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
-    acked: set[int] = set()
+    acked: dict[int, int] = {}
+    numbers = itertools.count()
 
     def write() -> None:
         wrote, tries = 0, 0
@@ -89,9 +92,10 @@ def test_c04_the_watermark_never_moves_back_while_sixteen_producers_write(broker
             try:
                 with PartitionClient(broker.bootstrap, topic_name) as partition:
                     while wrote < BATCHES:
-                        found = partition.produce(data_batch(1))
+                        timestamp_ms = NOW_MS + next(numbers)  # tells the records apart
+                        found = partition.produce(data_batch(1, timestamp_ms=timestamp_ms))
                         assert found.error == 0, found
-                        acked.add(found.base_offset)
+                        acked[found.base_offset] = timestamp_ms
                         wrote += 1
             except ERRORS_OF_A_KILL:
                 time.sleep(0.05)
@@ -113,10 +117,10 @@ def test_c04_the_watermark_never_moves_back_while_sixteen_producers_write(broker
 
     assert watch.steps_back == []
     assert len(acked) >= PRODUCERS * BATCHES
-    offsets = [row.offset for row in rows_by_librdkafka(broker.bootstrap, topic_name)]
-    assert offsets == list(range(len(offsets)))
-    assert acked <= set(offsets)
-    assert max(watch.seen.values()) <= len(offsets)
+    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
+    assert [row.offset for row in rows] == list(range(len(rows)))
+    assert {offset: rows[offset].timestamp_ms for offset in acked} == acked
+    assert max(watch.seen.values()) <= len(rows)
 
 
 @pytest.mark.statement("C13")

@@ -92,8 +92,8 @@ def executors(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 def wait_for_packed(run: Run, watch: Watch, executors_at: Path) -> None:
     """Wait until the environment is used; `executors_at` is the directory of Spark's worker.
 
-    Spark writes about 2 GB before: the archive is copied and unpacked at the driver and at the
-    executor, which takes minutes on a disk that others use.
+    Spark copies the archive of 190 MB and unpacks it to 500 MB before, at the driver and at the
+    executor. On a disk that others use, this may take minutes.
     """
 
     def found() -> str:

@@ -22,8 +22,8 @@ EVERY_S: Final = 10.0
 """Interval of the log lines while no task has run, in seconds."""
 
 HINT: Final = (
-    "see the cluster's page and its executors' own logs: no free cores or memory, "
-    "or executors that end at their start"
+    "on a cluster, see its page and the logs of its executors: it may have no free cores or "
+    "memory, or its executors end at their start"
 )
 
 

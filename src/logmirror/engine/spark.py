@@ -32,7 +32,7 @@ from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.ports import EngineLostError
 from logmirror.mirror.stop_channel import StopChannel
 from logmirror.mirror.units import units
-from logmirror.stopping import StopRequest
+from logmirror.stopping import LateError, StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ class SparkRunner:
             start.abort()
             _forget_gateway()
             self._folder.remove()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, LateError):
                 late = "Spark has not finished the first tasks in time"
                 facts = {"master": master, "waited_s": round(START_MAX_S)}
                 raise UnavailableError(late, hint=first_tasks.HINT, **facts) from None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kit.servers.apache import ApacheTools
 
 _BYTES: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
+_STORES: Final = ("config", "offset", "status")
 _REQUEST_S: Final = 30
 
 
@@ -128,6 +129,3 @@ class ConnectWorker:
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.end(kill=True)
-
-
-_STORES: Final = ("config", "offset", "status")
