@@ -92,7 +92,7 @@ def test_c04_the_watermark_never_moves_back_while_sixteen_producers_write(broker
             try:
                 with PartitionClient(broker.bootstrap, topic_name) as partition:
                     while wrote < BATCHES:
-                        timestamp_ms = NOW_MS + next(numbers)  # tells the records apart
+                        timestamp_ms = NOW_MS + next(numbers)  # each record has its own
                         found = partition.produce(data_batch(1, timestamp_ms=timestamp_ms))
                         assert found.error == 0, found
                         acked[found.base_offset] = timestamp_ms
