@@ -1,6 +1,6 @@
 """The broker's users and ACLs: `.logmirror/security.sqlite` in the log directory, mode 0600.
 
-SQLite in WAL mode with synchronous=FULL: a change is durable when the call returns. Schema 1:
+A change is durable when the call returns. Schema 1:
 
     settings(name, value)        schema; decoy_key: 32 random bytes
     credentials(user, mechanism, iterations, salt, stored_key, server_key)
@@ -15,18 +15,15 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import sqlite3
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.metadata import translated
+from logmirror.broker.database import Database
 from logmirror.broker.security.acls import Acl
 from logmirror.broker.security.scram import MIN_ITERATIONS, Credential, Mechanism
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
     from pathlib import Path
 
 FILE_NAME: Final = "security.sqlite"
@@ -53,8 +50,6 @@ class SecurityStore:
     """The database. Safe to call from several threads and processes; each call is a transaction."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
-        self._path = path
         self._changes = 0
         self._seen: tuple[int, int] | None = None
         try:
@@ -63,16 +58,9 @@ class SecurityStore:
             raise UsageError(
                 "the broker's database of users is not writable", path=str(path), cause=str(error)
             ) from error
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        with self._transaction(begin=False):
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.execute("PRAGMA secure_delete=ON")
-        with self._transaction():
-            for statement in _SCHEMA.split(";"):
-                self._database.execute(statement)
-            version = self._setting("schema", _SCHEMA_VERSION)
-            self._decoy_key = self._setting("decoy_key", secrets.token_bytes(32))
+        self._database = Database(path, _SCHEMA, "secure_delete=ON")
+        version = self._database.setting("schema", _SCHEMA_VERSION)
+        self._decoy_key = self._database.setting("decoy_key", secrets.token_bytes(32))
         if version != _SCHEMA_VERSION:
             raise UsageError(
                 "the users were written by another version of logmirror",
@@ -82,30 +70,9 @@ class SecurityStore:
                 found=version.decode(errors="replace"),
             )
 
-    @contextmanager
-    def _transaction(self, *, begin: bool = True) -> Iterator[None]:
-        with self._lock:
-            try:
-                if begin:
-                    self._database.execute("BEGIN IMMEDIATE")
-                yield
-                if begin:
-                    self._database.execute("COMMIT")
-            except sqlite3.Error as error:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise translated(error, self._path) from error
-
-    def _setting(self, name: str, default: bytes) -> bytes:
-        insert = "INSERT INTO settings VALUES (?, ?) ON CONFLICT DO NOTHING"
-        self._database.execute(insert, (name, default))
-        select = "SELECT value FROM settings WHERE name = ?"
-        return bytes(self._database.execute(select, (name,)).fetchone()[0])
-
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
-            self._database.close()
+        self._database.close()
 
     # Users
 
@@ -113,20 +80,20 @@ class SecurityStore:
         """Return mechanisms and iterations of each user, by name."""
         found: dict[str, list[tuple[Mechanism, int]]] = {}
         select = "SELECT user, mechanism, iterations FROM credentials ORDER BY user, mechanism"
-        with self._transaction(begin=False):
-            for user, mechanism, iterations in self._database.execute(select):
+        with self._database.lock() as database:
+            for user, mechanism, iterations in database.execute(select):
                 found.setdefault(user, []).append((Mechanism(mechanism), iterations))
         return found
 
     def users_if_changed(self) -> frozenset[str] | None:
         """Return the names of all users; None if no user has changed since the last call."""
-        with self._transaction(begin=False):
+        with self._database.lock() as database:
             # It changes with every commit of another process.
-            others = self._database.execute("PRAGMA data_version").fetchone()[0]
+            others = database.execute("PRAGMA data_version").fetchone()[0]
             if self._seen == (others, self._changes):
                 return None
             self._seen = others, self._changes
-            rows = self._database.execute("SELECT DISTINCT user FROM credentials").fetchall()
+            rows = database.execute("SELECT DISTINCT user FROM credentials").fetchall()
         return frozenset(user for (user,) in rows)
 
     def change_users(
@@ -136,13 +103,13 @@ class SecurityStore:
     ) -> None:
         """Store and remove credentials, all or none of them."""
         rows = [(user, int(one.mechanism), *one[1:]) for user, one in stored]
-        with self._transaction():
-            self._database.executemany(
+        with self._database.transaction() as database:
+            database.executemany(
                 "DELETE FROM credentials WHERE user = ? AND mechanism = ?",
                 [(user, int(mechanism)) for user, mechanism in removed],
             )
             insert = "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?, ?, ?)"
-            self._database.executemany(insert, rows)
+            database.executemany(insert, rows)
             self._changes += 1
 
     def credential(self, user: str, mechanisms: Collection[Mechanism]) -> tuple[Credential, bool]:
@@ -158,9 +125,9 @@ class SecurityStore:
             "SELECT mechanism, iterations FROM credentials GROUP BY mechanism, iterations "
             "ORDER BY count(*) DESC, mechanism"
         )
-        with self._transaction(begin=False):
-            rows = self._database.execute(select, (user,)).fetchall()
-            others = self._database.execute(usual).fetchall()
+        with self._database.lock() as database:
+            rows = database.execute(select, (user,)).fetchall()
+            others = database.execute(usual).fetchall()
         has = {row[1]: Credential(Mechanism(row[1]), *row[2:]) for row in rows}
         decoys = [self._decoy(user, mechanism, others) for mechanism in mechanisms]
         for mechanism in mechanisms:
@@ -181,17 +148,17 @@ class SecurityStore:
 
     def acls(self) -> list[Acl]:
         """Return all ACLs."""
-        with self._transaction(begin=False):
-            return [Acl(*row) for row in self._database.execute("SELECT * FROM acls")]
+        with self._database.lock() as database:
+            return [Acl(*row) for row in database.execute("SELECT * FROM acls")]
 
     def change_acls(self, added: Collection[Acl], removed: Collection[Acl]) -> None:
         """Store and remove ACLs, all or none of them."""
-        with self._transaction():
-            self._database.executemany(
+        with self._database.transaction() as database:
+            database.executemany(
                 "DELETE FROM acls WHERE resource_type = ? AND pattern_type = ? "
                 "AND resource_name = ? AND principal = ? AND host = ? AND operation = ? "
                 "AND permission = ?",
                 removed,
             )
             insert = "INSERT OR IGNORE INTO acls VALUES (?, ?, ?, ?, ?, ?, ?)"
-            self._database.executemany(insert, added)
+            database.executemany(insert, added)
