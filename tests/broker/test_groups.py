@@ -113,6 +113,31 @@ def test_members_share_partitions_and_take_over_from_each_other(embedded, topic,
     second.close()
 
 
+def test_members_subscribe_by_a_regular_expression_that_the_broker_evaluates(embedded, topic_name):
+    create_topic(embedded.bootstrap, f"{topic_name}-a", 1, {})
+    create_topic(embedded.bootstrap, f"other-{topic_name}-a", 1, {})
+    consumers = [_consumer(embedded, topic_name, **CONSUMER) for _ in "ab"]
+    for consumer in consumers:
+        consumer.subscribe([f"^{topic_name}-.*"])
+
+    def owned() -> list[str]:
+        return sorted(one.topic for consumer in consumers for one in consumer.assignment())
+
+    _poll_until(consumers, lambda: owned() == [f"{topic_name}-a"])
+    create_topic(embedded.bootstrap, f"{topic_name}-b", 1, {})
+    produce(embedded.bootstrap, f"{topic_name}-b", [Message(value=b"new")], partition=0)
+
+    def is_shared() -> bool:
+        return owned() == [f"{topic_name}-a", f"{topic_name}-b"] and all(
+            consumer.assignment() for consumer in consumers
+        )
+
+    if not _poll_until(consumers, is_shared):
+        _poll_until(consumers, lambda: _position_sum(consumers) == 1)
+    for consumer in consumers:
+        consumer.close()
+
+
 def _position_sum(consumers: list[Consumer]) -> int:
     return sum(
         max(0, found.offset)

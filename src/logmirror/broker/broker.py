@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.groups.patterns import TopicPatterns
 from logmirror.broker.security.authorization import ANONYMOUS, Authorizer
 from logmirror.broker.traffic import Traffic
 from logmirror.clock import SYSTEM_CLOCK
@@ -68,6 +69,7 @@ class Broker:
     load: Load = field(default_factory=Load)
     traffic: Traffic = field(default_factory=Traffic)
     authorizer: Authorizer = field(default_factory=Authorizer)
+    patterns: TopicPatterns = field(default_factory=TopicPatterns)
 
 
 @dataclass(slots=True)

@@ -106,6 +106,9 @@ class Topics:
         self._changes: set[asyncio.Future[Any]] = set()
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
+        self.version = 0
+        """Grows with each topic that is created or deleted."""
+
         self.when_deleted: Callable[[str], None] = lambda _: None
         """Called with the name of each deleted topic."""
 
@@ -220,6 +223,7 @@ class Topics:
         )
         self.by_name[row.name] = topic
         self.by_id[row.topic_id.bytes] = topic
+        self.version += 1
         return topic
 
     def _share(
@@ -436,6 +440,7 @@ class Topics:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._store.begin_deletion, topic.name)
             del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
+            self.version += 1
             self.when_deleted(topic.name)
             for log in topic.logs:
                 log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))

@@ -73,6 +73,7 @@ class DescribedMember(NamedTuple):
     client_id: str
     client_host: str
     topics: Sequence[str]
+    regex: str | None
     assigned: Mapping[tuple[bytes, str], Sequence[int]]
     """Partitions by topic ID and name."""
 
@@ -239,7 +240,7 @@ def _member(member: DescribedMember, version: int) -> bytes:
         _text(member.client_id),
         _text(member.client_host),
         _array(member.topics, _text),
-        _text(None),
+        _text(member.regex),
         _array(member.assigned.items(), _named_topic),
         _NO_TAGS,
         _array(member.target.items(), _named_topic),

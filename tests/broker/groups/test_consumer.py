@@ -263,3 +263,72 @@ def test_group_max_size():
     world.beat("a")
 
     assert world.beat("b") is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def _by_regex(world: World, member_id: str, epoch: int, *matched: str, **fields: Any) -> Any:
+    """Send a heartbeat of a member with a regular expression, which matches these topics now."""
+    return world.beat(member_id, epoch, matched=frozenset(matched), **fields)
+
+
+REGEX = {"topics": None, "regex": "orders.*"}
+
+
+def test_a_member_with_a_regular_expression_gets_the_topics_that_it_matches(world):
+    world.topics["orders-eu"] = TopicInfo(OTHER_ID, 2)
+
+    joined = _by_regex(world, "a", 0, "orders", "orders-eu", **REGEX)
+
+    assert joined.assignment == parts(0, 1, 2, 3, 4, 5) | {(OTHER_ID, 0), (OTHER_ID, 1)}
+    assert world.group().topics() == {"orders", "orders-eu"}
+
+
+def test_a_topic_that_a_regular_expression_matches_later_is_shared_by_all_that_have_it(world):
+    _by_regex(world, "a", 0, "orders", **REGEX)
+    _by_regex(world, "b", 0, "orders", **REGEX)
+    world.topics["orders-eu"] = TopicInfo(OTHER_ID, 2)
+    before = world.group().epoch
+
+    _by_regex(world, "a", 1, "orders", "orders-eu")
+    _by_regex(world, "b", 2, "orders", "orders-eu")
+
+    assert world.group().epoch == before + 1
+    shares = [
+        {number for topic, number in share if topic == OTHER_ID}
+        for share in world.group().target.values()
+    ]
+    assert sorted(shares, key=sorted) == [{0}, {1}]
+
+
+def test_names_and_a_regular_expression_add_up_and_each_can_end(world):
+    world.topics["orders-eu"] = TopicInfo(OTHER_ID, 1)
+    both = _by_regex(world, "a", 0, "orders-eu", topics=("orders",), regex="orders-.*")
+    assert len(both.assignment) == 7
+
+    asked = world.beat("a", 1, regex="")
+    assert asked.assignment == parts(0, 1, 2, 3, 4, 5)
+    assert world.group().topics() == {"orders"}
+
+
+def test_a_restart_keeps_what_a_regular_expression_matched(world):
+    world.topics["orders-eu"] = TopicInfo(OTHER_ID, 1)
+    _by_regex(world, "a", 0, "orders-eu", **REGEX)
+    world.beat("b", topics=("orders",))
+
+    world.restart()
+
+    assert world.coordinator.regex_of("g", "a") == "orders.*"
+    assert world.coordinator.regex_of("g", "b") == ""
+    assert world.group().topics() == {"orders", "orders-eu"}
+    epoch = world.group().epoch
+    assert world.beat("b", 2).assignment is None
+    assert world.group().epoch == epoch
+
+
+def test_a_member_that_has_left_leaves_no_regular_expression_behind(world):
+    world.topics["orders-eu"] = TopicInfo(OTHER_ID, 1)
+    _by_regex(world, "a", 0, "orders-eu", **REGEX)
+    world.beat("b", topics=("orders",))
+
+    world.beat("a", -1)
+
+    assert world.group().topics() == {"orders"}

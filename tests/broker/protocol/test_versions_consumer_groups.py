@@ -70,14 +70,29 @@ def test_consumer_group_heartbeat(group_client, topic_name, version):
     assert _beat(group_client, version, **{**who, "member_epoch": -1}).member_epoch == -1
 
 
-def test_a_subscription_by_regular_expression_is_refused(group_client, topic_name):
-    names = {"subscribed_topic_names": None, "subscribed_topic_regex": ".*"}
+def test_a_subscription_by_regular_expression(group_client, topic_name):
+    names = {"subscribed_topic_names": None, "subscribed_topic_regex": f"{topic_name}|other"}
+    who = {"group_id": topic_name, "member_id": "mine", "member_epoch": 0}
+
+    joined = _beat(group_client, 1, **who, **names)
+
+    [topic] = joined.assignment.topic_partitions
+    assert topic.partitions == (0, 1)
+    described = {"group_ids": (topic_name,), "include_authorized_operations": False}
+    [group] = group_client.ask(Api.CONSUMER_GROUP_DESCRIBE, 1, **described).groups
+    [member] = group.members
+    assert member.subscribed_topic_regex == f"{topic_name}|other"
+    assert member.subscribed_topic_names == ()
+
+
+def test_a_regular_expression_that_is_none(group_client, topic_name):
+    names = {"subscribed_topic_names": None, "subscribed_topic_regex": "a("}
     who = {"group_id": topic_name, "member_id": "mine", "member_epoch": 0}
 
     refused = _beat(group_client, 1, **who, **names)
 
     assert refused.error_code == ErrorCode.invalid_regular_expression
-    assert "subscribe to topics by name" in refused.error_message
+    assert "missing ): a(" in refused.error_message
 
 
 @pytest.mark.parametrize("version", _versions(Api.CONSUMER_GROUP_DESCRIBE))

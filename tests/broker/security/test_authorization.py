@@ -8,6 +8,7 @@ table must have every API that the broker has.
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -179,6 +180,38 @@ def test_lists_leave_out_groups_that_may_not_be_described(
     assert listed(anonymous) == set()
     _allow(admin, (ResourceType.GROUP, topic, AclOperation.READ))
     assert listed(anonymous) == {topic}
+
+
+def test_a_regular_expression_matches_topics_that_may_be_described(
+    anonymous, admin, topic, no_acls
+):
+    admin.create_topics([NewTopic(f"{topic}-2", 1)])[f"{topic}-2"].result(20)
+    _allow(
+        admin,
+        (ResourceType.GROUP, topic, AclOperation.READ),
+        (ResourceType.TOPIC, f"{topic}-2", AclOperation.DESCRIBE),
+    )
+
+    def topics_of_a_new_member(name: str) -> int:
+        joined = anonymous.ask(
+            Api.CONSUMER_GROUP_HEARTBEAT,
+            1,
+            group_id=topic,
+            member_id=name,
+            member_epoch=0,
+            instance_id=None,
+            rack_id=None,
+            rebalance_timeout=timedelta(seconds=10),
+            subscribed_topic_names=None,
+            subscribed_topic_regex=f"{topic}.*",
+            server_assignor=None,
+            topic_partitions=(),
+        )
+        return len(joined.assignment.topic_partitions)
+
+    assert topics_of_a_new_member("a") == 1
+    _allow(admin, (ResourceType.TOPIC, topic, AclOperation.READ))
+    assert topics_of_a_new_member("a") == 2
 
 
 def test_each_topic_of_a_request_is_judged_by_itself(anonymous, admin, topic, no_acls):

@@ -162,6 +162,8 @@ class World:
                 "rack_id": None,
                 "rebalance_timeout_ms": 20_000 if joins else -1,
                 "topics": ("orders",) if joins else None,
+                "regex": None,
+                "matched": frozenset(),
                 "assignor": None,
                 "owned": frozenset() if joins else None,
                 "client_id": "client",

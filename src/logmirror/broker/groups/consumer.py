@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.groups.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
 from logmirror.broker.groups.consumer_state import (
+    ENTRY_BYTES,
     ConsumerMember,
     TopicInfo,
     read_group,
@@ -57,6 +58,12 @@ class ConsumerHeartbeat(NamedTuple):
     rack_id: str | None
     rebalance_timeout_ms: int
     topics: tuple[str, ...] | None
+    regex: str | None
+    """A regular expression for further topics; empty: no longer."""
+
+    matched: frozenset[str]
+    """The topics that the member's regular expression matches now."""
+
     assignor: str | None
     owned: frozenset[TopicPartition] | None
     client_id: str
@@ -66,7 +73,8 @@ class ConsumerHeartbeat(NamedTuple):
     def is_full(self) -> bool:
         """Whether the member states everything, because it may have missed a response."""
         timeout = self.rebalance_timeout_ms != UNCHANGED
-        return timeout and self.topics is not None and self.owned is not None
+        named = self.topics is not None or self.regex is not None
+        return timeout and named and self.owned is not None
 
 
 class ConsumerResult(NamedTuple):
@@ -112,6 +120,9 @@ class ConsumerGroup:
         self._subscribed: Counter[str] = Counter()
         """How many members subscribe to a topic."""
 
+        self._matched: dict[str, frozenset[str]] = {}
+        """Topics by the regular expression of members. It holds for all members that have it."""
+
         self._catalog: dict[str, TopicInfo] = {}
         self._catalog_due_ms = 0
         self.empty_since_ms = 0
@@ -140,7 +151,7 @@ class ConsumerGroup:
 
     def topics(self) -> set[str]:
         """Return the topics that members subscribe to."""
-        return set(self._subscribed)
+        return set(self._subscribed).union(*self._matched.values())
 
     def check_commit(
         self,
@@ -267,11 +278,17 @@ class ConsumerGroup:
 
     def _subscribe(self, member: ConsumerMember, request: ConsumerHeartbeat) -> bool:
         """Take over what a request says; returns whether the target depends on it."""
-        before = (member.topics, member.assignor)
+        before = self._subscription(member)
         if request.topics is not None:
             self._count_topics(member, -1)
             member.topics = tuple(sorted(set(request.topics)))
             self._count_topics(member, 1)
+        if request.regex is not None:
+            member.regex = request.regex
+        if member.regex:
+            self._matched[member.regex] = request.matched
+        if member.regex != before[1]:
+            self._drop_unused()
         if request.assignor is not None:
             member.assignor = request.assignor
         if request.rebalance_timeout_ms != UNCHANGED:
@@ -279,7 +296,15 @@ class ConsumerGroup:
         if request.rack_id is not None:
             member.rack_id = request.rack_id
         member.client_id, member.client_host = request.client_id, request.client_host
-        return before != (member.topics, member.assignor)
+        return before != self._subscription(member)
+
+    def _subscription(self, member: ConsumerMember) -> tuple[object, ...]:
+        return member.topics, member.regex, self._matched.get(member.regex), member.assignor
+
+    def _drop_unused(self) -> None:
+        """Forget the topics of regular expressions that no member has."""
+        used = {member.regex for member in self.members.values()}
+        self._matched = {one: names for one, names in self._matched.items() if one in used}
 
     def _leave(self, request: ConsumerHeartbeat, now: Now, out: Effects) -> ConsumerResult:
         self._check_instance(request)
@@ -299,7 +324,7 @@ class ConsumerGroup:
     def _read_catalog(self, now: Now) -> bool:
         """Look at the topics; returns whether the subscribed ones have changed."""
         self._catalog_due_ms = now.monotonic_ms + _CATALOG_MS
-        found = {topic: self._find_topic(topic) for topic in self._subscribed}
+        found = {topic: self._find_topic(topic) for topic in self.topics()}
         catalog = {topic: info for topic, info in found.items() if info is not None}
         has_changed = catalog != self._catalog
         self._catalog = catalog
@@ -313,7 +338,11 @@ class ConsumerGroup:
         ids = {topic: info.topic_id for topic, info in self._catalog.items()}
         shares = ASSIGNORS[self.assignor](
             {
-                member.member_id: frozenset(ids[topic] for topic in member.topics if topic in ids)
+                member.member_id: frozenset(
+                    ids[topic]
+                    for topic in self._matched.get(member.regex, frozenset()).union(member.topics)
+                    if topic in ids
+                )
                 for member in self.members.values()
             },
             {info.topic_id: info.partition_count for info in self._catalog.values()},
@@ -380,6 +409,7 @@ class ConsumerGroup:
     def _remove(self, member: ConsumerMember, now: Now, out: Effects) -> None:
         self._release(member)
         self._drop(member)
+        self._drop_unused()
         self.target.pop(member.member_id, None)
         out.changes.append(removed_member(self.group_id, member.member_id))
         if not self.members:
@@ -390,6 +420,7 @@ class ConsumerGroup:
 
     def _recount(self) -> None:
         self.size_bytes = sum(member.size_bytes for member in self.members.values())
+        self.size_bytes += sum(ENTRY_BYTES * len(names) for names in self._matched.values())
 
     def _change(self) -> StateChange:
         return stored_group(
@@ -399,12 +430,18 @@ class ConsumerGroup:
             self.empty_since_ms,
             self.target,
             self._catalog,
+            self._matched,
         )
 
     def restore(self, cursor: Cursor) -> None:
         """Read the durable form; `restore_member` adds the members."""
         found = read_group(cursor)
-        self.epoch, self.assignor, self.empty_since_ms, self.target, self._catalog = found
+        self.epoch, self.assignor, self.empty_since_ms = (
+            found.epoch,
+            found.assignor,
+            found.empty_since_ms,
+        )
+        self.target, self._catalog, self._matched = found.target, found.catalog, found.matched
 
     def restore_member(self, member: ConsumerMember, now: Now) -> None:
         """Add a member from the durable state."""

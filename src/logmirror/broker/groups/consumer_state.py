@@ -30,7 +30,7 @@ CONSUMER: Final = b"\1"
 """The type of the group, after the version."""
 
 _TOPIC_ID_BYTES: Final = 16
-_ENTRY_BYTES: Final = 150
+ENTRY_BYTES: Final = 150
 """Of a name or a partition in memory, roughly."""
 
 
@@ -52,6 +52,9 @@ class ConsumerMember:
     client_host: str = ""
     rebalance_timeout_ms: int = 0
     topics: tuple[str, ...] = ()
+    regex: str = ""
+    """A regular expression for further topics."""
+
     assignor: str | None = None
     epoch: int = 0
     previous_epoch: int = -1
@@ -66,8 +69,8 @@ class ConsumerMember:
     @property
     def size_bytes(self) -> int:
         """What it takes in memory, roughly."""
-        names = sum(_ENTRY_BYTES + len(topic) for topic in self.topics)
-        return names + _ENTRY_BYTES * (5 + len(self.assigned) + len(self.revoking))
+        names = sum(ENTRY_BYTES + len(topic) for topic in (*self.topics, self.regex))
+        return names + ENTRY_BYTES * (5 + len(self.assigned) + len(self.revoking))
 
 
 def _put_partitions(partitions: Iterable[TopicPartition]) -> bytes:
@@ -95,6 +98,7 @@ def stored_group(  # noqa: PLR0913, PLR0917  # the fields of a group
     empty_since_ms: int,
     target: Mapping[str, frozenset[TopicPartition]],
     catalog: Mapping[str, TopicInfo],
+    matched: Mapping[str, frozenset[str]],
 ) -> StateChange:
     """Return the durable form of a group, without its members."""
     parts = [
@@ -109,6 +113,9 @@ def stored_group(  # noqa: PLR0913, PLR0917  # the fields of a group
     parts.append(pack_uvarint(len(catalog) + 1))
     for name, info in catalog.items():
         parts += (put_text(name), info.topic_id, put_int32(info.partition_count))
+    parts.append(pack_uvarint(len(matched) + 1))
+    for regex, names in matched.items():
+        parts += (put_text(regex), put_texts(sorted(names)))
     return StateChange(GROUP, group_id.encode(), b"".join(parts))
 
 
@@ -120,6 +127,7 @@ class StoredGroup(NamedTuple):
     empty_since_ms: int
     target: dict[str, frozenset[TopicPartition]]
     catalog: dict[str, TopicInfo]
+    matched: dict[str, frozenset[str]]
 
 
 def read_group(cursor: Cursor) -> StoredGroup:
@@ -134,7 +142,11 @@ def read_group(cursor: Cursor) -> StoredGroup:
     for _ in range(cursor.count(compact=True)):
         name = cursor.name(compact=True)
         catalog[name] = TopicInfo(bytes(cursor.take(_TOPIC_ID_BYTES)), cursor.int32())
-    return StoredGroup(epoch, assignor, empty_since_ms, target, catalog)
+    matched = {}
+    for _ in range(cursor.count(compact=True)):
+        regex = cursor.name(compact=True)
+        matched[regex] = frozenset(get_texts(cursor))
+    return StoredGroup(epoch, assignor, empty_since_ms, target, catalog, matched)
 
 
 def member_key(group_id: str, member_id: str) -> bytes:
@@ -159,6 +171,7 @@ def stored_member(group_id: str, member: ConsumerMember) -> StateChange:
             put_text(member.client_host),
             put_int32(member.rebalance_timeout_ms),
             put_texts(member.topics),
+            put_text(member.regex),
             put_text(member.assignor),
             put_int32(member.epoch),
             put_int32(member.previous_epoch),
@@ -182,6 +195,7 @@ def read_member(member: ConsumerMember, cursor: Cursor) -> ConsumerMember:
     member.client_host = cursor.name(compact=True)
     member.rebalance_timeout_ms = cursor.int32()
     member.topics = tuple(get_texts(cursor))
+    member.regex = cursor.name(compact=True)
     member.assignor = cursor.string(compact=True)
     member.epoch = cursor.int32()
     member.previous_epoch = cursor.int32()

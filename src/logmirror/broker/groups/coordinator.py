@@ -268,6 +268,13 @@ class GroupCoordinator:
         finally:
             self._recount(group)
 
+    def regex_of(self, group_id: str, member_id: str) -> str:
+        """Return the regular expression that a member subscribes by; empty if it has none."""
+        group = self.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup) or member_id not in group.members:
+            return ""
+        return group.members[member_id].regex
+
     def sync(self, request: SyncRequest, token: Token, now: Now, out: Effects) -> None:
         """Handle SyncGroup, as `join`.
 
@@ -478,4 +485,5 @@ def _join_mistake(request: ConsumerHeartbeat) -> str:
         return "a member that joins must have a rebalance timeout"
     if request.owned is None or request.owned:
         return "a member that joins must own no partitions"
-    return "" if request.topics is not None else "a member that joins must have a subscription"
+    has_topics = request.topics is not None or request.regex is not None
+    return "" if has_topics else "a member that joins must have a subscription"

@@ -8,15 +8,14 @@
 
 Deviations from Kafka:
 
-- A subscription by regular expression (version 1) gets INVALID_REGULAR_EXPRESSION: members have to
-  subscribe to topics by name.
 - A group does not change its protocol while it has members: a heartbeat to a group of the classic
   protocol gets GROUP_ID_NOT_FOUND, and a JoinGroup to a group of this one
   INCONSISTENT_GROUP_PROTOCOL. A group without members takes the protocol of the next one that
   joins, and keeps its offsets.
 - A member of an unknown group gets UNKNOWN_MEMBER_ID, so that it joins again; Kafka responds
   GROUP_ID_NOT_FOUND.
-- A changed topic is seen within a second of a heartbeat.
+- A changed topic is seen within a second of a heartbeat, and one that a regular expression begins
+  to match, at the next heartbeat.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.groups.consumer import ConsumerGroup, ConsumerHeartbeat
+from logmirror.broker.groups.consumer import JOINING, ConsumerGroup, ConsumerHeartbeat
 from logmirror.broker.groups.values import RefusedError
 from logmirror.broker.handlers.groups import check_group, group_refusal
 from logmirror.broker.handlers.turns import Turns
-from logmirror.broker.security.acls import ResourceType
+from logmirror.broker.security.acls import Operation, ResourceType
 from logmirror.clock import new_nonce
 from logmirror.wire.serve_consumer_groups import (
     DescribedGroup,
@@ -63,7 +62,6 @@ async def consumer_group_heartbeat(
     try:
         check_group(broker, caller, Api.CONSUMER_GROUP_HEARTBEAT, request.group_id)
         _check_topics(broker, caller, request)
-        _check_no_regex(request)
         wanted = ConsumerHeartbeat(
             group_id=request.group_id,
             member_id=member_id,
@@ -72,6 +70,8 @@ async def consumer_group_heartbeat(
             rack_id=request.rack_id,
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             topics=None if request.topics is None else tuple(request.topics),
+            regex=request.regex,
+            matched=_matched(broker, caller, request),
             assignor=request.assignor,
             owned=request.owned,
             client_id=caller.client_id,
@@ -113,10 +113,20 @@ def _check_topics(broker: Broker, caller: Caller, request: HeartbeatRequest) -> 
             raise RefusedError(denied)
 
 
-def _check_no_regex(request: HeartbeatRequest) -> None:
-    if request.regex:
-        reason = "regular expressions are not supported: subscribe to topics by name"
-        raise RefusedError(ErrorCode.INVALID_REGULAR_EXPRESSION, reason)
+def _matched(broker: Broker, caller: Caller, request: HeartbeatRequest) -> frozenset[str]:
+    """Return the topics that the member's regular expression matches and that it may describe."""
+    regex = request.regex
+    if regex is None:
+        regex = broker.groups.coordinator.regex_of(request.group_id, request.member_id)
+    if not regex or request.member_epoch < JOINING:
+        return frozenset()
+    found = broker.patterns.matching(regex, broker.topics.by_name, broker.topics.version)
+    if not broker.authorizer.is_enabled:
+        return found
+    describe, topic = Operation.DESCRIBE, ResourceType.TOPIC
+    return frozenset(
+        name for name in found if broker.authorizer.allows(caller, describe, topic, name)
+    )
 
 
 async def consumer_group_describe(
@@ -158,6 +168,7 @@ def _described(
             client_id=member.client_id,
             client_host=member.client_host,
             topics=member.topics,
+            regex=member.regex or None,
             assigned=_named(broker, member.assigned),
             target=_named(broker, group.target.get(member.member_id, ())),
         )
