@@ -252,7 +252,8 @@ def test_a_failing_database_deletes_nothing_and_is_tried_again(tmp_path, monkeyp
         async with parts_of(tmp_path) as parts:
             [log] = (await parts.create(retention_ms="0", segment_ms="1")).logs
             await parts.append(log, START_MS)
-            real = parts.store._database  # noqa: SLF001  # a database that fails
+            database = parts.store._database  # noqa: SLF001  # a database that fails
+            real = database._connection  # noqa: SLF001  # the same
 
             class Failing:
                 in_transaction = False
@@ -260,9 +261,9 @@ def test_a_failing_database_deletes_nothing_and_is_tried_again(tmp_path, monkeyp
                 def execute(self, *_: object) -> None:
                     raise sqlite3.OperationalError("disk I/O error")
 
-            monkeypatch.setattr(parts.store, "_database", Failing())
+            monkeypatch.setattr(database, "_connection", Failing())
             await parts.tick(10)
-            monkeypatch.setattr(parts.store, "_database", real)
+            monkeypatch.setattr(database, "_connection", real)
             assert "old records could not be deleted" in caplog.text
             assert log.log_start == 0
             assert list(log.folder.glob("*.batches"))

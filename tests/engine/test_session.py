@@ -1,8 +1,13 @@
 """Which clusters may receive tasks, and a JVM that does not start or is not wanted any more."""
 
+import logging
 import os
+import socket
+import threading
+from types import SimpleNamespace
 
 import pytest
+from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
 
 from logmirror.engine import jvm as jvm_module
 from logmirror.engine.jvm import Jvm
@@ -108,6 +113,32 @@ def test_the_jvm_survives_the_signals_that_stop_a_service(launcher, tmp_path, mo
         jvm.start({}, tmp_path, log)
     jvm.end(60)
     assert (tmp_path / "alive").read_text() == "alive\n"
+
+
+def test_a_call_in_progress_when_the_jvm_ends_prints_no_traceback(caplog):
+    logging.getLogger().removeFilter(jvm_module._is_no_lost_jvm)  # noqa: SLF001  # of other tests
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                server.accept()[0].close()
+
+        ends = threading.Thread(target=hang_up)
+        ends.start()
+        java = JavaParameters(port=server.getsockname()[1])
+
+        def call() -> None:
+            client = JavaClient(java, PythonParameters(), SimpleNamespace(pool=None))
+            client.send_command("i\ne\n", retry=False)
+
+        call()
+        assert "Exception while sending command." in caplog.text
+        caplog.clear()
+        Jvm().end(0)
+        call()
+        logging.error("of another")  # noqa: LOG015  # the root logger is what py4j uses
+        ends.join()
+    assert [record.message for record in caplog.records] == ["of another"]
 
 
 def test_the_secrets_of_properties_are_not_in_the_command_line(launcher, tmp_path):

@@ -4,7 +4,9 @@ Method: the catalogue is held against Prometheus's naming rules and against its 
 is filled and read back by Prometheus's own parser, which shares no code with what we keep.
 """
 
+import gc
 import importlib.util
+import itertools
 import re
 import threading
 import tracemalloc
@@ -137,6 +139,25 @@ def test_scrapes_while_values_change_see_whole_values():
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_garbage_collection_that_lets_the_writer_in_does_not_stop_a_scrape():
+    recorder, numbers = Recorder(), itertools.count()
+
+    def write(*_: object) -> None:
+        labels = ("m", "d", "t", str(next(numbers)))
+        recorder.add(metrics.RECORDS, labels)
+        recorder.observe(metrics.FLUSH_SECONDS, labels, 1.0)
+
+    for _ in range(5_000):
+        write()
+    gc.callbacks.append(write)
+    try:
+        assert len(recorder.numbers(metrics.RECORDS)) >= 5_000
+        assert len(recorder.distributions(metrics.FLUSH_SECONDS)) >= 5_000
+    finally:
+        gc.callbacks.remove(write)
+    assert next(numbers) > 5_000  # it did write
 
 
 # -- what is made of them --------------------------------------------------------------------------

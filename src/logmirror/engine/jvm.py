@@ -9,6 +9,7 @@ them to PySpark, as `spark-submit` does for the programs that it starts.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -103,6 +104,7 @@ class Jvm:
         """
         with self._lock:
             self._is_ended, process = True, self._process
+        logging.getLogger().addFilter(_is_no_lost_jvm)
         if process is None or process.stdin is None:
             return
         with contextlib.suppress(OSError):
@@ -111,6 +113,12 @@ class Jvm:
             process.wait(grace_s)
         process.kill()
         process.wait()
+
+
+def _is_no_lost_jvm(record: logging.LogRecord) -> bool:
+    """Leave out what py4j logs on the root logger about a call in progress when the JVM ends."""
+    is_of_py4j = Path(record.pathname).parent.name == "py4j"
+    return not (is_of_py4j and record.getMessage() == "Exception while sending command.")
 
 
 def _wait_for(connection: Path, process: subprocess.Popen[bytes]) -> None:

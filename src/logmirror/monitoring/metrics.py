@@ -392,7 +392,8 @@ class Distribution:
 class Recorder:
     """The values of all metrics. One thread writes; others may read at any time, without a lock.
 
-    This is safe because values are replaced atomically and `list(dict.items())` is atomic. Memory
+    This is safe because values are replaced atomically and `dict.copy()` is atomic. `list(items())`
+    is not: it allocates, and a garbage collection may run code that lets the writer in. Memory
     depends on the number of label sets, not on uptime.
     """
 
@@ -430,14 +431,14 @@ class Recorder:
         """
         if metric.of is not None:
             return self._aggregated(metric, metric.of, now_s)
-        values = list(self._numbers[metric].items())
+        values = list(self._numbers[metric].copy().items())
         if metric.is_age:
             return [(labels, max(now_s - moment, 0.0)) for labels, moment in values]
         return values
 
     def distributions(self, metric: Metric) -> list[tuple[Labels, Distribution]]:
         """Return the current values of a histogram, by labels."""
-        return list(self._distributions[metric].items())
+        return list(self._distributions[metric].copy().items())
 
     def _aggregated(self, metric: Metric, of: Metric, now_s: float) -> list[tuple[Labels, float]]:
         kept_of = operator.itemgetter(*(of.labels.index(label) for label in metric.labels))
