@@ -15,7 +15,7 @@ from logmirror.errors import UsageError
 if TYPE_CHECKING:
     import os
     import threading
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from logmirror.config.settings import Settings
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ClusterAcls,
         CompactReport,
         Event,
+        GroupOutcome,
+        GroupPlan,
         PartitionStatus,
         RunProgress,
         VerifyReport,
@@ -306,3 +308,67 @@ def kafka_acls(settings: Settings, *, principal: str | None = None) -> list[Clus
     from logmirror.app.acls import needed_acls  # noqa: PLC0415  # see the module
 
     return needed_acls(settings, principal)
+
+
+def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupPlan]:
+    """Translate the consumer groups of the source for every copy in another cluster. Only reads.
+
+    Groups are those of consumers with committed offsets of mirrored partitions. Where a copy keeps
+    its offsets, the translation is exact. Otherwise it is the last offset sync at or before the
+    group's offset, so that records may be read again, but none is skipped.
+
+    Args:
+        settings: From `load`.
+        groups: Only these. Empty: all.
+
+    Raises:
+        UsageError: A group of `groups` does not exist; no permission.
+        UnavailableError: A cluster did not respond.
+    """
+    from logmirror.app import groups as app  # noqa: PLC0415  # see the module
+
+    return app.plan_groups(settings, groups)
+
+
+def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+    """Commit the offsets of plans at the destinations, and read them back.
+
+    An offset is only moved forward. A group with members at the destination, and one that has
+    committed since the plan was made, is not touched. A refused partition does not affect others.
+
+    Raises:
+        UsageError: A plan was made for another configuration or cluster.
+        UnavailableError: A cluster did not respond.
+    """
+    from logmirror.app import groups as app  # noqa: PLC0415  # see the module
+
+    return app.apply_groups(settings, plans)
+
+
+def rollback_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+    """Restore the offsets that groups had before `apply_groups`, and read them back.
+
+    Offsets that did not exist are deleted. A group that has committed since, or that has members,
+    is not touched. Errors are those of `apply_groups`.
+    """
+    from logmirror.app import groups as app  # noqa: PLC0415  # see the module
+
+    return app.rollback_groups(settings, plans)
+
+
+def plan_text(plans: Iterable[GroupPlan]) -> str:
+    """Return plans as JSON text, for review and for `read_plan`."""
+    from logmirror.groups import plan  # noqa: PLC0415  # see the module
+
+    return plan.plan_text(plans)
+
+
+def read_plan(text: str) -> list[GroupPlan]:
+    """Read what `plan_text` returned.
+
+    Raises:
+        UsageError: It is not such a text, or of another version.
+    """
+    from logmirror.groups import plan  # noqa: PLC0415  # see the module
+
+    return plan.read_plan(text)

@@ -289,3 +289,86 @@ class Event:
 
     facts: Mapping[str, object]
     """Fields of the event: `mirror`, `topic`, `partition`, `destination`, offsets, sizes, times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStep:
+    """One partition of a consumer group, and where the group continues in a copy."""
+
+    mirror: str
+    """The mirror's name in the configuration."""
+
+    topic: str
+    """The source topic."""
+
+    partition: int
+
+    target_topic: str
+    """The topic at the destination."""
+
+    source_offset: int
+    """The group's committed offset at the source: the next one to read."""
+
+    target_offset: int | None
+    """The offset of the destination to commit. None if it is not known; `reason` says why."""
+
+    current_offset: int | None
+    """The group's committed offset at the destination. None: it has none."""
+
+    metadata: str = ""
+    """The metadata of the commit at the source."""
+
+    current_metadata: str = ""
+    """The metadata of the commit at the destination."""
+
+    reason: str = ""
+    """Why the translation is not exact, or why nothing is committed. Empty: it is exact."""
+
+    read_again: int | None = 0
+    """Records that the group has read at the source and reads again. None: not counted."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether `apply_groups` commits it: never an offset before the one that is there."""
+        if self.target_offset is None:
+            return False
+        return self.current_offset is None or self.current_offset < self.target_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """What a consumer group needs to continue at one destination, from `plan_groups`."""
+
+    group: str
+    destination: str
+    """The destination's name in the configuration."""
+
+    cluster_id: str
+    """Of the destination's cluster."""
+
+    source_state: str
+    """As Kafka names it: `Empty`, `Stable`, ..."""
+
+    target_state: str
+    """The state at the destination. Empty if the group does not exist there."""
+
+    steps: tuple[GroupStep, ...]
+    """By source topic and partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOutcome:
+    """What `apply_groups` or `rollback_groups` did with one partition of a group."""
+
+    group: str
+    destination: str
+    target_topic: str
+    partition: int
+    offset: int | None
+    """The committed offset that was read back. None: there is none."""
+
+    is_done: bool
+    """Whether the destination has what the plan says."""
+
+    reason: str = ""
+    """Why not; or `unchanged`."""

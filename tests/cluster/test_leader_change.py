@@ -104,7 +104,7 @@ def test_records_arrive_once_and_in_order_over_a_killed_leader(cluster, client, 
         assert [row.value for row in rows] == [b"%d" % n for n in range(ends[partition])]
         assert ends[partition] >= 120
     producer.end(commit=True)
-    assert client.group_offsets(topic_name, partitions[:1])[partitions[0]].offset == 1
+    assert client.groups.offsets(topic_name, partitions[:1])[partitions[0]].offset == 1
 
 
 @pytest.mark.gate("a cluster of three brokers")

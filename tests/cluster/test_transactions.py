@@ -137,7 +137,7 @@ def test_progress_is_committed_with_the_transaction_or_not_at_all(
     client, producer, writer, partitions, topic_name
 ):
     group = f"group-{topic_name}"
-    assert client.group_offsets(group, partitions) == dict.fromkeys(partitions)
+    assert client.groups.offsets(group, partitions) == dict.fromkeys(partitions)
     for offset, commit in ((10, True), (20, False), (30, True)):
         producer.add_partitions(partitions[:1])
         writer.write(partitions[0], b"v")
@@ -145,7 +145,7 @@ def test_progress_is_committed_with_the_transaction_or_not_at_all(
         producer.commit_offsets(group, {partitions[0]: progress})
         producer.end(commit=commit)
         kept = progress if commit else GroupOffset(10, 3, "until 10")
-        assert client.group_offsets(group, partitions) == {
+        assert client.groups.offsets(group, partitions) == {
             partitions[0]: kept,
             partitions[1]: None,
         }
@@ -158,10 +158,10 @@ def test_progress_in_an_open_transaction_is_waited_for(
     settings = replace(connection_settings(apache_kafka.bootstrap), retry_budget_ms=300)
     with ClusterClient(settings) as hasty:
         with pytest.raises(UnavailableError) as caught:
-            hasty.group_offsets(topic_name, partitions)
+            hasty.groups.offsets(topic_name, partitions)
         assert caught.value.facts["error"] == "UNSTABLE_OFFSET_COMMIT"
     producer.end(commit=True)
-    found = client.group_offsets(topic_name, partitions)
+    found = client.groups.offsets(topic_name, partitions)
     assert found[partitions[0]] == GroupOffset(5, -1, "")
 
 
@@ -246,7 +246,7 @@ def test_each_lost_response_is_asked_for_again_and_nothing_is_done_twice(
     time.sleep(0.2)
     assert ends(client, partitions) == [2, 1], "one marker each"
     assert values(apache_kafka, partitions[0]) == ([b"v"] if commit else [])
-    found = client.group_offsets(topic_name, partitions[:1])[partitions[0]]
+    found = client.groups.offsets(topic_name, partitions[:1])[partitions[0]]
     assert found == (GroupOffset(7, -1, "") if commit else None)
 
 

@@ -192,7 +192,7 @@ def test_missing_permissions_are_distinguished_and_nothing_is_written(
         limited.admin.broker_configs,
         lambda: limited.producer_states({partition: 7}),
         lambda: limited.transactional_producer("mine").init(),
-        lambda: limited.group_offsets("mine", [partition]),
+        lambda: limited.groups.offsets("mine", [partition]),
     ):
         with pytest.raises(UsageError) as caught:
             refused()

@@ -19,8 +19,8 @@ from kit.runs.inline_run import mirror_to_cluster
 from kit.runs.writer import writing
 from kit.servers.apache import VERSIONS
 from kit.servers.cluster import KafkaCluster
-from logmirror.to_kafka.offset_syncs import decode, topic_of
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
+from logmirror.wire.mirrormaker import decode_sync, syncs_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +42,8 @@ def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
 def wrong_pairs(source: ApacheKafka, cluster: KafkaCluster, topic: str) -> list[str]:
     """Syncs that do not map one record; fails for a partition without syncs."""
     syncs = defaultdict(list)
-    for row in rows_by_librdkafka(source.bootstrap, topic_of(ALIAS)):
-        sync = decode(row.key, row.value)
+    for row in rows_by_librdkafka(source.bootstrap, syncs_topic(ALIAS)):
+        sync = decode_sync(row.key, row.value)
         syncs[sync.partition].append(sync)
     assert {len(of_one) > 3 for of_one in syncs.values()} == {True}
     assert sorted(syncs) == list(range(PARTITIONS))

@@ -20,8 +20,8 @@ from kit.judges.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, ch
 from kit.judges.translated import mirror_of, visible
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.inline_run import config_text, mirror_to_cluster
-from logmirror.to_kafka.offset_syncs import decode, topic_of
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
+from logmirror.wire.mirrormaker import decode_sync, syncs_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +50,9 @@ def test_mirrormaker_formats_the_syncs_and_each_maps_one_record(
         mirror = mirror_of(broker, topic_name)
         mirror["destinations"][0]["name"] = alias
         copy(mirror)
-    topic = topic_of(alias)
+    topic = syncs_topic(alias)
     rows = list(rows_by_librdkafka(broker.bootstrap, topic))
-    syncs = [decode(row.key, row.value) for row in rows]
+    syncs = [decode_sync(row.key, row.value) for row in rows]
     here = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, topic_name)}
     copied = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, there)}
     assert len(syncs) >= 6

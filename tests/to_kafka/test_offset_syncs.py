@@ -17,16 +17,18 @@ from logmirror.cluster.properties import connection_settings
 from logmirror.errors import CorruptionError
 from logmirror.model import TopicPartition
 from logmirror.to_kafka.offset_syncs import (
-    OffsetSync,
     OffsetSyncWriter,
     Run,
     SyncRule,
     create_sync_topic,
-    decode,
-    encode_key,
-    encode_value,
     thinned,
-    topic_of,
+)
+from logmirror.wire.mirrormaker import (
+    OffsetSync,
+    decode_sync,
+    encode_sync,
+    encode_sync_key,
+    syncs_topic,
 )
 
 VECTORS = [
@@ -45,10 +47,10 @@ VECTORS = [
 
 @pytest.mark.parametrize(("sync", "key", "value"), VECTORS)
 def test_bytes_are_those_of_mirrormaker(sync, key, value):
-    assert encode_key(TopicPartition(sync.topic, sync.partition)).hex() == key
-    assert encode_value(sync.upstream, sync.downstream).hex() == value
-    assert decode(bytes.fromhex(key), bytes.fromhex(value)) == sync
-    assert decode(bytes.fromhex(key) + b"more", bytes.fromhex(value) + b"more") == sync
+    assert encode_sync_key(TopicPartition(sync.topic, sync.partition)).hex() == key
+    assert encode_sync(sync.upstream, sync.downstream).hex() == value
+    assert decode_sync(bytes.fromhex(key), bytes.fromhex(value)) == sync
+    assert decode_sync(bytes.fromhex(key) + b"more", bytes.fromhex(value) + b"more") == sync
 
 
 @pytest.mark.parametrize(
@@ -65,13 +67,13 @@ def test_bytes_are_those_of_mirrormaker(sync, key, value):
 )
 def test_what_is_no_sync_is_refused(key, value):
     with pytest.raises(CorruptionError):
-        decode(key, value)
+        decode_sync(key, value)
 
 
 def test_the_topic_is_named_after_the_destination():
-    assert topic_of("standby") == "mm2-offset-syncs.standby.internal"
-    assert topic_of("a copy") is None
-    assert topic_of("x" * 250) is None
+    assert syncs_topic("standby") == "mm2-offset-syncs.standby.internal"
+    assert syncs_topic("a copy") is None
+    assert syncs_topic("x" * 250) is None
 
 
 def by_record(pairs, lag_max):
@@ -146,7 +148,7 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
     with ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client:
         create_sync_topic(client, topic_name, mirror="m")
         create_sync_topic(client, topic_name, mirror="m")  # it is there
-        described = client.topic(topic_of(topic_name))
+        described = client.topic(syncs_topic(topic_name))
         assert sorted(described.partitions) == [0]
         assert client.describe_topic_configs(described.name)["cleanup.policy"] == "compact"
         with client.pipeline() as pipeline:
@@ -175,4 +177,4 @@ def test_a_missing_topic_disables_syncs_and_nothing_else(apache_kafka, topic_nam
             sync_writer.write(TopicPartition("orders", 0), [(offset, offset)])
             sync_writer.finish()
         assert pipeline.in_flight() == 0
-        assert topic_of(topic_name) not in client.topics()
+        assert syncs_topic(topic_name) not in client.topics()

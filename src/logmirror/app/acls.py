@@ -33,8 +33,8 @@ from logmirror.errors import UsageError
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.reports import Acl, ClusterAcls
 from logmirror.to_kafka.gap_writer import transactional_id_prefix
-from logmirror.to_kafka.offset_syncs import topic_of
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC, FlowKey
+from logmirror.wire.mirrormaker import syncs_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -132,7 +132,7 @@ def _of_progress(mirror: str, target: str) -> list[Acl]:
 
 
 def _of_syncs(destination: str) -> list[Acl]:
-    syncs = topic_of(destination)
+    syncs = syncs_topic(destination)
     if syncs is None:
         return []
     lost = "offset syncs as MirrorMaker 2 writes them"

@@ -34,6 +34,7 @@ class _Command(NamedTuple):
 _GROUPS: Final = {
     "policy": "IAM policies that a configuration needs.",
     "acls": "Kafka ACLs that a configuration needs.",
+    "groups": "Consumer groups: where they continue in a copy in another cluster.",
     "broker users": "Who may log in to an embedded broker.",
 }
 _COMMANDS: Final[dict[str, _Command]] = {
@@ -78,6 +79,46 @@ _COMMANDS: Final[dict[str, _Command]] = {
         (
             "logmirror compact -c mirror.yaml --dry-run",
             "logmirror compact -c mirror.yaml --target-bytes 1GiB --min-objects 16",
+        ),
+    ),
+    "groups list": _Command(
+        "logmirror.cli.groups",
+        "groups_list",
+        (
+            "logmirror groups list -c mirror.yaml",
+            "logmirror groups list -c mirror.yaml --group billing --format json",
+        ),
+    ),
+    "groups describe": _Command(
+        "logmirror.cli.groups",
+        "groups_describe",
+        (
+            "logmirror groups describe billing -c mirror.yaml",
+            "logmirror groups describe billing -c mirror.yaml --format json",
+        ),
+    ),
+    "groups plan": _Command(
+        "logmirror.cli.groups",
+        "groups_plan",
+        (
+            "logmirror groups plan -c mirror.yaml --output plan.json",
+            "logmirror groups plan -c mirror.yaml --group billing --output plan.json",
+        ),
+    ),
+    "groups apply": _Command(
+        "logmirror.cli.groups",
+        "groups_apply",
+        (
+            "logmirror groups apply plan.json -c mirror.yaml",
+            "logmirror groups apply plan.json -c mirror.yaml --format json",
+        ),
+    ),
+    "groups rollback": _Command(
+        "logmirror.cli.groups",
+        "groups_rollback",
+        (
+            "logmirror groups rollback plan.json -c mirror.yaml",
+            "logmirror groups rollback plan.json -c mirror.yaml --format json",
         ),
     ),
     "broker": _Command(

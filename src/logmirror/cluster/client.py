@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.admin import Admin
 from logmirror.cluster.fetch_ahead import FetchAhead
-from logmirror.cluster.groups import GroupOffset, Groups
+from logmirror.cluster.groups import Groups
 from logmirror.cluster.leader_epochs import LeaderEpochs
 from logmirror.cluster.lease import Lease
 from logmirror.cluster.offsets import (
@@ -93,9 +93,10 @@ class ClusterClient:
         self._retry = self._router.retry
         self._offsets = Offsets(self._router)
         self._epochs = LeaderEpochs(self._router)
-        self._groups = Groups(self._router)
         self.admin = Admin(self._router)
         """Creates, changes and deletes: topics, partitions, records, markers."""
+        self.groups = Groups(self._router)
+        """Consumer groups and their committed offsets."""
 
     def __enter__(self) -> Self:
         return self
@@ -278,21 +279,6 @@ class ClusterClient:
     def lease(self, transactional_id: str) -> Lease:
         """Create a `Lease`; sends no request."""
         return Lease(self._router, transactional_id)
-
-    def group_offsets(
-        self, group: str, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, GroupOffset | None]:
-        """Read a group's committed offsets, when no transaction with an offset commit is open.
-
-        Returns:
-            The committed offset for each partition; None if there is none.
-
-        Raises:
-            UsageError: No permission to read the group.
-            UnavailableError: No coordinator responded within the budget, or a transaction with an
-                offset commit for the group stayed open for as long.
-        """
-        return self._groups.offsets(group, partitions)
 
     def fetch(  # noqa: PLR0913  # the parts of a fetch; the mirror passes four
         self,

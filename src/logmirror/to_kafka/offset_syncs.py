@@ -1,14 +1,7 @@
 """Offset syncs: pairs of a source and a destination offset, as MirrorMaker 2 writes them.
 
 MirrorMaker's checkpoint task, its `RemoteClusterUtils` and other readers of the topic use them to
-translate consumer group offsets. The bytes of a record are big-endian, without a version:
-
-    key     int16 length + UTF-8 topic of the source, int32 partition
-    value   int64 upstream offset, int64 downstream offset
-
-The source's record at the upstream offset was written at the downstream offset. The topic is
-`mm2-offset-syncs.<alias of the destination>.internal` in the source cluster, with one partition and
-compaction.
+translate consumer group offsets. `wire.mirrormaker` has the bytes.
 
 Invariants:
 1. Only pairs of committed transactions are written, in ascending order for each writer.
@@ -20,12 +13,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.errors import CorruptionError, LogmirrorError, UsageError
+from logmirror.errors import LogmirrorError, UsageError
 from logmirror.model import TimestampType, TopicPartition
+from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, syncs_topic
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
@@ -45,10 +37,6 @@ SYNCS_MAX: Final = 10
 64, and compaction keeps the last one."""
 
 _IN_FLIGHT_MAX: Final = 10
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
-_PAIR: Final = struct.Struct(">qq")
 
 
 class Run(NamedTuple):
@@ -57,54 +45,6 @@ class Run(NamedTuple):
     upstream: int
     downstream: int
     count: int  # type: ignore[assignment]  # hides a method of tuple that is not used
-
-
-class OffsetSync(NamedTuple):
-    """One decoded sync."""
-
-    topic: str
-    partition: int
-    upstream: int
-    downstream: int
-
-
-def topic_of(alias: str) -> str | None:
-    """The topic for syncs of a destination; None if that is not a valid topic name."""
-    name = f"mm2-offset-syncs.{alias}.internal"
-    return name if _TOPIC.fullmatch(name) else None
-
-
-def encode_key(partition: TopicPartition) -> bytes:
-    """The key of a partition's syncs, for compaction."""
-    topic = partition.topic.encode()
-    return _INT16.pack(len(topic)) + topic + _INT32.pack(partition.partition)
-
-
-def encode_value(upstream: int, downstream: int) -> bytes:
-    """The value of one sync."""
-    return _PAIR.pack(upstream, downstream)
-
-
-def decode(key: bytes | None, value: bytes | None) -> OffsetSync:
-    """Decode one record; bytes behind the last field are ignored, as MirrorMaker does.
-
-    Raises:
-        CorruptionError: Not a sync: null, or shorter than its length fields say.
-    """
-    if key is None or value is None:
-        raise CorruptionError("an offset sync without key or value")
-    try:
-        (length,) = _INT16.unpack_from(key)
-        if length < 0:
-            raise CorruptionError("an offset sync with a topic of negative length", length=length)
-        topic = key[_INT16.size : _INT16.size + length]
-        (partition,) = _INT32.unpack_from(key, _INT16.size + length)
-        upstream, downstream = _PAIR.unpack_from(value)
-        return OffsetSync(topic.decode(), partition, upstream, downstream)
-    except (struct.error, UnicodeDecodeError) as error:
-        raise CorruptionError(
-            "an offset sync that is truncated or not UTF-8", key=key.hex(), value=value.hex()
-        ) from error
 
 
 class SyncRule:
@@ -171,7 +111,7 @@ def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> None
         UnavailableError: The source did not respond.
         OutcomeUnknownError: The source did not respond, and may have created the topic.
     """
-    topic = topic_of(alias)
+    topic = syncs_topic(alias)
     if topic is None:
         _LOG.warning(
             "offset syncs disabled: the destination's name is not valid in a topic name",
@@ -213,7 +153,7 @@ class OffsetSyncWriter:
     def __init__(self, pipeline: ProducePipeline, alias: str, clock: Clock, *, mirror: str) -> None:
         self._pipeline, self._clock = pipeline, clock
         self._about = {"mirror": mirror, "destination": alias}
-        topic = topic_of(alias)
+        topic = syncs_topic(alias)
         self._where = None if topic is None else TopicPartition(topic, 0)
 
     def write(self, partition: TopicPartition, pairs: Sequence[tuple[int, int]]) -> None:
@@ -224,9 +164,9 @@ class OffsetSyncWriter:
         self._collect(block=False)
         if self._where is None or not pairs or self._pipeline.in_flight() >= _IN_FLIGHT_MAX:
             return
-        key, now_ms = encode_key(partition), self._clock.now_ms()
+        key, now_ms = encode_sync_key(partition), self._clock.now_ms()
         records = [
-            Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_value(*pair), ())
+            Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), ())
             for at, pair in enumerate(pairs)
         ]
         batch = memoryview(bytearray(encode_reference(records, leader_epoch=-1)))

@@ -38,7 +38,16 @@ _MARK: Final = "LOGMIRROR_TEST_MARK"
 QUIET: Final = {METRICS_PORT: "0"}
 """Many run side by side, and none is asked for metrics unless a test says so."""
 
-_LISTINGS_MAX: Final = ("acls", "compact", "policy", "schema", "status", "validate", "verify")
+_LISTINGS_MAX: Final = (
+    "acls",
+    "compact",
+    "groups",
+    "policy",
+    "schema",
+    "status",
+    "validate",
+    "verify",
+)
 """Commands that need nothing but Python: they are forked from a process that has it loaded."""
 
 

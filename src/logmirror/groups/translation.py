@@ -1,0 +1,72 @@
+"""Where a consumer group continues in a copy.
+
+    offsets: preserve     the group's offset, within the copy's log
+    offsets: translate    the last offset sync at or before it, within the copy's log
+
+Invariant: no record that the group has not read is skipped, if the copy has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from logmirror.groups.offset_syncs import SyncIndex
+
+
+class Log(NamedTuple):
+    """The bounds of a copy's partition."""
+
+    start: int
+    """The log start offset."""
+    end: int
+    """The log end offset."""
+
+
+class Translated(NamedTuple):
+    """The offset in the copy that belongs to a group's offset at the source."""
+
+    offset: int | None
+    """The next offset that the group reads from the copy. None: not known."""
+
+    read_again_from: int
+    """Source records from here up to the group's offset are read again, as far as the copy has
+    them; equal to the group's offset if none is."""
+
+    reason: str = ""
+    """Why it is not exact, or not known; empty if it is exact."""
+
+
+def preserved(offset: int, copy: Log) -> Translated:
+    """Return the translation for a copy that keeps the source's offsets."""
+    if offset > copy.end:
+        reason = f"the copy ends {offset - copy.end} offsets before the group"
+        return Translated(copy.end, copy.end, reason)
+    if offset < copy.start:
+        return Translated(copy.start, offset, "the copy begins after the group's offset")
+    return Translated(offset, offset)
+
+
+def translated(offset: int, copy: Log, syncs: SyncIndex | None) -> Translated:
+    """Return the translation for a copy with new offsets.
+
+    Args:
+        offset: The group's offset at the source.
+        copy: The bounds of the copy's log.
+        syncs: The offset syncs of the partition; None if there are none.
+    """
+    if not syncs:
+        return Translated(None, offset, "there are no offset syncs of the partition")
+    sync = syncs.at_or_before(offset)
+    if sync is None:
+        # Nothing is known about records before the first pair: all that the copy has may be unread.
+        reason = "the group's offset is before the oldest offset sync"
+        return Translated(copy.start, 0, reason)
+    is_exact = sync.upstream == offset
+    found = sync.downstream if is_exact else sync.downstream + 1
+    if found > copy.end:
+        reason = "the copy ends before its offset syncs: its topic was recreated or truncated"
+        return Translated(None, offset, reason)
+    if found < copy.start:
+        return Translated(copy.start, offset, "the copy begins after the group's offset")
+    return Translated(found, offset if is_exact else sync.upstream + 1)
