@@ -311,10 +311,10 @@ def kafka_acls(settings: Settings, *, principal: str | None = None) -> list[Clus
 
 
 def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupPlan]:
-    """Translate the consumer groups of the source for every copy in another cluster. Only reads.
+    """Translate the source's consumer groups for every replica in another cluster. Only reads.
 
-    Groups are those of consumers with committed offsets of mirrored partitions. Where a copy keeps
-    its offsets, the translation is exact. Otherwise it is the last offset sync at or before the
+    Groups are those of consumers with committed offsets of mirrored partitions. Where a replica
+    keeps its offsets, the translation is exact. Otherwise it is the last offset sync at or before the
     group's offset, so that records may be read again, but none is skipped.
 
     Args:

@@ -293,7 +293,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStep:
-    """One partition of a consumer group, and where the group continues in a copy."""
+    """One partition of a consumer group, and where the group continues in a replica."""
 
     mirror: str
     """The mirror's name in the configuration."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,11 +20,12 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
-from kit.runs.commands import QUIET
-from kit.servers.machine import HOST, Process, free_ports, program
+from kit.runs import page
+from kit.runs.page import Reader
+from kit.servers.machine import program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,71 +34,17 @@ RECORDS: Final = 100_000
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return page.blocks(README, language)
 
 
-COMMANDS: Final = [
-    line.partition("  #")[0].strip()
-    for block in blocks("sh")
-    for line in block.splitlines()
-    if line
-]
-
-
-class Reader:
-    """Runs the commands of the page, one after the other, in one directory."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.address = f"{HOST}:{free_ports(1)[0]}"
-        self.running: list[Process] = []
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text.replace(ADDRESS, self.address), encoding="utf-8")
-
-    def type(self, command: str) -> str:
-        """Run a command to its end and return what it printed."""
-        done = subprocess.run(
-            ["sh", "-c", self._here(command)],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-        return done.stdout
-
-    def leave_running(self, command: str, *, until: Callable[[str], bool]) -> Process:
-        """Run a command in the background and wait until its output shows that it is ready."""
-        log = self.folder / f"{len(self.running)}.log"
-        words = shlex.split(self._here(command.removesuffix("&")))
-        process = Process(words, log=log, folder=self.folder, environment={**os.environ, **QUIET})
-        self.running.append(process)
-        self.wait(process, until)
-        return process
-
-    @staticmethod
-    def wait(process: Process, until: Callable[[str], bool]) -> None:
-        deadline = time.monotonic() + 200
-        while not until(process.tail(10_000)):
-            assert process.alive, process.tail()
-            assert time.monotonic() < deadline, process.tail()
-            time.sleep(0.05)
-
-    def _here(self, command: str) -> str:
-        python = shlex.quote(sys.executable)
-        command = re.sub(r"\blogmirror ", f"{python} -m logmirror ", command, count=1)
-        command = re.sub(r"\bkcat ", f"{shlex.quote(program('kcat'))} ", command, count=1)
-        return command.replace(ADDRESS, self.address)
+COMMANDS: Final = page.commands(README)
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    made = Reader(tmp_path)
+    made = Reader(tmp_path, ADDRESS)
     yield made
-    for process in reversed(made.running):
-        process.end(kill=True)
+    made.end()
 
 
 @pytest.mark.jvm

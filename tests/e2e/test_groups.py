@@ -1,4 +1,4 @@
-"""Goal: a consumer group continues in a copy at its next unread record, and is never moved back.
+"""Goal: a consumer group continues in a replica at its next unread record, and is never moved back.
 
 Method: stock clients consume and commit at the source, `logmirror groups` plans and commits at the
 destination, and stock clients continue there. Between Apache Kafka and the embedded broker, both
@@ -29,7 +29,7 @@ PARTITIONS = 2
 
 
 class World(NamedTuple):
-    """A topic with a group at the source, and its copy."""
+    """A topic with a group at the source, and its replica."""
 
     source: str
     destination: str

@@ -1,6 +1,6 @@
 """Goal: an offset sync never leads a group past a record that it has not read.
 
-Method: a copy is made up record by record, with restarts, gaps and recreated topics, and each
+Method: a replica is made up record by record, with restarts, gaps and recreated topics, and each
 offset of the source is translated; vectors of MirrorMaker's own classes.
 """
 
@@ -110,8 +110,8 @@ LOG = Log(start=100, end=200)
     [
         (100, Translated(100, 100)),
         (200, Translated(200, 200)),
-        (230, Translated(200, 200, "the copy ends 30 offsets before the group")),
-        (99, Translated(100, 99, "the copy begins after the group's offset")),
+        (230, Translated(200, 200, "the replica ends 30 offsets before the group")),
+        (99, Translated(100, 99, "the replica begins after the group's offset")),
     ],
 )
 def test_an_offset_in_a_copy_that_keeps_offsets(offset, expected):
@@ -136,14 +136,14 @@ def test_an_offset_that_is_not_known():
     found = translated(60, Log(0, 10), index((50, 150)))
     assert (found.offset, found.reason) == (
         None,
-        "the copy ends before its offset syncs: its topic was recreated or truncated",
+        "the replica ends before its offset syncs: its topic was recreated or truncated",
     )
     assert translated(60, Log(180, 200), index((50, 150))).offset == 180
 
 
 @st.composite
 def copies(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """A copy: its records (source offset, own offset), and the syncs that were written of it."""
+    """A replica: its records (source offset, own offset), and the syncs that were written of it."""
     exist = sorted(draw(st.sets(st.integers(0, 40), min_size=1)))
     records: list[tuple[int, int]] = []
     syncs: list[tuple[int, int]] = []
@@ -171,7 +171,7 @@ def test_no_unread_record_is_skipped(copy):
         to = translated(offset, log, found).offset
         assert to is not None
         # Each record that the group has not read is still to come: behind that offset, or when
-        # the copy, which was continued from an earlier offset, has reached it again.
+        # the replica, which was continued from an earlier offset, has reached it again.
         unread = {up for up, _ in records if offset <= up <= records[-1][0]}
         assert unread <= {up for up, down in records if down >= to}
 

@@ -19,7 +19,7 @@ STEP = GroupStep(
     target_offset=10,
     current_offset=None,
     metadata="of the client",
-    reason="the copy ends 2 offsets before the group",
+    reason="the replica ends 2 offsets before the group",
     read_again=None,
 )
 PLAN = GroupPlan(

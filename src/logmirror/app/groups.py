@@ -1,4 +1,4 @@
-"""`logmirror groups`: consumer groups of the source, translated to the copies in other clusters.
+"""`logmirror groups`: consumer groups of the source, translated to the replicas in other clusters.
 
     committed offsets at the source -> translation -> plan -> commits at the destination
 
@@ -72,7 +72,7 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
 
 
 class _Copy(NamedTuple):
-    """A partition and its copy."""
+    """A partition and its replica."""
 
     mirror: str
     source: TopicPartition
@@ -166,7 +166,7 @@ class _Planning:
     def _read_syncs(
         self, source: ConnectionSettings, destination: str, copies: Iterable[_Copy]
     ) -> dict[TopicPartition, SyncIndex]:
-        """Return the offset syncs of a destination; none if all its copies keep their offsets."""
+        """Return the offset syncs of a destination; none if all its replicas keep their offsets."""
         topic = syncs_topic(destination)
         if topic is None or all(copy.written.offsets == "preserve" for copy in copies):
             return {}

@@ -34,7 +34,7 @@ class _Command(NamedTuple):
 _GROUPS: Final = {
     "policy": "IAM policies that a configuration needs.",
     "acls": "Kafka ACLs that a configuration needs.",
-    "groups": "Consumer groups: where they continue in a copy in another cluster.",
+    "groups": "Consumer groups, and where they continue in a replica.",
     "broker users": "Who may log in to an embedded broker.",
 }
 _COMMANDS: Final[dict[str, _Command]] = {

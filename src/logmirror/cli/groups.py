@@ -1,4 +1,4 @@
-"""`logmirror groups`: consumer groups of the source, and where they continue in the copies."""
+"""`logmirror groups`: consumer groups of the source, and where they continue in the replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def groups_list(
     group: _GroupOption = None,
     output: FormatOption = "table",
 ) -> None:
-    """Show every consumer group of the source, and how far it can continue in each copy.
+    """Show every consumer group of the source, and how far it can continue in each replica.
 
     Exit code 1 if a partition of a group cannot be translated.
     """

@@ -1,1 +1,1 @@
-"""Consumer groups across clusters: where a group of the source continues in a copy."""
+"""Consumer groups across clusters: where a group of the source continues in a replica."""

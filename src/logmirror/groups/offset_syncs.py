@@ -1,13 +1,13 @@
-"""All offset syncs of one copy, and what they say about an offset.
+"""All offset syncs of one replica, and what they say about an offset.
 
-A sync is a pair: the source's record at `upstream` is the copy's record at `downstream`. What lies
-between two pairs is unknown, because offset gaps differ on both sides. So the translation of an
+A sync is a pair: the source's record at `upstream` is the replica's record at `downstream`. What
+lies between two pairs is unknown, because offset gaps differ on both sides. So the translation of an
 offset is the last pair at or before it: its `downstream` for the offset itself, one more for a
 later offset. That is MirrorMaker's rule (KAFKA-12468), applied to all pairs instead of 64.
 
 Invariants:
 1. No unread record is skipped: the result is never behind the record that the group reads next.
-2. A later pair with a lower offset on either side ends what was known above it: the copy was
+2. A later pair with a lower offset on either side ends what was known above it: the replica was
    continued from an earlier offset, or one of the topics was recreated.
 """
 

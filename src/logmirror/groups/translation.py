@@ -1,9 +1,9 @@
-"""Where a consumer group continues in a copy.
+"""Where a consumer group continues in a replica.
 
-    offsets: preserve     the group's offset, within the copy's log
-    offsets: translate    the last offset sync at or before it, within the copy's log
+    offsets: preserve     the group's offset, within the replica's log
+    offsets: translate    the last offset sync at or before it, within the replica's log
 
-Invariant: no record that the group has not read is skipped, if the copy has it.
+Invariant: no record that the group has not read is skipped, if the replica has it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Log(NamedTuple):
-    """The bounds of a copy's partition."""
+    """The bounds of a replica's partition."""
 
     start: int
     """The log start offset."""
@@ -24,13 +24,13 @@ class Log(NamedTuple):
 
 
 class Translated(NamedTuple):
-    """The offset in the copy that belongs to a group's offset at the source."""
+    """The offset in the replica that belongs to a group's offset at the source."""
 
     offset: int | None
-    """The next offset that the group reads from the copy. None: not known."""
+    """The next offset that the group reads from the replica. None: not known."""
 
     read_again_from: int
-    """Source records from here up to the group's offset are read again, as far as the copy has
+    """Source records from here up to the group's offset are read again, as far as the replica has
     them; equal to the group's offset if none is."""
 
     reason: str = ""
@@ -38,35 +38,35 @@ class Translated(NamedTuple):
 
 
 def preserved(offset: int, copy: Log) -> Translated:
-    """Return the translation for a copy that keeps the source's offsets."""
+    """Return the translation for a replica that keeps the source's offsets."""
     if offset > copy.end:
-        reason = f"the copy ends {offset - copy.end} offsets before the group"
+        reason = f"the replica ends {offset - copy.end} offsets before the group"
         return Translated(copy.end, copy.end, reason)
     if offset < copy.start:
-        return Translated(copy.start, offset, "the copy begins after the group's offset")
+        return Translated(copy.start, offset, "the replica begins after the group's offset")
     return Translated(offset, offset)
 
 
 def translated(offset: int, copy: Log, syncs: SyncIndex | None) -> Translated:
-    """Return the translation for a copy with new offsets.
+    """Return the translation for a replica with new offsets.
 
     Args:
         offset: The group's offset at the source.
-        copy: The bounds of the copy's log.
+        copy: The bounds of the replica's log.
         syncs: The offset syncs of the partition; None if there are none.
     """
     if not syncs:
         return Translated(None, offset, "there are no offset syncs of the partition")
     sync = syncs.at_or_before(offset)
     if sync is None:
-        # Nothing is known about records before the first pair: all that the copy has may be unread.
+        # Nothing is known about records before the first pair: all of the replica may be unread.
         reason = "the group's offset is before the oldest offset sync"
         return Translated(copy.start, 0, reason)
     is_exact = sync.upstream == offset
     found = sync.downstream if is_exact else sync.downstream + 1
     if found > copy.end:
-        reason = "the copy ends before its offset syncs: its topic was recreated or truncated"
+        reason = "the replica ends before its offset syncs: its topic was recreated or truncated"
         return Translated(None, offset, reason)
     if found < copy.start:
-        return Translated(copy.start, offset, "the copy begins after the group's offset")
+        return Translated(copy.start, offset, "the replica begins after the group's offset")
     return Translated(found, offset if is_exact else sync.upstream + 1)

@@ -1,0 +1,42 @@
+"""docs/fail-over.md: a group that is moved by the page's commands reads each record once."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from kit.runs.page import Reader, blocks, commands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "fail-over.md").read_text("utf-8")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    made = Reader(tmp_path, "127.0.0.1:9092", "127.0.0.1:9093")
+    yield made
+    made.end()
+
+
+@pytest.mark.jvm
+@pytest.mark.timeout(300)
+def test_the_group_of_the_page_reads_every_record_once(reader):
+    (configuration,) = blocks(PAGE, "yaml")
+    reader.write("mirror.yaml", configuration)
+    rest = deque(commands(PAGE))
+    for _ in range(2):
+        reader.leave_running(rest.popleft(), until=lambda output: "listening on " in output)
+    printed = {command: reader.type(command) for command in rest}
+
+    before, after = (text for command, text in printed.items() if "-G billing" in command)
+    assert before.split() == [str(number) for number in range(1, 41)]
+    assert after.split() == [str(number) for number in range(41, 101)]
+    planned, applied = (text for command, text in printed.items() if " groups " in command)
+    step = ["billing", "standby", "orders", "0", "40"]
+    assert planned.splitlines()[1].split()[:7] == [*step, "40", "-"]
+    assert applied.splitlines()[1].split() == [*step, "ok"]
