@@ -314,8 +314,8 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
     """Translate the source's consumer groups for every replica in another cluster. Only reads.
 
     Groups are those of consumers with committed offsets of mirrored partitions. Where a replica
-    keeps its offsets, the translation is exact. Otherwise it is the last offset sync at or before the
-    group's offset, so that records may be read again, but none is skipped.
+    keeps its offsets, the translation is exact. Otherwise it is the last offset sync at or before
+    the group's offset, so that records may be read again, but none is skipped.
 
     Args:
         settings: From `load`.

@@ -1,8 +1,8 @@
 """All offset syncs of one replica, and what they say about an offset.
 
 A sync is a pair: the source's record at `upstream` is the replica's record at `downstream`. What
-lies between two pairs is unknown, because offset gaps differ on both sides. So the translation of an
-offset is the last pair at or before it: its `downstream` for the offset itself, one more for a
+lies between two pairs is unknown, because offset gaps differ on both sides. So the translation of
+an offset is the last pair at or before it: its `downstream` for the offset itself, one more for a
 later offset. That is MirrorMaker's rule (KAFKA-12468), applied to all pairs instead of 64.
 
 Invariants:
