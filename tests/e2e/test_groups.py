@@ -8,6 +8,7 @@ ways, with gaps in the source's offsets.
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -145,7 +146,9 @@ def test_a_group_that_is_ahead_or_has_members_at_the_destination_is_not_moved(wo
     _commit(world, world.source, "active", 10, 10)
     member = _consumer(world.destination, "active")
     member.subscribe([world.topic])
+    deadline = time.monotonic() + 60
     while not member.assignment():
+        assert time.monotonic() < deadline
         member.poll(0.1)
     assert world.run("plan", "--output", str(world.plan)).returncode == 0
 
