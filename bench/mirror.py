@@ -27,10 +27,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import measured  # noqa: E402  # after the path is set
-from maven import maven_jars  # noqa: E402  # after the path is set
 
 from kit.servers.kafka import ApacheKafka  # noqa: E402  # after the path is set
 from kit.servers.machine import cache_folder, program  # noqa: E402  # after the path is set
+from kit.servers.maven import maven_jars  # noqa: E402  # after the path is set
 from kit.servers.s3 import S3Server  # noqa: E402  # after the path is set
 
 TOPIC, PARTITIONS, RECORD_BYTES = "bench", 4, 1024

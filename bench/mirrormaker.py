@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import measured  # after the path is set
 from clusters import VERSION, Cluster, Shape  # after the path is set
-from maven import maven_jars  # after the path is set
 
 from kit.servers.apache import ApacheTools  # after the path is set
 from kit.servers.machine import Process, java  # after the path is set
+from kit.servers.maven import maven_jars  # after the path is set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

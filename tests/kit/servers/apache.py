@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import pytest
 
 from kit.servers.class_archives import archive_of
-from kit.servers.machine import Process, cache_folder, java, program, temporary_folder
+from kit.servers.machine import Process, cache_folder, java, temporary_folder
+from kit.servers.maven import copy_jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +41,6 @@ _LOGGING_JARS: Final = {
         ("org.apache.logging.log4j", "log4j-core", "2.25.1"),
     ),
 }
-_COPY_JARS: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
 # Main classes moved between releases; the first one that the jars hold is it.
 _MAIN_CLASSES: Final = {
@@ -192,36 +192,12 @@ class ApacheTools:
 def _fetch(version: str, major: int, artifacts: Iterable[str], home: Path) -> None:
     """Download the runtime jars with Maven; the folder appears complete or not at all."""
     wanted = [("org.apache.kafka", name, version) for name in artifacts]
-    dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        f"<version>{release}</version></dependency>"
-        for group, artifact, release in (*wanted, *_LOGGING_JARS[major])
-    )
-    pom = (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        "<groupId>logmirror</groupId><artifactId>apache-kafka</artifactId><version>1</version>"
-        f"<dependencies>{dependencies}</dependencies></project>"
-    )
     folder = Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
     try:
-        (folder / "pom.xml").write_text(pom)
         for level in ("INFO", "WARN"):
             (folder / f"log4j2-{level}.properties").write_text(_LOG4J2.format(level=level))
             (folder / f"log4j-{level}.properties").write_text(_LOG4J1.format(level=level))
-        maven = program("mvn", home_variable="MAVEN_HOME")
-        options = ["-q", "-B", "--strict-checksums", "-f", str(folder / "pom.xml")]
-        copy = [_COPY_JARS, "-DincludeScope=runtime", f"-DoutputDirectory={folder / 'jars'}"]
-        result = subprocess.run(
-            [maven, *options, *copy],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        if result.returncode:
-            message = f"Maven could not fetch Apache Kafka {version}:\n{result.stdout[-3000:]}"
-            raise RuntimeError(message)
+        copy_jars((*wanted, *_LOGGING_JARS[major]), project=folder, target=folder / "jars")
         folder.rename(home)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
