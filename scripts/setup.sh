@@ -212,10 +212,19 @@ fetch_prometheus() {
     ) >>"$setup_log" 2>&1 </dev/null
 }
 
+# ---- Programs in Go, for tests -------------------------------------------------------------------
+
+# The locked Go builds what the machine's own, if there is one, is too old for. If that fails, the
+# test that needs the program reports the reason.
+finish_go_builds() {
+    [ -z "${builds:-}" ] || wait "$builds" || true
+    PATH="$PWD/.venv/bin:$PATH" PYTHONPATH=tests .venv/bin/python -B -m kit.servers.go \
+        >>"$setup_log" 2>&1 </dev/null
+}
+
 # ---- Main ----------------------------------------------------------------------------------------
 
-# Build the Go servers of the tests in the background: the first build takes minutes of one core. If
-# it fails, the test that needs it reports the reason.
+# Build the Go programs of the tests in the background: the first build takes minutes of one core.
 if [ "${1:-}" = tests ] && command -v go >/dev/null 2>&1 && python=$(find_python); then
     PYTHONPATH=tests "$python" -B -m kit.servers.go >/dev/null 2>&1 </dev/null &
     builds=$!
@@ -241,5 +250,5 @@ if [ "${1:-}" = tests ]; then
     [ "$(uname)" != Linux ] || command -v systemd-analyze >/dev/null 2>&1 ||
         provide "systemd-analyze (for tests)" systemd systemd ""
     need_prometheus
-    [ -z "${builds:-}" ] || step "building the servers of the tests with Go" wait "$builds" || true
+    step "building the programs of the tests with Go" finish_go_builds || true
 fi
