@@ -1,8 +1,8 @@
 """A batch's base offset is outside its checksum: it is compared with what the response may hold.
 
 Method: a scripted source whose last batch has a changed bit in its base offset, on a compacted
-topic, where every gap has a cause; and one whose response reports an older high watermark than the
-batches that follow it, as a broker does that appends meanwhile.
+topic, where every gap has a cause; one whose response reports an older high watermark than the
+batches that follow it, as a broker does that appends meanwhile; and one that refuses the offset.
 """
 
 import pytest
@@ -16,7 +16,7 @@ from kit.fakes.scripted import (
     record,
     run_slice,
 )
-from logmirror.errors import CorruptionError
+from logmirror.errors import CorruptionError, PositionError
 from logmirror.mirror.ports import FlowId, Slice
 from logmirror.model import TopicPartition, Trigger
 from logmirror.source.partition import FetchBuffer, KafkaSource
@@ -102,3 +102,32 @@ def test_batches_below_the_high_watermark_need_no_further_request():
     client.list_offsets = None
     source = KafkaSource(client, PARTITION, topic_id=TOPIC_ID, buffer=FetchBuffer(4096))
     assert len(list(source.read(0, 10))) == 1
+
+
+@pytest.mark.parametrize("method", ["read", "poll"])
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0, 5, {"reason": "SourceWentBackwards", "expected": 9, "got": 5}),
+        (12, 20, {"reason": "SourceTrimmed", "position": 9, "log_start": 12}),
+    ],
+)
+def test_an_offset_that_left_the_log_during_a_slice_is_reported_by_its_reason(
+    method, start, end, expected
+):
+    """The same reason as at a start, whichever request notices it first."""
+
+    class Outside(ScriptedClient):
+        def fetch(self, *_, **__):
+            raise PositionError(
+                "the offset is outside the partition's log",
+                log_start_offset=start,
+                log_end_offset=end,
+            )
+
+    client = Outside([Log(batches(0, 10))])
+    source = KafkaSource(client, PARTITION, topic_id=TOPIC_ID, buffer=FetchBuffer(4096))
+    with pytest.raises(PositionError) as caught:
+        next(source.read(9, 20)) if method == "read" else source.poll(9, max_wait_ms=0)
+    bounds = {"log_start_offset": start, "log_end_offset": end}
+    assert caught.value.facts == {**bounds, **expected}

@@ -7,7 +7,7 @@ trust its bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -210,14 +210,17 @@ class KafkaSource:
     def _fetch(self, offset: int, max_wait_ms: int = 500) -> FetchResult:
         last_epoch = self._epoch_before(offset)
         while True:
-            response = self._client.fetch(
-                self._partition,
-                offset,
-                self._buffer.view,
-                topic_id=self._topic_id,
-                max_wait_ms=max_wait_ms,
-                last_epoch=last_epoch,
-            )
+            try:
+                response = self._client.fetch(
+                    self._partition,
+                    offset,
+                    self._buffer.view,
+                    topic_id=self._topic_id,
+                    max_wait_ms=max_wait_ms,
+                    last_epoch=last_epoch,
+                )
+            except PositionError as error:
+                raise _with_reason(error, offset) from None
             if response.diverging is not None:
                 raise diverged(
                     self._partition,
@@ -263,3 +266,15 @@ class KafkaSource:
             expected=end,
             got=found,
         )
+
+
+def _with_reason(error: PositionError, offset: int) -> PositionError:
+    """Add the reason why an offset is not in the log: the same that a start would report."""
+    facts: dict[str, Any] = error.facts
+    if facts.get("log_end_offset", offset) < offset:
+        error.add_facts(reason="SourceWentBackwards", expected=offset, got=facts["log_end_offset"])
+    elif facts.get("log_start_offset", offset) > offset:
+        error.add_facts(
+            reason="SourceTrimmed", position=offset, log_start=facts["log_start_offset"]
+        )
+    return error
