@@ -5,7 +5,8 @@ The trials with real processes run once on loopback, judged by the exit code and
 """
 
 import json
-from types import SimpleNamespace
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,20 +16,17 @@ from kit.runs.inline_run import mirror_to_cluster
 from kit.servers.machine import HOST
 from kit.tiers import NIGHTLY
 from logmirror.archive import claims
-from logmirror.archive.naming import format_name
 from logmirror.cli import commands
 from logmirror.errors import UsageError
-from logmirror.model import OffsetRange
 from logmirror.simulation.faults import FAULTS
-from logmirror.testing.checker import Row
-from logmirror.torture import real
 from logmirror.torture.command import _flows
 from logmirror.torture.feeder import read_topic
 from logmirror.torture.processes import Broker
-from logmirror.torture.real import REAL_FAULTS, SIMULATED_ONLY
+from logmirror.torture.real import SIMULATED_ONLY, run_trials
 from logmirror.torture.testbed import Flow
+from logmirror.torture.trials import TRIALS
 
-TRIALS, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
+COUNT, FAULTS_TRIED = (20, "all") if NIGHTLY else (1, "kill")
 
 
 def torture(*arguments, code=0):
@@ -61,8 +59,14 @@ def test_an_unknown_fault_lists_the_known_ones():
     with pytest.raises(UsageError) as caught:
         torture("--faults", "kill,meteor")
     assert caught.value.facts["faults"] == ["meteor"]
-    for name in (*REAL_FAULTS, *(fault.name for fault in FAULTS)):
+    for name in (*TRIALS, *(fault.name for fault in FAULTS)):
         assert f"{name}: " in caught.value.hint
+
+
+def test_the_page_lists_every_fault_of_the_real_processes():
+    page = (Path(__file__).parents[2] / "docs/torture.md").read_text()
+    table = page.partition("| fault | what happens |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == set(TRIALS)
 
 
 @pytest.mark.jvm
@@ -83,7 +87,6 @@ def test_flows_that_are_simulated_only_are_reported(tmp_path):
     config = write_config(
         tmp_path / "config.json",
         mirror("t", "nowhere:1", tmp_path / "never", compaction="log"),
-        mirror_to_cluster("u", "nowhere:1", "nowhere:2", name="copy", offsets="translate"),
     )
     arguments = ("-c", str(config), "--faults", "kill", "--kills", "1", "--seeds")
     reported = torture(*arguments, "1").stderr
@@ -96,14 +99,14 @@ def test_flows_that_are_simulated_only_are_reported(tmp_path):
 def test_an_invalid_configuration_is_refused_before_the_first_trial(tmp_path):
     reported = []
     with pytest.raises(UsageError, match="the configuration has"):
-        real.RealTorture(
+        run_trials(
             tmp_path,
             flows=[Flow("files", "snapshots")],
             faults=["kill"],
             trials=1,
             seed=8,
             report=reported.append,
-        ).run()
+        )
     assert reported == []
 
 
@@ -117,32 +120,28 @@ def test_a_topic_that_does_not_exist_yet_has_no_records(tmp_path):
 def test_real_processes_lose_nothing():
     """Runs the flows of a command without `-c`."""
     found = torture(
-        *("--seeds", "0", "--kills", str(TRIALS), "--seed", "3"),
+        *("--seeds", "0", "--kills", str(COUNT), "--seed", "3"),
         *("--faults", FAULTS_TRIED, "--format", "json"),
     )
     verdict = json.loads(found.stdout)
     assert verdict["clean"] is True
-    assert verdict["real"]["trials"] == TRIALS
+    assert verdict["real"]["trials"] == COUNT
     assert verdict["real"]["kills"] >= 1
     assert verdict["real"]["records"] > 50
 
 
-def test_a_record_lost_by_a_real_process_is_found(tmp_path, monkeypatch):
-    written = [Row(n, 1_000 + n, 0, None, b"%d" % n) for n in range(10)]
-    monkeypatch.setattr(real, "read_topic", lambda _bootstrap, _topic, _partition: written[:-1])
-    testbed = SimpleNamespace(
-        direct="nowhere",
-        rows=lambda _flow, partition: written[partition:-1],
-        names=lambda _flow, partition: [
-            format_name(OffsetRange(first=partition, last=8), "ndjson")
-        ],
+@pytest.mark.jvm
+@pytest.mark.timeout(300)
+def test_a_flow_with_new_offsets_takes_part_in_the_trials(tmp_path):
+    config = write_config(
+        tmp_path / "config.json",
+        mirror_to_cluster("u", "nowhere:1", "nowhere:2", name="copy", offsets="translate"),
     )
-    feeder = SimpleNamespace(
-        count=20, acknowledged={n: {row.offset: row for row in written} for n in range(2)}
+    found = torture(
+        *("-c", str(config), "--faults", "kill", "--seeds", "0", "--kills", "2", "--seed", "5"),
+        *("--format", "json"),
     )
-    tortured = real.RealTorture(
-        tmp_path, flows=[Flow("S3", "ndjson")], faults=["kill"], trials=1, seed=8, report=print
-    )
-    tortured.judge(testbed, feeder)
-    found = {(where, anomaly.code) for where, anomaly in tortured.result.anomalies}
-    assert found == {("source", "A2"), ("s3-ndjson/1", "A1"), ("s3-ndjson/1", "A15")}
+    verdict = json.loads(found.stdout)
+    assert verdict["clean"] is True
+    assert verdict["real"]["kills"] == 2
+    assert verdict["real"]["missed"] == 0

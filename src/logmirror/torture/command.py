@@ -111,13 +111,13 @@ class _Request:
 def _selected(text: str) -> list[str] | None:
     """Return the names in `--faults`; None: all."""
     from logmirror.simulation.faults import FAULTS  # noqa: PLC0415  # see `torture`
-    from logmirror.torture.real import REAL_FAULTS  # noqa: PLC0415  # see `torture`
+    from logmirror.torture.trials import TRIALS  # noqa: PLC0415  # see `torture`
 
     if text == "all":
         return None
     known = {fault.name: fault.meaning for fault in FAULTS}
-    for name, meaning in REAL_FAULTS.items():
-        known.setdefault(name, meaning)
+    for name, trial in TRIALS.items():
+        known.setdefault(name, trial.meaning)
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(
@@ -188,13 +188,10 @@ def _simulate(verdict: Verdict, request: _Request, seeds: int) -> None:
 
 
 def _run_trials(verdict: Verdict, request: _Request, trials: int) -> None:
-    from logmirror.torture.real import (  # noqa: PLC0415  # see `torture`
-        REAL_FAULTS,
-        SIMULATED_ONLY,
-        RealTorture,
-    )
+    from logmirror.torture.real import SIMULATED_ONLY, run_trials  # noqa: PLC0415  # see `torture`
+    from logmirror.torture.trials import TRIALS  # noqa: PLC0415  # see `torture`
 
-    names = [name for name in REAL_FAULTS if request.faults is None or name in request.faults]
+    names = [name for name in TRIALS if request.faults is None or name in request.faults]
     if not names:
         request.report("real processes: these faults are simulated only")
         return
@@ -208,12 +205,12 @@ def _run_trials(verdict: Verdict, request: _Request, trials: int) -> None:
         "process, without Spark. Power loss is simulated only."
     )
     with tempfile.TemporaryDirectory(prefix="logmirror-torture-") as folder:
-        result = RealTorture(
+        result = run_trials(
             Path(folder),
             flows=flows,
             faults=names,
             trials=trials,
             seed=request.seed,
             report=request.report,
-        ).run()
+        )
     verdict.tortured(result, f"{request.command} --seed {request.seed} --seeds 0 --kills {trials}")

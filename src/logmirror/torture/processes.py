@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.disk import Disk
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 PARTITIONS: Final = 2
 """Partitions of the source topic."""
+
+MIRROR: Final = "logmirror.torture.mirror_process"
+"""The module that runs the mirrors."""
 
 _POLL_MS: Final = 20
 _START_MS: Final = 60_000
@@ -106,6 +110,11 @@ class Broker:
         self._process: _Process | None = None
         self.start()
 
+    @property
+    def address(self) -> str:
+        """Its host and port, without a proxy."""
+        return f"{self.host}:{self.port}"
+
     def start(self) -> None:
         """Start the broker and wait until it listens."""
         ready = self._folder / "ready"
@@ -136,6 +145,21 @@ class Broker:
             return 0
         batches = scan(Disk().open_for_reading(path), 0, contiguous=True)
         return max((batch.end for batch in batches if batch.last_offset < offset), default=0)
+
+    def save_data(self) -> None:
+        """Keep a copy of its log directory, as a backup of the disk would; the broker is killed."""
+        shutil.copytree(self._folder / "data", self._folder / "saved")
+
+    def exchange_data(self) -> None:
+        """Exchange the log directory and what `save_data` has kept; the broker is killed."""
+        data, saved, between = (self._folder / name for name in ("data", "saved", "between"))
+        data.rename(between)
+        saved.rename(data)
+        between.rename(saved)
+
+    def drop_saved(self) -> None:
+        """Delete what `save_data` has kept."""
+        shutil.rmtree(self._folder / "saved", ignore_errors=True)
 
     def pause(self) -> None:
         """Stop its threads with SIGSTOP: connections stay open without responses."""
@@ -173,7 +197,7 @@ class MirrorProcess(_Process):
         self.name = log.stem
         self.started_ms = SYSTEM_CLOCK.monotonic_ms()
         super().__init__(
-            "logmirror.torture.mirror_process",
+            MIRROR,
             [str(config), *arguments],
             log,
             **({VARIABLE: crash_at} if crash_at else {}),
@@ -181,11 +205,22 @@ class MirrorProcess(_Process):
 
     def reported(self) -> Iterator[tuple[str, int, int]]:
         """Yield mirror, partition and position of each progress line in its log."""
+        for event in self._events():
+            if event["event"] in {"flushed", "copied"}:
+                yield event["mirror"], event["partition"], event["to"] + 1
+
+    def refused(self) -> set[str]:
+        """Return the names of the mirrors that stopped because source and replica contradict."""
+        return {
+            event["mirror"]
+            for event in self._events()
+            if event["event"].startswith("mirror stopped") and event["kind"] == "position"
+        }
+
+    def _events(self) -> Iterator[dict[str, Any]]:
         for line in self.log.read_text(errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-                event = json.loads(line)
-                if event["event"] in {"flushed", "copied"}:
-                    yield event["mirror"], event["partition"], event["to"] + 1
+            with contextlib.suppress(json.JSONDecodeError):  # not an event, or not complete yet
+                yield json.loads(line)
 
     def has_progress(self) -> bool:
         """Whether it has reported a position."""
@@ -212,6 +247,11 @@ class MirrorProcess(_Process):
             soft = hard if size_bytes < 0 else size_bytes
             resource.prlimit(self.child.pid, resource.RLIMIT_FSIZE, (soft, hard))
         return True
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its log."""
+        return "".join(self.log.read_text(errors="replace").splitlines()[-1:])
 
     def end(self, timeout_ms: int = _END_MS) -> int | None:
         """Wait until it exits; returns its exit code, or None if it still runs."""

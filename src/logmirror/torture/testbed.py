@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from logmirror.config.settings import load
-from logmirror.simulation.reading import read_batches, read_rows
-from logmirror.torture.feeder import read_topic
+from logmirror.simulation.reading import chain_end, read_batches, read_rows
+from logmirror.torture.feeder import end_of, read_topic
 from logmirror.torture.processes import PARTITIONS, Broker, MirrorProcess
 from logmirror.torture.proxy import Proxy
 from logmirror.torture.s3_server import BUCKET, HOST, S3Server
+from logmirror.torture.translated import PROGRESS, next_offset, syncs_topic
 
 if TYPE_CHECKING:
     import contextlib
@@ -53,6 +54,11 @@ class Flow:
         return kind if self.form == "-" else f"{kind}-{self.form}"
 
 
+def _topic(flow: Flow) -> str:
+    """Return the topic of a replica in a cluster."""
+    return f"{TOPIC}-copy" if flow.form == "translate" else TOPIC
+
+
 class Testbed:
     """Everything around the mirrors: brokers, S3 server, proxies, folders, configuration."""
 
@@ -64,10 +70,8 @@ class Testbed:
         self.s3 = stack.enter_context(S3Server())
         self.s3_network = stack.enter_context(Proxy((HOST, 0), (HOST, self.s3.port)))
         self.files = folder / "archive"
-        self.config = folder / "config.json"
-        self.config.write_text(json.dumps({"mirrors": [self._mirror(flow) for flow in flows]}))
-        load(self.config)  # an invalid configuration fails here, not in each mirror
         self._count = 0
+        load(self._config(flows))  # an invalid configuration fails here, not in each mirror
 
     def _source(self, stack: contextlib.ExitStack) -> Broker:
         folder = self.folder / "source"
@@ -82,11 +86,6 @@ class Testbed:
             return stack.enter_context(Broker(self.folder / "plain-source", HOST))
         return broker
 
-    @property
-    def direct(self) -> str:
-        """Address of the source broker without the proxy."""
-        return f"{self.source.host}:{self.source.port}"
-
     def _mirror(self, flow: Flow) -> dict[str, object]:
         mirror: dict[str, object] = {
             "name": flow.name,
@@ -97,6 +96,8 @@ class Testbed:
         if flow.destination == "Kafka":
             bootstrap = f"{HOST}:{self.target.port}"
             to = {"type": "kafka", "bootstrap-servers": bootstrap, "name": flow.name}
+            if flow.form == "translate":
+                to |= {"topic": _topic(flow), "offsets": "translate"}
             return mirror | {"destinations": [to]}
         mirror |= {"format": flow.form, "flush": dict(flow.limits)}
         if flow.destination == "files":
@@ -114,11 +115,20 @@ class Testbed:
         }
         return mirror | {"destinations": [bucket]}
 
-    def start(self, *arguments: str, crash_at: str = "") -> MirrorProcess:
-        """Start a mirror."""
+    def _config(self, flows: Sequence[Flow]) -> Path:
+        """Write a configuration file for some flows."""
+        path = self.folder / f"config-{self._count}.json"
+        path.write_text(json.dumps({"mirrors": [self._mirror(flow) for flow in flows]}))
+        return path
+
+    def start(
+        self, *arguments: str, crash_at: str = "", flows: Sequence[Flow] | None = None
+    ) -> MirrorProcess:
+        """Start a process that mirrors these flows; None: all."""
         self._count += 1
+        config = self._config(self.flows if flows is None else flows)
         log = self.folder / f"mirror-{self._count}.log"
-        process = MirrorProcess(self.config, log, *arguments, crash_at=crash_at)
+        process = MirrorProcess(config, log, *arguments, crash_at=crash_at)
         return self._stack.enter_context(process)
 
     def stall(self, destination: Destination) -> None:
@@ -133,6 +143,20 @@ class Testbed:
         self.target.resume()
         self.s3_network.drips = False
 
+    # -- the source ------------------------------------------------------------------------------
+
+    def source_rows(self, partition: int) -> list[Row]:
+        """Return the committed records of the source."""
+        return read_topic(self.source.address, TOPIC, partition)
+
+    def source_end(self, partition: int) -> int:
+        """Return the last stable offset of the source."""
+        return end_of(self.source.address, TOPIC, partition)
+
+    def syncs(self, flow: Flow) -> list[Row]:
+        """Return the offset syncs of a flow, which are at the source."""
+        return read_topic(self.source.address, syncs_topic(flow.name), 0)
+
     # -- replicas --------------------------------------------------------------------------------
 
     def names(self, flow: Flow, partition: int) -> list[str] | None:
@@ -145,22 +169,28 @@ class Testbed:
         return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
 
     def rows(self, flow: Flow, partition: int) -> list[Row]:
-        """Return the records of a replica."""
+        """Return the records of a replica, with its own offsets."""
         if flow.destination == "Kafka":
-            return read_topic(f"{HOST}:{self.target.port}", TOPIC, partition)
+            return read_topic(self.target.address, _topic(flow), partition)
         contents = [self._read(flow, partition, name) for name in self.names(flow, partition) or ()]
         if flow.form == "native":
             return read_batches(contents)
         extension = _EXTENSIONS[flow.form]
         return [row for data in contents for row in read_rows(extension, data)]
 
+    def position(self, flow: Flow, partition: int) -> int:
+        """Return the source offset up to which a replica is durable."""
+        names = self.names(flow, partition)
+        if names is not None:
+            return chain_end(names)
+        if flow.form == "translate":
+            progress = read_topic(self.target.address, PROGRESS, 0)
+            return next_offset(progress, flow.name, partition)
+        return end_of(self.target.address, TOPIC, partition)
+
     def extent(self, flow: Flow) -> tuple[int, ...]:
-        """Return a number for each partition of a replica, which grows with it."""
-        return tuple(
-            len(self.rows(flow, number) if names is None else names)
-            for number in range(PARTITIONS)
-            for names in (self.names(flow, number),)
-        )
+        """Return the position of each partition of a replica."""
+        return tuple(self.position(flow, number) for number in range(PARTITIONS))
 
     def _read(self, flow: Flow, partition: int, name: str) -> bytes:
         if flow.destination == "S3":

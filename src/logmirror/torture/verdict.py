@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from logmirror.simulation.simulate import Result
     from logmirror.testing.checker import Anomaly
-    from logmirror.torture.real import RealResult
+    from logmirror.torture.session import RealResult
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Verdict:
             and {
                 "trials": real.trials,
                 "kills": real.kills,
-                "points_missed": real.missed,
+                "missed": real.missed,
                 "records": real.records,
                 "left_out": real.left_out,
                 "seconds": round(real.seconds, 1),
@@ -110,7 +110,7 @@ class Verdict:
                 f"{real.records} records, {real.seconds:.1f} s"
             )
             if real.missed:
-                yield f"  failpoints not reached in time: {real.missed}"
+                yield f"  trials without effect: {real.missed}"
             yield from (f"  not tested: {reason}" for reason in real.left_out)
             yield from self._rate(real.trials, "trial")
         for code, count in sorted(self.anomalies.items(), key=lambda item: int(item[0][1:])):
