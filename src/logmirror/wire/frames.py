@@ -31,6 +31,7 @@ _INT8: Final = struct.Struct(">b")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
+_FLOAT64: Final = struct.Struct(">d")
 _HEADER: Final = struct.Struct(">hhi")
 
 HEADER_BYTES: Final = 8
@@ -117,6 +118,11 @@ class Cursor:
     def int64(self) -> int:
         """Read a signed 64-bit integer."""
         return self._number(_INT64)
+
+    def float64(self) -> float:
+        """Read a 64-bit floating-point number, possibly infinite or not a number."""
+        value: float = _FLOAT64.unpack(self.take(_FLOAT64.size))[0]
+        return value
 
     def uvarint(self) -> int:
         """Read an unsigned varint of at most 32 bits (five bytes)."""

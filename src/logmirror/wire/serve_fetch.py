@@ -31,7 +31,7 @@ API_KEY: Final = 1
 FIRST_VERSION: Final = 4
 LAST_VERSION: Final = 17
 TOPIC_ID_FROM: Final = 13
-_FLEXIBLE_FROM: Final = 12
+FLEXIBLE_FROM: Final = 12
 _READ_COMMITTED: Final = 1
 
 _LIMITS: Final = Struct(">iiib")
@@ -93,7 +93,7 @@ def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
     Raises:
         RemoteProtocolError: The bytes are not a Fetch request of that version.
     """
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     cursor = body_cursor(frame, flexible=compact)
     if version <= 14:  # noqa: PLR2004  # replica id, later a tagged field; there are no followers
         cursor.int32()
@@ -117,7 +117,7 @@ def parse_fetch(frame: memoryview, version: int) -> FetchRequest:
 
 def _skip_tail(cursor: Cursor, version: int) -> None:
     """Check and skip the forgotten topics and the rack, which are not used."""
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     if version >= 7:  # noqa: PLR2004  # sessions came with v7
         for _ in range(cursor.count(compact=compact)):
             _topic(cursor, version)
@@ -133,19 +133,19 @@ def _skip_tail(cursor: Cursor, version: int) -> None:
 def _topic(cursor: Cursor, version: int) -> str | bytes:
     if version >= TOPIC_ID_FROM:
         return bytes(cursor.take(16))
-    return cursor.name(compact=version >= _FLEXIBLE_FROM)
+    return cursor.name(compact=version >= FLEXIBLE_FROM)
 
 
 def _partition(cursor: Cursor, version: int) -> FetchPartition:
     index = cursor.int32()
     leader_epoch = cursor.int32() if version >= 9 else -1  # noqa: PLR2004  # came with v9
     offset = cursor.int64()
-    if version >= _FLEXIBLE_FROM:
+    if version >= FLEXIBLE_FROM:
         cursor.int32()
     if version >= 5:  # noqa: PLR2004  # a follower's log start
         cursor.int64()
     max_bytes = cursor.int32()
-    if version >= _FLEXIBLE_FROM:
+    if version >= FLEXIBLE_FROM:
         cursor.tagged_fields()
     return FetchPartition(index, leader_epoch, offset, max_bytes)
 
@@ -162,7 +162,7 @@ def pack_fetch_response(
     The records of the n-th partition with records (`records_bytes` > 0) belong between parts n and
     n + 1, so there is one part more than partitions with records.
     """
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     out = bytearray(_HEAD.pack(0, correlation_id) + (b"\0" if compact else b"") + b"\0\0\0\0")
     pieces = [out]
     records_bytes = 0
@@ -192,11 +192,11 @@ def _pack_topic(out: bytearray, version: int, name: str | bytes, partition_count
         out += name
     else:
         encoded = name.encode()
-        if version >= _FLEXIBLE_FROM:
+        if version >= FLEXIBLE_FROM:
             out += pack_uvarint(len(encoded) + 1) + encoded
         else:
             out += len(encoded).to_bytes(2) + encoded
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     out += pack_uvarint(partition_count + 1) if compact else _SIZE.pack(partition_count)
 
 
@@ -205,7 +205,7 @@ def _pack_partition(out: bytearray, version: int, fetched: Fetched) -> None:
     out += _PARTITION.pack(fetched.partition, fetched.error, *offsets)
     if version >= 5:  # noqa: PLR2004  # log start came with v5
         out += _LOG_START.pack(fetched.log_start)
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     _pack_aborted(out, fetched.aborted, compact=compact)
     if version >= 11:  # noqa: PLR2004  # preferred read replica: none
         out += b"\xff\xff\xff\xff"

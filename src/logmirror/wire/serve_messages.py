@@ -79,6 +79,7 @@ MESSAGES: Final[Mapping[int, tuple[Any, Any]]] = {
         (admin.CreateAclsRequest, admin.CreateAclsResponse),
         (admin.DeleteAclsRequest, admin.DeleteAclsResponse),
         (admin.DescribeClientQuotasRequest, admin.DescribeClientQuotasResponse),
+        (admin.AlterClientQuotasRequest, admin.AlterClientQuotasResponse),
         (admin.DescribeUserScramCredentialsRequest, admin.DescribeUserScramCredentialsResponse),
         (admin.AlterUserScramCredentialsRequest, admin.AlterUserScramCredentialsResponse),
         (admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
@@ -98,6 +99,7 @@ _FIXED: Final[Mapping[str, tuple[FieldReader, int]]] = {
     "int16": (Cursor.int16, 2),
     "int32": (Cursor.int32, 4),
     "int64": (Cursor.int64, 8),
+    "float64": (Cursor.float64, 8),
     "bool": (lambda cursor: cursor.int8() != 0, 1),
     "uuid": (_uuid, 16),
 }

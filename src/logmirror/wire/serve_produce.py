@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 API_KEY: Final = 0
 FIRST_VERSION: Final = 3
 LAST_VERSION: Final = 12
-_FLEXIBLE_FROM: Final = 9
+FLEXIBLE_FROM: Final = 9
+THROTTLE_FROM_END: Final = {False: -4, True: -5}
+"""Where a response has its throttle time, by whether its version is flexible."""
 
 _ACKS: Final = Struct(">hi")
 _HEAD: Final = Struct(">ii")
@@ -75,7 +77,7 @@ def parse_produce(frame: memoryview, version: int) -> ProduceRequest:
     Raises:
         RemoteProtocolError: The bytes are not a Produce request of that version.
     """
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     cursor = body_cursor(frame, flexible=compact)
     transactional_id = cursor.string(compact=compact)
     acks, _timeout_ms = _ACKS.unpack(cursor.take(_ACKS.size))
@@ -100,7 +102,7 @@ def pack_produce_response(
     version: int, correlation_id: int, topics: Sequence[tuple[str, Sequence[Produced]]]
 ) -> bytearray:
     """Return a response frame, size field included."""
-    compact = version >= _FLEXIBLE_FROM
+    compact = version >= FLEXIBLE_FROM
     out = bytearray(_HEAD.pack(0, correlation_id))
     if compact:
         out += b"\0" + pack_uvarint(len(topics) + 1)
