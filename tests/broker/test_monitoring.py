@@ -22,6 +22,8 @@ from confluent_kafka import Producer
 from kafka import KafkaConsumer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
+from kit.judges.partition_client import PartitionClient, data_batch
+from kit.judges.quota_requests import alter
 from logmirror.broker.monitoring import STALLED_MS, BrokerValues, BrokerViews
 from logmirror.broker.traffic import Traffic
 from logmirror.errors import UnavailableError
@@ -72,19 +74,24 @@ def test_metrics_probes_and_status(port, tmp_path):
         consumer.seek(partition, 1_000)
         assert consumer.poll(1_000) == {}
         consumer.close()
+        with PartitionClient(kafka.bootstrap_servers, "orders") as client:
+            alter(client, ([("client-id", "test")], {"producer_byte_rate": 1.0}))
+            client.produce(data_batch(1))
 
         found = samples(get(port, "/metrics"))
         status = json.loads(get(port, "/status.json"))
         assert get(port, "/livez") == get(port, "/readyz") == "ok\n"
         stored = (tmp_path / "data" / "orders" / "1").glob("*.open")
         stored_bytes = sum(path.stat().st_size for path in stored)
+        other_bytes = len(data_batch(1))
 
     prefix = "logmirror_broker_"
-    assert found[f"{prefix}records_in_total", "orders"] == 50
-    assert found[f"{prefix}bytes_in_total", "orders"] == stored_bytes > 5_000
+    assert found[f"{prefix}throttled_requests_total", "producer_byte_rate"] == 1
+    assert found[f"{prefix}records_in_total", "orders"] == 51
+    assert found[f"{prefix}bytes_in_total", "orders"] == stored_bytes + other_bytes > 5_000
     assert found[f"{prefix}bytes_out_total", "orders"] >= stored_bytes
     assert found[f"{prefix}log_bytes", "1", "orders"] == stored_bytes
-    assert found[f"{prefix}log_bytes", "0", "orders"] == 0
+    assert found[f"{prefix}log_bytes", "0", "orders"] == other_bytes
     assert found[f"{prefix}high_watermark", "1", "orders"] == 50
     assert found[f"{prefix}log_end_offset", "1", "orders"] == 50
     assert found[f"{prefix}durable_offset", "1", "orders"] == 50
@@ -97,7 +104,7 @@ def test_metrics_probes_and_status(port, tmp_path):
     assert found[f"{prefix}request_seconds_bucket", "+Inf", "Fetch"] >= 1
     assert found[f"{prefix}request_errors_total", "Fetch", "OFFSET_OUT_OF_RANGE"] >= 1
     assert status["topics"] == [
-        {"name": "orders", "partitions": 2, "offsets": 50, "bytes": stored_bytes}
+        {"name": "orders", "partitions": 2, "offsets": 51, "bytes": stored_bytes + other_bytes}
     ]
     assert status["offline"] == {}
 

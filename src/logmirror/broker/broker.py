@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.changes import Changes
 from logmirror.broker.groups.patterns import TopicPatterns
+from logmirror.broker.quotas.limits import ClientQuotas
 from logmirror.broker.security.authorization import ANONYMOUS, Authorizer
 from logmirror.broker.traffic import Traffic
 from logmirror.clock import SYSTEM_CLOCK
@@ -70,6 +72,9 @@ class Broker:
     traffic: Traffic = field(default_factory=Traffic)
     authorizer: Authorizer = field(default_factory=Authorizer)
     patterns: TopicPatterns = field(default_factory=TopicPatterns)
+    quotas: ClientQuotas = field(default_factory=ClientQuotas)
+    changes: Changes = field(default_factory=Changes)
+    """Changes of ACLs and quotas."""
 
 
 @dataclass(slots=True)
@@ -93,6 +98,14 @@ class Caller:
 
     client_host: str = ""
     """The client's IP address."""
+
+    fetch_limit: int | None = None
+    """Limit for the records of the next Fetch response in bytes, by the client's quota."""
+
+    @property
+    def user(self) -> str:
+        """The name of the principal, without its type."""
+        return self.principal.removeprefix("User:")
 
     @property
     def broker_address(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The broker's metadata: cluster ID, topics, log start offsets and allocated producer IDs.
+"""The broker's metadata: cluster ID, topics, log start offsets, producer IDs and client quotas.
 
 A change is durable when the call returns. Schema 2:
 
@@ -7,6 +7,7 @@ A change is durable when the call returns. Schema 2:
     topic_configs(topic, name, value)       only values that were set
     log_starts(topic, partition, start)     only partitions with deleted records
     compacted(topic_id, partition, upto)    only partitions that were compacted
+    quotas(entity, name, value)             entity: JSON, as `quotas.entities` writes it
 
 A topic in deletion keeps its row until its files are removed. A broker that stops in between
 resumes the deletion at its next start, and a new topic of that name never inherits a record.
@@ -30,7 +31,7 @@ from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 _SCHEMA_VERSION: Final = "2"
@@ -50,6 +51,9 @@ CREATE TABLE IF NOT EXISTS log_starts (
 CREATE TABLE IF NOT EXISTS compacted (
     topic_id BLOB NOT NULL, partition INTEGER NOT NULL, upto INTEGER NOT NULL,
     PRIMARY KEY (topic_id, partition)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quotas (
+    entity TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (entity, name)
 ) WITHOUT ROWID;
 """
 _FIND_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name ="
@@ -212,6 +216,23 @@ class MetadataStore:
             delete = f"DELETE FROM compacted WHERE topic_id IN ({select})"  # noqa: S608  # two constants
             database.execute(delete, (name,))
             database.execute("DELETE FROM topics WHERE name = ?", (name,))
+
+    def quotas(self) -> list[tuple[str, str, float]]:
+        """Return entity, name and value of all client quotas."""
+        with self._database.transaction() as database:
+            return database.execute("SELECT * FROM quotas").fetchall()
+
+    def change_quotas(self, changes: Collection[tuple[str, str, float | None]]) -> None:
+        """Store client quotas, and remove those with value None; all or none of them."""
+        with self._database.transaction() as database:
+            database.executemany(
+                "DELETE FROM quotas WHERE entity = ? AND name = ?",
+                [change[:2] for change in changes],
+            )
+            database.executemany(
+                "INSERT INTO quotas VALUES (?, ?, ?)",
+                [change for change in changes if change[2] is not None],
+            )
 
     def next_producer_id(self) -> int:
         """Return a producer ID that was never allocated before, not even before a crash."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.broker import Broker
     from logmirror.broker.log.partition_log import PartitionLog
-    from logmirror.broker.protocol.connection import Connections
+    from logmirror.broker.protocol.connections import Connections
     from logmirror.broker.topics import Topic
     from logmirror.monitoring.metrics import Labels, Metric
 
@@ -63,6 +63,9 @@ class BrokerValues:
             catalogue.RECORDS_IN: lambda: self._by_topic(lambda log: log.appended_records),
             catalogue.PRODUCE_ERRORS: self._produce_errors,
             catalogue.REQUEST_ERRORS: self._request_errors,
+            catalogue.THROTTLED: lambda: [
+                ((str(quota),), count) for quota, count in tuple(broker.traffic.throttled.items())
+            ],
             catalogue.LOG_START: lambda: self._by_partition(lambda log: log.log_start),
             catalogue.LOG_END: lambda: self._by_partition(lambda log: log.log_end),
             catalogue.HIGH_WATERMARK: lambda: self._by_partition(lambda log: log.high_watermark),

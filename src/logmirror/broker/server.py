@@ -20,6 +20,7 @@ from logmirror.broker.compaction import Compactor
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
 from logmirror.broker.groups.values import GroupSettings
+from logmirror.broker.handlers.client_quotas import stored_quotas
 from logmirror.broker.housekeeping import Housekeeping
 from logmirror.broker.log.batch_check import RECORD_CHECK
 from logmirror.broker.log.disk import Disk
@@ -32,7 +33,7 @@ from logmirror.broker.log_dirs.placement import (
     database_path,
 )
 from logmirror.broker.metadata import MetadataStore
-from logmirror.broker.protocol.connection import Connections
+from logmirror.broker.protocol.connections import Connections
 from logmirror.broker.protocol.listening import Bound, accept, bound_listeners, close_removed
 from logmirror.broker.security.authorization import Authorizer
 from logmirror.broker.security.store import FILE_NAME, SecurityStore
@@ -157,8 +158,7 @@ async def _serve(
         ThreadPoolExecutor(1, "logmirror-clean") as cleaners,
         contextlib.ExitStack() as monitored,
     ):
-        limit = options.max_unflushed_bytes
-        commits = GroupCommit(flushers, disk, max_unflushed_bytes=limit)
+        commits = GroupCommit(flushers, disk, max_unflushed_bytes=options.max_unflushed_bytes)
         topics = Topics(options, store, others, disk, cache, commits)
         topics.load()
         await topics.create_missing()
@@ -174,6 +174,7 @@ async def _serve(
             state=state,
             security=security,
             authorizer=Authorizer(options.super_users, security.acls()),
+            quotas=stored_quotas(store),
             groups=groups,
             transactions=transactions,
             topics=topics,

@@ -35,12 +35,14 @@ class Traffic:
         errors: How often a response had an error code, by API key and code. Those of the other
             APIs are counted by their messages (`serve_messages.error_counts`).
         produce_errors: How often a batch was refused, by topic and code.
+        throttled: How often a request exceeded a quota, by Kafka's key of the quota.
     """
 
     def __init__(self) -> None:
         self.latencies: dict[int, Latency] = {}
         self.errors: Counter[tuple[int, int]] = Counter()
         self.produce_errors: Counter[tuple[str, int]] = Counter()
+        self.throttled: Counter[str] = Counter()
 
     @staticmethod
     def now_s() -> float:

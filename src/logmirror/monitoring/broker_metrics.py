@@ -58,6 +58,13 @@ REQUEST_ERRORS: Final = _metric(
     "Error codes in responses: of partitions, topics or the whole response.",
     ("api", "error"),
 )
+THROTTLED: Final = _metric(
+    "throttled_requests_total",
+    "counter",
+    "requests",
+    "Requests of clients that exceeded a quota, by Kafka's key of the quota.",
+    ("quota",),
+)
 LOG_START: Final = _metric(
     "log_start_offset", "gauge", "offset", "The log start offset.", PARTITION
 )
@@ -90,6 +97,6 @@ OFFLINE: Final = _metric(
 CONNECTIONS: Final = _metric("connections", "gauge", "connections", "Open connections.")
 
 BROKER_CATALOGUE: Final = (
-    *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS),
+    *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS, THROTTLED),
     *(LOG_START, LOG_END, HIGH_WATERMARK, DURABLE, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import struct
+from datetime import timedelta
 from typing import Any, Self
 
 from kio.index import load_payload_module
@@ -64,9 +65,16 @@ def read_response(api_key: int, version: int, frame: bytes) -> tuple[int, Any]:
 
 
 class RawClient:
-    """One connection."""
+    """One connection.
 
-    def __init__(self, port: int, *, timeout_s: float = 20) -> None:
+    Attributes:
+        client_id: The client ID in requests of `ask`.
+        throttle_s: The throttle time in the last response of `ask`.
+    """
+
+    def __init__(self, port: int, *, timeout_s: float = 20, client_id: str = "test") -> None:
+        self.client_id = client_id
+        self.throttle_s = 0.0
         self.socket = socket.create_connection(("127.0.0.1", port), timeout_s)
 
     def __enter__(self) -> Self:
@@ -107,7 +115,8 @@ class RawClient:
     def ask(self, api_key: int, version: int, /, **fields: object) -> Any:
         """Send a request of those fields and return its response."""
         request = build(message_class(api_key, version, "request"), **fields)
-        self.send_frame(request_frame(api_key, version, request))
+        self.send_frame(request_frame(api_key, version, request, client_id=self.client_id))
         correlation_id, response = read_response(api_key, version, self.receive_frame())
         assert correlation_id == 7
+        self.throttle_s = getattr(response, "throttle_time", timedelta(0)).total_seconds()
         return response

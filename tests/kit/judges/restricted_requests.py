@@ -193,6 +193,14 @@ def _alter_users(topic: str) -> dict[str, Any]:
     return {"deletions": (part(api, 0, "ScramCredentialDeletion", **named),), "upsertions": ()}
 
 
+def _alter_quotas(topic: str) -> dict[str, Any]:
+    api = Api.ALTER_CLIENT_QUOTAS
+    who = (part(api, 1, "EntityData", entity_type="user", entity_name=topic),)
+    change = (part(api, 1, "OpData", key="producer_byte_rate", value=1.0, remove=False),)
+    entry = part(api, 1, "EntryData", entity=who, ops=change)
+    return {"entries": (entry,), "validate_only": True}
+
+
 MEMBER: Final = {
     "group_id": "theirs",
     "member_id": "m",
@@ -319,6 +327,7 @@ REQUESTS: Final[list[tuple[Api, int, Callable[[str], dict[str, Any]], ErrorCode]
         lambda _: {"components": (), "strict": False},
         CLUSTER_DENIED,
     ),
+    (Api.ALTER_CLIENT_QUOTAS, 1, _alter_quotas, CLUSTER_DENIED),
     (Api.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, lambda _: {"users": None}, CLUSTER_DENIED),
     (Api.ALTER_USER_SCRAM_CREDENTIALS, 0, _alter_users, CLUSTER_DENIED),
     (Api.DESCRIBE_PRODUCERS, 0, _describe_producers, TOPIC_DENIED),

@@ -174,23 +174,18 @@ def _fault(acl: Acl) -> str | None:
 async def _change(broker: Broker, added: list[Acl], removed: list[Acl]) -> ErrorCode:
     if not added and not removed:
         return ErrorCode.NONE
-    # Completed even if the client disconnects: memory and database must agree.
-    task = asyncio.ensure_future(_apply(broker, added, removed))
-    broker.authorizer.changes.add(task)
-    task.add_done_callback(broker.authorizer.changes.discard)
-    return await asyncio.shield(task)
+    return await broker.changes.run(_apply(broker, added, removed))
 
 
 async def _apply(broker: Broker, added: list[Acl], removed: list[Acl]) -> ErrorCode:
     loop = asyncio.get_running_loop()
-    async with broker.authorizer.changing:
-        try:
-            change = broker.security.change_acls
-            await loop.run_in_executor(broker.executor, change, added, removed)
-        except LogmirrorError:
-            _LOG.exception("ACLs could not be changed")
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        broker.authorizer.changed(added, removed)
+    try:
+        change = broker.security.change_acls
+        await loop.run_in_executor(broker.executor, change, added, removed)
+    except LogmirrorError:
+        _LOG.exception("ACLs could not be changed")
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    broker.authorizer.changed(added, removed)
     _LOG.info("%d ACLs added, %d removed", len(added), len(removed))
     return ErrorCode.NONE
 

@@ -139,9 +139,12 @@ class _Reading:
         self._caller = caller
         self._header = header
         self._by_id = header.version >= TOPIC_ID_FROM
-        self._min_bytes = request.min_bytes
         self._read_committed = request.read_committed
         self._max_bytes = max(0, min(request.max_bytes, broker.options.max_fetch_bytes))
+        self._min_bytes = request.min_bytes
+        if caller.fetch_limit is not None:  # waiting for more would have no end
+            self._max_bytes = min(self._max_bytes, caller.fetch_limit)
+            self._min_bytes = min(self._min_bytes, self._max_bytes)
         self.wait_s = max(0, min(request.max_wait_ms, broker.options.max_fetch_wait_ms)) / 1000
         named: dict[str | bytes, dict[int, FetchPartition]] = {}
         for name, partitions in request.topics:

@@ -55,6 +55,7 @@ from logmirror.wire.serve_produce import (
     pack_produce_response,
     parse_produce,
 )
+from logmirror.wire.throttle_time import set_throttle_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -98,6 +99,7 @@ class ProduceResponse:
         "_header",
         "_on_complete",
         "_refused",
+        "_throttle_ms",
         "_waiting",
         "frame",
         "rest",
@@ -111,7 +113,8 @@ class ProduceResponse:
         self.topics: list[tuple[str, list[Produced]]] = []
         self._waiting = 1
         self._refused = 0
-        self.frame: bytes | bytearray | None = None
+        self._throttle_ms = 0
+        self.frame: bytearray | None = None
         self.rest: Coroutine[None, None, None] | None = None
 
     def refused(self, log: PartitionLog, error: Exception) -> None:
@@ -146,11 +149,18 @@ class ProduceResponse:
         if self._waiting:
             return
         if self._acks == 0:
-            self.frame = b""
+            self.frame = bytearray()
         else:
             _, version, correlation_id = self._header
             self.frame = pack_produce_response(version, correlation_id, self.topics)
+            self.throttle(self._throttle_ms)
         self._on_complete()
+
+    def throttle(self, delay_ms: int) -> None:
+        """Set the throttle time of the response, complete or not."""
+        self._throttle_ms = delay_ms
+        if delay_ms and self.frame:
+            set_throttle_time(self.frame, Api.PRODUCE, self._header.version, delay_ms)
 
 
 _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR

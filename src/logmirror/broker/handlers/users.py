@@ -1,9 +1,8 @@
-"""Users: SASL requests of clients that need none, SCRAM credentials, and client quotas.
+"""Users: SASL requests of clients that need none, and SCRAM credentials.
 
     API                            key  versions  behaviour
     SaslHandshake                   17  0-1       ILLEGAL_SASL_STATE; see `protocol.admission`
     SaslAuthenticate                36  0-2       ILLEGAL_SASL_STATE
-    DescribeClientQuotas            48  0-1       none: this broker has no quotas for clients
     DescribeUserScramCredentials    50  0         iterations by user and mechanism
     AlterUserScramCredentials       51  0         durable before the response; all or none of it
 
@@ -67,19 +66,6 @@ def sasl_authenticate(
         error_code=ErrorCode.ILLEGAL_SASL_STATE,
         error_message="no authentication is in progress",
         auth_bytes=b"",
-    )
-
-
-def describe_client_quotas(
-    broker: Broker,
-    header: RequestHeader,
-    request: Message,  # noqa: ARG001  # as all handlers
-    caller: Caller,
-) -> bytes:
-    """Handle DescribeClientQuotas."""
-    code = broker.authorizer.refusal(caller, Api.DESCRIBE_CLIENT_QUOTAS)
-    return response_kind(Api.DESCRIBE_CLIENT_QUOTAS, header.version).frame(
-        header.correlation_id, error_code=code, entries=None if code else ()
     )
 
 

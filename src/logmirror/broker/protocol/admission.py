@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from logmirror.broker.broker import Broker, Caller
-    from logmirror.broker.protocol.quotas import FailedLogins
+    from logmirror.broker.protocol.connection_limits import FailedLogins
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_REQUESTS: Final = 16

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -27,8 +26,9 @@ from logmirror.broker.broker import Caller
 from logmirror.broker.handlers.produce import ProduceResponse, produce
 from logmirror.broker.log.segment import FileRange
 from logmirror.broker.protocol.admission import Admission, Endpoint
+from logmirror.broker.protocol.connection_limits import client_address
 from logmirror.broker.protocol.dispatch import check_responded, response
-from logmirror.broker.protocol.quotas import FailedLogins, Places, client_address
+from logmirror.broker.protocol.throttling import Charge
 from logmirror.errors import CorruptionError
 from logmirror.wire.frames import (
     FIRST_BUFFER_BYTES,
@@ -41,8 +41,8 @@ from logmirror.wire.frames import (
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from logmirror.broker.broker import Broker
     from logmirror.broker.handlers.fetch import Part
+    from logmirror.broker.protocol.connections import Connections
 
 _LOG: Final = logging.getLogger(__name__)
 SEND_BYTES: Final = 1024 * 1024
@@ -52,76 +52,10 @@ MAX_OVERLAPPING: Final = 256
 """Limit for Produce requests of one connection in flight; most clients send up to 5."""
 
 READ_WHILE_BUSY_BYTES: Final = 256 * 1024
-STOP_MS: Final = 1000
-"""How long a stopping broker waits for clients to read their last responses."""
-
 _REFUSED_S: Final = 0.5
 _LOGIN: Final = RequestHeader(Api.SASL_AUTHENTICATE, 0, 0)
 RATE_BYTES_PER_MS: Final = 1024
 """The minimum rate at which a request must arrive after `frame_timeout_ms`."""
-
-
-class Connections:
-    """The connections of a broker and their common limits."""
-
-    def __init__(self, broker: Broker, max_connections: int) -> None:
-        self.broker = broker
-        self.open: set[Connection] = set()
-        self.buffered_bytes = 0
-        self.swept_ms = broker.clock.monotonic_ms()
-        self.is_stopping = False
-        options = broker.options
-        self.failed_logins = FailedLogins(
-            options.failed_authentication_delay_ms, options.max_failed_authentication_delay_ms
-        )
-        self._all_closed = asyncio.Event()
-        self._places = Places(max_connections, options.max_connections_per_address)
-
-    def refusal(self, address: str, *, must_log_in: bool) -> str:
-        """Return the reason why one more connection of an address is refused; else empty."""
-        return self._places.refusal(address, self.open, must_log_in=must_log_in)
-
-    def opened(self, connection: Connection) -> None:
-        """Count a connection."""
-        self.open.add(connection)
-        self._places.take(connection.address)
-
-    def closed(self, connection: Connection, buffered_bytes: int) -> None:
-        """Remove a connection and its buffered bytes from the totals."""
-        self.buffered_bytes -= buffered_bytes
-        if connection in self.open:
-            self.open.remove(connection)
-            self._places.free(connection.address)
-        if self.is_stopping and not self.open:
-            self._all_closed.set()
-
-    async def stop(self) -> None:
-        """Accept no more requests, send pending responses for up to `STOP_MS`, and close."""
-        self.is_stopping = True
-        for connection in tuple(self.open):
-            connection.stop_appending()
-        await self.broker.commits.drain()
-        for connection in tuple(self.open):
-            connection.finish()
-        if self.open:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_closed.wait(), STOP_MS / 1000)
-        for connection in tuple(self.open):
-            connection.close("broker is stopping")
-
-    def close_largest(self) -> None:
-        """Close the connection with the largest incomplete request."""
-        if self.buffered_bytes > self.broker.options.max_buffered_bytes and self.open:
-            largest = max(self.open, key=lambda connection: connection.counted_bytes)
-            largest.close("incomplete requests of all connections exceed the limit")
-
-    def sweep(self, now_ms: float) -> None:
-        """Close the connections that exceeded a timeout."""
-        self.swept_ms = self.broker.clock.monotonic_ms()
-        for connection in tuple(self.open):
-            reason = connection.overdue(now_ms)
-            if reason:
-                connection.close(reason)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -151,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._peer = ""
         self._waiting: deque[ProduceResponse] = deque()
         self._task: asyncio.Task[bytes | list[Part] | None] | None = None
+        self._muted: asyncio.TimerHandle | None = None
         self._outgoing: deque[Part] = deque()
         self._is_processing = False
         self._is_finishing = False
@@ -222,6 +157,8 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing.clear()
         if self._task is not None:
             self._task.cancel()
+        if self._muted is not None:
+            self._muted.cancel()
         if exc is not None:
             _LOG.debug("%s: connection lost: %s", self._peer, exc)
 
@@ -267,7 +204,8 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_busy(self) -> bool:
         """Whether the next request must wait."""
-        return self._task is not None or bool(self._outgoing) or not self._is_writable
+        is_waiting = self._task is not None or self._muted is not None
+        return is_waiting or bool(self._outgoing) or not self._is_writable
 
     def _process(self) -> None:
         """Handle the complete requests that need not wait."""
@@ -314,27 +252,47 @@ class Connection(asyncio.BufferedProtocol):
         self._last_request_ms = self._now_ms()
         self._has_asked = True
         self._frame_began_ms = None
+        self._handle(header, frame)
+        return True
+
+    def _handle(self, header: RequestHeader, frame: memoryview) -> None:
+        broker = self._all.broker
+        charge = None
+        if broker.quotas.has_requests:
+            charge = Charge(broker, header, frame, self._caller, self._mute)
         if header.api_key == Api.PRODUCE:
             check_responded(header)
-            pending = produce(
-                self._all.broker, header, frame, self._caller, self._send_responses_in_order
-            )
+            pending = produce(broker, header, frame, self._caller, self._send_responses_in_order)
+            if charge is not None:
+                charge.produced(pending)
             self._waiting.append(pending)
             if pending.rest is not None:
                 self._held_bytes = self._frames.detach()
                 self._count_bytes()
                 self._await(header, pending.rest)
             self._send_responses_in_order()
-            return True
-        traffic = self._all.broker.traffic
+            return
+        traffic = broker.traffic
         began_s = traffic.now_s()
-        found = response(self._all.broker, header, frame, self._caller)
+        found = response(broker, header, frame, self._caller)
+        if charge is not None:
+            found = charge.responded(found)
         if isinstance(found, bytes | list):
             traffic.responded(header.api_key, began_s)
             self._queue(found)
         else:
             self._await(header, traffic.timed(header.api_key, began_s, found))
-        return True
+
+    def _mute(self, delay_ms: int) -> None:
+        """Take no request for this time. Responses are sent meanwhile."""
+        if self._muted is not None:
+            self._muted.cancel()
+        self._muted = self._loop.call_later(delay_ms / 1000, self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._last_request_ms = self._now_ms()  # it was not idle
+        self._process()
 
     def _take_login(self, admission: Admission, frame: memoryview) -> None:
         found = admission.response(frame)

@@ -14,6 +14,7 @@ from logmirror.broker.apis import Api, has_response
 from logmirror.broker.handlers import (
     acls,
     admin,
+    client_quotas,
     configs,
     consumer_groups,
     delete_records,
@@ -80,7 +81,8 @@ _HANDLERS: Final[Mapping[int, Callable[[Broker, RequestHeader, Message, Caller],
     Api.CONSUMER_GROUP_DESCRIBE: consumer_groups.consumer_group_describe,
     Api.SASL_HANDSHAKE: users.sasl_handshake,
     Api.SASL_AUTHENTICATE: users.sasl_authenticate,
-    Api.DESCRIBE_CLIENT_QUOTAS: users.describe_client_quotas,
+    Api.DESCRIBE_CLIENT_QUOTAS: client_quotas.describe_client_quotas,
+    Api.ALTER_CLIENT_QUOTAS: client_quotas.alter_client_quotas,
     Api.DESCRIBE_USER_SCRAM_CREDENTIALS: users.describe_user_scram_credentials,
     Api.ALTER_USER_SCRAM_CREDENTIALS: users.alter_user_scram_credentials,
 }

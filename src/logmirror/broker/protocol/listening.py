@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from logmirror.broker.options import BrokerOptions, ClientAuth, Listener, SecurityProtocol
 from logmirror.broker.protocol.admission import Endpoint
-from logmirror.broker.protocol.connection import Connection, Connections
+from logmirror.broker.protocol.connection import Connection
 from logmirror.broker.protocol.tls_listener import TlsListener
 from logmirror.broker.security.sasl import MECHANISMS, PLAIN
 from logmirror.broker.security.tls import server_context
@@ -19,6 +19,8 @@ from logmirror.errors import LogmirrorError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from logmirror.broker.protocol.connections import Connections
 
 _LOG: Final = logging.getLogger(__name__)
 _BACKLOG: Final = 512

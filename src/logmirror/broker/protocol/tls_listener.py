@@ -11,13 +11,14 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.protocol.connection import Connection, Connections
-from logmirror.broker.protocol.quotas import client_address
+from logmirror.broker.protocol.connection import Connection
+from logmirror.broker.protocol.connection_limits import client_address
 
 if TYPE_CHECKING:
     import socket
 
     from logmirror.broker.protocol.admission import Endpoint
+    from logmirror.broker.protocol.connections import Connections
 
 _LOG: Final = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S: Final = 1.0

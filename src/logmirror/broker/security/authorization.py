@@ -6,7 +6,6 @@ resource that it reads or changes.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from logmirror.broker.apis import Api
@@ -79,6 +78,7 @@ REQUIRED: Final[Mapping[int, Mapping[ResourceType, Operation]]] = {
     },
     Api.OFFSET_DELETE: {_GROUP: Operation.DELETE, _TOPIC: Operation.READ},
     Api.DESCRIBE_CLIENT_QUOTAS: {_CLUSTER: Operation.DESCRIBE_CONFIGS},
+    Api.ALTER_CLIENT_QUOTAS: {_CLUSTER: Operation.ALTER_CONFIGS},
     Api.DESCRIBE_USER_SCRAM_CREDENTIALS: {_CLUSTER: Operation.DESCRIBE},
     Api.ALTER_USER_SCRAM_CREDENTIALS: {_CLUSTER: Operation.ALTER},
     Api.DESCRIBE_CLUSTER: {},
@@ -120,18 +120,12 @@ class Authorizer:
     Args:
         super_users: Principals that may do everything.
         acls: The stored ACLs.
-
-    Attributes:
-        changing: Held while a change is stored and applied.
-        changes: The changes in progress.
     """
 
     def __init__(self, super_users: Collection[str] = (), acls: Collection[Acl] = ()) -> None:
         self._super_users = frozenset(super_users)
         self.acls = Acls(acls)
         self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
-        self.changing = asyncio.Lock()
-        self.changes: set[asyncio.Future[ErrorCode]] = set()
 
     @property
     def is_enabled(self) -> bool:
