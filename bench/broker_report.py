@@ -10,12 +10,14 @@ DELAY = "delay"
 def start_section(found: dict) -> str:
     """Start and size, from `broker_start.py`."""
     medians, count = found["medians"], f"{found['partitions']:,}"
+    logs = _segmented(found)
     ours, many, kafka = medians["empty"], medians["partitions"], medians["kafka"]
     of_start = ours["start_s"] / kafka["start_s"]
     of_size = ours["loaded_mib"] / kafka["loaded_mib"]
     goals = [
         ["`listening` after the command, s", ours["listening_s"], 0.5, ".2f"],
         [f"the same with {count} partitions, s", many["listening_s"], 2, ".2f"],
+        *([f"the same with {title}, s", each["listening_s"], 5, ".2f"] for title, each in logs),
         ["RSS without clients, MiB", ours["idle_mib"], 64, ".0f"],
         ["start, part of Kafka's", of_start, 0.2, ".2f"],
         ["RSS after the load, part of Kafka's", of_size, 0.25, ".2f"],
@@ -33,7 +35,31 @@ def start_section(found: dict) -> str:
         loaded = f"{each['loaded_mib']:.0f}" if "loaded_mib" in each else "-"
         rows.append([title, f"{each['start_s']:.2f}", f"{each['idle_mib']:.0f}", loaded])
     titles = ["", "first response after, s", "RSS without clients, MiB", "RSS after the load, MiB"]
-    return table(["goal", "measured", "goal", ""], reached) + "\n\n" + table(titles, rows)
+    return "\n\n".join(
+        (table(["goal", "measured", "goal", ""], reached), table(titles, rows), _opened(logs))
+    )
+
+
+def _segmented(found: dict) -> list[tuple[str, dict]]:
+    """Return title and medians of each start on a log of many segments."""
+    count, spread = f"{found['segments']:,} segments", f"{found['spread']:,} partitions"
+    places = ("segments", f"{count} in one partition"), ("spread segments", f"{count} in {spread}")
+    return [
+        (title + ending, found["medians"][key + way])
+        for key, title in places
+        for way, ending in (("", ""), (", killed", ", after `kill -9`"))
+    ]
+
+
+def _opened(logs: list[tuple[str, dict]]) -> str:
+    """What a start on many sealed segments takes, and the first records of partition 0."""
+    keys = ("listening_s", "oldest_s", "newest_s", "cpu_s")
+    rows = [
+        [title, *(f"{each[key]:.2f}" for key in keys), f"{each['idle_mib']:.0f}"]
+        for title, each in logs
+    ]
+    titles = ["sealed segments", "`listening` after, s", "oldest record after, s"]
+    return table([*titles, "newest record after, s", "CPU-s to `listening`", "RSS, MiB"], rows)
 
 
 def load_section(found: dict) -> str:

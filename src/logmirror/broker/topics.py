@@ -130,13 +130,14 @@ class Topics:
         self._ends.keep_only([row.topic_id for row in rows])
         older = {at: DurableEnd(*end) for at, end in self._store.older_durable_ends().items()}
         ends: list[tuple[EndSlot, DurableEnd]] = []
+        synced: set[Path] = set()
         for row in rows:
             logs: list[PartitionLog] = []
             for number in range(row.partition_count):
                 slot = self._ends.slot(row.topic_id.bytes, number)
                 known = [slot.end, older.get((row.topic_id.bytes, number))]
                 durable = max((end for end in known if end is not None), default=None)
-                log = self._recovered(row, number, durable)
+                log = self._recovered(row, number, durable, synced)
                 end = log.durable_end() if log.failure is None else durable
                 if end is not None and end.offset and end != slot.end:
                     ends.append((slot, end))
@@ -160,7 +161,9 @@ class Topics:
         """Flush the durable ends."""
         await self._ends_flush.close()
 
-    def _recovered(self, row: TopicRow, partition: int, durable: DurableEnd | None) -> PartitionLog:
+    def _recovered(
+        self, row: TopicRow, partition: int, durable: DurableEnd | None, synced: set[Path]
+    ) -> PartitionLog:
         folder = self._dirs.find(row.name, partition)
         configs = TopicConfigs(row.configs, self._options)
         try:
@@ -172,6 +175,7 @@ class Topics:
                 log_start=row.log_starts.get(partition, 0),
                 durable=durable,
                 accept_loss=f"{row.name}-{partition}" in self._options.accept_data_loss,
+                synced=synced,
             )
         except DamagedLogError as error:
             _LOG.error("%s-%d: offline: %s; %s", row.name, partition, error, error.hint)

@@ -241,7 +241,7 @@ def test_every_flipped_bit_of_a_sealed_segment_is_found(tmp_path):
 
     for bit in _bits(whole):
         _flip(path, bit)
-        segment = Segment(path, first, last + 1, len(whole))
+        segment = Segment(folder, first, last + 1, len(whole))
         load(segment, Disk().open_for_reading(path))
         assert len(segment.damage) == 1, f"bit {bit}"
         position = segment.damage[0].position

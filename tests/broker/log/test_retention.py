@@ -84,7 +84,7 @@ def test_as_a_plain_model_says(rows, limits, durable):
     retention_ms, retention_bytes = limits
     segments = []
     for number, (size_bytes, age) in enumerate(rows):
-        segment = Segment(Path(f"{number}"), number, number + 1, size_bytes)
+        segment = Segment(Path("t"), number, number + 1, size_bytes)
         segment.newest_ms = 1000 - age
         segments.append(segment)
 

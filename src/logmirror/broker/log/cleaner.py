@@ -41,7 +41,7 @@ import numpy as np
 from logmirror.broker.log.batch_scan import WINDOW_BYTES
 from logmirror.broker.log.outcomes import Outcomes
 from logmirror.broker.log.segment import HEADER_BYTES, Segment
-from logmirror.broker.log.sync_job import cleaned_path, sealed_path
+from logmirror.broker.log.sync_job import cleaned_path
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.wire import kernels_clean as k
 from logmirror.wire import kernels_keys as keys
@@ -305,8 +305,8 @@ class Cleaning:
                 continue
             self._disk.sync(file)
             first, end = old[0].first, old[-1].next_offset
-            final = sealed_path(self._plan.folder, first, end)
-            segment = Segment(final, first, end, size_bytes, is_exact=old[0].is_exact)
+            folder, is_exact = self._plan.folder, old[0].is_exact
+            segment = Segment(folder, first, end, size_bytes, is_exact=is_exact)
             yield Cleaned(path=path, segment=segment, old=tuple(old))
 
     def _changes(self) -> tuple[int, int]:

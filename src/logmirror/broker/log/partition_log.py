@@ -35,7 +35,7 @@ from logmirror.broker.log.flush_rule import FlushRule, Unflushed
 from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
 from logmirror.broker.log.reading import ReadSegment, StorageError, read_batches
 from logmirror.broker.log.segment import FileRange, Segment, SparseIndex, opened
-from logmirror.broker.log.sync_job import Seal, SyncJob, open_path, sealed_path, snapshot_path
+from logmirror.broker.log.sync_job import Seal, SyncJob, open_path, snapshot_path
 from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
@@ -214,14 +214,14 @@ class PartitionLog:
             self._disk.make_folder(self.folder)
         if self.end_slot is not None:
             self.end_slot.reserve()
-        path = open_path(self.folder, self.log_end)
-        file, index = self._disk.create(path), SparseIndex()
+        file, index = self._disk.create(open_path(self.folder, self.log_end)), SparseIndex()
         if self._tail is not None:
             _, full_file, _ = opened(self._tail)
             snapshot = self.producers.to_bytes(self.log_end)
             self._seals.append(Seal(self._tail, full_file, snapshot))
             self._full_bytes += self._tail.size_bytes
-        tail = Segment(path, self.log_end, self.log_end, 0, file=file, index=index)
+        start = self.log_end
+        tail = Segment(self.folder, start, start, 0, is_sealed=False, file=file, index=index)
         self._tail = tail
         self._segments.append(tail)
         self._firsts.append(tail.first)
@@ -330,7 +330,7 @@ class PartitionLog:
             return
         for seal in job.seals:
             segment = seal.segment
-            segment.path = sealed_path(self.folder, segment.first, segment.next_offset)
+            segment.is_sealed = True
             self._snapshot = snapshot_path(self.folder, segment.next_offset)
             self._cache.sealed(segment)
         self.durable = job.end_offset

@@ -77,6 +77,7 @@ def recover(  # noqa: PLR0913  # what is known of a partition
     log_start: int = 0,
     durable: DurableEnd | None = None,
     accept_loss: bool = False,
+    synced: set[Path] | None = None,
 ) -> PartitionLog:
     """Open a partition's log. Everything in the returned log is durable.
 
@@ -88,6 +89,8 @@ def recover(  # noqa: PLR0913  # what is known of a partition
         log_start: The log start offset in the metadata. The first stored record may be later.
         durable: The recorded durable end; None: not recorded yet.
         accept_loss: Whether to open the log although acknowledged records are damaged or missing.
+        synced: The folders above partitions that were flushed since the process started; those that
+            this call flushes are added. Partitions of one topic share them.
 
     Raises:
         DamagedLogError: Acknowledged records are damaged or missing. Nothing was changed.
@@ -96,7 +99,7 @@ def recover(  # noqa: PLR0913  # what is known of a partition
         OSError: The folder cannot be read or written.
     """
     found = survey(folder, disk, log_start=log_start, durable=durable, accept_loss=accept_loss)
-    recovery = _Recovery(folder, disk, found)
+    recovery = _Recovery(folder, disk, found, set() if synced is None else synced)
     recovery.run(log_start)
     segments = recovery.segments
     return PartitionLog(
@@ -116,8 +119,8 @@ def recover(  # noqa: PLR0913  # what is known of a partition
 class _Recovery:
     """Brings the files of a surveyed folder into the state of a running log."""
 
-    def __init__(self, folder: Path, disk: Disk, found: Survey) -> None:
-        self._folder, self._disk, self._found = folder, disk, found
+    def __init__(self, folder: Path, disk: Disk, found: Survey, synced: set[Path]) -> None:
+        self._folder, self._disk, self._found, self._synced = folder, disk, found, synced
         self.segments = list(found.sealed)
         self.tail: Segment | None = None
         self.snapshot = found.snapshot
@@ -143,8 +146,16 @@ class _Recovery:
             self._stand_in(log_end)
         self._keep_few_cuts()
         if found.names:
-            for path in (folder, folder.parent, folder.parent.parent):
-                disk.sync_folder(path)
+            disk.sync_folder(folder)
+        if self.segments:
+            self._make_reachable()
+
+    def _make_reachable(self) -> None:
+        """Make the names of the folders durable."""
+        for path in (self._folder.parent, self._folder.parent.parent):
+            if path not in self._synced:
+                self._disk.sync_folder(path)
+                self._synced.add(path)
 
     def _write_snapshot(self, next_offset: int, snapshot: bytes) -> None:
         """Write the producer state at the end of the last sealed segment."""
@@ -158,8 +169,8 @@ class _Recovery:
     def _seal(self, opened: OpenSegment, next_offset: int, snapshot: bytes) -> None:
         self._disk.rewrite(opened.path, opened.durable_bytes, opened.found_bytes)
         self._write_snapshot(next_offset, snapshot)
-        path = seal_file(self._disk, self._folder, opened.first, next_offset)
-        self.segments.append(Segment(path, opened.first, next_offset, opened.found_bytes))
+        seal_file(self._disk, self._folder, opened.first, next_offset)
+        self.segments.append(Segment(self._folder, opened.first, next_offset, opened.found_bytes))
 
     def _seal_damaged(self, opened: OpenSegment) -> None:
         end, snapshot = opened.following, opened.snapshot
@@ -187,9 +198,10 @@ class _Recovery:
         disk.make_folder(folder)
         disk.create(open_path(folder, first))
         self._write_snapshot(end, self._found.producers.to_bytes(end))
-        path = seal_file(disk, folder, first, end)
-        self.segments.append(Segment(path, first, end, 0))
-        _LOG.warning("%s: loss accepted: stands for missing records", path)
+        seal_file(disk, folder, first, end)
+        self.segments.append(Segment(folder, first, end, 0))
+        self._synced -= {folder.parent, folder.parent.parent}  # their names are new
+        _LOG.warning("%s: loss accepted: stands for missing records", self.segments[-1].path)
 
     def _open_tail(self, opened: OpenSegment) -> None:
         disk, end = self._disk, opened.size_bytes
@@ -212,9 +224,16 @@ class _Recovery:
         file = disk.open_for_append(opened.path)
         if opened.found_bytes > end:
             disk.truncate(file, end)
-        disk.rewrite(opened.path, opened.durable_bytes, end)
+        if opened.found_bytes > opened.durable_bytes:
+            disk.rewrite(opened.path, opened.durable_bytes, end)
         self.tail = Segment(
-            opened.path, opened.first, opened.next_offset, end, file=file, index=opened.index
+            self._folder,
+            opened.first,
+            opened.next_offset,
+            end,
+            is_sealed=False,
+            file=file,
+            index=opened.index,
         )
         self.segments.append(self.tail)
 

@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logmirror.broker.log.sync_job import open_path, sealed_path
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -142,13 +143,14 @@ class SparseIndex:
 
 
 class Segment:
-    """One segment.
+    """One segment. A log may have many thousands, so a sealed one that is not loaded is small.
 
     Attributes:
+        folder: The partition's folder.
         first: The first offset of the segment.
         next_offset: The first offset of the next segment.
         size_bytes: Size in bytes, whole batches only.
-        path: Path of the file. Changes once, when the segment is sealed.
+        is_sealed: Whether its file has its final name.
         is_deleted: Whether the segment left the log because its records were deleted.
         index: The sparse index. None while not loaded, which only happens to sealed segments.
         is_exact: Whether this broker wrote it, so that it holds every offset. Objects of an archive
@@ -163,43 +165,48 @@ class Segment:
         "damage",
         "file",
         "first",
+        "folder",
         "index",
         "is_checked",
         "is_deleted",
         "is_exact",
+        "is_sealed",
         "newest_ms",
         "next_offset",
-        "path",
         "size_bytes",
     )
 
-    def __init__(  # noqa: PLR0913  # a value with six parts
+    def __init__(  # noqa: PLR0913  # a value with eight parts
         self,
-        path: Path,
+        folder: Path,
         first: int,
         next_offset: int,
         size_bytes: int,
         *,
+        is_sealed: bool = True,
         file: OpenFile | None = None,
         index: SparseIndex | None = None,
         is_exact: bool = True,
     ) -> None:
-        self.path = path
+        self.folder = folder
         self.first = first
         self.next_offset = next_offset
         self.size_bytes = size_bytes
         self.file = file
         self.index = index
         self.is_deleted = False
+        self.is_sealed = is_sealed
         self.is_exact = is_exact
         self.is_checked = False
         self.damage: tuple[Damage, ...] = ()
         self.newest_ms: int | None = None
 
     @property
-    def is_sealed(self) -> bool:
-        """Whether the segment is sealed; an open one has a hidden name."""
-        return not self.path.name.startswith(".")
+    def path(self) -> Path:
+        """Path of the file. Changes once, when the segment is sealed."""
+        if self.is_sealed:
+            return sealed_path(self.folder, self.first, self.next_offset)
+        return open_path(self.folder, self.first)
 
     def indexed(self, file: OpenFile) -> SparseIndex:
         """Build the index of a checked segment from its batch headers."""

@@ -94,7 +94,8 @@ def survey(
     """
     # Records were durable before they were deleted.
     durable_end = log_start if durable is None else max(log_start, durable.offset)
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    sizes = _listed(folder)
+    names = list(sizes)
     deleted = _deleted(names, log_start)
     for name in deleted:
         _LOG.info("%s: removed: its records were deleted", folder / name)
@@ -103,7 +104,8 @@ def survey(
         _LOG.info("%s: removed: a compacted segment replaced it", folder / name)
     unfinished = [name for name in names if _CLEANED.fullmatch(name)]
     firsts = sorted(int(match[1]) for name in names if (match := _OPEN.fullmatch(name)))
-    sealed = _sealed(folder, [name for name in names if name not in {*deleted, *covered}])
+    without = {*deleted, *covered}
+    sealed = _sealed(folder, {name: sizes[name] for name in names if name not in without})
     firsts, twins = _without_twins(folder, firsts, sealed)
     end = sealed[-1].next_offset if sealed else (firsts[0] if firsts else log_start)
     written_from = (firsts[0] if firsts else end) if durable is None else durable.written_from
@@ -161,23 +163,27 @@ def _covered(names: list[str]) -> list[str]:
     return found
 
 
-def _sealed(folder: Path, names: list[str]) -> list[Segment]:
-    objects = chain((n for n in names if n[0] != "."), extension=NATIVE, start=None).objects
-    paths = [folder / found.name for found in objects]
-    return [
-        Segment(path, found.first, found.last + 1, path.stat().st_size)
-        for path, found in zip(paths, objects, strict=True)
-    ]
+def _listed(folder: Path) -> dict[str, int]:
+    """Return the names in a folder with the sizes of the files; no file is opened."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
+
+
+def _sealed(folder: Path, sizes: dict[str, int]) -> list[Segment]:
+    objects = chain((n for n in sizes if n[0] != "."), extension=NATIVE, start=None).objects
+    return [Segment(folder, first, last + 1, sizes[name]) for name, first, last in objects]
 
 
 def _without_twins(
     folder: Path, firsts: list[int], sealed: list[Segment]
 ) -> tuple[list[int], list[Path]]:
-    paths = {segment.first: segment.path for segment in sealed}
+    by_first = {segment.first: segment for segment in sealed}
     left, twins = [], []
     for first in firsts:
         path = open_path(folder, first)
-        if first in paths and path.samefile(paths[first]):
+        if first in by_first and path.samefile(by_first[first].path):
             twins.append(path)
         else:
             left.append(first)

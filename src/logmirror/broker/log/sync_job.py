@@ -87,32 +87,32 @@ class SyncJob:
         Raises:
             OSError: The flush failed; it is unknown what is durable.
         """
-        disk = self.disk
+        disk, obsolete = self.disk, self.obsolete_snapshot
         for seal in self.seals:
             segment = seal.segment
             disk.sync(seal.file)
-            disk.write_synced(snapshot_path(self.folder, segment.next_offset), [seal.snapshot])
+            snapshot = snapshot_path(self.folder, segment.next_offset)
+            disk.write_synced(snapshot, [seal.snapshot])
             seal_file(disk, self.folder, segment.first, segment.next_offset)
+            if obsolete is not None:
+                disk.unlink(obsolete)
+            obsolete = snapshot
         disk.sync(self.tail_file)
         if self.new_names:
             disk.sync_folder(self.folder)
         if self.new_folder:
             disk.sync_folder(self.folder.parent)
             disk.sync_folder(self.folder.parent.parent)
-        if self.seals and self.obsolete_snapshot is not None:
-            disk.unlink(self.obsolete_snapshot)
 
 
-def seal_file(disk: Disk, folder: Path, first: int, next_offset: int) -> Path:
-    """Give a durable open segment its final name; returns the new path.
+def seal_file(disk: Disk, folder: Path, first: int, next_offset: int) -> None:
+    """Give a durable open segment its final name.
 
     It links and unlinks: a link never replaces a file, a rename would. The new name is made durable
     before the old one is removed, because a file system may persist two changes of one folder in
     either order, which could leave the file without a name.
     """
-    path = sealed_path(folder, first, next_offset)
     source = open_path(folder, first)
-    disk.link(source, path)
+    disk.link(source, sealed_path(folder, first, next_offset))
     disk.sync_folder(folder)
     disk.unlink(source)
-    return path
