@@ -16,11 +16,13 @@ from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
 from logmirror.broker.groups.values import (
     CommittedOffset,
+    Effects,
     GroupSettings,
     Identity,
     JoinRequest,
     RefusedError,
     SyncRequest,
+    SyncResult,
 )
 from logmirror.broker.state_store import StateStore
 from logmirror.clock import Clock
@@ -86,7 +88,16 @@ async def join(service: GroupService) -> Any:
         new_member_id="m",
         requires_known_id=False,
     )
-    return await service.delayed(functools.partial(service.coordinator.join, request))
+    return await delayed(service, functools.partial(service.coordinator.join, request))
+
+
+async def delayed(service: GroupService, action: Any) -> Any:
+    """Wait for the response of a request, which is not encoded."""
+    waiting: Any = service.delayed(action, lambda found: found)  # type: ignore[arg-type,return-value]
+    found = await waiting
+    if isinstance(found, ErrorCode):
+        raise RefusedError(found)
+    return found
 
 
 def test_commits_and_what_reads_them_wait_for_the_disk(tmp_path):
@@ -109,12 +120,29 @@ def test_an_assignment_waits_for_the_disk(tmp_path):
         store.gate.clear()
         request = SyncRequest(Identity("g", "m", joined.generation), None, None, {"m": b"share"})
         sync = functools.partial(service.coordinator.sync, request)
-        syncing = asyncio.create_task(service.delayed(sync))
+        syncing = asyncio.create_task(delayed(service, sync))
         await asyncio.sleep(0.1)
         assert not syncing.done()
         store.gate.set()
         synced: Any = await syncing
         assert synced.assignment == b"share"
+
+    run(tmp_path / "state.sqlite", test)
+
+
+def test_a_response_that_cannot_be_encoded_fails_its_own_request_only(tmp_path):
+    def defective(_: object) -> bytes:
+        raise ValueError
+
+    async def test(service: GroupService, _: SlowStore) -> None:
+        tokens: list[object] = []
+        failing, other = (
+            service.delayed(lambda token, _now, _out: tokens.append(token), pack)
+            for pack in (defective, lambda _: b"frame")
+        )
+        service.perform(Effects(replies=[(token, SyncResult(ErrorCode.NONE)) for token in tokens]))
+        assert isinstance(failing.exception(), ValueError)
+        assert other.result() == b"frame"
 
     run(tmp_path / "state.sqlite", test)
 

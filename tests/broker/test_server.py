@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -20,11 +22,13 @@ from logmirror.broker.log.disk import Disk
     ],
 )
 def test_connections_and_open_segments_share_the_limit_of_open_files(
-    monkeypatch, limit, connections, files
+    monkeypatch, caplog, limit, connections, files
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
 
     assert server._share_files(1000) == (connections, files)  # noqa: SLF001  # a decision
+    is_lower = f"at most {connections} connections" in caplog.text
+    assert is_lower == (connections < 1000)
 
 
 def test_every_new_folder_and_the_parent_of_the_log_directory_are_made_durable(
@@ -51,3 +55,14 @@ def test_a_parent_that_may_not_be_read_does_not_stop_the_broker(tmp_path, monkey
     server._make_durable(tmp_path / "logs" / ".logmirror")  # noqa: SLF001  # a decision
 
     assert "could not be made durable" in caplog.text
+
+
+def test_the_garbage_collector_leaves_out_what_a_start_has_made():
+    code = (
+        "import gc; from logmirror.broker import server; before = gc.get_threshold()[0];"
+        "server._collect_rarely(); print(gc.get_freeze_count() > 0, gc.get_threshold()[0] > before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["True", "True"]

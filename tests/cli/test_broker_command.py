@@ -77,6 +77,7 @@ broker:
   tls-client-auth: requested
   sasl-mechanism: SCRAM-SHA-512
   super-user: [User:admin, User:ops]
+  max-connections: 5000
   max-connections-per-address: 50
 """
 
@@ -104,11 +105,13 @@ def test_the_file_may_have_every_setting_of_security(served, tmp_path):
     assert (found.tls_client_ca, found.tls_client_auth) == (Path("ca.pem"), "requested")
     assert found.sasl_mechanisms == ("SCRAM-SHA-512",)
     assert found.super_users == ("User:admin", "User:ops")
-    assert found.max_connections_per_address == 50
+    assert (found.max_connections, found.max_connections_per_address) == (5000, 50)
     words = ("--no-allow-anonymous", "--tls-client-auth=none", "--super-user=User:me")
+    words += ("--max-connections=7",)
     found = options_of(served, "-c", path, *words)
     assert not found.allow_anonymous
     assert (found.tls_client_auth, found.super_users) == ("none", ("User:me",))
+    assert found.max_connections == 7
 
 
 def test_a_setting_of_security_that_is_wrong_is_a_clear_error(served, tmp_path):

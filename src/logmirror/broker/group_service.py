@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.groups.coordinator import GroupCoordinator
@@ -37,6 +36,13 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+class _Waiting(NamedTuple):
+    """A request whose response comes later: the coordinator's token for it."""
+
+    response: asyncio.Future[bytes]
+    pack: Callable[[JoinResult | SyncResult | ErrorCode], bytes]
 
 
 class GroupService:
@@ -98,15 +104,25 @@ class GroupService:
         if self._failure is not None:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-    async def delayed(self, action: Callable[[Token, Now, Effects], None]) -> object:
-        """Call the coordinator with a request whose response may come later; returns it.
+    def delayed(
+        self,
+        action: Callable[[Token, Now, Effects], None],
+        pack: Callable[[JoinResult | SyncResult | ErrorCode], bytes],
+    ) -> asyncio.Future[bytes]:
+        """Call the coordinator with a request whose response may come later.
+
+        Thousands of such requests may wait, so each costs a future and no task.
+
+        Args:
+            action: Calls the coordinator.
+            pack: Encodes the response, or that of a failure.
 
         Raises:
             RefusedError: The coordinator refused, or it cannot write.
         """
-        token: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        token = _Waiting(asyncio.get_running_loop().create_future(), pack)
         self.change(lambda now, out: action(token, now, out))
-        return await token
+        return token.response
 
     def topic_deleted(self, topic: str) -> None:
         """Remove the offsets of a deleted topic."""
@@ -116,13 +132,10 @@ class GroupService:
     def perform(self, out: Effects) -> None:
         """Write the changes; send the responses once everything before them is durable."""
         self._write(out.changes)
-        waits = self._last_write is not None and bool(out.replies)
-        for token, result in out.replies:
-            if waits and self._last_write is not None:
-                reply = functools.partial(self._reply_after, token, result)
-                self._last_write.add_done_callback(reply)
-            else:
-                self._reply(token, result)
+        if self._last_write is None:
+            self._reply(out.replies)
+        elif out.replies:
+            self._last_write.add_done_callback(lambda _: self._reply(out.replies))
         self._set_timer()
 
     def _write(self, changes: Iterable[StateChange]) -> None:
@@ -139,19 +152,18 @@ class GroupService:
             self._failure = error
             _LOG.error("groups are not available: %s; %s", error, error.hint)
 
-    def _reply(self, token: Token, result: JoinResult | SyncResult) -> None:
-        waiting = cast("asyncio.Future[object]", token)
-        if waiting.done():
-            return  # the client has disconnected
-        if self._failure is not None:
-            waiting.set_exception(RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        else:
-            waiting.set_result(result)
-
-    def _reply_after(
-        self, token: Token, result: JoinResult | SyncResult, _: asyncio.Future[None]
-    ) -> None:
-        self._reply(token, result)
+    def _reply(self, replies: list[tuple[Token, JoinResult | SyncResult]]) -> None:
+        is_failed = self._failure is not None
+        for token, result in replies:
+            waiting = cast("_Waiting", token)
+            if waiting.response.done():
+                continue  # the client has disconnected
+            try:
+                frame = waiting.pack(ErrorCode.COORDINATOR_NOT_AVAILABLE if is_failed else result)
+            except Exception as error:  # noqa: BLE001  # a defect ends one connection, not all
+                waiting.response.set_exception(error)
+            else:
+                waiting.response.set_result(frame)
 
     # Time
 

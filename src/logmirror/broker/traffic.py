@@ -5,16 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from logmirror.monitoring.broker_metrics import REQUEST_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Iterable
 
     from logmirror.wire.serve_produce import Produced
-
-_Response = TypeVar("_Response")
 
 
 class Latency:
@@ -57,14 +55,6 @@ class Traffic:
         took_s = perf_counter() - began_s
         latency.counts[bisect_left(REQUEST_SECONDS.buckets, took_s)] += 1
         latency.total_s += took_s
-
-    async def timed(
-        self, api_key: int, began_s: float, response: Coroutine[None, None, _Response]
-    ) -> _Response:
-        """Await a response, and count its request."""
-        found = await response
-        self.responded(api_key, began_s)
-        return found
 
     def produced(self, topics: Iterable[tuple[str, list[Produced]]], known: Iterable[str]) -> None:
         """Count the errors of a Produce response.

@@ -43,6 +43,7 @@ _DEFAULTS: Final = {
     "tls_client_auth": "none",
     "sasl_mechanism": (),
     "super_user": (),
+    "max_connections": 1000,
     "max_connections_per_address": 0,
 }
 """Those of `config.broker_model`, which takes long to load. A test compares the two."""
@@ -200,6 +201,12 @@ _SuperUserOption = Annotated[
         show_default=False,
     ),
 ]
+_ConnectionsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Connections; half the limit of open files is the most.", show_default="1000"
+    ),
+]
 _PerAddressOption = Annotated[
     int | None,
     typer.Option(min=0, help="Connections of one client address; 0: no limit.", show_default="0"),
@@ -229,6 +236,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     tls_client_auth: _ClientAuthOption = None,
     sasl_mechanism: _MechanismOption = None,
     super_user: _SuperUserOption = None,
+    max_connections: _ConnectionsOption = None,
     max_connections_per_address: _PerAddressOption = None,
     stop_with_stdin: _StopWithStdinOption = False,
     log_level: LogLevelOption = "info",
@@ -259,6 +267,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
         tls_client_auth=tls_client_auth,
         sasl_mechanism=sasl_mechanism,
         super_user=super_user,
+        max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
     )
     log_to_stderr(log_level)
@@ -316,6 +325,7 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         tls_client_auth=ClientAuth(value("tls_client_auth")),
         sasl_mechanisms=tuple(value("sasl_mechanism")),
         super_users=tuple(value("super_user")),
+        max_connections=value("max_connections"),
         max_connections_per_address=value("max_connections_per_address"),
         **fixed,
     )

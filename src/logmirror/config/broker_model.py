@@ -127,6 +127,9 @@ class BrokerModel(Model):
     """`User:NAME`, or a list of them: may do everything, and all others need ACLs. By default there
     are no ACLs."""
 
+    max_connections: Annotated[int, Field(ge=1)] = 1000
+    """Connections; half the system's limit of open files is the most."""
+
     max_connections_per_address: Annotated[int, Field(ge=0)] = 0
     """Connections of one client address; 0: no limit."""
 
@@ -153,6 +156,7 @@ class BrokerSettings:
     tls_client_auth: str
     sasl_mechanism: tuple[str, ...]
     super_user: tuple[str, ...]
+    max_connections: int
     max_connections_per_address: int
 
 

@@ -128,6 +128,9 @@ class Cursor:
         """Read an unsigned varint of at most 32 bits (five bytes)."""
         value = 0
         start = self.position
+        if start < self._end and (byte := self._data[start]) < 0x80:  # noqa: PLR2004  # see below
+            self.position = start + 1
+            return byte  # most have one byte
         for index in range(min(_MAX_VARINT_BYTES, self._end - start)):
             byte = self._data[start + index]
             value |= (byte & 0x7F) << (7 * index)
@@ -200,8 +203,9 @@ class Cursor:
         Raises:
             RemoteProtocolError: The tags do not ascend, or one occurs twice.
         """
+        count = self.count_of_tags()
         last = -1
-        for _ in range(self.count_of_tags()):
+        for _ in range(count):
             tag = self.uvarint()
             if tag <= last:
                 message = "tagged fields do not ascend"
@@ -215,6 +219,8 @@ class Cursor:
         """Read the number of tagged fields; each takes at least two bytes."""
         start = self.position
         found = self.uvarint()
+        if not found:
+            return 0
         if found * 2 > self.remaining:
             message = "more tagged fields than the frame can hold"
             raise RemoteProtocolError(message, position=start, count=found)

@@ -13,10 +13,12 @@ not written. So a handler states all fields once and serves every version.
 from __future__ import annotations
 
 import functools
+import types
 import typing
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from struct import Struct
 from typing import Any, Final
 
 from kafka.protocol import (  # type: ignore[import-untyped]  # ships no py.typed
@@ -94,6 +96,12 @@ MESSAGES: Final[Mapping[int, tuple[Any, Any]]] = {
 }
 """Request and response class by API key."""
 
+_API_VERSIONS: Final = 18
+"""Its response has a header without tags in every version, for clients of older versions."""
+
+_FRAME: Final = Struct(">ii")
+"""Size and correlation ID."""
+
 _FIXED: Final[Mapping[str, tuple[FieldReader, int]]] = {
     "int8": (Cursor.int8, 1),
     "int16": (Cursor.int16, 2),
@@ -115,7 +123,7 @@ def _value_reader(
 ) -> tuple[FieldReader, int]:
     """Return the reader of one value, and the least number of bytes that the value takes."""
     if field.is_struct():
-        return _struct_reader(field.data_class, field.fields, version, compact=compact)
+        return _struct_reader(field.fields, version, compact=compact)
     if field.type_str == "string":
         read = Cursor.string if nullable else Cursor.name
         return functools.partial(read, compact=compact), 1 if compact else 2
@@ -149,15 +157,12 @@ def _field_reader(
 
 
 def _struct_reader(
-    build: Callable[..., Message],
-    fields: Mapping[str, Any],
-    version: int,
-    *,
-    compact: bool,
+    fields: Mapping[str, Any], version: int, *, compact: bool
 ) -> tuple[FieldReader, int]:
     plain: list[tuple[str, FieldReader]] = []
     tagged: dict[int, tuple[str, FieldReader]] = {}
     least_bytes = 1 if compact else 0
+    defaults = {name: field.default for name, field in fields.items()}
     for name, field in fields.items():
         if not field.for_version_q(version):
             continue
@@ -169,7 +174,9 @@ def _struct_reader(
             least_bytes += least
 
     def read_struct(cursor: Cursor) -> Message:
-        values = {name: read(cursor) for name, read in plain}
+        values = defaults.copy()
+        for name, read in plain:
+            values[name] = read(cursor)
 
         def read_tagged(tag: int, content: Cursor) -> None:
             if tag in tagged:
@@ -178,7 +185,7 @@ def _struct_reader(
 
         if compact:
             cursor.tagged_fields(read_tagged)
-        return build(**values)
+        return types.SimpleNamespace(**values)
 
     return read_struct, max(1, least_bytes)
 
@@ -187,7 +194,7 @@ def _struct_reader(
 def _request_reader(api_key: int, version: int) -> tuple[FieldReader, bool]:
     request, _ = MESSAGES[api_key]
     flexible = bool(request.flexible_version_q(version))
-    return _struct_reader(request, request.fields, version, compact=flexible)[0], flexible
+    return _struct_reader(request.fields, version, compact=flexible)[0], flexible
 
 
 def read_request(frame: memoryview, api_key: int, version: int) -> Message:
@@ -210,6 +217,8 @@ class ResponseKind:
         """How often a part of a response had an error code, by code."""
 
         self._structs = dict(_structs(self._response.fields))
+        has_tags = self._response.flexible_version_q(version) and api_key != _API_VERSIONS
+        self._header_tags = b"\0" if has_tags else b""
 
     def entity(self, struct_name: str, **fields: object) -> Message:
         """Build a nested structure by the name that Kafka's schema gives it.
@@ -224,9 +233,9 @@ class ResponseKind:
         """Encode the response; returns its whole frame, the size field included."""
         if code := fields.get("error_code"):
             self.errors[int(code)] += 1  # type: ignore[call-overload]  # a number
-        message = self._response(version=self._version, **fields)
-        message.with_header(correlation_id)
-        return bytes(message.encode(header=True, framed=True))
+        body = self._response(version=self._version, **fields).encode()
+        tags = self._header_tags
+        return bytes(_FRAME.pack(4 + len(tags) + len(body), correlation_id) + tags + body)
 
 
 def _structs(fields: Mapping[str, Any]) -> typing.Iterator[tuple[str, Any]]:

@@ -29,7 +29,7 @@ Deviations from Kafka:
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
@@ -50,8 +50,12 @@ from logmirror.clock import new_nonce
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
 if TYPE_CHECKING:
+    import asyncio
+
     from logmirror.broker.broker import Broker, Caller
     from logmirror.wire.frames import RequestHeader
+
+    Outcome = JoinResult | SyncResult | ErrorCode
 
 _NULL_PROTOCOL_FROM: Final = 7
 _NO_NODE: Final = -1
@@ -112,11 +116,10 @@ def check_group(broker: Broker, caller: Caller, api: Api, group_id: str) -> None
         raise RefusedError(denied)
 
 
-async def join_group(
+def join_group(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
-) -> bytes:
+) -> bytes | asyncio.Future[bytes]:
     """Handle JoinGroup."""
-    kind = response_kind(Api.JOIN_GROUP, header.version)
     timeout_ms = request.session_timeout_ms
     rebalance_ms = request.rebalance_timeout_ms
     instance_id = request.group_instance_id
@@ -131,17 +134,27 @@ async def join_group(
         rebalance_timeout_ms=max(1, timeout_ms if header.version == 0 else rebalance_ms),
         client_id=caller.client_id,
         client_host=f"/{caller.client_host}",
-        new_member_id=f"{instance_id or caller.client_id}-{new_nonce()}{new_nonce()}",
+        new_member_id="" if request.member_id else _new_id(instance_id or caller.client_id),
         requires_known_id=header.version >= _MEMBER_ID_REQUIRED_FROM,
         may_skip_assignment=header.version >= _SKIP_ASSIGNMENT_FROM,
     )
     service = broker.groups
+    pack = functools.partial(_joined, header, request.member_id)
     try:
         check_group(broker, caller, Api.JOIN_GROUP, request.group_id)
-        found = await service.delayed(functools.partial(service.coordinator.join, wanted))
-        result = cast("JoinResult", found)
+        return service.delayed(functools.partial(service.coordinator.join, wanted), pack)
     except RefusedError as refused:
-        result = JoinResult(refused.code, request.member_id)
+        return pack(refused.code)
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}-{new_nonce()}{new_nonce()}"
+
+
+def _joined(header: RequestHeader, member_id: str, found: Outcome) -> bytes:
+    result = JoinResult(found, member_id) if isinstance(found, ErrorCode) else found
+    assert isinstance(result, JoinResult)  # noqa: S101  # what a JoinGroup gets
+    kind = response_kind(Api.JOIN_GROUP, header.version)
     members = tuple(
         kind.entity(
             "JoinGroupResponseMember", member_id=one, group_instance_id=instance, metadata=data
@@ -161,14 +174,10 @@ async def join_group(
     )
 
 
-async def sync_group(
-    broker: Broker,
-    header: RequestHeader,
-    request: Message,
-    caller: Caller,
-) -> bytes:
+def sync_group(
+    broker: Broker, header: RequestHeader, request: Message, caller: Caller
+) -> bytes | asyncio.Future[bytes]:
     """Handle SyncGroup."""
-    kind = response_kind(Api.SYNC_GROUP, header.version)
     wanted = SyncRequest(
         member=_identity(request),
         protocol_type=request.protocol_type,
@@ -176,13 +185,18 @@ async def sync_group(
         assignments={one.member_id: one.assignment for one in request.assignments},
     )
     service = broker.groups
+    pack = functools.partial(_synced, header)
     try:
         check_group(broker, caller, Api.SYNC_GROUP, request.group_id)
-        found = await service.delayed(functools.partial(service.coordinator.sync, wanted))
-        result = cast("SyncResult", found)
+        return service.delayed(functools.partial(service.coordinator.sync, wanted), pack)
     except RefusedError as refused:
-        result = SyncResult(refused.code)
-    return kind.frame(
+        return pack(refused.code)
+
+
+def _synced(header: RequestHeader, found: Outcome) -> bytes:
+    result = SyncResult(found) if isinstance(found, ErrorCode) else found
+    assert isinstance(result, SyncResult)  # noqa: S101  # what a SyncGroup gets
+    return response_kind(Api.SYNC_GROUP, header.version).frame(
         header.correlation_id,
         error_code=result.error,
         protocol_type=result.protocol_type,

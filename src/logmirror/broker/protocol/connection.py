@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._caller = Caller("")
         self._peer = ""
         self._waiting: deque[ProduceResponse] = deque()
-        self._task: asyncio.Task[bytes | list[Part] | None] | None = None
+        self._task: asyncio.Future[bytes | list[Part] | None] | None = None
         self._muted: asyncio.TimerHandle | None = None
         self._outgoing: deque[Part] = deque()
         self._is_processing = False
@@ -281,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
             traffic.responded(header.api_key, began_s)
             self._queue(found)
         else:
-            self._await(header, traffic.timed(header.api_key, began_s, found))
+            self._await(header, found, began_s)
 
     def _mute(self, delay_ms: int) -> None:
         """Take no request for this time. Responses are sent meanwhile."""
@@ -324,13 +324,17 @@ class Connection(asyncio.BufferedProtocol):
     def _await(
         self,
         header: RequestHeader,
-        found: Coroutine[None, None, bytes | list[Part] | None],
+        found: Coroutine[None, None, bytes | list[Part] | None] | asyncio.Future[bytes],
+        began_s: float | None = None,
     ) -> None:
-        self._task = self._loop.create_task(found)
-        self._task.add_done_callback(lambda task: self._awaited(header, task))
+        self._task = asyncio.ensure_future(found, loop=self._loop)
+        self._task.add_done_callback(lambda task: self._awaited(header, task, began_s))
 
     def _awaited(
-        self, header: RequestHeader, task: asyncio.Task[bytes | list[Part] | None]
+        self,
+        header: RequestHeader,
+        task: asyncio.Future[bytes | list[Part] | None],
+        began_s: float | None,
     ) -> None:
         self._task = None
         if task.cancelled():
@@ -346,6 +350,8 @@ class Connection(asyncio.BufferedProtocol):
             _LOG.error("%s: request %d failed", self._peer, header.api_key, exc_info=error)
             self.close("internal error")
             return
+        if began_s is not None:
+            self._all.broker.traffic.responded(header.api_key, began_s)
         result = task.result()
         if result is not None:
             self._queue(result)

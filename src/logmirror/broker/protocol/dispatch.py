@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.handlers.fetch import Part
 
-    Response = bytes | list[Part] | Coroutine[None, None, bytes | list[Part]]
+    Later = Coroutine[None, None, bytes | list[Part]] | asyncio.Future[bytes]
+    Response = bytes | list[Part] | Later
 
 BULK_BYTES: Final = 64 * 1024
 """A larger request is decoded in the executor."""
@@ -101,7 +102,7 @@ _WAITING: Final = frozenset({Api.FETCH, Api.JOIN_GROUP, Api.SYNC_GROUP})
 
 
 def response(broker: Broker, header: RequestHeader, frame: memoryview, caller: Caller) -> Response:
-    """Handle one request other than Produce; returns its response, or a coroutine for it.
+    """Handle one request other than Produce; returns its response, or what to await for it.
 
     Raises:
         RemoteProtocolError: The API or version is not implemented, or the request is malformed.

@@ -12,6 +12,7 @@ Nothing of this module runs unless a quota is set. Requests before authenticatio
 
 from __future__ import annotations
 
+from asyncio import Future
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.handlers.fetch import Part
     from logmirror.broker.handlers.produce import ProduceResponse
-    from logmirror.broker.protocol.dispatch import Response
+    from logmirror.broker.protocol.dispatch import Later, Response
     from logmirror.wire.frames import RequestHeader
 
 _Result = TypeVar("_Result")
@@ -81,13 +82,14 @@ class Charge:
         took_s = perf_counter() - self._began_s
         if isinstance(found, bytes | list):
             return self._throttled(found, took_s)
-        return self._when_complete(_Metered(found), took_s)
+        return self._when_complete(found, took_s)
 
-    async def _when_complete(
-        self, found: _Metered[bytes | list[Part]], took_s: float
-    ) -> bytes | list[Part]:
-        response = await found
-        return self._throttled(response, took_s + found.took_s)
+    async def _when_complete(self, found: Later, took_s: float) -> bytes | list[Part]:
+        if isinstance(found, Future):  # of a group's member; it takes no time by itself
+            return self._throttled(await found, took_s)
+        metered = _Metered(found)
+        response = await metered
+        return self._throttled(response, took_s + metered.took_s)
 
     def _throttled(self, found: bytes | list[Part], took_s: float) -> bytes | list[Part]:
         self._caller.fetch_limit = None
