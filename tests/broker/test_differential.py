@@ -1,17 +1,18 @@
 """Goal: groups, offsets, transactions, configurations and errors are as in Apache Kafka.
 
 Method: the same requests go to Apache Kafka 3.9.2 and 4.3.1 and to the embedded broker. Each
-response must be that of one of the two releases, error codes included. `DEVIATIONS` lists the
-others with their reason; one that no longer occurs must be removed.
+response must be that of one of the two releases, error codes included. `DEVIATIONS` has the others,
+each with its row in docs/broker-protocol.md; one that no longer occurs must be removed.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from kit.judges.conversation import Conversation
 from kit.judges.coordinator_requests import (
     ADD_OFFSETS,
     DELETE_OFFSETS,
@@ -28,6 +29,7 @@ from kit.judges.coordinator_requests import (
     describe,
     end,
     fetch_offsets,
+    has_coordinators,
     init,
     join,
     joined,
@@ -38,25 +40,17 @@ from kit.judges.coordinator_requests import (
     until_known,
     written,
 )
+from kit.judges.differential import DEVIATIONS, check_same
 from kit.judges.partition_client import data_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kit.judges.conversation import Conversation
     from kit.servers.embedded import EmbeddedBroker
     from kit.servers.kafka import ApacheKafka
 
-
-_REFUSED: Final = "the log start offset is sent with stored batches only"
-_DRY: Final = "validate_only returns no counts: nothing was created"
-DEVIATIONS: Final[dict[tuple[str, str], str]] = {
-    ("idempotent_producers", "a gap"): _REFUSED,
-    ("idempotent_producers", "older epoch"): _REFUSED,
-    ("idempotent_producers", "later epoch, not 0"): _REFUSED,
-    ("bad_topics", "fits"): _DRY,
-    ("bad_topics", "assigned"): _DRY,
-}
-"""By scenario and label: why the response is not Apache Kafka's."""
+PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "broker-protocol.md").read_text()
 
 # ---- Groups --------------------------------------------------------------------------------------
 
@@ -346,26 +340,10 @@ SCENARIOS: Final = [
 ]
 
 
-def _has_coordinators(talk: Conversation) -> int:
-    """Ask until a new broker has its internal topics; returns an error code."""
-    for kind in (0, 1):
-        keys = [talk.name("any")]
-        talk.ask("", Api.FIND_COORDINATOR, 4, key_type=kind, coordinator_keys=keys)
-        code = talk.heard.pop()[1]["coordinators"][0]["error_code"]
-        if code != "none":
-            talk.heard.append(("", None))
-            return 1
-    code = init(talk, "", talk.name("any")).error_code
-    fetch_offsets(talk, "", talk.name("any"), None)
-    group = talk.heard.pop()[1]["groups"][0]["error_code"]
-    return int(code != 0 or group != "none")
-
-
-def heard(port: int, scenario: Callable[[Conversation], None], prefix: str) -> list[Any]:
-    with Conversation(port, prefix) as talk:
-        until_known(lambda: _has_coordinators(talk), talk)
-        scenario(talk)
-        return talk.heard
+def test_each_response_that_differs_has_its_row_in_the_page() -> None:
+    _, _, rows = PAGE.partition("## Responses that differ")
+    listed = re.findall(r"^\| (?!request|---)(.+?) \|", rows, re.MULTILINE)
+    assert set(listed) == set(DEVIATIONS.values())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
@@ -376,18 +354,9 @@ def test_responses_are_those_of_apache_kafka(
     kafka_431: ApacheKafka,
     topic_name: str,
 ) -> None:
-    ours, *theirs = (
-        heard(int(broker.bootstrap.rpartition(":")[2]), scenario, topic_name)
-        for broker in (embedded, kafka_392, kafka_431)
+    check_same(
+        scenario,
+        (embedded, kafka_392, kafka_431),
+        topic_name,
+        ready=lambda talk: until_known(lambda: has_coordinators(talk), talk),
     )
-
-    labels = [label for label, _ in ours]
-    assert all([label for label, _ in each] == labels for each in theirs)
-    found = {
-        label: {"ours": response, "3.9.2": older[1], "4.3.1": newer[1]}
-        for (label, response), older, newer in zip(ours, *theirs, strict=True)
-        if response not in (older[1], newer[1])
-    }
-    listed = {label for name, label in DEVIATIONS if name == scenario.__name__}
-    assert {label: found[label] for label in found if label not in listed} == {}
-    assert listed - set(found) == set(), "no longer deviations"

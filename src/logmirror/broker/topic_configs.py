@@ -28,6 +28,10 @@ class RefusedConfigError(Exception):
         self.reason = reason
 
 
+class MalformedConfigError(RefusedConfigError):
+    """A request names a setting twice, or without a value."""
+
+
 class ConfigType(enum.IntEnum):
     """Kafka's numbers for the types of configuration values."""
 
@@ -176,22 +180,6 @@ SETTINGS: Final[Mapping[str, _Setting]] = {
 }
 """The settings of topics, in the order of their names."""
 
-ONLY_IN_KAFKA: Final = frozenset(
-    {
-        *("compression.gzip.level", "compression.lz4.level", "compression.zstd.level"),
-        *("file.delete.delay.ms", "follower.replication.throttled.replicas"),
-        *("index.interval.bytes", "leader.replication.throttled.replicas"),
-        *("local.retention.bytes", "local.retention.ms", "message.downconversion.enable"),
-        *("message.format.version", "message.timestamp.after.max.ms"),
-        *("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms"),
-        *("preallocate", "remote.log.copy.disable", "remote.log.delete.on.disable"),
-        *("remote.storage.enable", "segment.index.bytes", "segment.jitter.ms"),
-        "unclean.leader.election.enable",
-    }
-)
-"""Topic settings of Apache Kafka 3.9 and 4.3 that this broker lacks. They cannot be set. A reset to
-the default is accepted: MirrorMaker 2 resets every setting that its source topic does not have."""
-
 
 def check_overrides(overrides: Mapping[str, str]) -> None:
     """Check broker settings that override defaults of topics.
@@ -335,14 +323,14 @@ def wanted_configs(entries: Iterable[Any]) -> dict[str, str]:
     """Return the settings in a request, by name.
 
     Raises:
-        RefusedConfigError: A setting is named twice or its value is null.
+        MalformedConfigError: A setting is named twice or its value is null.
     """
     configs: dict[str, str] = {}
     for entry in entries:
         if entry.name in configs:
-            raise RefusedConfigError(f"{entry.name}: named twice")
+            raise MalformedConfigError(f"{entry.name}: named twice")
         if entry.value is None:
-            raise RefusedConfigError(f"{entry.name}: the value must not be null")
+            raise MalformedConfigError(f"{entry.name}: the value must not be null")
         configs[entry.name] = entry.value
     return configs
 

@@ -365,7 +365,7 @@ def test_list_offsets_of_unknown_topics_and_partitions(client, topic_name):
     for name, number, timestamp, code in (
         ("unknown", 0, -1, ErrorCode.unknown_topic_or_partition),
         (topic_name, 9, -1, ErrorCode.unknown_topic_or_partition),
-        (topic_name, 0, -6, ErrorCode.invalid_request),
+        (topic_name, 0, -6, ErrorCode.unsupported_version),
     ):
         partition = _entity(
             Api.LIST_OFFSETS, 7, "ListOffsetsPartition", partition_index=number, timestamp=timestamp

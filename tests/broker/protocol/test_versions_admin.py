@@ -225,6 +225,7 @@ def test_incremental_alter_configs_changes_what_it_names(partition, version):
     assert change(("cleanup.policy", "delete", APPEND)) == ErrorCode.none
     assert _settings(partition) == {"segment.bytes": "5000", "cleanup.policy": "delete"}
     assert change(("preallocate", None, DELETE)) == ErrorCode.none, "a setting of Kafka alone"
+    assert change(("made.up", None, DELETE)) == ErrorCode.none
     for refused in (
         ("preallocate", "true", SET),
         ("cleanup.policy", "shred", APPEND),
@@ -232,12 +233,14 @@ def test_incremental_alter_configs_changes_what_it_names(partition, version):
         ("segment.bytes", "1", APPEND),
         ("compression.type", "gzip", SET),
         ("made.up", "1", SET),
-        ("made.up", None, DELETE),
-        ("segment.bytes", None, SET),
-        ("segment.bytes", "5001", 9),
     ):
         assert change(refused) == ErrorCode.invalid_config, refused
-    assert change(("segment.bytes", "1024", SET), ("segment.bytes", None, DELETE)) == 40
+    for malformed in (
+        [("segment.bytes", None, SET)],
+        [("segment.bytes", "5001", 9)],
+        [("segment.bytes", "1024", SET), ("segment.bytes", None, DELETE)],
+    ):
+        assert change(*malformed) == ErrorCode.invalid_request, malformed
     assert _settings(partition) == {"segment.bytes": "5000", "cleanup.policy": "delete"}
 
 

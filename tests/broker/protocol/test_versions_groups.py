@@ -353,7 +353,7 @@ def test_delete_groups(group_client, topic_name, version):
         results = group_client.ask(Api.DELETE_GROUPS, version, groups_names=names).results
         return {result.group_id: result.error_code for result in results}
 
-    others = {"unknown": ErrorCode.group_id_not_found, "": ErrorCode.invalid_group_id}
+    others = {"unknown": ErrorCode.group_id_not_found, "": ErrorCode.group_id_not_found}
     assert delete() == {topic_name: ErrorCode.non_empty_group, **others}
     group_client.ask(Api.LEAVE_GROUP, 0, group_id=topic_name, member_id=joined.member_id)
     _commit(group_client, topic_name, 9, 10)

@@ -285,3 +285,18 @@ def written(own: Any, sequence: int) -> bytes:
         sequence=sequence,
         transactional=True,
     )
+
+
+def has_coordinators(talk: Conversation) -> int:
+    """Ask until a new broker has its internal topics; returns an error code."""
+    for kind in (0, 1):
+        keys = [talk.name("any")]
+        talk.ask("", Api.FIND_COORDINATOR, 4, key_type=kind, coordinator_keys=keys)
+        code = talk.heard.pop()[1]["coordinators"][0]["error_code"]
+        if code != "none":
+            talk.heard.append(("", None))
+            return 1
+    code = init(talk, "", talk.name("any")).error_code
+    fetch_offsets(talk, "", talk.name("any"), None)
+    group = talk.heard.pop()[1]["groups"][0]["error_code"]
+    return int(code != 0 or group != "none")

@@ -373,6 +373,8 @@ class GroupCoordinator:
         Raises:
             RefusedError: The group does not exist, or has members that are no consumers.
         """
+        if not group_id:
+            raise RefusedError(ErrorCode.INVALID_GROUP_ID)
         group = self.groups.get(group_id)
         if group is None:
             raise RefusedError(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -398,8 +400,6 @@ class GroupCoordinator:
 
     def delete(self, group_id: str, _: Now, out: Effects) -> ErrorCode:
         """Delete a group without members, and its offsets."""
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND

@@ -15,6 +15,7 @@ controller. The leader epoch is always 0. Request timeouts are not used.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -41,19 +42,33 @@ _TRANSACTIONS: Final = 1
 _SUPPORTED_FROM_ZERO: Final = 4
 """Clients of ApiVersions below this version do not accept a feature from level 0 on."""
 
+_SOFTWARE_FROM: Final = 3
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")
+"""A client's name or version, from that version of ApiVersions on (KIP-511)."""
+
+_TOPIC_IDS_FROM: Final = 12
+"""Metadata of versions 10 and 11 has topic IDs that a request must not use, as in Apache Kafka."""
+
 _OFFLINE: Final = ErrorCode.LEADER_NOT_AVAILABLE
 _CONFIGS: Final = "CreatableTopicConfigs"
 _BROKERS_ENDPOINT: Final = 1
+_CONTROLLERS_ENDPOINT: Final = 2
 _TOPIC: Final = ResourceType.TOPIC
 _KEY_TYPES: Final = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 
 
-def api_versions(header: RequestHeader) -> bytes:
-    """Handle ApiVersions. An unsupported version gets an error response in version 0."""
-    last = VERSIONS[Api.API_VERSIONS][1]
-    known = 0 <= header.version <= last
-    code = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_VERSION
-    return _api_versions(header.version if known else 0, code, header.correlation_id)
+def api_versions(header: RequestHeader, request: Message | None) -> bytes:
+    """Handle ApiVersions.
+
+    An unsupported version, which has no request, gets an error response in version 0.
+    """
+    if request is None:
+        return _api_versions(0, ErrorCode.UNSUPPORTED_VERSION, header.correlation_id)
+    names = request.client_software_name, request.client_software_version
+    if header.version >= _SOFTWARE_FROM and not all(map(_SOFTWARE.fullmatch, names)):
+        kind = response_kind(Api.API_VERSIONS, header.version)
+        return kind.frame(header.correlation_id, error_code=ErrorCode.INVALID_REQUEST, api_keys=())
+    return _api_versions(header.version, ErrorCode.NONE, header.correlation_id)
 
 
 def _api_versions(version: int, code: ErrorCode, correlation_id: int) -> bytes:
@@ -93,7 +108,13 @@ async def metadata(
     kind = response_kind(Api.METADATA, header.version)
     topics = []
     turns = Turns()
-    for name, topic_id in _asked_topics(broker, header, request, caller):
+    wanted = _asked_topics(broker, header, request, caller)
+    has_ids = any(name is None or topic_id is not None for name, topic_id in wanted)
+    for name, topic_id in wanted:
+        if has_ids and header.version < _TOPIC_IDS_FROM:
+            refused = (name or "", topic_id), ErrorCode.INVALID_REQUEST
+            topics.append(await _topic_entity(broker, kind, turns, *refused, None, None))
+            continue
         may_create = request.allow_auto_topic_creation
         code, topic = await _find_or_create(broker, caller, name, topic_id, may_create=may_create)
         operations = None
@@ -244,7 +265,8 @@ async def create_topics(
         try:
             if denied := _create_refusal(broker, caller, wanted.name):
                 raise RefusedTopicError(denied, denied.name)  # noqa: TRY301  # as other refusals
-            count = _partition_count(wanted, times_named=names[wanted.name])
+            node = broker.options.node_id
+            count = _partition_count(wanted, node, times_named=names[wanted.name])
             configs = wanted_configs(wanted.configs)
             topic = await broker.topics.create(
                 wanted.name, count, configs, dry_run=request.validate_only
@@ -267,7 +289,7 @@ async def create_topics(
     return await turns.encoded(broker, kind, header, topics=tuple(results))
 
 
-def _partition_count(wanted: Message, *, times_named: int) -> int:
+def _partition_count(wanted: Message, node_id: int, *, times_named: int) -> int:
     """Return the requested partition count, from the count or from the replica assignment."""
     if times_named > 1:
         raise RefusedTopicError(ErrorCode.INVALID_REQUEST, "topic is named twice")
@@ -282,10 +304,11 @@ def _partition_count(wanted: Message, *, times_named: int) -> int:
             ErrorCode.INVALID_REQUEST, "both an assignment and a number of partitions"
         )
     indexes = sorted(assignment.partition_index for assignment in wanted.assignments)
-    one_each = all(len(assignment.broker_ids) == 1 for assignment in wanted.assignments)
+    one_each = all(list(assignment.broker_ids) == [node_id] for assignment in wanted.assignments)
     if indexes != list(range(len(indexes))) or not one_each:
         raise RefusedTopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions 0 to n - 1, one replica each"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"partitions 0 to n - 1, one replica each, on broker {node_id}",
         )
     return len(indexes)
 
@@ -416,7 +439,8 @@ def _topic_to_grow(broker: Broker, wanted: Message, *, times_named: int) -> Topi
     if topic is None:
         raise RefusedTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
     if wanted.assignments is not None:
-        one_each = all(len(assignment.broker_ids) == 1 for assignment in wanted.assignments)
+        mine = [broker.options.node_id]
+        one_each = all(list(assignment.broker_ids) == mine for assignment in wanted.assignments)
         if not one_each or len(wanted.assignments) != wanted.count - len(topic.logs):
             raise RefusedTopicError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT, "one replica for each new partition"
@@ -434,12 +458,14 @@ def describe_cluster(
     address = {"broker_id": node, "host": host, "port": port, "rack": None}
     is_ours = endpoint_type == _BROKERS_ENDPOINT
     code = ErrorCode.NONE if is_ours else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+    if endpoint_type == _CONTROLLERS_ENDPOINT:
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
     shows_operations = is_ours and request.include_cluster_authorized_operations
     return kind.frame(
         header.correlation_id,
         error_code=code,
         error_message=None,
-        endpoint_type=endpoint_type,
+        endpoint_type=_BROKERS_ENDPOINT,
         cluster_id=broker.store.cluster_id,
         controller_id=node,
         brokers=(kind.entity("DescribeClusterBroker", **address),) if is_ours else (),

@@ -22,16 +22,16 @@ from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topic_configs import (
-    ONLY_IN_KAFKA,
     ConfigEntry,
     ConfigSource,
     ConfigType,
+    MalformedConfigError,
     RefusedConfigError,
     TopicConfigs,
     broker_defaults,
     wanted_configs,
 )
-from logmirror.broker.topics import RefusedTopicError
+from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
@@ -103,15 +103,28 @@ def _refusal(broker: Broker, caller: Caller, api: Api, resource: Message) -> Err
 def _look_up(broker: Broker, resource: Message) -> tuple[ErrorCode, str | None, list[ConfigEntry]]:
     name = resource.resource_name
     if resource.resource_type == _TOPIC:
-        topic = broker.topics.by_name.get(name)
-        if topic is None:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic", []
-        return ErrorCode.NONE, None, topic.configs.entries()
+        try:
+            return ErrorCode.NONE, None, _topic(broker, name).configs.entries()
+        except RefusedTopicError as refused:
+            return refused.code, refused.reason, []
     if resource.resource_type == _BROKER:
         if name not in ("", str(broker.options.node_id)):
             return ErrorCode.INVALID_REQUEST, f"this is broker {broker.options.node_id}", []
         return ErrorCode.NONE, None, _broker_entries(broker)
     return ErrorCode.INVALID_REQUEST, "resource type: only topics and brokers have settings", []
+
+
+def _topic(broker: Broker, name: str) -> Topic:
+    """Return a topic.
+
+    Raises:
+        RefusedTopicError: It does not exist, or no topic can have this name.
+    """
+    topic = broker.topics.by_name.get(name)
+    if topic is None:
+        check_name(name)
+        raise RefusedTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+    return topic
 
 
 def _broker_entries(broker: Broker) -> list[ConfigEntry]:
@@ -207,14 +220,12 @@ def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, st
     for change in changes:
         name = change.name
         if named[name] > 1:
-            raise RefusedConfigError(f"{name}: named twice")
+            raise MalformedConfigError(f"{name}: named twice")
         if change.config_operation == _Operation.DELETE:
-            if name not in ONLY_IN_KAFKA:
-                before.value(name)
             values.pop(name, None)
             continue
         if change.value is None:
-            raise RefusedConfigError(f"{name}: the value must not be null")
+            raise MalformedConfigError(f"{name}: the value must not be null")
         if change.config_operation == _Operation.SET:
             values[name] = change.value
         elif change.config_operation in (_Operation.APPEND, _Operation.SUBTRACT):
@@ -227,7 +238,7 @@ def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, st
                 else kept
             )
         else:
-            raise RefusedConfigError(f"{name}: unknown operation")
+            raise MalformedConfigError(f"{name}: unknown operation")
     return values
 
 
@@ -272,18 +283,19 @@ async def _alter_one(
     *,
     dry_run: bool,
 ) -> tuple[ErrorCode, str]:
-    if resource.resource_type != _TOPIC:
-        return ErrorCode.INVALID_REQUEST, "only topic settings can be changed"
-    topic = broker.topics.by_name.get(resource.resource_name)
-    if topic is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic"
+    code, reason = ErrorCode.NONE, ""
     try:
+        if resource.resource_type != _TOPIC or not resource.resource_name:
+            raise MalformedConfigError("only topic settings can be changed")  # noqa: TRY301  # as other refusals
+        topic = _topic(broker, resource.resource_name)
         await broker.topics.set_configs(topic, changed, dry_run=dry_run)
+    except MalformedConfigError as refused:
+        code, reason = ErrorCode.INVALID_REQUEST, refused.reason
     except RefusedConfigError as refused:
-        return ErrorCode.INVALID_CONFIG, refused.reason
+        code, reason = ErrorCode.INVALID_CONFIG, refused.reason
     except RefusedTopicError as refused:
-        return refused.code, refused.reason
+        code, reason = refused.code, refused.reason
     except LogmirrorError as error:
-        _LOG.exception("topic %s could not be configured", topic.name)
-        return ErrorCode.KAFKA_STORAGE_ERROR, error.message
-    return ErrorCode.NONE, ""
+        _LOG.exception("topic %s could not be configured", resource.resource_name)
+        code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
+    return code, reason

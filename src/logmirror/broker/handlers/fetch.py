@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
+_NOT_THERE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Their list of aborted transactions is empty and not null, as in Apache Kafka."""
+
 _NOT_READ: Final = Fetched(-1, 0, -1, -1, 0, -1)
 
 Part = bytes | bytearray | FileRange
@@ -209,9 +212,7 @@ class _Reading:
             return
         watermark, start = log.high_watermark, log.log_start
         if log.failure is None and not start <= wanted.offset <= log.log_end:
-            code = ErrorCode.OFFSET_OUT_OF_RANGE
-            fetched = Fetched(wanted.partition, code, watermark, start, 0, log.last_stable_offset)
-            self._keep(place, fetched, [])
+            self.refuse(place, ErrorCode.OFFSET_OUT_OF_RANGE)
             return
         ranges: list[FileRange] = []
         aborted: Sequence[tuple[int, int]] | None = () if self._read_committed else None
@@ -257,7 +258,8 @@ class _Reading:
 
     def refuse(self, place: int, code: ErrorCode) -> None:
         """Respond with an error for one partition."""
-        self._keep(place, Fetched(self._wanted[place][1].partition, code, -1, -1, 0, -1), [])
+        number, aborted = self._wanted[place][1].partition, () if code in _NOT_THERE else None
+        self._keep(place, Fetched(number, code, -1, -1, 0, -1, aborted), [])
 
     def _keep(self, place: int, fetched: Fetched, ranges: list[FileRange]) -> None:
         before = self._fetched[place]

@@ -129,7 +129,7 @@ async def _response(
     elif log.failure is not None:
         refused = ErrorCode.KAFKA_STORAGE_ERROR
     elif timestamp_ms < LATEST_TIERED:
-        refused = ErrorCode.INVALID_REQUEST
+        refused = ErrorCode.UNSUPPORTED_VERSION
     if refused:
         return refused, *_NOT_FOUND
     fixed = {

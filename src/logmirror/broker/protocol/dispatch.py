@@ -109,9 +109,8 @@ def response(broker: Broker, header: RequestHeader, frame: memoryview, caller: C
     """
     api_key, version, _ = header
     if api_key == Api.API_VERSIONS:
-        if has_response(api_key, version):
-            read_request(frame, api_key, version)
-        return admin.api_versions(header)
+        known = has_response(api_key, version)
+        return admin.api_versions(header, _request(frame, *header[:2]) if known else None)
     check_responded(header)
     if api_key in _JOINING:
         caller.client_id = read_client_id(frame)
