@@ -102,6 +102,9 @@ _API_VERSIONS: Final = 18
 _FRAME: Final = Struct(">ii")
 """Size and correlation ID."""
 
+_MAX_MESSAGE: Final = 1000
+"""Limit for the characters of an error message; the protocol's is 32,767 bytes."""
+
 _FIXED: Final[Mapping[str, tuple[FieldReader, int]]] = {
     "int8": (Cursor.int8, 1),
     "int16": (Cursor.int16, 2),
@@ -225,17 +228,22 @@ class ResponseKind:
 
         Structures that the version does not have can be built; they are not written.
         """
-        if code := fields.get("error_code"):
-            self.errors[int(code)] += 1  # type: ignore[call-overload]  # a number
+        self._check(fields)
         return self._structs[struct_name](**fields)
 
     def frame(self, correlation_id: int, **fields: object) -> bytes:
         """Encode the response; returns its whole frame, the size field included."""
-        if code := fields.get("error_code"):
-            self.errors[int(code)] += 1  # type: ignore[call-overload]  # a number
+        self._check(fields)
         body = self._response(version=self._version, **fields).encode()
         tags = self._header_tags
         return bytes(_FRAME.pack(4 + len(tags) + len(body), correlation_id) + tags + body)
+
+    def _check(self, fields: dict[str, Any]) -> None:
+        """Count the error, and shorten its message: it may have names of any length in it."""
+        if code := fields.get("error_code"):
+            self.errors[int(code)] += 1
+            if message := fields.get("error_message"):
+                fields["error_message"] = message[:_MAX_MESSAGE]
 
 
 def _structs(fields: Mapping[str, Any]) -> typing.Iterator[tuple[str, Any]]:

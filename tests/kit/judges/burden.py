@@ -44,13 +44,13 @@ def measured(broker: EmbeddedBroker) -> Iterator[Burden]:
     def ask() -> None:
         with RawClient(broker.port, timeout_s=60) as client:
             while not stop.is_set():
-                before_s = _loop_s(process)
+                before_s = loop_s(process)
                 client.ask(Api.API_VERSIONS, 0)
-                burden.longest_turn_s = max(burden.longest_turn_s, _loop_s(process) - before_s)
+                burden.longest_turn_s = max(burden.longest_turn_s, loop_s(process) - before_s)
                 stop.wait(_PAUSE_S)
 
     asker = threading.Thread(target=ask)
-    peak_bytes, times = _peak_bytes(broker.pid), process.cpu_times()
+    before_bytes, times = peak_bytes(broker.pid), process.cpu_times()
     asker.start()
     try:
         yield burden
@@ -59,10 +59,10 @@ def measured(broker: EmbeddedBroker) -> Iterator[Burden]:
         asker.join()
         after = process.cpu_times()
         burden.cpu_s = after.user + after.system - times.user - times.system
-        burden.grown_bytes = _peak_bytes(broker.pid) - peak_bytes
+        burden.grown_bytes = peak_bytes(broker.pid) - before_bytes
 
 
-def _loop_s(process: psutil.Process) -> float:
+def loop_s(process: psutil.Process) -> float:
     """CPU time of the main thread, which runs the event loop."""
     return sum(
         thread.user_time + thread.system_time
@@ -71,7 +71,7 @@ def _loop_s(process: psutil.Process) -> float:
     )
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _BATCHED_FROM: Final = 8
 _Codes = dict[str, dict[int, ErrorCode]]
+_LAST_MS: Final = 2**63 - 1
 _NO_COMMIT: Final = CommittedOffset(b"", NO_OFFSET, NO_EPOCH, "", 0)
 
 
@@ -64,7 +65,7 @@ async def offset_commit(
     retention_ms = request.retention_time_ms
     if retention_ms is not None and retention_ms >= 0:
         offsets = {
-            one: found._replace(expire_ms=found.commit_ms + retention_ms)
+            one: found._replace(expire_ms=min(found.commit_ms + retention_ms, _LAST_MS))
             for one, found in offsets.items()
         }
     service = broker.groups
