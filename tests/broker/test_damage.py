@@ -19,7 +19,7 @@ from kit.runs.commands import mirror
 from kit.runs.inline_run import config_text
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
-from logmirror.broker.log.sync_job import open_path
+from logmirror.broker.log.file_names import open_path
 from logmirror.torture.processes import MirrorProcess
 
 if TYPE_CHECKING:

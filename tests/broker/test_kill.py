@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kit.judges.clients import Message, produce, rows_by_aiokafka, rows_by_librdkafka
 from kit.servers.embedded import EmbeddedBroker
 from kit.tiers import sized
-from logmirror.broker.log.sync_job import open_path
+from logmirror.broker.log.file_names import open_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.disk import Disk
-from logmirror.broker.log.sync_job import open_path
+from logmirror.broker.log.file_names import open_path
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.config.environment import METRICS_PORT
 from logmirror.errors import UnavailableError

@@ -39,9 +39,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from logmirror.broker.log.batch_scan import WINDOW_BYTES
+from logmirror.broker.log.file_names import cleaned_path
 from logmirror.broker.log.outcomes import Outcomes
 from logmirror.broker.log.segment import HEADER_BYTES, Segment
-from logmirror.broker.log.sync_job import cleaned_path
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.wire import kernels_clean as k
 from logmirror.wire import kernels_keys as keys

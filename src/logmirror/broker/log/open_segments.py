@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logmirror.broker.log.batch_scan import StoredBatch, find_intact, scan
+from logmirror.broker.log.file_names import first_of
 from logmirror.broker.log.producer_state import SequencedBatch
 from logmirror.broker.log.segment import SparseIndex
-from logmirror.broker.log.sync_job import first_of
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:

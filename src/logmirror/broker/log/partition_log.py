@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.batch_check import place
 from logmirror.broker.log.durable_ends import DurableEnd
+from logmirror.broker.log.file_names import open_path, snapshot_path
 from logmirror.broker.log.flush_rule import FlushRule, Unflushed
 from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
 from logmirror.broker.log.reading import ReadSegment, StorageError, read_batches
 from logmirror.broker.log.segment import FileRange, Segment, SparseIndex, opened
-from logmirror.broker.log.sync_job import Seal, SyncJob, open_path, snapshot_path
+from logmirror.broker.log.sync_job import Seal, SyncJob
 from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:

@@ -39,16 +39,11 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.batch_check import MAX_BODY_BYTES
 from logmirror.broker.log.batch_scan import WINDOW_BYTES
+from logmirror.broker.log.file_names import cut_path, first_of, open_path, snapshot_path
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.segment import HEADER_BYTES, Segment
 from logmirror.broker.log.survey import Survey, survey
-from logmirror.broker.log.sync_job import (
-    cut_path,
-    first_of,
-    open_path,
-    seal_file,
-    snapshot_path,
-)
+from logmirror.broker.log.sync_job import seal_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

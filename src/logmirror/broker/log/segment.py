@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.broker.log.sync_job import open_path, sealed_path
+from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from logmirror.archive.chain import chain
 from logmirror.archive.naming import NATIVE, split_name
 from logmirror.broker.log.batch_scan import scan
+from logmirror.broker.log.file_names import open_path, snapshot_path
 from logmirror.broker.log.open_segments import OpenSegment, damaged, read_open, remember
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
-from logmirror.broker.log.sync_job import open_path, snapshot_path
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
