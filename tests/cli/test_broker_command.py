@@ -79,6 +79,7 @@ broker:
   super-user: [User:admin, User:ops]
   max-connections: 5000
   max-connections-per-address: 50
+  max-session-ms: 600000
 """
 
 
@@ -106,6 +107,7 @@ def test_the_file_may_have_every_setting_of_security(served, tmp_path):
     assert found.sasl_mechanisms == ("SCRAM-SHA-512",)
     assert found.super_users == ("User:admin", "User:ops")
     assert (found.max_connections, found.max_connections_per_address) == (5000, 50)
+    assert found.max_session_ms == 600_000
     words = ("--no-allow-anonymous", "--tls-client-auth=none", "--super-user=User:me")
     words += ("--max-connections=7",)
     found = options_of(served, "-c", path, *words)

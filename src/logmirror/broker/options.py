@@ -235,6 +235,10 @@ class BrokerOptions:
 
     max_failed_authentication_delay_ms: int = 5_000
 
+    max_session_ms: int = 0
+    """Kafka's `connections.max.reauth.ms`: a connection that has logged in by SASL and does not
+    repeat its login within this time is closed at its next request. 0: never."""
+
     max_connections_per_address: int = 0
     """Kafka's `max.connections.per.ip`. 0: no limit other than `max_connections`."""
 

@@ -45,6 +45,7 @@ _DEFAULTS: Final = {
     "super_user": (),
     "max_connections": 1000,
     "max_connections_per_address": 0,
+    "max_session_ms": 0,
 }
 """Those of `config.broker_model`, which takes long to load. A test compares the two."""
 
@@ -211,6 +212,15 @@ _PerAddressOption = Annotated[
     int | None,
     typer.Option(min=0, help="Connections of one client address; 0: no limit.", show_default="0"),
 ]
+_SessionOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="How long a login by SASL lasts; then the client repeats it, or is disconnected. "
+        "0: without an end.",
+        show_default="0",
+    ),
+]
 
 
 def broker(  # noqa: PLR0913  # one parameter for each option
@@ -238,6 +248,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     super_user: _SuperUserOption = None,
     max_connections: _ConnectionsOption = None,
     max_connections_per_address: _PerAddressOption = None,
+    max_session_ms: _SessionOption = None,
     stop_with_stdin: _StopWithStdinOption = False,
     log_level: LogLevelOption = "info",
 ) -> None:
@@ -269,6 +280,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
         super_user=super_user,
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
+        max_session_ms=max_session_ms,
     )
     log_to_stderr(log_level)
     loss = tuple(accept_data_loss or ())
@@ -327,6 +339,7 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         super_users=tuple(value("super_user")),
         max_connections=value("max_connections"),
         max_connections_per_address=value("max_connections_per_address"),
+        max_session_ms=value("max_session_ms"),
         **fixed,
     )
 

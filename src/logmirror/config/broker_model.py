@@ -133,6 +133,10 @@ class BrokerModel(Model):
     max_connections_per_address: Annotated[int, Field(ge=0)] = 0
     """Connections of one client address; 0: no limit."""
 
+    max_session_ms: Annotated[int, Field(ge=0)] = 0
+    """How long a login by SASL lasts, in ms. A connection whose client does not repeat it is closed
+    at its next request. 0: logins have no end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
@@ -158,6 +162,7 @@ class BrokerSettings:
     super_user: tuple[str, ...]
     max_connections: int
     max_connections_per_address: int
+    max_session_ms: int
 
 
 def broker_settings(model: BrokerModel) -> BrokerSettings:

@@ -6,12 +6,16 @@
 Any other request ends the connection, as in Apache Kafka, and so does a second handshake. A login
 that fails gets one error, whatever the reason; the response is delayed, and closes the connection.
 The reason is logged. Tokens and passwords are in no log and no error.
+
+With `max_session_ms` a login has an end (KIP-368). Before or after it, a client may log in again on
+its connection: as the same user, by the same mechanism.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.apis import Api
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _MAX_REQUESTS: Final = 16
 """Requests before a client is authenticated; a login takes four."""
+
+_LEAST_PAUSE_MS: Final = 1000
+"""Between the beginnings of two logins of a connection, as in Apache Kafka."""
 
 _FAILED: Final = "authentication failed"
 
@@ -64,7 +71,15 @@ class Endpoint(NamedTuple):
 
 
 class Admission:
-    """The state of one connection before its client is authenticated.
+    """One login of a connection: the state before its client is authenticated.
+
+    Args:
+        broker: The broker.
+        caller: The client.
+        endpoint: The listener.
+        failed: The logins that have failed lately.
+        began_ms: When it began, on the clock of the event loop.
+        before: The login that it repeats, if any.
 
     Attributes:
         is_raw: Whether the next frame is a token without a header.
@@ -72,9 +87,19 @@ class Admission:
         user: The user's name, once the client has proven it.
     """
 
-    def __init__(
-        self, broker: Broker, caller: Caller, endpoint: Endpoint, failed: FailedLogins
+    def __init__(  # noqa: PLR0913, PLR0917  # the connection, and what all connections share
+        self,
+        broker: Broker,
+        caller: Caller,
+        endpoint: Endpoint,
+        failed: FailedLogins,
+        began_ms: float,
+        before: Admission | None = None,
     ) -> None:
+        self._began_ms = began_ms
+        self._before = before
+        self._mechanism = ""
+        self._ends_ms = math.inf
         self._broker = broker
         self._caller = caller
         self._endpoint = endpoint
@@ -85,9 +110,20 @@ class Admission:
         self.has_failed = False
         self.user: str | None = None
 
-    def is_overdue(self, age_ms: float) -> bool:
-        """Whether a connection of this age should be authenticated."""
-        return age_ms > self._broker.options.authentication_timeout_ms
+    def is_overdue(self, now_ms: float) -> bool:
+        """Whether it should be complete."""
+        return now_ms - self._began_ms > self._broker.options.authentication_timeout_ms
+
+    def is_over(self, now_ms: float) -> bool:
+        """Whether the session that it began has ended."""
+        return now_ms > self._ends_ms
+
+    def repeated(self, now_ms: float) -> Admission | None:
+        """Return a new login of the connection; None if its session has no end, or is too young."""
+        if self._ends_ms == math.inf or now_ms - self._began_ms < _LEAST_PAUSE_MS:
+            return None
+        parts = self._broker, self._caller, self._endpoint, self._failed
+        return Admission(*parts, now_ms, self)
 
     def response(self, frame: memoryview) -> bytes | Coroutine[None, None, bytes | None]:
         """Handle one frame; returns the response, or a coroutine for it.
@@ -119,7 +155,9 @@ class Admission:
         check_responded(header)
         mechanism = read_request(frame, header.api_key, header.version).mechanism
         code = ErrorCode.NONE
-        if mechanism in self._endpoint.mechanisms:
+        is_changed = self._before is not None and mechanism != self._before._mechanism  # noqa: SLF001  # its own kind
+        if mechanism in self._endpoint.mechanisms and not is_changed:
+            self._mechanism = mechanism
             self._login = Login(mechanism, self._broker.security)
             self.is_raw = header.version == 0
         else:
@@ -136,7 +174,7 @@ class Admission:
             error_code=ErrorCode.SASL_AUTHENTICATION_FAILED if found is None else ErrorCode.NONE,
             error_message=_FAILED if found is None else None,
             auth_bytes=found or b"",
-            session_lifetime_ms=0,
+            session_lifetime_ms=self._broker.options.max_session_ms if self.user else 0,
         )
 
     async def _raw_token(self, login: Login, token: bytes) -> bytes | None:
@@ -151,6 +189,8 @@ class Admission:
         try:
             async with self._broker.load.logins:
                 step = await loop.run_in_executor(self._broker.executor, login.step, token)
+            if self._before is not None and step.user not in {None, self._before.user}:
+                raise RefusedLoginError("another user than before")  # noqa: TRY301  # as other refusals
         except RefusedLoginError as refused:
             _LOG.warning(
                 "%s, listener %s: authentication failed: %s",
@@ -162,6 +202,10 @@ class Admission:
             _LOG.exception("%s: a login could not be checked", address)
         else:
             self.user = step.user
+            if lifetime_ms := self._broker.options.max_session_ms:
+                self._ends_ms = loop.time() * 1000 + lifetime_ms
+            if self._before is not None and self.user is not None:
+                _LOG.info("%s, listener %s: login repeated", address, self._endpoint.name)
             return step.token
         self.has_failed = True
         await asyncio.sleep(self._failed.delay_ms(address, loop.time() * 1000) / 1000)

@@ -71,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._all = connections
         self._endpoint = endpoint
         self._admission: Admission | None = None
+        self._login: Admission | None = None
         self.address = ""
         self.user: str | None = None
         self.is_made = False
@@ -138,9 +139,8 @@ class Connection(asyncio.BufferedProtocol):
             client_host=self.address,
         )
         if endpoint.has_sasl:
-            self._admission = Admission(
-                self._all.broker, self._caller, endpoint, self._all.failed_logins
-            )
+            parts = self._all.broker, self._caller, endpoint, self._all.failed_logins
+            self._admission = Admission(*parts, self._began_ms)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(high=SEND_BYTES)
 
@@ -252,8 +252,24 @@ class Connection(asyncio.BufferedProtocol):
         self._last_request_ms = self._now_ms()
         self._has_asked = True
         self._frame_began_ms = None
-        self._handle(header, frame)
+        if self._login is not None and self._is_repeated(self._login, header):
+            self._take_login(cast("Admission", self._admission), frame)
+        else:
+            self._handle(header, frame)
         return True
+
+    def _is_repeated(self, login: Admission, header: RequestHeader) -> bool:
+        """Whether a request begins another login, which it then may.
+
+        Raises:
+            RemoteProtocolError: The session has ended, and the request does not.
+        """
+        now_ms = self._now_ms()
+        if header.api_key == Api.SASL_HANDSHAKE:
+            self._admission = login.repeated(now_ms)
+        if self._admission is None and login.is_over(now_ms):
+            raise RemoteProtocolError("session has ended")
+        return self._admission is not None
 
     def _handle(self, header: RequestHeader, frame: memoryview) -> None:
         broker = self._all.broker
@@ -319,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
         if admission.user is not None:
             self.user = admission.user
             self._caller.principal = f"User:{admission.user}"
-            self._admission = None
+            self._admission, self._login = None, admission
 
     def _await(
         self,
@@ -433,7 +449,7 @@ class Connection(asyncio.BufferedProtocol):
             if now_ms - self._blocked_since_ms > options.send_timeout_ms:
                 return "client does not read its responses"
             return ""
-        if self._admission is not None and self._admission.is_overdue(now_ms - self._began_ms):
+        if self._admission is not None and self._admission.is_overdue(now_ms):
             return "not authenticated in time"
         if self._is_busy or self._waiting:
             return ""
