@@ -93,7 +93,7 @@ async def join(service: GroupService) -> Any:
 
 async def delayed(service: GroupService, action: Any) -> Any:
     """Wait for the response of a request, which is not encoded."""
-    waiting: Any = service.delayed(action, lambda found: found)  # type: ignore[arg-type,return-value]
+    waiting: Any = service.delayed(action, lambda found: found)  # type: ignore[arg-type,return-value]  # no bytes
     found = await waiting
     if isinstance(found, ErrorCode):
         raise RefusedError(found)

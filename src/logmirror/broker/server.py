@@ -49,6 +49,7 @@ from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from logmirror.broker.options import BrokerOptions
@@ -191,12 +192,7 @@ async def _serve(
         )
         connections = Connections(broker, max_connections)
         servers = [await accept(one, connections) for one in bound]
-        housekeeping = Housekeeping(topics, commits, cache, disk, others, broker.clock)
-        compactor = Compactor(
-            *(topics, commits, cache, disk, store, cleaners, others, broker.clock),
-            housekeeping.reconsider,
-        )
-        housekeeping.compactor = compactor
+        housekeeping, compactor = _background(broker, disk, cleaners)
         keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
         stop = _stop_on_signals(loop)
         if options.stop_with_stdin:
@@ -216,6 +212,17 @@ async def _serve(
         await transactions.stop()
         groups.stop()
         await topics.close()
+
+
+def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Housekeeping, Compactor]:
+    """Return what deletes and what compacts."""
+    topics, commits, cache, others = broker.topics, broker.commits, broker.cache, broker.executor
+    housekeeping = Housekeeping(topics, commits, cache, disk, others, broker.clock)
+    housekeeping.compactor = compactor = Compactor(
+        *(topics, commits, cache, disk, broker.store, cleaners, others, broker.clock),
+        housekeeping.reconsider,
+    )
+    return housekeeping, compactor
 
 
 def _collect_rarely() -> None:
