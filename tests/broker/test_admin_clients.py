@@ -31,7 +31,6 @@ from kit.judges.clients import Message, produce, rows_by_aiokafka, rows_by_librd
 from kit.judges.partition_client import PartitionClient
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
-from logmirror.broker.topic_configs import ONLY_IN_KAFKA, SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,17 +220,3 @@ def test_aiokafka_adds_partitions_and_deletes_records(embedded, topic_name):
         8,
         9,
     ]
-
-
-def test_the_settings_that_may_only_be_reset_are_those_of_apache_kafka(
-    kafka_392, kafka_431, topic_name
-):
-    names: set[str] = set()
-    for cluster in (kafka_392, kafka_431):
-        cluster.create_topic(topic_name)
-        admin = _admin(cluster)
-        resource = ConfigResource(ResourceType.TOPIC, topic_name)
-        [found] = admin.describe_configs([resource]).values()
-        names |= set(found.result(20))
-
-    assert names - set(SETTINGS) == ONLY_IN_KAFKA
