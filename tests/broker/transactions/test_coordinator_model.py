@@ -94,6 +94,8 @@ class Client:
     is_v2: bool
     transaction: int = 0
     sequences: dict[tuple[str, int], int] = field(default_factory=dict)
+    ending: bool | None = None
+    """The outcome that it has asked for. It asks for nothing else until it knows that it has it."""
 
     def renew(self, writer: Writer) -> None:
         """Continue with the next epoch or transaction."""
@@ -101,6 +103,7 @@ class Client:
             self.sequences.clear()
         self.writer = writer
         self.transaction += 1
+        self.ending = None
 
 
 class Transactions(RuleBasedStateMachine):
@@ -283,7 +286,7 @@ class Transactions(RuleBasedStateMachine):
     def add(self, which: int, partition: tuple[str, int], joins: bool) -> None:
         """A client adds a partition to its transaction, and may wait for the response."""
         client = self._client(which)
-        if client is None:
+        if client is None or client.ending is not None:
             return
         name, added = client.transactional_id, frozenset({partition})
         try:
@@ -300,7 +303,7 @@ class Transactions(RuleBasedStateMachine):
         Clients of version 1 are not protected from late batches: that is what version 2 is for.
         """
         client = self._client(which)
-        if client is None:
+        if client is None or client.ending is not None:
             return
         sequence = client.sequences.get(partition, 0)
         client.sequences[partition] = sequence + 1
@@ -339,6 +342,8 @@ class Transactions(RuleBasedStateMachine):
         client = self._client(which)
         if client is None:
             return
+        if client.ending is not None:
+            is_commit = client.ending
         tag = client.number, client.transaction
 
         def ended(writer: Writer) -> None:
@@ -358,6 +363,7 @@ class Transactions(RuleBasedStateMachine):
             )
         except RefusedTransactionError:
             return
+        client.ending = is_commit
         if write is not None:
             self._make(write, lambda write: ended(write.client), waits=waits)
             return
