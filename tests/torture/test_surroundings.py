@@ -1,6 +1,7 @@
-"""The S3 server and the proxy of the torture inject the faults that they are asked for.
+"""What surrounds the mirrors of the torture does what the trials need.
 
-Method: the product's S3 store against the server, plain sockets against the proxy.
+Method: the product's S3 store against the S3 server, plain sockets against the proxy, an embedded
+broker for the producer.
 """
 
 import contextlib
@@ -9,9 +10,14 @@ import threading
 
 import pytest
 
+from logmirror.cluster.client import LATEST, ClusterClient
+from logmirror.cluster.properties import connection_settings
 from logmirror.locations import S3Identity, S3Location
+from logmirror.model import TopicPartition
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.stores.s3 import S3Store
+from logmirror.torture.feeder import Feeder, end_of, number_of, read_topic
+from logmirror.torture.processes import Broker, wait
 from logmirror.torture.proxy import Proxy
 from logmirror.torture.s3_server import BUCKET, HOST, S3Server
 
@@ -106,3 +112,33 @@ def test_the_proxy_forwards_blocks_and_closes_connections():
                 proxy.cut()
                 with contextlib.suppress(ConnectionError):
                     assert client.recv(100) == b""
+
+
+def assert_all_is_known(source, feeder):
+    """No transaction is open, and a consumer sees what the producer calls acknowledged."""
+    for number in range(2):
+        rows = read_topic(source.address, "orders", number)
+        assert {row.offset: row for row in rows} == feeder.acknowledged[number]
+        where = TopicPartition("orders", number)
+        with ClusterClient(connection_settings(source.address)) as client:
+            ends = client.list_offsets([where], LATEST, read_committed=False)
+        assert end_of(source.address, "orders", number) == ends[where]
+        known = feeder.acknowledged[number] | feeder.aborted[number]
+        assert max(known) < ends[where]
+        numbers = [number_of(row) for row in known.values()]
+        assert min(numbers) > 0
+        assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.timeout(200)
+def test_the_producer_knows_which_records_are_committed_and_which_aborted(tmp_path):
+    with Broker(tmp_path / "source", HOST) as source:
+        with Feeder(source.address, "orders", 2, seed=3) as feeder:
+            feeder.transacts = True
+            assert wait(lambda: feeder.aborted[0] and feeder.acknowledged[1], 60_000)
+            feeder.pause()
+            written = feeder.count
+            assert_all_is_known(source, feeder)
+            feeder.resume()
+            assert wait(lambda: feeder.count > written, 60_000)
+        assert_all_is_known(source, feeder)

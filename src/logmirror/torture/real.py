@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logmirror.torture.session import RealResult
 
 _FINISH_MS: Final = 120_000
-_TRANSACTIONS: Final = 0.3
+_TRANSACTIONS: Final = 0.2
 """Share of the trials in which the source gets transactions. A mirror that is killed while it fills
 their offset gaps in a cluster delays the next one by some 18 seconds (`to_kafka.gap_leases`)."""
 

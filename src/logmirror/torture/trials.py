@@ -30,7 +30,12 @@ _NEVER_REACHED: Final = (
     "head.",  # the source begins at offset 0
     "hole.joined",  # the destination lets mirrors write markers
 )
-_NTH_MAX: Final = {"translate.owned": PARTITIONS, "hole.": 2}
+_NTH_MAX: Final = {
+    "translate.owned": PARTITIONS,  # once for each flow
+    "hole.": 2,
+    "plan.dispatch": 3,  # once for each follow window, the later of which last 10 s
+    "commit.": 3,
+}
 """How often a process reaches a failpoint in a trial, if that is seldom."""
 
 _NTH: Final = 6
