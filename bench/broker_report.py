@@ -62,6 +62,24 @@ def _opened(logs: list[tuple[str, dict]]) -> str:
     return table([*titles, "newest record after, s", "CPU-s to `listening`", "RSS, MiB"], rows)
 
 
+def groups_section(found: dict) -> str:
+    """Rebalances, from `broker_groups.py`."""
+    by_name = found["medians"]["rebalance"]
+    ours, kafka = by_name["logmirror"], by_name["Kafka"]
+    value = ours["all_s"] / kafka["all_s"]
+    reached = "reached" if value <= 2 else "**no**"
+    groups, members = found["groups"], found["members"]
+    title = f"rebalance of {groups:,} groups of {members}, part of Kafka's time"
+    goal = table(["goal", "measured", "goal", ""], [[title, f"{value:.2f}", "at most 2", reached]])
+    keys = ("all_s", "median_s", "broker_cpu_s", "client_cpu_s")
+    rows = [
+        [name, *(f"{each[key]:.2f}" for key in keys), f"{each['rss_mib']:.0f}"]
+        for name, each in by_name.items()
+    ]
+    titles = ["", "all groups after, s", "half of them after, s", "CPU-s of the broker"]
+    return goal + "\n\n" + table([*titles, "CPU-s of the clients", "RSS, MiB"], rows)
+
+
 def load_section(found: dict) -> str:
     """Throughput and delay, from `broker_load.py`."""
     medians = found["medians"]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from broker_report import load_section, start_section  # noqa: E402  # after the path is set
+from broker_report import groups_section, load_section, start_section  # noqa: E402  # after the path is set
 from forward_report import sections, table  # noqa: E402  # as above
 
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
@@ -207,6 +207,15 @@ librdkafka, from the send to the arrival. Medians over the rounds.
 
 {load_section(found["load"])}
 
+## Embedded broker: consumer groups
+
+Every member of every group joins again with a changed subscription, at the same time, until the \
+last one has its assignment (classic protocol). Each member has a connection of its own, so the \
+number of groups depends on the limit of open files. Both brokers have \
+`group.initial.rebalance.delay.ms=0`, and defaults otherwise. Medians over the rounds.
+
+{groups_section(found["groups"])}
+
 ## Kernels
 
 {kernel_table(found["kernels"]["lines"])}
@@ -229,6 +238,7 @@ def main() -> None:
         "snapshots": run("snapshots.py"),
         "broker": run("broker_start.py", "--rounds", options.rounds),
         "load": run("broker_load.py", "--rounds", options.rounds),
+        "groups": run("broker_groups.py"),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
     }
     PAGE.write_text(page(found, load_before))
