@@ -21,7 +21,7 @@ from kit.judges.gaps import COMPACTED, Writer, log_bounds, look, look_at_all, pl
 from kit.judges.partition_client import PartitionClient
 from kit.runs.cleaning import clean, start_cleaning, stop_cleaning
 from kit.runs.commands import BrokerCommand, write_config
-from kit.runs.inline_run import mirror_to_cluster
+from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.runs.stopping_run import StoppingRun
 from kit.servers.apache import VERSIONS
 from logmirror.clock import SYSTEM_CLOCK
@@ -68,7 +68,7 @@ def test_markers_of_a_paused_writer_are_refused(brokers, client, kind, topic_nam
         monkeypatch.setattr(
             writer, "_confirm_end", lambda _partition, _first, verified_ms, _: verified_ms
         )
-        monkeypatch.setattr(writer._leases, "acquire", lambda _partition, _first: None)  # noqa: SLF001  # the second of two guards is what is tested
+        monkeypatch.setattr(writer._leases, "acquire", lambda *_: gap_leases._UNOFFERED)  # noqa: SLF001  # the second of two guards is what is tested
     other.fill(partition, 0, 2, **NAME, verified_ms=verified_ms + 1500)
 
     with pytest.raises(PositionMovedError) as caught:
@@ -86,10 +86,14 @@ def test_the_second_of_two_running_writers_finds_the_gap_filled(brokers, client,
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     verified_ms = SYSTEM_CLOCK.monotonic_ms() - 50
-    GapWriter(client).fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
+    one, other = GapWriter(client), GapWriter(client)
+    one.fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
+    held = other.fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
+    assert (held.end, held.hold.is_own) == (0, False), "the driver reads the log end after a wait"
+    one.release()
 
     with pytest.raises(PositionMovedError) as caught:
-        GapWriter(client).fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
+        other.fill(partition, 0, 2, **NAME, verified_ms=verified_ms)
 
     assert (caught.value.facts["expected"], caught.value.facts["found"]) == (0, 2)
     assert end_of(client, partition) == 2
@@ -98,10 +102,23 @@ def test_the_second_of_two_running_writers_finds_the_gap_filled(brokers, client,
 ROUNDS = 8
 
 
+def fill_with_waits(client, writer, partition, first, end):
+    """As the driver does: wait, read the log end, and try again if it has not moved."""
+    hold = None
+    while (
+        filled := writer.fill(partition, first, end, **NAME, verified_ms=0, hold=hold)
+    ).hold is not None:
+        hold = filled.hold
+        time.sleep(hold.wait_ms / 1000)
+        if end_of(client, partition) != first:
+            raise PositionMovedError("as the driver finds it")
+
+
 @pytest.mark.parametrize("kind", VERSIONS)
 def test_one_of_two_concurrent_writers_fills_a_gap(brokers, kind, topic_name, monkeypatch):
     monkeypatch.setattr(gap_leases, "SEND_DEADLINE_MS", 500)
     monkeypatch.setattr(gap_leases, "QUIESCE_MS", 2000)
+    monkeypatch.setattr(gap_leases, "LEASE_TIMEOUT_MS", 3000)
     settings = connection_settings(brokers[kind].bootstrap, {})
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
@@ -113,7 +130,7 @@ def test_one_of_two_concurrent_writers_fills_a_gap(brokers, kind, topic_name, mo
             for number in range(ROUNDS):
                 together.wait()
                 try:
-                    writer.fill(partition, 3 * number, 3 * number + 3, **NAME, verified_ms=0)
+                    fill_with_waits(client, writer, partition, 3 * number, 3 * number + 3)
                 except PositionMovedError:
                     moved.append(number)
                 writer.release()
@@ -127,23 +144,29 @@ def test_one_of_two_concurrent_writers_fills_a_gap(brokers, kind, topic_name, mo
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_the_gaps_of_a_silent_owner_are_taken_over_after_its_timeout(
+def test_the_gaps_of_a_silent_owner_are_taken_over_after_two_waits(
     brokers, client, kind, topic_name, monkeypatch
 ):
-    monkeypatch.setattr(gap_leases, "LEASE_TIMEOUT_MS", 600)
-    monkeypatch.setattr(gap_leases, "QUIESCE_MS", 400)
     brokers[kind].create_topic(topic_name)
     partition = TopicPartition(topic_name, 0)
     silent, other, third = (GapWriter(client) for _ in range(3))
     silent.fill(partition, 0, 2, **NAME, verified_ms=0)
 
     begun_s = time.monotonic()
-    other.fill(partition, 2, 4, **NAME, verified_ms=0)
-    assert time.monotonic() - begun_s > 1
+    first = other.fill(partition, 2, 4, **NAME, verified_ms=0)
+    again = other.fill(partition, 2, 4, **NAME, verified_ms=0)
+    second = third.fill(partition, 2, 4, **NAME, verified_ms=0, hold=first.hold)
+    assert time.monotonic() - begun_s < gap_leases.LEASE_TIMEOUT_MS / 1000, "the caller waits"
+    assert (first.end, first.hold.wait_ms) == (2, gap_leases.LEASE_TIMEOUT_MS)
+    assert again == first, "without the hold, the wait begins again"
+    assert (second.end, second.hold.wait_ms) == (2, gap_leases.QUIESCE_MS)
+    assert (first.hold.is_own, second.hold.is_own) == (False, True)
+    third.release()
+    assert end_of(client, partition) == 2
+
+    assert other.fill(partition, 2, 4, **NAME, verified_ms=0, hold=second.hold).end == 4
     other.release()
-    begun_s = time.monotonic()
-    third.fill(partition, 4, 6, **NAME, verified_ms=0)
-    assert time.monotonic() - begun_s < 1, "it was released"
+    assert third.fill(partition, 4, 6, **NAME, verified_ms=0).end == 6, "it was released"
 
     monkeypatch.setattr(gap_leases, "_CONFIRM_EVERY_MS", 0)
     with pytest.raises(PositionMovedError) as caught:
@@ -152,6 +175,42 @@ def test_the_gaps_of_a_silent_owner_are_taken_over_after_its_timeout(
     silent.release()
     third.fill(partition, 6, 8, **NAME, verified_ms=0)
     assert end_of(client, partition) == 8
+
+
+def test_only_the_flow_whose_lease_a_dead_process_holds_waits_for_it(brokers, tmp_path):
+    """Neither the other partition of its lane nor a stop waits."""
+    source, destination, topic = brokers["4.3.1"], brokers["3.9.2"], "lease-of-the-dead"
+    source.create_topic(topic, partitions=2)
+    transactional = Writer(source.bootstrap, topic, transactional_id=topic)
+    for number in range(2):
+        transactional.begin()
+        transactional.send(plain_messages(5, seed=number))
+        transactional.end(commit=True)
+    mirror = mirror_to_cluster(topic, source.bootstrap, destination.bootstrap)
+    config = write_config(tmp_path / "config.json", mirror)
+    with StoppingRun(config, "hole.marked", 1, folder=tmp_path) as dead:
+        dead.wait_until_stopped()
+        dead.signal(signal.SIGKILL)
+    stands = log_bounds(destination.bootstrap, topic, 0)
+    assert stands == (0, 6), "the marker behind the first transaction; the lease is held"
+
+    with InlineRun(config, folder=tmp_path) as waiting:
+        for number in range(1, 4):
+            Writer(source.bootstrap, topic, 1).send(plain_messages(10, seed=number))
+            wait_for_end(destination.bootstrap, topic, 10 * number, partition=1)
+        assert "may still write into the next offset gap" in waiting.text
+        waiting.signal(signal.SIGTERM)
+        assert waiting.wait() == 0, waiting.text
+    stood = log_bounds(destination.bootstrap, topic, 0)
+    assert stood == (0, 11), "the records before the next marker; nothing waited for the lease"
+
+    finished = run_now(config)
+    assert finished.returncode == 0, finished.stdout
+    truth, found = look_at_all(
+        functools.partial(look, broker.tools, broker.bootstrap, topic, 2)
+        for broker in (source, destination)
+    )
+    assert found == truth
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
@@ -249,7 +308,7 @@ def test_batches_in_flight_before_a_fence_are_refused_after_it(brokers, client, 
     assert not writer.fill(partition, 5, 8, **NAME, verified_ms=0).fenced
     assert write(2, epoch=0, sequence=5) == (0, 8), "most gaps leave the data's sequence alone"
 
-    assert writer.fill(partition, 10, 13, **NAME, verified_ms=0, new_epoch=1) == (13, True)
+    assert writer.fill(partition, 10, 13, **NAME, verified_ms=0, new_epoch=1)[:2] == (13, True)
 
     assert write(7, epoch=0, sequence=7)[0] == 47
     assert end_of(client, partition) == 13

@@ -65,6 +65,19 @@ class Lease:
         self._coordinator = Coordinator(router, transactional_id, TRANSACTION)
         self._own: Owner | None = None
 
+    @property
+    def own(self) -> Owner | None:
+        """This process as the owner; None: the lease was not acquired, or is released."""
+        return self._own
+
+    def resume(self, own: Owner) -> None:
+        """Continue a lease that another object of the same flow has acquired; sends no request.
+
+        Args:
+            own: Its `own`; `check` compares it with the cluster's owner.
+        """
+        self._own = own
+
     @staticmethod
     def is_offered(versions: dict[int, tuple[int, int]]) -> bool:
         """Whether a broker with these API versions supports leases (Apache Kafka 3.0)."""

@@ -18,7 +18,7 @@ from logmirror.mirror.ports import ArchiveSpec, DestinationSpec, FlowId
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from logmirror.mirror.ports import Begun, SliceResult, Start
+    from logmirror.mirror.ports import Begun, Hold, SliceResult, Start
 
 SLICE_BYTES: Final = 256 << 20
 """A slice stops at the first object boundary after this many bytes: about one second of work. A
@@ -169,6 +169,11 @@ class FlowState:
     in_flight_max: int = 1
     """See `Work.in_flight_max`."""
 
+    hold: Hold | None = None
+    """What the flow has waited for at `hold_position`. None: nothing."""
+
+    hold_position: int = -1
+
     @property
     def end(self) -> int:
         """One past the last offset to copy now: the lower of source end and target."""
@@ -254,25 +259,32 @@ class FlowState:
         self._enter(Event.OUTDATED)
         self.topic_id, self.leader_epoch = topic_id, -1
 
-    def failed(self, now_ms: int) -> int:
+    def held_at(self, position: int) -> Hold | None:
+        """Return what the flow has waited for, if its next slice begins where that one ended."""
+        return self.hold if position == self.hold_position else None
+
+    def failed(self, now_ms: int, hold: Hold | None = None) -> int:
         """A request or a slice failed with a retriable error.
 
         Args:
             now_ms: Monotonic time.
+            hold: What the flow must wait for at least.
 
         Returns:
             How long the flow backs off, in milliseconds.
         """
         self._enter(Event.FAILED)
         self.failures += 1
-        wait_ms = backoff_ms(self.failures)
+        wait_ms = max(backoff_ms(self.failures), hold.wait_ms if hold else 0)
+        if hold is not None:
+            self.hold, self.hold_position = hold, self.position
         self.retry_at_ms = now_ms + wait_ms
         return wait_ms
 
     def committed(self) -> None:
         """All results of a tick were committed without an error."""
         self._enter(Event.COMMITTED)
-        self.failures, self.retry_at_ms = 0, 0
+        self.failures, self.retry_at_ms, self.hold = 0, 0, None
 
     def compared(self, source_epoch: int, leader_epoch: int, *, is_proven: bool) -> None:
         """Leader epochs were compared after an election at the source.

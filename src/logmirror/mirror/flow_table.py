@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.observer import Observer
-    from logmirror.mirror.ports import FlowId
+    from logmirror.mirror.ports import FlowId, Hold
     from logmirror.mirror.source_views import MirrorSpec
     from logmirror.mirror.stopped import StoppedMirrors
 
@@ -115,15 +115,16 @@ class FlowTable:
             if state.target is None:
                 state.target = max(state.source_end, state.position)
 
-    def fail(self, state: FlowState, error: LogmirrorError) -> None:
+    def fail(self, state: FlowState, error: LogmirrorError, hold: Hold | None = None) -> None:
         """Make a flow back off, or stop its mirror if the error is not retriable.
 
-        A flow with a target gives up after `ATTEMPTS_UNTIL_NOW` consecutive failures.
+        A hold lengthens the back-off. A flow with a target gives up after `ATTEMPTS_UNTIL_NOW`
+        consecutive failures.
         """
         if not isinstance(error, RETRIABLE):
             self.stop_mirror(state.flow.mirror, error, state.flow)
             return
-        wait_ms = state.failed(self._clock.monotonic_ms())
+        wait_ms = state.failed(self._clock.monotonic_ms(), hold)
         if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
             self.stop_mirror(state.flow.mirror, error, state.flow)
             return

@@ -207,6 +207,23 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Clusters only: an earlier process may still write markers into an offset gap.
+
+    The flow waits, reads its position again, and continues with this if it has not moved.
+    """
+
+    wait_ms: int
+    """How long to wait, in milliseconds."""
+
+    owner: tuple[int, int, bool] | None
+    """Who has the lease on the gap: `cluster.lease.Owner`. None: there are no leases."""
+
+    is_own: bool
+    """Whether that is this flow, which took the lease from the earlier process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A slice with everything that an executor needs to run it."""
 
@@ -229,6 +246,9 @@ class Work:
 
     in_flight_max: int = 1
     """Clusters only: how many batches may be in flight before the first response."""
+
+    hold: Hold | None = None
+    """Clusters only: the hold with which the previous slice ended at `slice.first`."""
 
     window_ms: int = 0
     """Follow window in milliseconds: how long to keep polling after `slice.end` is reached."""
@@ -345,6 +365,9 @@ class SliceResult:
 
     in_flight_max: int = 1
     """For the slice that continues this one; see `Work.in_flight_max`."""
+
+    hold: Hold | None = None
+    """What the flow must wait for, with an `error` that describes it. None: nothing."""
 
     peak_bytes: int = 0
     """Peak resident memory of the process that ran the slice, in bytes. 0: unknown."""

@@ -236,6 +236,7 @@ class Tick:
             tail_checked=state.tail_checked,
             fenced=state.fenced,
             in_flight_max=state.in_flight_max,
+            hold=state.held_at(planned.slice.first),
             window_ms=window_ms,
             memory_bytes=memory_bytes,
         )
@@ -331,7 +332,7 @@ class Tick:
         if isinstance(error, PositionMovedError):
             self._observer.conflict(flow)
         else:
-            self._table.fail(state, error)
+            self._table.fail(state, error, results[-1].hold)
 
     def _longer_window_ms(self) -> int:
         """Double the follow window, unless a flow into an archive or a failed flow waits for it."""

@@ -11,18 +11,23 @@ Invariants:
    reads the log end after that. `QUIESCE_MS` is longer than the deadline of rule 1 and the time
    that bytes may stay in a kernel together.
 3. A live owner keeps its lease. It is taken only if the log has not moved for `LEASE_TIMEOUT_MS`,
-   which is longer than an owner may wait by rule 2. So two running processes cannot take it from
-   each other forever.
+   which is longer than an owner may wait by rule 2. Each further owner makes the wait twice as long. So
+   two running processes cannot take it from each other forever.
 4. The lease is released when a slice ends, with nothing in flight. The next owner does not wait.
+5. Nothing waits here. `acquire` returns a `Hold`: the slice ends, the driver makes the flow wait,
+   reads the log end again, and hands the hold to the flow's next slice. Other flows do not wait.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logmirror.cluster.lease import Owner
 from logmirror.errors import FencedError, LogmirrorError, PositionMovedError
+from logmirror.mirror.ports import Hold
 from logmirror.to_kafka.idempotence import QUIESCE_MS, SEND_DEADLINE_MS
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
     from logmirror.model import TopicPartition
 
 LEASE_TIMEOUT_MS: Final = QUIESCE_MS + 2_500
-_POLL_MS: Final = 100
+_TIMEOUT_MS_MAX: Final = 8 * LEASE_TIMEOUT_MS
 _CONFIRM_EVERY_MS: Final = SEND_DEADLINE_MS // 3
 
 
@@ -43,8 +48,11 @@ class GapLease(NamedTuple):
 
     since_ms: int
     """When the markers of other processes could no longer arrive."""
-    until_ms: int
-    """The deadline for sending markers."""
+    until_ms: int | None
+    """The deadline for sending markers. None: there is none."""
+
+
+_UNOFFERED: Final = GapLease(sys.maxsize, None)
 
 
 @dataclass(slots=True)
@@ -75,15 +83,17 @@ class GapLeases:
         self._is_offered: bool | None = None
         self._held: dict[TopicPartition, _Held] = {}
 
-    def acquire(self, partition: TopicPartition, first: int) -> GapLease | None:
-        """Acquire the lease on a partition, or confirm it; waits if another process holds it.
+    def acquire(self, partition: TopicPartition, hold: Hold | None = None) -> GapLease | Hold:
+        """Acquire the lease on a partition, or confirm it.
 
         Args:
             partition: A partition of the destination.
-            first: Its log end offset, where the gap begins.
+            hold: The hold with which the flow's previous slice ended, if the wait is over and the
+                log has not moved since. None otherwise.
 
         Returns:
-            The lease. None if the brokers do not support leases (before Apache Kafka 3.0): then two
+            The lease; or a hold if another process may still act on its lease. If the brokers do
+            not support leases (before Apache Kafka 3.0), the lease has no deadline: then two
             running processes can fill the same gap.
 
         Raises:
@@ -94,10 +104,13 @@ class GapLeases:
         if self._is_offered is None:
             self._is_offered = self._client.has_leases()
         if not self._is_offered:
-            return None
+            return _UNOFFERED
         held = self._held.get(partition)
         if held is None:
-            held = self._held[partition] = self._take(partition, first)
+            taken = self._take(partition, hold)
+            if isinstance(taken, Hold):
+                return taken
+            held = self._held[partition] = taken
         now_ms = self._clock.monotonic_ms()
         if now_ms > held.confirmed_ms + _CONFIRM_EVERY_MS:
             try:
@@ -108,6 +121,11 @@ class GapLeases:
             held.confirmed_ms = now_ms
         return GapLease(held.since_ms, held.confirmed_ms + SEND_DEADLINE_MS)
 
+    def hold(self, partition: TopicPartition) -> Hold:
+        """Keep the lease while a request of this process may still arrive: it is not released."""
+        held = self._held.pop(partition, None)
+        return Hold(wait_ms=QUIESCE_MS, owner=held.lease.own if held else None, is_own=True)
+
     def release(self) -> None:
         """Release all leases; one that cannot be released times out for its next owner."""
         held, self._held = self._held, {}
@@ -115,26 +133,21 @@ class GapLeases:
             with contextlib.suppress(LogmirrorError):
                 each.lease.release()
 
-    def _take(self, partition: TopicPartition, first: int) -> _Held:
+    def _take(self, partition: TopicPartition, hold: Hold | None) -> _Held | Hold:
         lease = self._client.lease(self._transactional_id(partition))
-        owner = lease.owner()
-        if owner is not None and owner.is_holding:
-            until_ms = self._clock.monotonic_ms() + LEASE_TIMEOUT_MS
-            while (now := lease.owner()) == owner and self._clock.monotonic_ms() < until_ms:
-                self._check_end(partition, first)
-                self._clock.sleep_ms(_POLL_MS)
-            if now != owner and now is not None and now.is_holding:
-                raise _moved()
-            owner = now
         asked_ms = self._clock.monotonic_ms()
-        if not lease.acquire(owner):
-            self._clock.sleep_ms(QUIESCE_MS)
-        return _Held(lease, self._clock.monotonic_ms(), asked_ms)
-
-    def _check_end(self, partition: TopicPartition, first: int) -> None:
-        found = self._client.log_ends([partition])[partition].end_offset
-        if found != first:
-            raise _moved(expected=first, found=found)
+        owner = lease.owner()
+        seen = Owner(*hold.owner) if hold and hold.owner else None
+        if owner is not None and owner == seen and hold and hold.is_own:
+            lease.resume(owner)
+            return _Held(lease, self._clock.monotonic_ms(), asked_ms)
+        if owner is not None and owner.is_holding and owner != seen:
+            wait_ms = min(2 * hold.wait_ms, _TIMEOUT_MS_MAX) if seen and hold else LEASE_TIMEOUT_MS
+            return Hold(wait_ms=max(wait_ms, LEASE_TIMEOUT_MS), owner=owner, is_own=False)
+        asked_ms = self._clock.monotonic_ms()
+        if lease.acquire(owner):
+            return _Held(lease, self._clock.monotonic_ms(), asked_ms)
+        return Hold(wait_ms=QUIESCE_MS, owner=lease.own, is_own=True)
 
 
 def _moved(error: FencedError | None = None, **facts: object) -> PositionMovedError:

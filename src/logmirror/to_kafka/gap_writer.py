@@ -42,8 +42,9 @@ from logmirror.errors import (
     PositionMovedError,
     UnavailableError,
 )
+from logmirror.mirror.ports import Hold
 from logmirror.to_kafka.gap_leases import GapLeases
-from logmirror.to_kafka.idempotence import QUIESCE_MS, marker_producer_id
+from logmirror.to_kafka.idempotence import marker_producer_id
 from logmirror.wire.messages import CLUSTER_AUTHORIZATION_FAILED
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class Filled(NamedTuple):
     fenced: bool
     """Whether the leader refuses all batches of the data's producer with an older epoch."""
 
+    hold: Hold | None = None
+    """The gap cannot be continued before this wait is over; see `gap_leases`."""
+
 
 class GapWriter:
     """Fills offset gaps on one cluster. Not thread-safe."""
@@ -110,8 +114,9 @@ class GapWriter:
         producer: int,
         new_epoch: int | None = None,
         until_ms: int | None = None,
+        hold: Hold | None = None,
     ) -> Filled:
-        """Fill the offsets first..end-1, or the first of them: at least one step.
+        """Fill the offsets first..end-1, or the first of them: at least one step without a hold.
 
         Args:
             partition: A partition of the destination, with nothing in flight.
@@ -121,23 +126,27 @@ class GapWriter:
             producer: The producer ID of the data.
             new_epoch: The producer epoch of the data behind the gap; None for the current one.
             until_ms: Monotonic time at which no further step is begun; None: no limit.
+            hold: The hold with which the last call for this `first` has ended, once its wait is
+                over. None: there was none.
 
         Returns:
-            The log end, and whether the new epoch has begun. It has not if markers come from empty
-            transactions.
+            The log end; a hold if other requests for markers may still arrive; and whether the new
+            epoch has begun. It has not if markers come from empty transactions.
 
         Raises:
             PositionError: The log ends beyond the gap, see invariant 2.
             PositionMovedError: Another writer has continued the gap.
             UnavailableError: The gap could not be filled now; a part of it may be filled.
-            OutcomeUnknownError: A response was lost; read the log end.
         """
         if self._may_write_markers is None:
             self._may_write_markers = self._client.admin.may_write_markers()
         if self._may_write_markers:
             identities = _identities(producer, new_epoch)
-            reached = self._by_markers(partition, first, end, verified_ms, identities, until_ms)
-            return Filled(reached, self._may_write_markers and new_epoch is not None)
+            filled = self._by_markers(
+                partition, first, end, verified_ms, identities, until_ms, hold
+            )
+            has_begun = self._may_write_markers and new_epoch is not None and filled.end > first
+            return filled._replace(fenced=has_begun)
         return Filled(self._by_transactions(partition, first, end, until_ms), fenced=False)
 
     def release(self) -> None:
@@ -154,36 +163,38 @@ class GapWriter:
         verified_ms: int,
         identities: tuple[ProducerIdentity, ProducerIdentity],
         until_ms: int | None,
-    ) -> int:
+        hold: Hold | None,
+    ) -> Filled:
         while True:
             count = min(MARKERS_MAX, end - first)
-            lease = self._leases.acquire(partition, first)
+            lease = self._leases.acquire(partition, hold)
+            if isinstance(lease, Hold):
+                return Filled(first, fenced=False, hold=lease)
             verified_ms = self._confirm_end(partition, first, verified_ms, lease)
             epoch = self._epochs[partition] = self._epoch(partition, verified_ms)
             made = [TxnMarker(*identity, coordinator_epoch=epoch) for identity in identities]
             markers = {partition: made[:1] + made[1:] * (count - 1)}
-            send_until_ms = lease.until_ms if lease else None
-            responses = self._client.admin.write_txn_markers(markers, send_until_ms=send_until_ms)
+            responses = self._client.admin.write_txn_markers(markers, send_until_ms=lease.until_ms)
             error = responses[partition]
             failpoints.reach("hole.marked")
             if isinstance(error, OutcomeUnknownError):
                 # Not idempotent, and the broker may still process it. Wait, then read the log end.
-                self._clock.sleep_ms(QUIESCE_MS)
+                return Filled(first, fenced=False, hold=self._leases.hold(partition))
             if isinstance(error, FencedError):
                 raise self._overtaken(partition, identities, error)
             if error is not None and error.facts.get("code") == CLUSTER_AUTHORIZATION_FAILED:
                 self._may_write_markers = False  # nothing was written
-                return self._by_transactions(partition, first, end, until_ms)
+                return Filled(self._by_transactions(partition, first, end, until_ms), fenced=False)
             if error is not None:
                 raise error
             first += count
             identities = (identities[1], identities[1])  # the epoch has begun
             verified_ms = self._reach(partition, first, end)
             if self._is_over(first, end, until_ms):
-                return first
+                return Filled(first, fenced=False)
 
     def _confirm_end(
-        self, partition: TopicPartition, first: int, verified_ms: int, lease: GapLease | None
+        self, partition: TopicPartition, first: int, verified_ms: int, lease: GapLease
     ) -> int:
         """Make sure that the log still ends at `first`; return when that was.
 
@@ -191,7 +202,7 @@ class GapWriter:
         counts only if no other process can have filled the gap since the batch was sent.
         """
         read_ms = self._clock.monotonic_ms()
-        if lease and lease.since_ms < verified_ms and read_ms - verified_ms <= _FRESH_MS:
+        if lease.since_ms < verified_ms and read_ms - verified_ms <= _FRESH_MS:
             return verified_ms
         found = self._end_of(partition)
         if found != first:

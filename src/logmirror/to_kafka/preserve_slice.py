@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.errors import PositionError, PositionMovedError
+from logmirror.errors import PositionError, PositionMovedError, UnavailableError
 from logmirror.mirror.ports import Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
 from logmirror.source.gaps import GapLedger
@@ -13,7 +13,7 @@ from logmirror.source.partition import STALL_MS
 
 if TYPE_CHECKING:
     from logmirror.errors import LogmirrorError
-    from logmirror.mirror.ports import Work
+    from logmirror.mirror.ports import Hold, Work
     from logmirror.model import TopicPartition
     from logmirror.source.partition import KafkaSource
     from logmirror.to_kafka.partition_writer import PartitionWriter
@@ -125,6 +125,9 @@ class PreserveSlice(KafkaSlice):
     fenced: bool = False
     """See `Work.fenced`."""
 
+    hold: Hold | None = None
+    """See `SliceResult.hold`."""
+
     @property
     def next_offset(self) -> int:
         """The next offset to fetch."""
@@ -138,6 +141,18 @@ class PreserveSlice(KafkaSlice):
     def fail(self, error: LogmirrorError) -> None:
         """End the slice with an error; the first error counts."""
         self.writer.fail(error)
+
+    def hold_up(self, hold: Hold) -> None:
+        """End the slice before an offset gap that an earlier process may still fill."""
+        self.hold = hold
+        self.fail(
+            UnavailableError(
+                "an earlier process may still write into the next offset gap of this replica",
+                hint="it was killed in the middle of gaps, or it runs; the flow continues when "
+                "nothing that it sent can arrive any more",
+                wait_ms=hold.wait_ms,
+            )
+        )
 
     @property
     def is_done(self) -> bool:
@@ -173,5 +188,6 @@ class PreserveSlice(KafkaSlice):
             tail_checked=self.tail_checked,
             fenced=self.fenced,
             in_flight_max=writer.window(now_ms),
+            hold=self.hold,
             error=error,
         )

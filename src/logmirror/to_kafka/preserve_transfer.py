@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
     from logmirror.mirror.follow import FollowWindow
-    from logmirror.mirror.ports import SliceResult, Work
+    from logmirror.mirror.ports import Hold, SliceResult, Work
     from logmirror.source.column_types import Gate
     from logmirror.source.partition import Fetched, KafkaSource
     from logmirror.to_kafka.gap_writer import Filled
@@ -65,6 +65,7 @@ class GapWriter(Protocol):
         producer: int,
         new_epoch: int | None = None,
         until_ms: int | None = None,
+        hold: Hold | None = None,
     ) -> Filled:
         """Fill the offsets first..end-1; at the monotonic time `until_ms` begin no further step.
 
@@ -292,11 +293,14 @@ class PreserveTransfer:
             producer=copy.writer.producer,
             new_epoch=copy.new_epoch,
             until_ms=self._turn_end_ms(),
+            hold=copy.work.hold if first == copy.work.slice.first else None,
         )
         copy.fenced |= filled.fenced
         copy.writer.passed_gap(filled.end, at_ms, fenced=filled.fenced)
         failpoints.reach("hole.filled")
         _count_gaps(copy, known, first, filled.end)
+        if filled.hold is not None:
+            copy.hold_up(filled.hold)
         return filled.end == end
 
     def _send(self, copy: PreserveSlice, piece: Piece) -> None:

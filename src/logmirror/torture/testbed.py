@@ -96,8 +96,6 @@ class Testbed:
         if flow.destination == "Kafka":
             to: dict[str, object] = {"type": "kafka", "name": flow.name}
             to["bootstrap-servers"] = f"{HOST}:{self.target.port}"
-            # A lane of its own: flows of one lane wait together for a lease on an offset gap.
-            to["properties"] = {"client.id": flow.name}
             if flow.form == "translate":
                 to |= {"topic": _topic(flow), "offsets": "translate"}
             return mirror | {"destinations": [to]}
