@@ -11,8 +11,8 @@ Invariants:
    reads the log end after that. `QUIESCE_MS` is longer than the deadline of rule 1 and the time
    that bytes may stay in a kernel together.
 3. A live owner keeps its lease. It is taken only if the log has not moved for `LEASE_TIMEOUT_MS`,
-   which is longer than an owner may wait by rule 2. Each further owner makes the wait twice as long. So
-   two running processes cannot take it from each other forever.
+   which is longer than an owner may wait by rule 2. Each further owner makes the wait twice as
+   long. So two running processes cannot take it from each other forever.
 4. The lease is released when a slice ends, with nothing in flight. The next owner does not wait.
 5. Nothing waits here. `acquire` returns a `Hold`: the slice ends, the driver makes the flow wait,
    reads the log end again, and hands the hold to the flow's next slice. Other flows do not wait.
