@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import subprocess
 from pathlib import Path
 from typing import ClassVar, Final
 
 from kit.servers.apache import ApacheTools
-from kit.servers.machine import Process, cache_folder, program
+from kit.servers.machine import Process
 
 _SOURCE: Final = Path(__file__).with_name("CountWords.java")
 
@@ -28,27 +25,5 @@ class StreamsTools(ApacheTools):
             folder: Directory of its state and its log, which each start shares.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        command = self.java_command(
-            "CountWords",
-            bootstrap,
-            str(folder / "state"),
-            heap="256m",
-            jvm=("-XX:TieredStopAtLevel=1",),
-            log_level="WARN",
-        )
-        jars = command.index("-cp") + 1
-        command[jars] += f":{self._compiled()}"
+        command = self.application(_SOURCE, "CountWords", bootstrap, str(folder / "state"))
         return Process(command, log=folder / "streams.log")
-
-    def _compiled(self) -> Path:
-        """Return the folder of the compiled application; the first use compiles it."""
-        source = _SOURCE.read_bytes()
-        digest = hashlib.sha256(source + self.version.encode()).hexdigest()[:16]
-        home = cache_folder() / f"streams-application-{digest}"
-        home.mkdir(parents=True, exist_ok=True)
-        with (home / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may begin at once
-            if not (home / "CountWords.class").exists():
-                options = ["--release", "17", "-cp", f"{self.jars}/*", "-d", str(home)]
-                subprocess.run([program("javac"), *options, str(_SOURCE)], check=True, timeout=120)
-        return home

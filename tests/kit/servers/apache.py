@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import pytest
 
 from kit.servers.class_archives import archive_of
-from kit.servers.machine import Process, cache_folder, java, temporary_folder
+from kit.servers.machine import Process, cache_folder, java, program, temporary_folder
 from kit.servers.maven import copy_jars
 
 if TYPE_CHECKING:
@@ -152,6 +153,23 @@ class ApacheTools:
         options = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *jvm, log_option]
         options.append(f"-Djava.io.tmpdir={temporary_folder()}")  # native libraries are put there
         return [java(), *options, "-cp", f"{self.jars}/*", main_class, *arguments]
+
+    def application(self, source: Path, main_class: str, *arguments: str) -> list[str]:
+        """Return the command line of the tests' own Java program; the first use compiles it."""
+        digest = hashlib.sha256(source.read_bytes() + self.version.encode()).hexdigest()[:16]
+        home = cache_folder() / f"{self.name}-application-{digest}"
+        home.mkdir(parents=True, exist_ok=True)
+        with (home / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may begin at once
+            if not (home / "done").exists():
+                options = ["--release", "17", "-cp", f"{self.jars}/*", "-d", str(home)]
+                javac = program("javac", home_variable="JAVA_HOME")
+                subprocess.run([javac, *options, str(source)], check=True, timeout=120)
+                (home / "done").touch()
+        jvm = ("-XX:TieredStopAtLevel=1",)
+        command = self.java_command(main_class, *arguments, heap="256m", jvm=jvm, log_level="WARN")
+        command[command.index("-cp") + 1] += f":{home}"
+        return command
 
     def command(self, name: str, *arguments: str) -> list[str]:
         """Return the command line of a console tool; its options suit a short run."""
