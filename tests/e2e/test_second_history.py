@@ -226,3 +226,41 @@ def test_an_older_disk_stops_the_next_run(
     else:
         (name,) = [path.stem for path in (root / topic_name / "0").glob("*-*")]
         assert name == f"{0:020}-{9:020}"
+
+
+def test_records_where_the_last_objects_have_none_stop_the_next_run(
+    tmp_path: Path, topic_name: str
+) -> None:
+    """The archive ends in four objects of gaps; the source is put back, and written again."""
+    broker, root = BrokerCommand(tmp_path / "broker"), tmp_path / "archive"
+    data, older = tmp_path / "broker" / "data", tmp_path / "older"
+    mirror = archive_of(topic_name, broker.bootstrap, root, form="parquet", name=topic_name)
+    config = write_config(tmp_path / "mirror.yaml", mirror)
+    try:
+        broker.start().create_topic(topic_name)
+        produce(broker.bootstrap, topic_name, [f"A{n}" for n in range(6)], batch=3)
+        broker.kill()
+        shutil.copytree(data, older)
+        broker.start()
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
+        producer.init_transactions(60)
+        for _ in range(4):
+            producer.begin_transaction()
+            producer.produce(topic_name, b"aborted", partition=0)
+            producer.flush(60)
+            producer.abort_transaction(60)
+            result = run_now(config)
+            assert result.returncode == 0, result.stderr
+        broker.kill()
+        shutil.rmtree(data)
+        older.rename(data)
+        broker.start()
+        produce(broker.bootstrap, topic_name, [f"B{n}" for n in range(6, 20)], batch=7)
+
+        result = run_now(config)
+    finally:
+        broker.remove()
+
+    assert result.returncode == 69, result.stderr
+    assert "SourceWentBackwards" in result.stderr
+    assert "found: None" in result.stderr

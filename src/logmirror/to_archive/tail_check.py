@@ -34,12 +34,16 @@ if TYPE_CHECKING:
 _OBJECTS_READ: Final = 3
 """How many objects are read at most to find a record: an object may hold offset gaps alone."""
 
+_GAP_COMPARED: Final = 1_000
+"""How many of the last offsets are compared if none of these objects has a record."""
+
 
 def check_tail(work: Work, store: BlobStore, source: KafkaSource, decoder: RecordDecoder) -> None:
     """Compare the last archived record with the source's record of the same offset.
 
-    Nothing is compared if the source no longer has that offset, or if the last objects have no
-    records.
+    If the last objects have no records, the source must have none at the last offsets either,
+    because gaps only grow. Nothing is compared if the source no longer has the offset, or if a
+    snapshot is empty.
 
     Raises:
         PositionError: The source has another record, or none.
@@ -47,17 +51,24 @@ def check_tail(work: Work, store: BlobStore, source: KafkaSource, decoder: Recor
         CorruptionError: The object was changed after it was written.
     """
     flow, spec, found = work.slice.flow, work.archive, None
-    for each in _last_objects(work, store):
+    is_native = spec.extension == NATIVE
+    objects = _last_objects(work, store)
+    for each in objects:
         with read_errors(each.name):
             found = _last_row(store, flow.folder, each.name, spec)
         if found is not None:
             break
     if found is None:
+        if objects and spec.compaction is None:
+            first = max(objects[-1].first, work.slice.first - _GAP_COMPARED, source.log_start())
+            expected = rows(source, decoder, first, work.slice.first, with_aborted=is_native)
+            if expected.num_rows:
+                offset = expected["offset"][0].as_py()
+                raise _other_history(work, objects[0].name, offset=offset, found=None)
         return
     offset = found["offset"][0].as_py()
     if offset < source.log_start():
         return
-    is_native = spec.extension == NATIVE
     try:
         expected = rows(source, decoder, offset, offset + 1, with_aborted=is_native)
     except PositionError as error:
@@ -78,14 +89,18 @@ def check_tail(work: Work, store: BlobStore, source: KafkaSource, decoder: Recor
             snapshots=spec.compaction is not None,
             mirror_v3_before=OFFSET_MAX,
         )
-    raise PositionError(
+    raise _other_history(work, each.name, **differs)
+
+
+def _other_history(work: Work, name: str, **differs: object) -> PositionError:
+    return PositionError(
         "the last archived record is not what the source holds at its offset",
         hint="the source's log was truncated and written again (unclean leader election, or a "
         "restored disk), or this is another topic or cluster. The copy is kept, and nothing was "
         "written behind it; compare it with the source.",
         reason="SourceWentBackwards",
         position=work.slice.first,
-        name=each.name,
+        name=name,
         **differs,
     )
 
