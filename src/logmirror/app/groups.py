@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.cluster.client import EARLIEST
 from logmirror.cluster.groups import GroupOffset
-from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
-from logmirror.groups.offset_syncs import OffsetSyncs
-from logmirror.groups.translation import Log, Translated, preserved, translated
+from logmirror.groups.replicas import (
+    CONSUMERS,
+    NO_EPOCH,
+    Replica,
+    SyncReader,
+    described,
+    logs,
+    translation,
+)
+from logmirror.groups.target_sync import UNCHANGED, compared
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.source_views import check_partitions
 from logmirror.model import TopicPartition
@@ -39,17 +46,12 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.config.settings import Settings
     from logmirror.groups.offset_syncs import SyncIndex
+    from logmirror.groups.translation import Log
     from logmirror.mirror.source_views import MirrorSpec
-
-_CONSUMERS: Final = ("consumer", "")
-"""Protocol types of groups that commit offsets of their own topics."""
 
 _ACTIVE: Final = "the group has members at the destination; stop them first"
 _HAS_MEMBERS: Final = ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "GROUP_SUBSCRIBED_TO_TOPIC")
 """Refusals of a change while a group has members."""
-
-_NO_EPOCH: Final = -1
-"""Leader epochs of the source mean nothing at the destination: a consumer would loop on one."""
 
 _Wanted = dict["TopicPartition", Any]
 
@@ -71,27 +73,14 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
     return plans
 
 
-class _Copy(NamedTuple):
-    """A partition and its replica."""
-
-    mirror: str
-    source: TopicPartition
-    written: KafkaSpec
-
-    @property
-    def target(self) -> TopicPartition:
-        """The partition at the destination."""
-        return TopicPartition(self.written.topic, self.source.partition)
-
-
 class _Planning:
     """The requests of one plan."""
 
     def __init__(self, specs: Iterable[MirrorSpec], clients: Clients) -> None:
         self._clients = clients
-        self._decoder: RecordDecoder | None = None
+        self._decoder = RecordDecoder()
         self._count_until_ms = SYSTEM_CLOCK.monotonic_ms() + _COUNT_MS
-        self._links: dict[tuple[ConnectionSettings, str, ConnectionSettings], list[_Copy]] = (
+        self._links: dict[tuple[ConnectionSettings, str, ConnectionSettings], list[Replica]] = (
             defaultdict(list)
         )
         for spec in specs:
@@ -99,44 +88,47 @@ class _Planning:
             numbers = check_partitions(spec, clients(spec.source).topic(spec.topic))
             for name, one in written.items():
                 self._links[spec.source, name, one.cluster] += [
-                    _Copy(spec.name, TopicPartition(spec.topic, number), one) for number in numbers
+                    Replica(spec.name, TopicPartition(spec.topic, number), one)
+                    for number in numbers
                 ]
 
     def plans(self, groups: Collection[str]) -> Iterator[GroupPlan]:
         """Yield the plans by destination and group."""
         offsets: dict[ConnectionSettings, _Offsets] = {}
-        for (source, name, destination), copies in self._links.items():
+        for (source, name, destination), replicas in self._links.items():
             if source not in offsets:
                 offsets[source] = _committed(self._clients(source), groups)
             there = self._clients(destination)
             states = {listing.group: listing.state for listing in there.groups.listed()}
-            logs = _logs(there, {copy.target for copy in copies})
+            syncs = self._read_syncs(source, name, replicas)  # before the log ends
+            targets = {replica.target for replica in replicas}
+            topics = described(there, {one.topic for one in targets})
+            bounds = logs(there, topics, targets)
             cluster_id = there.cluster_id()
-            syncs = None
             for listing, committed in offsets[source].items():
-                mine = [copy for copy in copies if copy.source in committed]
-                if mine and syncs is None:
-                    syncs = self._read_syncs(source, name, copies)
-                if mine and syncs is not None:
-                    current = there.groups.offsets(listing.group, [copy.target for copy in mine])
-                    view = _View(self._clients(source), committed, current, logs, syncs)
+                mine = [replica for replica in replicas if replica.source in committed]
+                if mine:
+                    current = there.groups.offsets(
+                        listing.group, [replica.target for replica in mine]
+                    )
+                    view = _View(self._clients(source), committed, current, bounds, syncs)
                     yield GroupPlan(
                         group=listing.group,
                         destination=name,
                         cluster_id=cluster_id,
                         source_state=listing.state,
                         target_state=states.get(listing.group, ""),
-                        steps=tuple(self._step(copy, view) for copy in mine),
+                        steps=tuple(self._step(replica, view) for replica in mine),
                     )
 
-    def _step(self, copy: _Copy, view: _View) -> GroupStep:
-        committed, current = view.committed[copy.source], view.current[copy.target]
-        found = _translated(copy, view)
+    def _step(self, replica: Replica, view: _View) -> GroupStep:
+        committed, current = view.committed[replica.source], view.current[replica.target]
+        found = translation(replica, committed.offset, view.logs.get(replica.target), view.syncs)
         step = GroupStep(
-            mirror=copy.mirror,
-            topic=copy.source.topic,
-            partition=copy.source.partition,
-            target_topic=copy.written.topic,
+            mirror=replica.mirror,
+            topic=replica.source.topic,
+            partition=replica.source.partition,
+            target_topic=replica.written.topic,
             source_offset=committed.offset,
             target_offset=found.offset,
             current_offset=None if current is None else current.offset,
@@ -146,14 +138,13 @@ class _Planning:
         )
         if step.target_offset is None or found.read_again_from >= committed.offset:
             return step
-        count = self._count(view.source, copy.source, found.read_again_from, committed.offset)
+        count = self._count(view.source, replica.source, found.read_again_from, committed.offset)
         return replace(step, read_again=count)
 
     def _count(
         self, client: ClusterClient, partition: TopicPartition, first: int, end: int
     ) -> int | None:
         """Return how many visible records the source has in first..end-1; None: time is over."""
-        self._decoder = self._decoder or RecordDecoder()
         log = KafkaSource(client, partition, topic_id=None)
         start = client.list_offsets([partition], EARLIEST)[partition]
         found = 0
@@ -164,25 +155,14 @@ class _Planning:
         return found
 
     def _read_syncs(
-        self, source: ConnectionSettings, destination: str, copies: Iterable[_Copy]
-    ) -> dict[TopicPartition, SyncIndex]:
+        self, source: ConnectionSettings, destination: str, replicas: Iterable[Replica]
+    ) -> Mapping[TopicPartition, SyncIndex]:
         """Return the offset syncs of a destination; none if all its replicas keep their offsets."""
-        topic = syncs_topic(destination)
-        if topic is None or all(copy.written.offsets == "preserve" for copy in copies):
+        if all(replica.written.offsets == "preserve" for replica in replicas):
             return {}
-        client, where = self._clients(source), TopicPartition(topic, 0)
-        try:
-            start = client.list_offsets([where], EARLIEST)[where]
-        except NotFoundError:
-            return {}
-        end = client.list_offsets([where], LATEST)[where]
-        self._decoder = self._decoder or RecordDecoder()
-        found = OffsetSyncs()
-        for table, _ in chunks(
-            KafkaSource(client, where, topic_id=None), self._decoder, start, end
-        ):
-            found.add(table)
-        return found.indexes()
+        reader = SyncReader(self._clients(source), syncs_topic(destination), self._decoder)
+        reader.refresh()
+        return reader.indexes
 
 
 class _View(NamedTuple):
@@ -201,40 +181,13 @@ class _View(NamedTuple):
 _Offsets = dict["GroupListing", dict["TopicPartition", GroupOffset]]
 
 
-def _translated(copy: _Copy, view: _View) -> Translated:
-    offset, log = view.committed[copy.source].offset, view.logs.get(copy.target)
-    if log is None:
-        return Translated(None, offset, "the destination has no such partition")
-    if copy.written.offsets == "preserve":
-        return preserved(offset, log)
-    return translated(offset, log, view.syncs.get(copy.source))
-
-
 def _committed(client: ClusterClient, groups: Collection[str]) -> _Offsets:
     """Return all committed offsets of the groups of consumers."""
     return {
         listing: client.groups.all_offsets(listing.group)
         for listing in client.groups.listed()
-        if listing.protocol_type in _CONSUMERS and (not groups or listing.group in groups)
+        if listing.protocol_type in CONSUMERS and (not groups or listing.group in groups)
     }
-
-
-def _logs(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Log]:
-    """Return the bounds of the partitions that exist."""
-    by_name: dict[str, list[TopicPartition]] = defaultdict(list)
-    for partition in partitions:
-        by_name[partition.topic].append(partition)
-    found: dict[TopicPartition, Log] = {}
-    for topic, wanted in by_name.items():
-        try:
-            there = client.topic(topic).partitions
-        except NotFoundError:
-            continue
-        existing = [partition for partition in wanted if partition.partition in there]
-        starts = client.list_offsets(existing, EARLIEST)
-        ends = client.log_ends(existing)
-        found |= {one: Log(starts[one], ends[one].end_offset) for one in existing}
-    return found
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -301,13 +254,12 @@ def _apply(client: ClusterClient, plan: GroupPlan) -> list[GroupOutcome]:
         now = _offset(current[partition])
         if step.target_offset is None:
             reasons[partition] = step.reason
-        elif now is not None and now >= step.target_offset:
-            is_ahead = now > step.target_offset
-            reasons[partition] = "the destination is ahead" if is_ahead else "unchanged"
+        elif reason := compared(step.target_offset, now):
+            reasons[partition] = reason
         elif now != step.current_offset:
             reasons[partition] = "the group has committed since the plan was made"
         else:
-            due[partition] = GroupOffset(step.target_offset, _NO_EPOCH, step.metadata)
+            due[partition] = GroupOffset(step.target_offset, NO_EPOCH, step.metadata)
     reasons |= _refused(plan.group, due, client.groups.commit)
     found = client.groups.offsets(plan.group, wanted)
     return [
@@ -324,13 +276,13 @@ def _roll_back(client: ClusterClient, plan: GroupPlan) -> list[GroupOutcome]:
     reasons: dict[TopicPartition, str] = {}
     for partition, step in wanted.items():
         if _offset(current[partition]) == step.current_offset:
-            reasons[partition] = "unchanged"
+            reasons[partition] = UNCHANGED
         elif _offset(current[partition]) != step.target_offset:
             reasons[partition] = "the group has committed since the plan was applied"
         elif step.current_offset is None:
             new.append(partition)
         else:
-            before[partition] = GroupOffset(step.current_offset, _NO_EPOCH, step.current_metadata)
+            before[partition] = GroupOffset(step.current_offset, NO_EPOCH, step.current_metadata)
     reasons |= _refused(plan.group, before, client.groups.commit)
     reasons |= _refused(plan.group, dict.fromkeys(new), client.groups.delete_offsets)
     found = client.groups.offsets(plan.group, wanted)

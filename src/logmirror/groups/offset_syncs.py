@@ -55,6 +55,11 @@ class SyncIndex:
     def __len__(self) -> int:
         return len(self._upstream)
 
+    @property
+    def pairs(self) -> NDArray[np.int64]:
+        """Shape (n, 2): upstream and downstream."""
+        return np.column_stack((self._upstream, self._downstream))
+
     def at_or_before(self, offset: int) -> Sync | None:
         """Return the last pair at or before a source offset; None if all are later."""
         place = int(np.searchsorted(self._upstream, offset, side="right")) - 1
@@ -73,6 +78,7 @@ class OffsetSyncs:
     def __init__(self) -> None:
         self._parts: dict[TopicPartition, list[NDArray[np.int64]]] = defaultdict(list)
         self._known: dict[bytes, TopicPartition] = {}
+        self._indexes: dict[TopicPartition, SyncIndex] = {}
         self.skipped = 0
 
     def add(self, records: pa.Table) -> None:
@@ -108,7 +114,12 @@ class OffsetSyncs:
 
     def indexes(self) -> dict[TopicPartition, SyncIndex]:
         """Return the pairs by partition of the source."""
-        return {one: SyncIndex(np.concatenate(parts)) for one, parts in self._parts.items()}
+        for partition, parts in self._parts.items():
+            known = self._indexes.get(partition)
+            before = [] if known is None else [known.pairs]
+            self._indexes[partition] = SyncIndex(np.concatenate([*before, *parts]))
+        self._parts.clear()
+        return self._indexes
 
 
 def _pairs(values: pa.Array) -> NDArray[np.int64]:

@@ -1,0 +1,114 @@
+"""Which checkpoints are due: MirrorMaker 2's rule, with nothing forgotten at a restart.
+
+    translated positions -> `due` -> written and acknowledged -> `remember`
+    records of the checkpoints topic, at the start and from other processes -> `remember`
+
+A checkpoint is due if there is none, if the group went back at its source, or if its offset in the
+replica is higher. Anything else repeats the last checkpoint, or moves it back.
+
+Invariants:
+1. The offset of a checkpoint in the replica goes back only after the group went back at its source,
+   or if the replica no longer reaches the last checkpoint (KAFKA-15905).
+2. Only what the checkpoints topic has is remembered, in its order. A checkpoint whose write failed
+   is still due.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from logmirror.model import TopicPartition
+from logmirror.wire.mirrormaker import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Position(NamedTuple):
+    """Where a group is in one partition, in both clusters."""
+
+    upstream: int
+    """The committed offset at the source."""
+
+    downstream: int
+    """Its translation."""
+
+    metadata: str
+    """What was committed with the offset."""
+
+    end: int
+    """The log end offset of the replica."""
+
+
+class _Last(NamedTuple):
+    upstream: int | None
+    """None: the checkpoint could not be read, and only a committed offset is known."""
+
+    downstream: int
+
+
+class LastCheckpoints:
+    """The last checkpoint of each group and partition of the target."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[TopicPartition, _Last]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._last.values()))
+
+    def remember(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Add checkpoints that the topic has, in its order. The last of a partition counts."""
+        for group, topic, partition, upstream, downstream, _ in checkpoints:
+            self._last[group][TopicPartition(topic, partition)] = _Last(upstream, downstream)
+
+    def restore(self, group: str, committed: Mapping[TopicPartition, int]) -> None:
+        """Set a group's lower bounds if the checkpoints topic cannot be read.
+
+        Args:
+            group: The group.
+            committed: Its committed offsets at the target. Nothing below them becomes due, except
+                if the group goes back at its source from now on.
+        """
+        for partition, offset in committed.items():
+            self._last[group].setdefault(partition, _Last(None, offset))
+
+    def forget(self, topic: str) -> None:
+        """Forget the checkpoints of a topic of the target, which was created again."""
+        for partitions in self._last.values():
+            for partition in [one for one in partitions if one.topic == topic]:
+                del partitions[partition]
+
+    def due(self, group: str, positions: Mapping[TopicPartition, Position]) -> list[Checkpoint]:
+        """Return the checkpoints to write.
+
+        Args:
+            group: The group.
+            positions: By partition of the target.
+        """
+        known, found = self._last[group], []
+        for partition, position in positions.items():
+            last = known.get(partition)
+            if last is not None and last.upstream is None:
+                # From now on a rewind is seen as one.
+                last = known[partition] = _Last(position.upstream, last.downstream)
+            if _is_due(position, last):
+                upstream, downstream, metadata, _ = position
+                found.append(
+                    Checkpoint(
+                        group,
+                        partition.topic,
+                        partition.partition,
+                        upstream,
+                        downstream,
+                        metadata,
+                    )
+                )
+        return found
+
+
+def _is_due(position: Position, last: _Last | None) -> bool:
+    if last is None or position.downstream > last.downstream:
+        return True
+    is_rewind = last.upstream is not None and position.upstream < last.upstream
+    return is_rewind or last.downstream > position.end

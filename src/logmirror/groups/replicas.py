@@ -1,0 +1,143 @@
+"""The replicas of one source in one cluster, as far as groups need them: logs and offset syncs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.cluster.retry import NotFoundError
+from logmirror.groups.offset_syncs import OffsetSyncs
+from logmirror.groups.translation import Log, Translated, preserved, translated
+from logmirror.model import TopicPartition
+from logmirror.source.compare import chunks
+from logmirror.source.partition import FetchBuffer, KafkaSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.topology import TopicMetadata
+    from logmirror.groups.offset_syncs import SyncIndex
+    from logmirror.mirror.ports import KafkaSpec
+    from logmirror.wire.decode import RecordDecoder
+
+CONSUMERS: Final = ("consumer", "")
+"""Protocol types of groups that commit offsets of their own topics."""
+
+NO_EPOCH: Final = -1
+"""Leader epochs of the source mean nothing at the destination: a consumer would loop on one."""
+
+
+class Replica(NamedTuple):
+    """A partition and its replica."""
+
+    mirror: str
+    source: TopicPartition
+    written: KafkaSpec
+
+    @property
+    def target(self) -> TopicPartition:
+        """The partition at the destination."""
+        return TopicPartition(self.written.topic, self.source.partition)
+
+
+def translation(
+    replica: Replica, offset: int, log: Log | None, syncs: Mapping[TopicPartition, SyncIndex]
+) -> Translated:
+    """Return where a group continues in a replica.
+
+    Args:
+        replica: The replica.
+        offset: The group's committed offset at the source.
+        log: The bounds of the replica's log; None: there is no such partition.
+        syncs: The offset syncs by partition of the source.
+    """
+    if log is None:
+        return Translated(None, offset, "the destination has no such partition")
+    if replica.written.offsets == "preserve":
+        return preserved(offset, log)
+    return translated(offset, log, syncs.get(replica.source))
+
+
+def described(client: ClusterClient, names: Collection[str]) -> dict[str, TopicMetadata]:
+    """Describe the topics that exist, with one request if all do."""
+    try:
+        return client.describe_topics(names)
+    except NotFoundError:
+        found: dict[str, TopicMetadata] = {}
+        for name in names:
+            try:
+                found[name] = client.topic(name)
+            except NotFoundError:
+                continue
+        return found
+
+
+def logs(
+    client: ClusterClient,
+    topics: Mapping[str, TopicMetadata],
+    partitions: Collection[TopicPartition],
+) -> dict[TopicPartition, Log]:
+    """Return the bounds of the partitions that exist.
+
+    Args:
+        client: The destination.
+        topics: The topics that exist.
+        partitions: What is asked for.
+    """
+    existing = [
+        one
+        for one in partitions
+        if one.topic in topics and one.partition in topics[one.topic].partitions
+    ]
+    starts = client.list_offsets(existing, EARLIEST)
+    ends = client.log_ends(existing)
+    return {one: Log(starts[one], ends[one].end_offset) for one in existing}
+
+
+class SyncReader:
+    """Follows a topic of offset syncs.
+
+    Args:
+        client: The source.
+        topic: The topic's name; None: no topic can have it.
+        decoder: May be shared with other readers of the same thread.
+    """
+
+    def __init__(self, client: ClusterClient, topic: str | None, decoder: RecordDecoder) -> None:
+        self._client, self._decoder = client, decoder
+        self._where = None if topic is None else TopicPartition(topic, 0)
+        self._buffer = FetchBuffer()
+        self._syncs = OffsetSyncs()
+        self._topic_id: bytes | None = None
+        self._next = -1
+
+    @property
+    def indexes(self) -> Mapping[TopicPartition, SyncIndex]:
+        """The syncs by partition of the source, as of the last `refresh`."""
+        return self._syncs.indexes()
+
+    def refresh(self) -> bool:
+        """Read to the end of the topic; return whether there was anything new.
+
+        A missing topic has no syncs. What was read stays valid if the topic is deleted, because
+        each sync is about two records.
+
+        Raises:
+            LogmirrorError: The topic could not be read.
+        """
+        if self._where is None:
+            return False
+        try:
+            topic_id = self._client.topic(self._where.topic).topic_id
+        except NotFoundError:
+            return False
+        if self._next < 0 or topic_id != self._topic_id:
+            self._topic_id = topic_id
+            self._next = self._client.list_offsets([self._where], EARLIEST)[self._where]
+        end, first = self._client.list_offsets([self._where], LATEST)[self._where], self._next
+        log = KafkaSource(self._client, self._where, topic_id=topic_id, buffer=self._buffer)
+        for table, offset in chunks(log, self._decoder, first, end):
+            self._syncs.add(table)
+            self._next = offset
+        return self._next > first
