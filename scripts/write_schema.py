@@ -31,6 +31,7 @@ SECTIONS: Final = (
     ("Credentials", "`credentials`"),
     ("Identity", "`credentials.write`, `credentials.read`"),
     ("Column", "`keys`, `values`"),
+    ("Groups", "`mirrors[].groups`"),
     ("Flush", "`flush`"),
     ("Daily", "`flush.daily`"),
     ("SharedFilesystem", "`destination`, `type: filesystem`"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from logmirror.errors import UsageError
 
@@ -106,6 +106,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     settings: Settings,
     *,
     until_now: bool = False,
+    only: Literal["groups"] | None = None,
     stop: threading.Event | None = None,
     on_event: Callable[[Event], None] | None = None,
     on_progress: Callable[[RunProgress], None] | None = None,
@@ -125,6 +126,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     Args:
         settings: The configuration, from `load`.
         until_now: Replicate what is at the sources now, then return. False: run until stopped.
+        only: `groups`: only translate the groups of mirrors with `groups`, without Spark.
         stop: Set it from another thread to stop: what was seen is flushed, then `run` returns.
             Before replication has begun, it returns within seconds.
         on_event: Called with each event, in the thread in which it happens. Must return quickly:
@@ -135,8 +137,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
         spark_log: Write the output of Spark's JVM to this file.
         metrics_port: TCP port of `/metrics`, `/livez`, `/readyz` and `/status.json`, 1 to 65535.
             0: none.
-        metrics_port_required: Whether a port that cannot be opened is an error. False: it is
-            logged, and the run continues without it.
+        metrics_port_required: Whether a port that cannot be opened is an error, or only logged.
         metrics_host: IP address on which the port listens. "0.0.0.0": all of IPv4; "::": all.
         metrics_partitions: Whether there are metrics of single partitions, beside those of mirrors.
         heartbeat_ms: Interval of heartbeats in the log, level DEBUG, in milliseconds. 0: none.
@@ -155,6 +156,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     app.run(
         settings,
         until_now=until_now,
+        only=only,
         master=master,
         spark_log=spark_log,
         environment=ProcessEnvironment(

@@ -65,6 +65,14 @@ POINTS: Final = (
     "transaction.completed",  # broker: transaction complete, no response yet
 )
 
+GROUP_POINTS: Final = (
+    "groups.taken",  # earlier writers of checkpoints fenced, nothing read
+    "groups.sent",  # a batch of checkpoints or a heartbeat in flight
+    "groups.written",  # all acknowledged, transaction open
+    "groups.committed",  # transaction committed, offsets not yet committed at the target
+)
+"""The same for groups of consumers, which no flow waits for."""
+
 _reached: dict[str, int] = {}
 _listeners: list[Callable[[str], None]] = []
 

@@ -49,7 +49,7 @@ def test_each_metric_is_named_as_prometheus_wants_it_and_explained(metric):
     assert metric.unit.startswith("seconds") == ("_seconds" in metric.name)
     assert metric.unit == "seconds" or not metric.is_age
     assert metric.meaning.endswith(".")
-    assert set(metric.labels) <= {*FLOW, "trigger", "cause", "kind", "state"}
+    assert set(metric.labels) <= {*FLOW, "trigger", "cause", "kind", "state", "source"}
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
 

@@ -10,9 +10,10 @@ import functools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from logmirror.app.components import Clients, destinations
+from logmirror.app.group_service import groups_beside, run_groups
 from logmirror.app.specs import mirror_specs
 from logmirror.archive.naming import is_object_of
 from logmirror.clock import SYSTEM_CLOCK, new_writer_id
@@ -57,6 +58,7 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     settings: Settings,
     *,
     until_now: bool,
+    only: Literal["groups"] | None = None,
     master: str | None = None,
     spark_log: Path | None = None,
     environment: ProcessEnvironment,
@@ -72,6 +74,9 @@ def run(  # noqa: PLR0913  # one parameter for each thing a caller may set
     """
     request = StopRequest(stop)
     with handle_signals(request) if handles_signals else contextlib.nullcontext():
+        if only == "groups":
+            run_groups(settings, until_now=until_now, environment=environment, request=request)
+            return
         try:
             _run(
                 settings,
@@ -153,7 +158,7 @@ def _run(  # noqa: PLR0913  # what `run` was given
             memory_bytes=budget_bytes,
             observer=observer,
         )
-        with request.on_stop(service.stop):
+        with request.on_stop(service.stop), groups_beside(settings, recorder, once=until_now):
             service.run(until_now=until_now)
 
 

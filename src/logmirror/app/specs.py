@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError
+from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
 from logmirror.locations import FolderLocation, S3Identity, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec
@@ -29,6 +31,36 @@ def mirror_specs(settings: Settings) -> list[MirrorSpec]:
         UsageError: A connection property is unknown or wrong.
     """
     return [_mirror_spec(mirror, settings.limits) for mirror in settings.mirrors if mirror.enabled]
+
+
+def link_specs(settings: Settings) -> list[LinkSpec]:
+    """The groups that are translated: one link for each source, destination and `groups`.
+
+    Raises:
+        UsageError: A connection property is unknown or wrong.
+    """
+    groups = {mirror.name: mirror.groups for mirror in settings.mirrors}
+    links: dict[tuple[Any, ...], list[ReplicaSpec]] = defaultdict(list)
+    for spec in mirror_specs(settings):
+        wanted = groups[spec.name]
+        for name, written in spec.destinations:
+            if wanted is not None and isinstance(written, KafkaSpec):
+                replica = ReplicaSpec(spec.name, spec.topic, spec.partitions, written)
+                links[spec.source, wanted, written.cluster, name].append(replica)
+    return [
+        LinkSpec(
+            source=source,
+            source_alias=wanted.source_alias,
+            target=target,
+            destination=name,
+            replicas=tuple(replicas),
+            include=wanted.include,
+            exclude=wanted.exclude,
+            interval_ms=wanted.interval_ms,
+            commits=wanted.sync_group_offsets,
+        )
+        for (source, wanted, target, name), replicas in links.items()
+    ]
 
 
 def _mirror_spec(mirror: MirrorSettings, limits: Limits) -> MirrorSpec:

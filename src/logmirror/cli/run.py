@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,10 @@ def run(  # noqa: PLR0913  # one parameter for each option
     ] = None,
     spark_log: Annotated[
         Path | None, typer.Option(help="Write the output of Spark's JVM to this file.")
+    ] = None,
+    only: Annotated[
+        Literal["groups"] | None,
+        typer.Option(help="Translate consumer groups, and replicate nothing. Without Spark."),
     ] = None,
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "text",
@@ -51,6 +55,7 @@ def run(  # noqa: PLR0913  # one parameter for each option
         logmirror.run(
             settings,
             until_now=until_now,
+            only=only,
             on_progress=on_progress,
             master=master,
             spark_log=spark_log,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kafka.protocol.metadata import ApiVersionsRequest  # type: ignore[import-untyped]  # no py.typed
@@ -75,6 +76,14 @@ _UNPROVEN_HINT: Final = (
 )
 _UNSUPPORTED: Final = UNSUPPORTED_VERSION.to_bytes(2, "big")
 _INT: Final = struct.Struct(">i")
+
+
+@dataclass(slots=True)
+class ResponseMemo:
+    """The last response to one request that is sent again and again; see `Connection.call`."""
+
+    body: bytearray | None = None
+    response: Any = None
 
 
 class Connection:
@@ -183,6 +192,7 @@ class Connection:
         wait_ms: int = 0,
         writes: bool = False,
         send_until_ms: int | None = None,
+        memo: ResponseMemo | None = None,
     ) -> Any:  # noqa: ANN401  # untyped library
         """Send a kafka-python request and return its decoded response.
 
@@ -196,6 +206,8 @@ class Connection:
             writes: Whether the request changes something, so that its outcome is unknown after a
                 lost response.
             send_until_ms: Monotonic deadline for the last byte of the request.
+            memo: The last response to the same request. If the broker sends the same bytes, this
+                returns the same object, without decoding it again.
 
         Raises:
             UnavailableError: No response within `socket_timeout_ms`, or the connection broke; with
@@ -214,7 +226,7 @@ class Connection:
                 "not sent: the send deadline has passed", host=self.host, port=self.port
             )
         try:
-            response = self._exchange(request, version, deadline_ms, send_until_ms)
+            response = self._exchange(request, version, deadline_ms, send_until_ms, memo)
         except (UnavailableError, CorruptionError) as error:
             if not writes:
                 raise
@@ -378,9 +390,15 @@ class Connection:
         version: int,
         deadline_ms: int,
         send_until_ms: int | None = None,
+        memo: ResponseMemo | None = None,
     ) -> Any:  # noqa: ANN401  # untyped library
         frame = self._send_and_receive(request, version, deadline_ms, send_until_ms)
-        return self._decode(request, frame)
+        if memo is None:
+            return self._decode(request, frame)
+        body = frame[_SIZE_BYTES:]  # behind the correlation ID
+        if memo.body != body or _INT.unpack_from(frame)[0] != self._correlation_id:
+            memo.response, memo.body = self._decode(request, frame), body
+        return memo.response
 
     def _send_and_receive(
         self,

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
@@ -19,6 +20,7 @@ from kafka.protocol.consumer import (  # type: ignore[import-untyped]  # ships n
     OffsetFetchRequest,
 )
 
+from logmirror.cluster.connection import ResponseMemo
 from logmirror.cluster.coordinators import GROUP, Coordinator
 from logmirror.cluster.router import by_topic, read_entries
 from logmirror.errors import LogmirrorError
@@ -26,7 +28,7 @@ from logmirror.model import TopicPartition
 from logmirror.wire.messages import UNKNOWN_TOPIC_OR_PARTITION, api_error, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from logmirror.cluster.connection import Connection
     from logmirror.cluster.router import Router
@@ -36,6 +38,7 @@ _VERSION: Final = 7
 group."""
 
 
+_FETCH: Final = "could not read a group's offsets"
 _LIST: Final = "could not list the groups"
 _COMMIT: Final = "could not commit a group's offsets"
 _DELETE: Final = "could not delete a group's offsets"
@@ -110,19 +113,12 @@ class Groups:
 
         def attempt(connection: Connection) -> dict[TopicPartition, GroupOffset]:
             request = OffsetFetchRequest(group_id=group, topics=entities, require_stable=True)
-            response = connection.call(request, low=_VERSION, high=_VERSION)
-            if response.error_code:
-                raise api_error(response.error_code, action="could not read a group's offsets")
-            found = read_entries(_entries(response), _offset_of, "could not read a group's offsets")
-            offsets: dict[TopicPartition, GroupOffset] = {}
-            for partition, offset in found.items():
-                if isinstance(offset, LogmirrorError):
-                    raise offset
-                if offset is not None:
-                    offsets[partition] = offset
-            return offsets
+            found = _committed(connection.call(request, low=_VERSION, high=_VERSION))
+            for error in found.errors.values():
+                raise error
+            return dict(found.offsets)
 
-        return self._coordinated(group, attempt, "could not read a group's offsets")
+        return self._coordinated(group, attempt, _FETCH)
 
     def listed(self) -> list[GroupListing]:
         """List the groups that this user may describe, by name.
@@ -203,8 +199,82 @@ class Groups:
 
         return self._coordinated(group, attempt, _DELETE)
 
+    def followed(self) -> CommittedOffsets:
+        """Return a reader for groups whose offsets are read again and again."""
+        return CommittedOffsets(self._router)
+
     def _coordinated(self, group: str, attempt: Callable[[Connection], _T], action: str) -> _T:
         return Coordinator(self._router, group, GROUP).run(attempt, action, group=group)
+
+
+class ReadOffsets(NamedTuple):
+    """All committed offsets of one group."""
+
+    offsets: Mapping[TopicPartition, GroupOffset]
+    errors: Mapping[TopicPartition, LogmirrorError]
+    """Partitions whose offset could not be read: no permission, or a transaction with an offset
+    commit is open (KIP-447)."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    coordinator: Coordinator
+    memo: ResponseMemo = field(default_factory=ResponseMemo)
+    response: Any = None
+    found: ReadOffsets | None = None
+
+
+class CommittedOffsets:
+    """All committed offsets of groups that are read again and again. Not thread-safe.
+
+    One request per group and read. A group whose coordinator sends the same bytes as before costs
+    no decoding.
+
+    Args:
+        router: The router of the cluster.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._groups: dict[str, _Followed] = {}
+
+    def read(self, group: str) -> ReadOffsets:
+        """Read a group's offsets; unchanged ones are the same object as before.
+
+        Raises:
+            UsageError: No permission to read the group.
+            UnavailableError: No coordinator responded within the budget.
+        """
+        if group not in self._groups:
+            self._groups[group] = _Followed(Coordinator(self._router, group, GROUP))
+        known = self._groups[group]
+
+        def attempt(connection: Connection) -> ReadOffsets:
+            request = OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
+            response = connection.call(request, low=_VERSION, high=_VERSION, memo=known.memo)
+            if known.found is None or response is not known.response:
+                known.found, known.response = _committed(response), response
+            return known.found
+
+        return known.coordinator.run(attempt, _FETCH, group=group)
+
+    def retain(self, groups: Collection[str]) -> None:
+        """Forget all other groups."""
+        for group in self._groups.keys() - set(groups):
+            del self._groups[group]
+
+
+def _committed(response: Any) -> ReadOffsets:  # noqa: ANN401  # untyped library
+    if response.error_code:
+        raise api_error(response.error_code, action=_FETCH)
+    offsets: dict[TopicPartition, GroupOffset] = {}
+    errors: dict[TopicPartition, LogmirrorError] = {}
+    for partition, offset in read_entries(_entries(response), _offset_of, _FETCH).items():
+        if isinstance(offset, LogmirrorError):
+            errors[partition] = offset
+        elif offset is not None:
+            offsets[partition] = offset
+    return ReadOffsets(offsets, errors)
 
 
 def _entries(response: Any) -> Iterator[tuple[TopicPartition, Any]]:  # noqa: ANN401  # untyped library

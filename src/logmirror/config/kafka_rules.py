@@ -72,6 +72,8 @@ def check_mirror(
     if types and types <= {"filesystem", "s3"} and text(mirror, "timestamp-mode") is not None:
         suggestion = "remove it: archives keep the timestamps of the source"
         source.add_problem(f"{path}.timestamp-mode", _ONLY_KAFKA, suggestion)
+    if types and types <= {"filesystem", "s3"} and mirror.get("groups") is not None:
+        source.add_problem(f"{path}.groups", _ONLY_KAFKA, "remove it")
     if shared is None:
         for item_path, item in items(mirror, "destinations", path):
             check_destination(source, item_path, item)
@@ -154,6 +156,27 @@ def _endpoints(servers: str) -> list[str]:
             host = host.removesuffix(".")  # a fully qualified name
             found.append(f"{'127.0.0.1' if host == 'localhost' else host}:{port}")
     return found
+
+
+def check_aliases(source: Source, root: dict[str, Any]) -> None:
+    """Refuse an alias that names two source clusters, or a source and a destination."""
+    clusters = _Clusters()
+    names: dict[str, tuple[str, str]] = {}
+    mirrors = list(items(root, "mirrors", ""))
+    for _, mirror in mirrors:
+        if servers := text(mapping(mirror, "source") or {}, "bootstrap-servers"):
+            clusters.add(servers)
+    for path, mirror in mirrors:
+        alias = text(mapping(mirror, "groups") or {}, "source-alias")
+        servers = text(mapping(mirror, "source") or {}, "bootstrap-servers")
+        if alias is None or servers is None:
+            continue
+        first, cluster = names.setdefault(alias, (path, clusters.name_of(servers)))
+        where = f"{path}.groups.source-alias"
+        if cluster != clusters.name_of(servers):
+            source.add_problem(where, f"{first} uses it for another source cluster")
+        if alias in {text(item, "name") for _, item in items(mirror, "destinations", path)}:
+            source.add_problem(where, "is the name of a destination too", "choose another name")
 
 
 def check_replicas(source: Source, root: dict[str, Any]) -> None:

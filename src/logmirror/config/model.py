@@ -23,6 +23,9 @@ from logmirror.config.destination_model import (  # noqa: TC001  # pydantic eval
     OneDestination,
     SharedDestination,
 )
+from logmirror.config.groups_model import (
+    GroupsModel,  # noqa: TC001  # pydantic evaluates the annotation
+)
 from logmirror.config.layout_model import ArchiveLayoutModel, FlushModel
 from logmirror.config.scalars import (  # noqa: TC001  # pydantic evaluates the annotations
     ChainStart,
@@ -111,6 +114,10 @@ class MirrorModel(ArchiveLayoutModel):
 
     timestamp_mode: TimestampMode | None = None
     """Default of `timestamp-mode` for the destinations of type `kafka`."""
+
+    groups: GroupsModel | None = None
+    """Translates the source's consumer groups; by default they are not. Only for destinations of
+    type `kafka`."""
 
     chain_start: ChainStart | None = None
     """First offset of a new archive: an offset, or `earliest` for the source's log start offset. By

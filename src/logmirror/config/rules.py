@@ -78,6 +78,7 @@ def check(
         source.add_problem("mirrors", _MESSAGES["missing"])
     _check_mirrors(source, source.root)
     kafka_rules.check_replicas(source, source.root)
+    kafka_rules.check_aliases(source, source.root)
     _check_properties(source, source.root, check_properties)
     secret_rules.check_secrets(source, source.root)
     return None if source.problems else model

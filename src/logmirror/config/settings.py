@@ -33,6 +33,7 @@ from logmirror.config.destinations import (
     destinations_of,
 )
 from logmirror.config.files import read_file
+from logmirror.config.groups_model import GroupsSettings, groups_settings
 from logmirror.config.problems import ConfigError, Locations, Problem, config_error
 from logmirror.config.rules import PropertyCheck, check
 from logmirror.config.scalars import (
@@ -175,6 +176,9 @@ class MirrorSettings:
 
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """The types of keys and values."""
+
+    groups: GroupsSettings | None = None
+    """The consumer groups; None: they are not translated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +331,7 @@ def _mirror(
             key="bytes" if mirror.keys is None else mirror.keys.type,
             value="bytes" if mirror.values is None else mirror.values.type,
         ),
+        groups=None if mirror.groups is None else groups_settings(mirror.groups),
     )
 
 

@@ -79,6 +79,16 @@ class LastCheckpoints:
             for partition in [one for one in partitions if one.topic == topic]:
                 del partitions[partition]
 
+    def best(self, group: str, partition: TopicPartition, position: Position) -> int:
+        """Return the highest offset of the target that is known to skip nothing.
+
+        The last checkpoint may be higher than a new translation: syncs may have been deleted since.
+        """
+        last = self._last.get(group, {}).get(partition)
+        if last is None or last.upstream is None or last.upstream > position.upstream:
+            return position.downstream
+        return max(position.downstream, min(last.downstream, position.end))
+
     def due(self, group: str, positions: Mapping[TopicPartition, Position]) -> list[Checkpoint]:
         """Return the checkpoints to write.
 

@@ -6,15 +6,28 @@ MirrorMaker 2 commits without a comparison if it has not seen the group empty (i
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.groups import GroupOffset, ReadOffsets
     from logmirror.model import TopicPartition
+
+_LOG = logging.getLogger("logmirror.groups")
+
+_Offsets = dict["TopicPartition", "GroupOffset"]
 
 IDLE_STATES: Final = frozenset({"", "Empty", "Dead"})
 """States of a group without members; empty: the target does not list the group."""
+
+_SHOWN: Final = 10
+"""The most refused partitions in one log event."""
 
 AHEAD: Final = "the destination is ahead"
 UNCHANGED: Final = "unchanged"
@@ -47,3 +60,91 @@ def commits_due(
         for partition, offset in wanted.items()
         if partition in current and not compared(offset, current[partition])
     }
+
+
+@dataclass(slots=True)
+class TargetRound:
+    """What one round has committed."""
+
+    committed: int = 0
+    """Offsets that were committed and read back."""
+
+    active: list[str] = field(default_factory=list)
+    """Groups with members at the target. They are not touched."""
+
+    failed: dict[str, str] = field(default_factory=dict)
+    """Groups of which an offset was not committed, with the reason."""
+
+
+class TargetSync:
+    """Commits the translated offsets of groups without members. Not thread-safe.
+
+    Two requests per group and change, one per group and round.
+
+    Args:
+        client: The target.
+    """
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+        self._offsets = client.groups.followed()
+        self._done: dict[str, tuple[_Offsets, ReadOffsets]] = {}
+        """Groups that have what they should have: what that is, and what was read."""
+
+        self._active: set[str] = set()
+
+    def round(self, wanted: Mapping[str, _Offsets]) -> TargetRound:
+        """Compare all groups with the target, and commit what is behind.
+
+        Raises:
+            LogmirrorError: The target's groups could not be listed.
+        """
+        done = TargetRound()
+        states = {one.group: one.state for one in self._client.groups.listed()}
+        self._offsets.retain(list(wanted))
+        for group, offsets in wanted.items():
+            if states.get(group, "") not in IDLE_STATES:
+                done.active.append(group)
+                continue
+            try:
+                self._sync(group, offsets, done)
+            except LogmirrorError as error:
+                done.failed[group] = error.message
+        for group in set(done.active) - self._active:
+            _LOG.info(
+                "a group has members at the target; its offsets are not touched",
+                extra={"facts": {"group": group}},
+            )
+        self._active = set(done.active)
+        return done
+
+    def _sync(self, group: str, wanted: _Offsets, done: TargetRound) -> None:
+        read = self._offsets.read(group)
+        known = self._done.get(group)
+        if known is not None and known[0] is wanted and known[1] is read:
+            return
+        due = self._due(wanted, read)
+        if due:
+            errors = self._client.groups.commit(group, {one: wanted[one] for one in due})
+            read = self._offsets.read(group)
+            missing = self._due(wanted, read)
+            done.committed += len(due) - len(missing)
+            reasons = {str(one): error.message for one, error in errors.items() if error}
+            facts = {"group": group, "partitions": len(due), "missing": len(missing)}
+            if missing:
+                done.failed[group] = next(iter(reasons.values()), "another commit came between")
+                facts |= {"reasons": dict(list(reasons.items())[:_SHOWN])}
+                _LOG.warning("group offsets not committed", extra={"facts": facts})
+                return
+            _LOG.info("group offsets committed", extra={"facts": facts})
+        self._done[group] = wanted, read
+
+    @staticmethod
+    def _due(wanted: _Offsets, read: ReadOffsets) -> dict[TopicPartition, int]:
+        current: dict[TopicPartition, int | None] = dict.fromkeys(wanted)
+        for partition in wanted:
+            if partition in read.errors:
+                del current[partition]
+            elif partition in read.offsets:
+                current[partition] = read.offsets[partition].offset
+        return commits_due({one: offset.offset for one, offset in wanted.items()}, current)

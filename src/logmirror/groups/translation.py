@@ -66,7 +66,7 @@ def translated(offset: int, copy: Log, syncs: SyncIndex | None) -> Translated:
     found = sync.downstream if is_exact else sync.downstream + 1
     if found > copy.end:
         reason = "the replica ends before its offset syncs: its topic was recreated or truncated"
-        return Translated(None, offset, reason)
+        return Translated(copy.start, 0, reason)  # no pair is about this log
     if found < copy.start:
         return Translated(copy.start, offset, "the replica begins after the group's offset")
     return Translated(found, offset if is_exact else sync.upstream + 1)

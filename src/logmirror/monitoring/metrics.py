@@ -25,6 +25,9 @@ FLOW: Final = ("mirror", "destination", "topic", "partition")
 MIRROR: Final = ("mirror", "destination")
 """The labels of an aggregate over one mirror's flows into one destination."""
 
+LINK: Final = ("source", "destination")
+"""The labels of the groups of one source for one target; the source by its alias."""
+
 MIRROR_V3: Final = ("topic", "partition", "mirror")
 """The labels of mirror-v3's metrics."""
 
@@ -233,6 +236,40 @@ SLOT_PEAK: Final = Metric(
     labels=(),
 )
 
+
+def _of_groups(
+    name: str, kind: Literal["gauge", "counter"], unit: str, meaning: str, *, is_age: bool = False
+) -> Metric:
+    name = f"logmirror_groups_{name}"
+    return Metric(name=name, kind=kind, unit=unit, meaning=meaning, labels=LINK, is_age=is_age)
+
+
+GROUPS: Final = _of_groups(
+    "translated", "gauge", "groups", "Consumer groups with committed offsets of mirrored topics."
+)
+GROUPS_INEXACT: Final = _of_groups(
+    "inexact", "gauge", "groups", "Those that read records again, or lack a translated partition."
+)
+GROUPS_FAILED: Final = _of_groups(
+    "failed", "gauge", "groups", "Groups whose committed offsets could not be read at the source."
+)
+GROUPS_ACTIVE: Final = _of_groups(
+    "active", "gauge", "groups", "Groups with members at the target, where nothing is committed."
+)
+ROUND_SECONDS: Final = _of_groups(
+    "checkpoint_seconds",
+    "gauge",
+    "seconds",
+    "Time since all checkpoints that were due are written. Usually less than `interval-ms`.",
+    is_age=True,
+)
+CHECKPOINTS: Final = _of_groups(
+    "checkpoints_total", "counter", "checkpoints", "Checkpoints written."
+)
+GROUP_COMMITS: Final = _of_groups(
+    "commits_total", "counter", "offsets", "Offsets of groups that were committed at the target."
+)
+
 CATALOGUE: Final = (
     OFFSET_VERIFIED,
     SOURCE_END,
@@ -258,6 +295,13 @@ CATALOGUE: Final = (
     READY,
     BUDGET,
     SLOT_PEAK,
+    GROUPS,
+    GROUPS_INEXACT,
+    GROUPS_FAILED,
+    GROUPS_ACTIVE,
+    ROUND_SECONDS,
+    CHECKPOINTS,
+    GROUP_COMMITS,
 )
 """The recorded metrics. `process_*` come from Prometheus's client library."""
 

@@ -1,0 +1,339 @@
+"""The checkpoints and heartbeats of one source at its target, as MirrorMaker 2 names them.
+
+    <source>.checkpoints.internal   the checkpoints; MirrorMaker's readers use the last of each key
+    heartbeats                      shows that the target is reached
+    <source>.heartbeats             its name shows `MirrorClient` which sources the target has
+
+Invariants:
+1. One process writes: each write is a transaction, and a newer process fences the older one.
+2. Nothing is written before all that the topic has was read: also what a dead process left there.
+   Readers of MirrorMaker read uncommitted records, so what was aborted counts too.
+3. No record is a tombstone: MirrorMaker's readers fail on one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from logmirror import failpoints
+from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.cluster.retry import NotFoundError
+from logmirror.errors import (
+    CorruptionError,
+    FencedError,
+    InternalError,
+    UnavailableError,
+    UsageError,
+)
+from logmirror.groups.emission import LastCheckpoints
+from logmirror.model import TimestampType, TopicPartition
+from logmirror.source.compare import chunks
+from logmirror.source.partition import FetchBuffer, KafkaSource
+from logmirror.wire.mirrormaker import (
+    Heartbeat,
+    decode_checkpoint,
+    encode_checkpoint,
+    encode_heartbeat,
+)
+from logmirror.wire.rebatch import stamp
+from logmirror.wire.records import Record, encode_reference
+from logmirror.wire.replication_policy import HEARTBEATS, ReplicationPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from logmirror.clock import Clock
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.cluster.produce import ProducePipeline
+    from logmirror.cluster.transactions import TransactionalProducer
+    from logmirror.wire.decode import RecordDecoder
+    from logmirror.wire.mirrormaker import Checkpoint
+
+_LOG = logging.getLogger("logmirror.groups")
+
+COMPACTED: Final = {"cleanup.policy": "compact"}
+
+_BATCH_RECORDS: Final = 2_000
+"""The most checkpoints in one batch; one with long names has some hundred bytes."""
+_BATCH_BYTES: Final = 512 << 10
+
+_FENCED_CODES: Final = frozenset({47, 90})
+"""INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: a newer process writes."""
+
+_STALL_MS: Final = 30_000
+"""How long the start waits for the topic's end: a transaction may be open there."""
+
+
+class _Session(NamedTuple):
+    """What this process writes with, after it has fenced the others."""
+
+    producer: TransactionalProducer
+    pipeline: ProducePipeline
+    sequences: defaultdict[TopicPartition, int]
+    """The sequence of the next record of each partition."""
+
+
+class CheckpointTopics:
+    """Writes the checkpoints of one source to its target. Not thread-safe.
+
+    Args:
+        client: The target.
+        source_alias: The name of the source.
+        target_alias: The name of the target, for heartbeats.
+        transactional_id: The same for all processes that write checkpoints of these topics.
+        topics: The topics of the target that are written about; others are of other processes.
+        decoder: May be shared with other readers of the same thread.
+        clock: Time.
+    """
+
+    def __init__(  # noqa: PLR0913  # who writes where about what
+        self,
+        client: ClusterClient,
+        *,
+        source_alias: str,
+        target_alias: str,
+        transactional_id: str,
+        topics: Collection[str],
+        decoder: RecordDecoder,
+        clock: Clock,
+    ) -> None:
+        self._client, self._decoder, self._clock = client, decoder, clock
+        self._aliases, self._mine = (source_alias, target_alias), frozenset(topics)
+        policy = ReplicationPolicy()
+        name = policy.checkpoints_topic(source_alias)
+        heartbeats = [HEARTBEATS, policy.remote_topic(source_alias, HEARTBEATS)]
+        if name is None or None in heartbeats:
+            raise UsageError("the alias of the source is not valid in a topic name", alias=name)
+        self._where = TopicPartition(name, 0)
+        self._heartbeats = [TopicPartition(topic, 0) for topic in heartbeats if topic]
+        self._transactional_id = transactional_id
+        self._session: _Session | None = None
+        self._buffer = FetchBuffer()
+        self._topic_id: bytes | None = None
+        self._next = -1
+        self.last = LastCheckpoints()
+        self.unreadable: UsageError | None = None
+        """Why the checkpoints topic cannot be read."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether this process is the one that writes, as far as it knows."""
+        return self._session is not None
+
+    # -- the start ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Fence the previous process, and read what it has left.
+
+        Raises:
+            UsageError: No permission to write, or to create a topic that is missing.
+            UnavailableError: The target did not respond in time, or a transaction is open.
+        """
+        self._create_topics()
+        producer = self._client.transactional_producer(self._transactional_id)
+        producer.init()
+        failpoints.reach("groups.taken")
+        self.last, self._next, self.unreadable = LastCheckpoints(), -1, None
+        try:
+            self._read_all()
+        except UsageError as error:
+            self.unreadable = error
+            self.last = LastCheckpoints()
+        pipeline = self._client.pipeline(transactional_id=self._transactional_id)
+        self._session = _Session(producer, pipeline, defaultdict(int))
+
+    def close(self) -> None:
+        """Abandon what is in flight. The next `begin` aborts it."""
+        if self._session is not None:
+            self._session.pipeline.close()
+        self._session = None
+
+    def _create_topics(self) -> None:
+        self._create(self._where.topic)
+        for heartbeats in list(self._heartbeats):
+            try:
+                self._create(heartbeats.topic)
+            except UsageError as error:
+                self._heartbeats.remove(heartbeats)
+                facts = {**error.facts, "topic": heartbeats.topic, "error": error.message}
+                _LOG.warning(
+                    "heartbeats disabled: their topic cannot be created", extra={"facts": facts}
+                )
+
+    def _create(self, topic: str) -> None:
+        try:
+            self._client.topic(topic)
+        except NotFoundError:
+            try:
+                self._client.admin.create_topic(topic, partition_count=1, configs=COMPACTED)
+            except UsageError as error:
+                if error.facts.get("error") != "TOPIC_ALREADY_EXISTS":
+                    raise
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def follow(self) -> bool:
+        """Read what other processes have written; return whether there was anything.
+
+        Raises:
+            LogmirrorError: The topic could not be read.
+        """
+        if self.unreadable is not None:
+            return False
+        first = self._next
+        return self._read_to(self._offset_at(LATEST)) and self._next > first
+
+    def _read_all(self) -> None:
+        self._topic_id = self._client.topic(self._where.topic).topic_id
+        self._next = self._offset_at(EARLIEST)
+        end, give_up_ms = self._offset_at(LATEST), self._clock.monotonic_ms() + _STALL_MS
+        while self._next < end:
+            self._read_to(end)
+            if self._next < end and self._clock.monotonic_ms() > give_up_ms:
+                raise UnavailableError(
+                    "the checkpoints topic could not be read to its end in time",
+                    hint="another producer has left a transaction open there",
+                    topic=self._where.topic,
+                    expected=end,
+                    found=self._next,
+                )
+
+    def _offset_at(self, at: int) -> int:
+        found = self._client.list_offsets([self._where], at, read_committed=False)
+        return found[self._where]
+
+    def _read_to(self, end: int) -> bool:
+        """Read up to an offset or the last stable offset; return whether there was a checkpoint."""
+        found = False
+        log = KafkaSource(self._client, self._where, topic_id=self._topic_id, buffer=self._buffer)
+        for table, offset in chunks(log, self._decoder, self._next, end, with_aborted=True):
+            read = [one for one in last_of_each_key(table) if one.topic in self._mine]
+            self.last.remember(read)
+            found |= bool(read)
+            self._next = offset
+        return found
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def write(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Write checkpoints and a heartbeat in one transaction; remember them if it is committed.
+
+        Raises:
+            FencedError: A newer process writes. This one must not call `begin` again.
+            LogmirrorError: It may have been written; call `begin`, which reads the outcome.
+        """
+        if self._session is None:
+            raise InternalError("checkpoints were written before `begin`")
+        now_ms = self._clock.now_ms()
+        heartbeat = encode_heartbeat(Heartbeat(*self._aliases, now_ms))
+        batches = [(self._where, batch) for batch in _batches(checkpoints, now_ms)]
+        batches += [(one, _batch([heartbeat], now_ms)) for one in self._heartbeats]
+        if batches:
+            try:
+                self._transact(self._session, batches)
+            except FencedError as error:
+                self.close()
+                raise FencedError(
+                    "another process translates these groups now",
+                    hint="two instances translate the same groups; the other one continues",
+                    **error.facts,
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+        self.last.remember(checkpoints)
+
+    def _transact(
+        self, session: _Session, batches: Sequence[tuple[TopicPartition, tuple[bytearray, int]]]
+    ) -> None:
+        producer, pipeline, sequences = session
+        try:
+            producer.add_partitions(dict.fromkeys(where for where, _ in batches))
+        except UsageError as error:
+            if self._heartbeats:
+                self._heartbeats = []
+                facts = {**error.facts, "error": error.message}
+                _LOG.warning("heartbeats disabled: a write was refused", extra={"facts": facts})
+            raise
+        for where, (batch, count) in batches:
+            sequence = sequences[where]
+            identity = producer.identity._asdict()
+            stamp(memoryview(batch), **identity, sequence=sequence, transactional=True)
+            sequences[where] = (sequence + count) & 0x7FFFFFFF
+            pipeline.send([(where, memoryview(batch))])
+            failpoints.reach("groups.sent")
+        while pipeline.in_flight():
+            for response in pipeline.collect(block=True):
+                if response.error_code in _FENCED_CODES:
+                    raise FencedError("a newer process writes the checkpoints")
+                if response.error is not None:
+                    raise response.error
+        failpoints.reach("groups.written")
+        producer.end(commit=True)
+        failpoints.reach("groups.committed")
+        if producer.has_stray:
+            self.close()  # it must not end the next transaction, which gets a newer epoch
+
+
+def last_of_each_key(records: pa.Table) -> Iterator[Checkpoint]:
+    """Yield the last checkpoint of each key, in the order of the topic; the rest is no checkpoint.
+
+    Args:
+        records: Columns `key` and `value`, of bytes.
+    """
+    if not records.num_rows:
+        return
+    keys = records["key"].combine_chunks().dictionary_encode()
+    numbers = keys.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    rows = np.full(len(keys.dictionary) + 1, -1)
+    rows[numbers] = np.arange(len(numbers))  # the last one of a key counts
+    places = np.sort(rows[:-1][rows[:-1] >= 0])
+    last = records.take(places)
+    for place, key, value in zip(
+        places, last["key"].to_pylist(), last["value"].to_pylist(), strict=True
+    ):
+        try:
+            yield decode_checkpoint(key, value)
+        except CorruptionError:
+            yield from _earlier(records.slice(0, int(place)), key)
+
+
+def _earlier(records: pa.Table, key: bytes) -> Iterator[Checkpoint]:
+    """Yield the last valid checkpoint of a key whose last record is none."""
+    for other, value in zip(
+        reversed(records["key"].to_pylist()), reversed(records["value"].to_pylist()), strict=True
+    ):
+        if other == key:
+            try:
+                yield decode_checkpoint(key, value)
+            except CorruptionError:
+                continue
+            return
+
+
+def _batches(checkpoints: Iterable[Checkpoint], now_ms: int) -> Iterator[tuple[bytearray, int]]:
+    records: list[tuple[bytes, bytes]] = []
+    size = 0
+    for one in checkpoints:
+        key, value = encode_checkpoint(one)
+        if records and (len(records) == _BATCH_RECORDS or size + len(key + value) > _BATCH_BYTES):
+            yield _batch(records, now_ms)
+            records, size = [], 0
+        records.append((key, value))
+        size += len(key) + len(value)
+    if records:
+        yield _batch(records, now_ms)
+
+
+def _batch(records: Sequence[tuple[bytes, bytes]], now_ms: int) -> tuple[bytearray, int]:
+    made = [
+        Record(at, now_ms, TimestampType.CREATE_TIME, key, value, ())
+        for at, (key, value) in enumerate(records)
+    ]
+    return bytearray(encode_reference(made, leader_epoch=-1)), len(made)

@@ -1,0 +1,143 @@
+"""The groups of all links, each in a thread of its own, beside the mirrors or alone.
+
+A source or a target that does not respond delays its own links only. An error never stops a mirror:
+the link waits, longer after each failure, and tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+from logmirror.errors import FencedError, LogmirrorError
+from logmirror.mirror.backoff import backoff_ms
+from logmirror.mirror.repeated import Repeated
+from logmirror.monitoring import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from logmirror.clock import Clock
+    from logmirror.groups.link import Link, Round
+    from logmirror.groups.link_spec import LinkSpec
+    from logmirror.monitoring.metrics import Recorder
+
+_LOG = logging.getLogger("logmirror.groups")
+
+JOIN_S: Final = 10.0
+"""How long the end waits for rounds that run."""
+
+
+class GroupService:
+    """The links of one process.
+
+    Args:
+        specs: The links.
+        open_link: Opens a link with clients of its own.
+        clock: Time.
+        recorder: Receives the metrics.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[LinkSpec],
+        open_link: Callable[[LinkSpec], contextlib.AbstractContextManager[Link]],
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._specs, self._open_link = specs, open_link
+        self._clock, self._recorder = clock, recorder
+        self._stopping = threading.Event()
+        self._fenced: list[FencedError] = []
+
+    def stop(self) -> None:
+        """End after the rounds that run now. Safe from any thread."""
+        self._stopping.set()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the links in threads until the block ends."""
+        threads = self._started()
+        try:
+            yield
+        finally:
+            self.stop()
+            for thread in threads:
+                thread.join(JOIN_S)
+
+    def run(self) -> None:
+        """Run the links until `stop` is called, or another process has taken over all of them.
+
+        Raises:
+            FencedError: Another process translates the groups of a link.
+        """
+        with self.running():
+            while not self._stopping.wait(0.1):
+                if len(self._fenced) == len(self._specs):
+                    break
+        if self._fenced:
+            raise self._fenced[0]
+
+    def run_once(self) -> None:
+        """Run one round of each link.
+
+        Raises:
+            LogmirrorError: The first error, after all links were tried.
+        """
+        errors: list[LogmirrorError] = []
+        for spec in self._specs:
+            try:
+                with self._open_link(spec) as link:
+                    self._record(spec, link.round())
+            except LogmirrorError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _started(self) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._run, args=(spec,), name=f"groups-{number}", daemon=True)
+            for number, spec in enumerate(self._specs)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _run(self, spec: LinkSpec) -> None:
+        repeated, failures = Repeated(self._clock), 0
+        facts: dict[str, object] = {"source": spec.source_alias, "destination": spec.destination}
+        with self._open_link(spec) as link:
+            while not self._stopping.is_set():
+                began_ms = self._clock.monotonic_ms()
+                try:
+                    self._record(spec, link.round())
+                    failures = 0
+                except FencedError as error:
+                    self._fenced.append(error)
+                    _LOG.exception(
+                        "groups are no longer translated here",
+                        exc_info=False,
+                        extra={"facts": {**facts, "reason": error.message}},
+                    )
+                    return
+                except LogmirrorError as error:
+                    failures += 1
+                    if repeated.admit(error.message) is not None:
+                        about = {**error.facts, **facts, "error": error.message}
+                        _LOG.warning("groups not translated; retried", extra={"facts": about})
+                pause_ms = backoff_ms(failures) if failures else spec.interval_ms
+                left_ms = began_ms + pause_ms - self._clock.monotonic_ms()
+                self._stopping.wait(max(left_ms, 0) / 1000)
+
+    def _record(self, spec: LinkSpec, done: Round) -> None:
+        labels = (spec.source_alias, spec.destination)
+        self._recorder.set(metrics.GROUPS, labels, done.groups)
+        self._recorder.set(metrics.GROUPS_INEXACT, labels, done.inexact)
+        self._recorder.set(metrics.GROUPS_FAILED, labels, len(done.failed))
+        self._recorder.add(metrics.CHECKPOINTS, labels, done.checkpoints)
+        self._recorder.set(metrics.ROUND_SECONDS, labels, self._clock.now_ms() / 1000)
+        if done.at_target is not None:
+            self._recorder.set(metrics.GROUPS_ACTIVE, labels, len(done.at_target.active))
+            self._recorder.add(metrics.GROUP_COMMITS, labels, done.at_target.committed)
