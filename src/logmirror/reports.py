@@ -210,7 +210,7 @@ class CheckReport:
 class Acl:
     """One operation on one Kafka resource that a principal needs."""
 
-    resource: Literal["cluster", "topic", "transactional-id"]
+    resource: Literal["cluster", "group", "topic", "transactional-id"]
     """Kafka's resource type."""
 
     name: str

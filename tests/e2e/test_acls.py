@@ -138,7 +138,9 @@ def printed(mirror, *, optional=False):
         assert words[3:6] == ["--add", "--allow-principal", f"User:{USER}"]
         pattern = "prefixed" if "prefixed" in words else "literal"
         kind = next(
-            word for word in words if word in ("--topic", "--transactional-id", "--cluster")
+            word
+            for word in words
+            if word in ("--topic", "--transactional-id", "--cluster", "--group")
         )
         name = "kafka-cluster" if kind == "--cluster" else words[words.index(kind) + 1]
         operations = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]

@@ -19,8 +19,17 @@ the destination:
     Describe
     DescribeConfigs  the cluster   DescribeConfigs: the brokers' settings
 
-Read, Write, Delete and Alter include Describe. No consumer group is used, nor a right to idempotent
-writes: producer ids are derived, or come with a transactional id.
+With `groups`, Describe on all groups of the source, and at the destination:
+
+    Read, Write,     checkpoints   Fetch, Produce, CreateTopics
+    Create
+    Write, Create    heartbeats    Produce, CreateTopics
+    Write            ids           InitProducerId and transactions
+    Read             all groups,   OffsetCommit (sync-group-offsets)
+                     the topic
+
+Read, Write, Delete and Alter include Describe. No consumer group is joined, and no right to
+idempotent writes is used: producer ids are derived, or come with a transactional id.
 """
 
 from __future__ import annotations
@@ -28,19 +37,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from logmirror.app.specs import mirror_specs
+from logmirror.app.specs import link_specs, mirror_specs
 from logmirror.errors import UsageError
+from logmirror.groups.link_spec import TRANSACTIONAL_ID_PREFIX
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.reports import Acl, ClusterAcls
 from logmirror.to_kafka.gap_writer import transactional_id_prefix
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC, FlowKey
 from logmirror.wire.mirrormaker import syncs_topic
+from logmirror.wire.replication_policy import HEARTBEATS, ReplicationPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.config.settings import Settings
+    from logmirror.groups.link_spec import LinkSpec
     from logmirror.mirror.source_views import MirrorSpec
 
 _CLUSTER: Final = "kafka-cluster"
@@ -54,6 +66,10 @@ def needed_acls(settings: Settings, principal: str | None = None) -> list[Cluste
     found: dict[tuple[str, str], list[Acl]] = {}
     for spec in mirror_specs(settings):
         for _, cluster, acls in acls_of(spec):
+            servers = ",".join(_address(*each) for each in cluster.bootstrap_servers)
+            found.setdefault((servers, principal or _principal(cluster, servers)), []).extend(acls)
+    for link in link_specs(settings):
+        for cluster, acls in _of_groups(link):
             servers = ",".join(_address(*each) for each in cluster.bootstrap_servers)
             found.setdefault((servers, principal or _principal(cluster, servers)), []).extend(acls)
     return [
@@ -139,6 +155,40 @@ def _of_syncs(destination: str) -> list[Acl]:
     return [_topic(syncs, operation, lost, is_optional=True) for operation in ("Create", "Write")]
 
 
+def _of_groups(link: LinkSpec) -> Iterator[tuple[ConnectionSettings, list[Acl]]]:
+    """Yield cluster and ACLs of the groups of a link, beyond those of its mirrors."""
+    found = [_group("Describe", "reading the offsets that groups have committed")]
+    syncs = syncs_topic(link.destination)
+    if syncs and any(one.written.offsets == "translate" for one in link.replicas):
+        found.append(_topic(syncs, "Read", "translating committed offsets"))
+    yield link.source, found
+    policy, alias = ReplicationPolicy(), link.source_alias
+    checkpoints, copied = policy.checkpoints_topic(alias), policy.remote_topic(alias, HEARTBEATS)
+    purpose = "checkpoints of groups"
+    found = [
+        _topic(checkpoints or "", "Create", purpose),
+        _topic(checkpoints or "", "Write", purpose),
+        _topic(
+            checkpoints or "",
+            "Read",
+            "checkpoints that never go back after a restart",
+            is_optional=True,
+        ),
+        _transactions(f"{TRANSACTIONAL_ID_PREFIX}{alias}-", "one writer of checkpoints at a time"),
+    ]
+    for topic in (HEARTBEATS, copied or ""):
+        shown = "heartbeats, which MirrorMaker's client lists"
+        found += [_topic(topic, name, shown, is_optional=True) for name in ("Create", "Write")]
+    if link.commits:
+        purpose = "committing offsets of groups"
+        found.append(_group("Read", purpose))
+        found += [_topic(one.written.topic, "Read", purpose) for one in link.replicas]
+    else:
+        shown = "the lower bound of checkpoints that cannot be read"
+        found.append(_group("Describe", shown, is_optional=True))
+    yield link.target, found
+
+
 def _of_brokers(copy: KafkaSpec) -> Iterator[Acl]:
     yield _cluster("DescribeConfigs", "checking the brokers' settings")
     if copy.offsets == "preserve" and copy.gaps == "markers":
@@ -150,6 +200,16 @@ def _of_brokers(copy: KafkaSpec) -> Iterator[Acl]:
 def _topic(name: str, operation: str, purpose: str, *, is_optional: bool = False) -> Acl:
     return Acl(
         resource="topic", name=name, operation=operation, purpose=purpose, is_optional=is_optional
+    )
+
+
+def _group(operation: str, purpose: str, *, is_optional: bool = False) -> Acl:
+    return Acl(
+        resource="group",
+        name="*",
+        operation=operation,
+        purpose=purpose,
+        is_optional=is_optional,
     )
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.ports import KafkaSpec
 
+TRANSACTIONAL_ID_PREFIX: Final = "logmirror-groups-"
+"""Before the source's alias."""
+
 _DIGITS: Final = 16
 
 
@@ -54,4 +57,4 @@ class LinkSpec:
         topics = sorted((one.mirror, one.topic, one.written.topic) for one in self.replicas)
         identity = [self.source_alias, self.destination, topics]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_DIGITS]
-        return f"logmirror-groups-{self.source_alias}-{digest}"
+        return f"{TRANSACTIONAL_ID_PREFIX}{self.source_alias}-{digest}"

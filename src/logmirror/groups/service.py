@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("logmirror.groups")
 
+_NONE: Final = "no consumer group has committed offsets of mirrored topics"
+_NONE_HINT: Final = (
+    "a group is only visible with Describe on it; see `logmirror acls print`, `include` and "
+    "`exclude`"
+)
+
 JOIN_S: Final = 10.0
 """How long the end waits for rounds that run."""
 
@@ -50,6 +56,7 @@ class GroupService:
         self._specs, self._open_link = specs, open_link
         self._clock, self._recorder = clock, recorder
         self._stopping = threading.Event()
+        self._repeated = Repeated(clock)
         self._fenced: list[FencedError] = []
 
     def stop(self) -> None:
@@ -106,7 +113,7 @@ class GroupService:
         return threads
 
     def _run(self, spec: LinkSpec) -> None:
-        repeated, failures = Repeated(self._clock), 0
+        failures = 0
         facts: dict[str, object] = {"source": spec.source_alias, "destination": spec.destination}
         with self._open_link(spec) as link:
             while not self._stopping.is_set():
@@ -124,7 +131,7 @@ class GroupService:
                     return
                 except LogmirrorError as error:
                     failures += 1
-                    if repeated.admit(error.message) is not None:
+                    if self._repeated.admit((*facts.values(), error.message)) is not None:
                         about = {**error.facts, **facts, "error": error.message}
                         _LOG.warning("groups not translated; retried", extra={"facts": about})
                 pause_ms = backoff_ms(failures) if failures else spec.interval_ms
@@ -133,6 +140,9 @@ class GroupService:
 
     def _record(self, spec: LinkSpec, done: Round) -> None:
         labels = (spec.source_alias, spec.destination)
+        if not done.groups and self._repeated.admit(labels) is not None:
+            facts = dict(zip(metrics.LINK, labels, strict=True)) | {"hint": _NONE_HINT}
+            _LOG.warning(_NONE, extra={"facts": facts})
         self._recorder.set(metrics.GROUPS, labels, done.groups)
         self._recorder.set(metrics.GROUPS_INEXACT, labels, done.inexact)
         self._recorder.set(metrics.GROUPS_FAILED, labels, len(done.failed))

@@ -1,0 +1,114 @@
+"""Groups with the printed permissions, and without one after the other; see `test_acls`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from e2e.test_acls import World, broker, copied, printed  # noqa: F401  # `broker` is a fixture
+from kit.judges.clients import rows_by_librdkafka
+from kit.runs.commands import logmirror
+from logmirror.wire.mirrormaker import decode_checkpoint
+
+pytestmark = [pytest.mark.xdist_group("e2e-acls"), pytest.mark.timeout(600)]
+
+SYNCS = "mm2-offset-syncs.standby.internal"
+
+
+class Groups(World):
+    """A replica with new offsets, and a group that has read a part of the source."""
+
+    def mirrored(self, **more):
+        """Copy the records with all permissions; return the mirror."""
+        self.fill()
+        mirror = self.to_cluster(offsets="translate")
+        mirror["groups"] = {"source-alias": self.name, "include": [f"g-{self.name}"], **more}
+        self.forget_progress()
+        self.grant(self.all_of(mirror))
+        copied(mirror)
+        self.commit(7)
+        return mirror
+
+    def all_of(self, mirror):
+        return printed(mirror) + printed(mirror, optional=True)
+
+    def commit(self, offset):
+        config = {"bootstrap.servers": self.broker.bootstrap, "group.id": f"g-{self.name}"}
+        consumer = Consumer(config)
+        consumer.commit(offsets=[TopicPartition(self.name, 0, offset)], asynchronous=False)
+        consumer.close()
+
+    def once(self, mirror, folder):
+        config = folder / "config.json"
+        config.write_text(json.dumps({"mirrors": [mirror]}))
+        return logmirror("run", "--only", "groups", "--until-now", "-c", config)
+
+    def checkpoints(self):
+        rows = rows_by_librdkafka(self.broker.bootstrap, f"{self.name}.checkpoints.internal")
+        return [decode_checkpoint(row.key, row.value).upstream for row in rows]
+
+
+@pytest.fixture
+def world(broker):  # noqa: F811  # the fixture
+    return Groups(broker)
+
+
+def test_the_printed_permissions_suffice_for_groups(world, tmp_path):
+    mirror = world.mirrored(**{"sync-group-offsets": True})
+    world.grant(printed(mirror))
+
+    done = world.once(mirror, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "heartbeats disabled" in done.stderr
+    assert "not committed" not in done.stderr
+    assert world.checkpoints() == [7]
+    assert "checkpoints topic cannot be read" in world.once(mirror, tmp_path).stderr
+    world.grant(world.all_of(mirror))
+    done = world.once(mirror, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "disabled" not in done.stderr
+    assert world.checkpoints() == [7]
+
+
+def test_a6_unreadable_checkpoints_do_not_move_a_group_back(world, tmp_path):
+    mirror = world.mirrored(**{"sync-group-offsets": True})
+    assert world.once(mirror, tmp_path).returncode == 0
+    world.grant(printed(mirror))
+    for _ in range(2):
+        done = world.once(mirror, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "the offsets that groups have committed at the target are the lower" in done.stderr
+    assert world.checkpoints() == [7]
+    world.commit(21)
+    assert world.once(mirror, tmp_path).returncode == 0
+    assert world.checkpoints() == [7, 21]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "operation"),
+    [
+        ("topic", "{}.checkpoints.internal", "Create"),
+        ("topic", "{}.checkpoints.internal", "Write"),
+        ("transactional-id", "logmirror-groups-{}-", "Write"),
+        ("topic", SYNCS, "Read"),
+        ("group", "*", "Describe"),
+    ],
+)
+def test_no_printed_permission_can_be_omitted_for_groups(world, tmp_path, kind, name, operation):
+    mirror = world.mirrored()
+    needed = printed(mirror)
+    pattern = "prefixed" if kind == "transactional-id" else "literal"
+    without = (kind, name.format(world.name), pattern, operation)
+    assert without in needed
+    world.grant([acl for acl in needed if acl != without])
+
+    done = world.once(mirror, tmp_path)
+
+    if kind == "group":  # Kafka lists no group that is not visible
+        assert "a group is only visible with Describe on it" in done.stderr
+    else:
+        assert done.returncode == 2, done.stderr
+        assert "AUTHORIZATION_FAILED" in done.stderr
