@@ -44,7 +44,13 @@ def _rate(name: str, by: str = "mirror, destination") -> str:
     return f"sum by ({by}) (rate({name}OF[$__rate_interval]))"
 
 
+def _rate_of_links(name: str) -> str:
+    return f"rate({name}{_LINKS}[$__rate_interval])"
+
+
 _EACH: Final = "{{mirror}} > {{destination}}"
+_LINKS: Final = '{destination=~"$destination"}'
+_LINK: Final = "{{source}} > {{destination}}"
 PANELS: Final = (
     Panel("Ready", (("min(logmirror_ready)", "ready"),), kind="stat", width=4),
     Panel(
@@ -157,6 +163,26 @@ PANELS: Final = (
         unit="s",
         kind="table",
         width=12,
+    ),
+    Panel(
+        "Groups: last translation",
+        ((f"logmirror_groups_checkpoint_seconds{_LINKS}", _LINK),),
+        unit="s",
+    ),
+    Panel(
+        "Groups that are not exact, or not read",
+        (
+            (f"logmirror_groups_inexact{_LINKS}", f"{_LINK} inexact"),
+            (f"logmirror_groups_failed{_LINKS}", f"{_LINK} failed"),
+        ),
+    ),
+    Panel(
+        "Checkpoints, and offsets committed at the target",
+        (
+            (_rate_of_links("logmirror_groups_checkpoints_total"), f"{_LINK} checkpoints"),
+            (_rate_of_links("logmirror_groups_commits_total"), f"{_LINK} offsets"),
+        ),
+        unit="ops",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""docs/fail-over.md: a group that is moved by the page's commands reads each record once."""
+"""docs/fail-over.md: groups that are moved by the page's commands read each record once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 @pytest.mark.jvm
 @pytest.mark.timeout(300)
-def test_the_group_of_the_page_reads_every_record_once(reader):
+def test_the_groups_of_the_page_read_every_record_once(reader):
     (configuration,) = blocks(PAGE, "yaml")
     reader.write("mirror.yaml", configuration)
     rest = deque(commands(PAGE))
@@ -33,10 +33,11 @@ def test_the_group_of_the_page_reads_every_record_once(reader):
         reader.leave_running(rest.popleft(), until=lambda output: "listening on " in output)
     printed = {command: reader.type(command) for command in rest}
 
-    before, after = (text for command, text in printed.items() if "-G billing" in command)
-    assert before.split() == [str(number) for number in range(1, 41)]
-    assert after.split() == [str(number) for number in range(41, 101)]
+    for group, count in (("billing", 40), ("shipping", 70)):
+        before, after = (text for command, text in printed.items() if f"-G {group}" in command)
+        assert before.split() == [str(number) for number in range(1, count + 1)]
+        assert after.split() == [str(number) for number in range(count + 1, 101)]
     planned, applied = (text for command, text in printed.items() if " groups " in command)
-    step = ["billing", "standby", "orders", "0", "40"]
-    assert planned.splitlines()[1].split()[:7] == [*step, "40", "-"]
+    step = ["shipping", "standby", "orders", "0", "70"]
+    assert planned.splitlines()[1].split()[:7] == [*step, "70", "-"]
     assert applied.splitlines()[1].split() == [*step, "ok"]

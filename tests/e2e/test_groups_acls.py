@@ -7,7 +7,7 @@ import json
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from e2e.test_acls import World, broker, copied, printed  # noqa: F401  # `broker` is a fixture
+import e2e.test_acls as acls
 from kit.judges.clients import rows_by_librdkafka
 from kit.runs.commands import logmirror
 from logmirror.wire.mirrormaker import decode_checkpoint
@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.xdist_group("e2e-acls"), pytest.mark.timeout(600)]
 SYNCS = "mm2-offset-syncs.standby.internal"
 
 
-class Groups(World):
+broker = acls.broker
+
+
+class Groups(acls.World):
     """A replica with new offsets, and a group that has read a part of the source."""
 
     def mirrored(self, **more):
@@ -27,12 +30,12 @@ class Groups(World):
         mirror["groups"] = {"source-alias": self.name, "include": [f"g-{self.name}"], **more}
         self.forget_progress()
         self.grant(self.all_of(mirror))
-        copied(mirror)
+        acls.copied(mirror)
         self.commit(7)
         return mirror
 
     def all_of(self, mirror):
-        return printed(mirror) + printed(mirror, optional=True)
+        return acls.printed(mirror) + acls.printed(mirror, optional=True)
 
     def commit(self, offset):
         config = {"bootstrap.servers": self.broker.bootstrap, "group.id": f"g-{self.name}"}
@@ -51,13 +54,13 @@ class Groups(World):
 
 
 @pytest.fixture
-def world(broker):  # noqa: F811  # the fixture
+def world(broker):
     return Groups(broker)
 
 
 def test_the_printed_permissions_suffice_for_groups(world, tmp_path):
     mirror = world.mirrored(**{"sync-group-offsets": True})
-    world.grant(printed(mirror))
+    world.grant(acls.printed(mirror))
 
     done = world.once(mirror, tmp_path)
 
@@ -76,7 +79,7 @@ def test_the_printed_permissions_suffice_for_groups(world, tmp_path):
 def test_a6_unreadable_checkpoints_do_not_move_a_group_back(world, tmp_path):
     mirror = world.mirrored(**{"sync-group-offsets": True})
     assert world.once(mirror, tmp_path).returncode == 0
-    world.grant(printed(mirror))
+    world.grant(acls.printed(mirror))
     for _ in range(2):
         done = world.once(mirror, tmp_path)
         assert done.returncode == 0, done.stderr
@@ -99,7 +102,7 @@ def test_a6_unreadable_checkpoints_do_not_move_a_group_back(world, tmp_path):
 )
 def test_no_printed_permission_can_be_omitted_for_groups(world, tmp_path, kind, name, operation):
     mirror = world.mirrored()
-    needed = printed(mirror)
+    needed = acls.printed(mirror)
     pattern = "prefixed" if kind == "transactional-id" else "literal"
     without = (kind, name.format(world.name), pattern, operation)
     assert without in needed

@@ -18,7 +18,7 @@ from kit.judges.clients import produce
 from kit.judges.gaps import plain_messages
 from kit.judges.scrape import ask
 from kit.runs.commands import mirror, wait_until, write_config
-from kit.runs.inline_run import InlineRun
+from kit.runs.inline_run import InlineRun, mirror_to_cluster
 from kit.servers.machine import free_ports
 from kit.servers.prometheus import Prometheus, names, promtool
 from logmirror.config.environment import METRICS_PORT
@@ -133,8 +133,8 @@ def test_series_of_the_unit_tests_are_those_of_the_catalogue():
 def test_texts_of_alerts_use_labels_that_their_series_have():
     for rule in rules():
         used = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
-        assert used <= {"instance", "mirror", "destination"}
-        assert ("instance" in used) != ("mirror" in used), rule["alert"]
+        assert used <= {"instance", "mirror", "destination", "source"}
+        assert len(used & {"instance", "mirror", "source"}) == 1, rule["alert"]
         assert {"summary", "description"} == set(rule["annotations"])
 
 
@@ -148,7 +148,13 @@ def scraped(cli_broker, tmp_path_factory):
     topic = cli_broker.create_topic("monitoring", 2)
     limits = {"max_time_ms": 200, "max_offsets": 20}
     one = mirror(topic, cli_broker.bootstrap, folder, name="orders", **limits)
-    config = write_config(folder / "config.json", one, metrics_prefix="mirror_v3")
+    two = cli_broker.create_topic("of-groups", 1)
+    servers = (cli_broker.bootstrap, cli_broker.bootstrap)
+    standby = mirror_to_cluster(
+        two, *servers, name="standby", topic=f"{two}-2", offsets="translate"
+    )
+    standby["groups"] = {"source-alias": "primary", "interval-ms": 500, "sync-group-offsets": True}
+    config = write_config(folder / "config.json", one, standby, metrics_prefix="mirror_v3")
     port = free_ports(1)[0]
     arguments = ("--log-format", "json")
     with InlineRun(config, *arguments, folder=folder, environment={METRICS_PORT: str(port)}) as run:
@@ -162,6 +168,10 @@ def scraped(cli_broker, tmp_path_factory):
             wait_until(
                 lambda: prometheus.query("logmirror_mirror_records_total == 100"),
                 what=lambda: f"a scrape of 100 records: {run.text}",
+            )
+            wait_until(
+                lambda: prometheus.query("logmirror_groups_checkpoint_seconds"),
+                what=lambda: f"a scrape of groups: {run.text}",
             )
             again = "rate(logmirror_destination_flushes_total[1m])"
             wait_until(lambda: prometheus.query(again), what=lambda: "one more scrape")
@@ -228,5 +238,5 @@ def test_what_is_scraped_is_the_catalogue_and_both_families_are_there(scraped):
     assert wanted <= families
     assert families - wanted <= {name for name in families if name.startswith("process_")}
     assert prometheus.query("mirror_v3_destination_offset_verified")
-    (series,) = prometheus.query("sum by (mirror) (mirror_v3_destination_records_total)")
+    (series,) = prometheus.query("sum by (mirror) (mirror_v3_destination_records_total > 0)")
     assert (series["metric"]["mirror"], series["value"][1]) == ("orders", "100")
