@@ -173,3 +173,62 @@ def handle_signals(request: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in zip(STOP_SIGNALS, before, strict=True):
             signal.signal(number, handler)
+
+
+# -- commands that have nothing to flush -----------------------------------------------------------
+
+INTERRUPT_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Interrupt:
+    """The state of `interrupts` in the main thread."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.is_pending = False
+
+
+_interrupt = _Interrupt()
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt within the block at the first of `INTERRUPT_SIGNALS`.
+
+    Later ones are ignored, so that what the block cleans up is not left half done. Only in the main
+    thread.
+    """
+    received: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        if not received:
+            received.append(number)
+            if not _interrupt.held:
+                raise KeyboardInterrupt
+            _interrupt.is_pending = True
+
+    before = [signal.signal(number, handle) for number in INTERRUPT_SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(INTERRUPT_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold the KeyboardInterrupt of `interrupts` back until the block ends.
+
+    A process that is started within it is known to who ends it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _interrupt.held += 1
+    try:
+        yield
+    finally:
+        _interrupt.held -= 1
+        if not _interrupt.held and _interrupt.is_pending:
+            _interrupt.is_pending = False
+            raise KeyboardInterrupt

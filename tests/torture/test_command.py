@@ -5,13 +5,18 @@ The trials with real processes run once on loopback, judged by the exit code and
 """
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from kit.runs.commands import mirror, write_config
+from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import mirror_to_cluster
 from kit.servers.machine import HOST
 from kit.tiers import NIGHTLY
@@ -145,3 +150,41 @@ def test_a_flow_with_new_offsets_takes_part_in_the_trials(tmp_path):
     assert verdict["clean"] is True
     assert verdict["real"]["kills"] == 2
     assert verdict["real"]["missed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("moment", "numbers"),
+    [
+        ("real processes: brokers", [signal.SIGTERM]),
+        ("trial 2 of 2", [signal.SIGINT, signal.SIGTERM]),
+        ("final run without faults", [signal.SIGTERM, signal.SIGTERM]),
+    ],
+)
+def test_an_interrupted_torture_stops_its_processes_and_deletes_its_files(
+    tmp_path, moment, numbers
+):
+    """At the start, at work, and at the end; a second signal changes nothing."""
+    config = write_config(tmp_path / "config.json", mirror("t", f"{HOST}:1", tmp_path / "root"))
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    options = ("--seeds", "0", "--kills", "2", "--faults", "kill", "-c", str(config))
+    command = [sys.executable, "-m", "logmirror", "torture", *options]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as program:
+        assert program.stderr
+        for line in program.stderr:
+            if moment in line:
+                break
+        children = psutil.Process(program.pid)
+        wait_until(lambda: children.children(recursive=True), what=lambda: "a process")
+        left = children.children(recursive=True)
+
+        for number in numbers:
+            program.send_signal(number)
+
+        assert program.wait(30) == 130
+        assert "interrupted; all processes of the torture were stopped" in program.stderr.read()
+    assert not any(process.is_running() for process in left)
+    running = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+    assert [words for words in running if any(str(folder) in word for word in words)] == []
+    assert list(folder.iterdir()) == []

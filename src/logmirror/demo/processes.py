@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.config.environment import METRICS_PORT
 from logmirror.errors import UnavailableError
+from logmirror.stopping import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,11 +136,12 @@ class Commands:
 
     def start(self, *arguments: str, log: str, output: Path | None = None) -> Command:
         """Start `logmirror` with these arguments; its log is `logs/<log>.log`."""
-        command = Command(
-            list(arguments),
-            log=self._logs / f"{log}.log",
-            folder=self._temporary,
-            output=output,
-        )
-        self._started.append(command)
+        with uninterrupted():
+            command = Command(
+                list(arguments),
+                log=self._logs / f"{log}.log",
+                folder=self._temporary,
+                output=output,
+            )
+            self._started.append(command)
         return command

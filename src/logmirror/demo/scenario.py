@@ -12,16 +12,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import re
 import shutil
-import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final
 
 from logmirror.archive.naming import NATIVE, PARQUET
 from logmirror.clock import SYSTEM_CLOCK
@@ -32,9 +30,7 @@ from logmirror.demo.producing import FlightProducer
 from logmirror.demo.replicas import FileReplica, TopicReplica, verify_faults
 from logmirror.demo.screen import Screen
 from logmirror.errors import CorruptionError, LogmirrorError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from logmirror.stopping import interrupts
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
@@ -62,7 +58,7 @@ def run_demo(keep: Path | None) -> None:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP. All commands have been stopped.
     """
     folder = _make_folder(keep)
-    with _signals_interrupt():
+    with interrupts():
         try:
             _Scenario(folder).run()
         except KeyboardInterrupt:
@@ -258,7 +254,7 @@ class _Scenario:
         self._screen.print(next_steps.text(self._folder, address, standby))
 
 
-# -- the folder, and signals -----------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def _make_folder(keep: Path | None) -> Path:
@@ -283,19 +279,3 @@ def _make_folder(keep: Path | None) -> Path:
             "the folder for the demo cannot be used", folder=str(keep), cause=str(error)
         ) from error
     return keep.resolve()
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, as on Ctrl-C, so that all commands stop."""
-
-    def interrupt(_number: int, _frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -12,6 +12,7 @@ import typer
 
 from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import UsageError
+from logmirror.stopping import interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,10 +74,15 @@ def torture(  # noqa: PLR0913  # one parameter for each option
 
     request = _Request(first, _selected(faults), _flows(config), command, report)
     verdict = Verdict(seed=first)
-    if seeds:
-        _simulate(verdict, request, seeds)
-    if kills and verdict.is_clean:
-        _run_trials(verdict, request, kills)
+    try:
+        with interrupts():
+            if seeds:
+                _simulate(verdict, request, seeds)
+            if kills and verdict.is_clean:
+                _run_trials(verdict, request, kills)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; all processes of the torture were stopped", err=True)
+        raise typer.Exit(130) from None
     if not verdict.seeds and verdict.real is None:
         raise UsageError(
             "nothing to run",

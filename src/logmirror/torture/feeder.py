@@ -128,8 +128,11 @@ class Feeder:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self._stop.set()  # the thread may wait for a broker that does not respond
+        else:
+            self.stop()
 
     def stop(self) -> None:
         """Stop producing, and leave no transaction open."""

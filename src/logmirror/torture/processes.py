@@ -20,6 +20,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.config.environment import METRICS_PORT
 from logmirror.errors import UnavailableError
 from logmirror.failpoints import VARIABLE
+from logmirror.stopping import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,12 +54,27 @@ def free_port(host: str) -> int:
         return port
 
 
+_children: list[_Process] = []
+"""All that were started, also those that nothing else refers to after an interrupt."""
+
+
+@contextlib.contextmanager
+def ending_children() -> Iterator[None]:
+    """Kill, at the end of the block, what was started within it and still runs."""
+    try:
+        yield
+    finally:
+        for child in _children:
+            child.kill()
+        _children.clear()
+
+
 class _Process:
     """A child process in its own session, with its output in a file."""
 
     def __init__(self, module: str, arguments: list[str], log: Path, **environment: str) -> None:
         self.log = log
-        with log.open("ab") as output:
+        with log.open("ab") as output, uninterrupted():
             self.child = subprocess.Popen(  # noqa: S603  # a module of logmirror
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -72,6 +88,7 @@ class _Process:
                 },
                 start_new_session=True,
             )
+            _children.append(self)
 
     @property
     def is_alive(self) -> bool:

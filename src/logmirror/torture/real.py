@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.testing.checker import History, Truth
 from logmirror.torture.feeder import Feeder, number_of
-from logmirror.torture.processes import PARTITIONS
+from logmirror.torture.processes import PARTITIONS, ending_children
 from logmirror.torture.session import Session
 from logmirror.torture.testbed import TOPIC, Flow, Testbed
 from logmirror.torture.translated import with_source_offsets, wrong_pairs
@@ -67,7 +67,7 @@ def run_trials(  # noqa: PLR0913  # the options of the command
         report: Called with one line of progress.
     """
     started_ms = SYSTEM_CLOCK.monotonic_ms()
-    with contextlib.ExitStack() as stack:
+    with ending_children(), contextlib.ExitStack() as stack:
         testbed = Testbed(folder, flows, stack)
         feeder = stack.enter_context(Feeder(testbed.source.address, TOPIC, PARTITIONS, seed))
         session = Session(testbed, feeder, flows=flows, seed=seed, report=report)
