@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from broker_report import groups_section, load_section, start_section  # noqa: E402  # after the path is set
+from checkpoints import section as checkpoint_section  # noqa: E402  # as above
 from forward_report import sections, table  # noqa: E402  # as above
 
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
@@ -216,6 +217,8 @@ number of groups depends on the limit of open files. Both brokers have \
 
 {groups_section(found["groups"])}
 
+{checkpoint_section(found["checkpoints"])}
+
 ## Kernels
 
 {kernel_table(found["kernels"]["lines"])}
@@ -239,6 +242,7 @@ def main() -> None:
         "broker": run("broker_start.py", "--rounds", options.rounds),
         "load": run("broker_load.py", "--rounds", options.rounds),
         "groups": run("broker_groups.py"),
+        "checkpoints": run("checkpoints.py"),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
     }
     PAGE.write_text(page(found, load_before))
