@@ -39,7 +39,15 @@ class MirrorMakerTools(ApacheTools):
         return result.stdout.splitlines()
 
     def start_checkpoints(  # noqa: PLR0913  # two clusters and what is translated
-        self, source: str, target: str, *, alias: str, topic: str, groups: str, folder: Path
+        self,
+        source: str,
+        target: str,
+        *,
+        alias: str,
+        topic: str,
+        groups: str,
+        folder: Path,
+        interval_s: int = 1,
     ) -> Process:
         """Start a Connect worker that translates group offsets of the source for the target.
 
@@ -50,6 +58,7 @@ class MirrorMakerTools(ApacheTools):
             topic: The topic whose offsets are translated.
             groups: A regular expression.
             folder: The worker's directory.
+            interval_s: How often checkpoints are written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         worker = {
@@ -71,7 +80,7 @@ class MirrorMakerTools(ApacheTools):
             "target.cluster.bootstrap.servers": target,
             "topics": topic,
             "groups": groups,
-            "emit.checkpoints.interval.seconds": 1,
+            "emit.checkpoints.interval.seconds": interval_s,
             "refresh.groups.interval.seconds": 1,
             "checkpoints.topic.replication.factor": 1,
             "offset-syncs.topic.replication.factor": 1,
