@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from broker_report import groups_section, load_section, start_section  # noqa: E402  # after the path is set
-from checkpoints import section as checkpoint_section  # noqa: E402  # as above
+from checkpoints_report import checkpoint_section  # noqa: E402  # as above
 from forward_report import sections, table  # noqa: E402  # as above
 
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
@@ -162,14 +162,13 @@ def page(found: dict[str, dict], load_before: float) -> str:
 
 `make bench` wrote this page on {now}: {processor()}, {mirror["cores"]} cores, \
 Python {platform.python_version()}, {versions}, load before {load_before:.1f}. \
-Compare ratios, not absolute figures: machines differ, and the same machine differs from hour to \
-hour.
+Compare ratios, not absolute figures: machines differ, and each differs from hour to hour.
 
 ## Archives and other consumers
 
 The source is one topic on Apache Kafka 4.3.1 on the same machine: {mirror["records"]:,} records \
 of {mirror["record_bytes"]} B, uncompressed, {mirror["partitions"]} partitions. Each round runs \
-every contestant once. Ratios are taken within a round; figures are medians over the rounds.
+all contestants. Ratios are taken within a round; figures are medians over the rounds.
 
 {ratio_table(mirror["ratios"])}
 
