@@ -9,8 +9,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 import e2e.test_acls as acls
 from kit.judges.clients import rows_by_librdkafka
+from kit.judges.gaps import log_bounds
 from kit.runs.commands import logmirror
-from logmirror.wire.mirrormaker import decode_checkpoint
+from logmirror.wire.mirrormaker import decode_checkpoint, decode_sync
 
 pytestmark = [pytest.mark.xdist_group("e2e-acls"), pytest.mark.timeout(600)]
 
@@ -23,10 +24,10 @@ broker = acls.broker
 class Groups(acls.World):
     """A replica with new offsets, and a group that has read a part of the source."""
 
-    def mirrored(self, **more):
+    def mirrored(self, offsets="translate", **more):
         """Copy the records with all permissions; return the mirror."""
         self.fill()
-        mirror = self.to_cluster(offsets="translate")
+        mirror = self.to_cluster(offsets=offsets)
         mirror["groups"] = {"source-alias": self.name, "include": [f"g-{self.name}"], **more}
         self.forget_progress()
         self.grant(self.all_of(mirror))
@@ -47,6 +48,23 @@ class Groups(acls.World):
         config = folder / "config.json"
         config.write_text(json.dumps({"mirrors": [mirror]}))
         return logmirror("run", "--only", "groups", "--until-now", "-c", config)
+
+    def once_without_syncs(self, mirror, folder):
+        """Translate the groups without a permission for syncs; return those there are."""
+        done = self.once(mirror, folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("offset syncs disabled") == 1, done.stderr
+        assert set(self.checkpoints()) == {7}
+        topics = self.admin.list_topics(timeout=30).topics
+        return self.syncs() if SYNCS in topics else []
+
+    def syncs(self):
+        """Upstream offsets of the syncs of the source, oldest first."""
+        found = [
+            decode_sync(row.key, row.value)
+            for row in rows_by_librdkafka(self.broker.bootstrap, SYNCS)
+        ]
+        return [one.upstream for one in found if one.topic == self.name]
 
     def checkpoints(self):
         rows = rows_by_librdkafka(self.broker.bootstrap, f"{self.name}.checkpoints.internal")
@@ -88,6 +106,37 @@ def test_a6_unreadable_checkpoints_do_not_move_a_group_back(world, tmp_path):
     world.commit(21)
     assert world.once(mirror, tmp_path).returncode == 0
     assert world.checkpoints() == [7, 21]
+
+
+def test_syncs_of_a_replica_that_keeps_offsets_are_optional(world, tmp_path):
+    mirror = world.mirrored(offsets="preserve")
+    needed = acls.printed(mirror)
+    syncs = [("topic", SYNCS, "literal", right) for right in ("Create", "Read", "Write")]
+    assert not set(syncs) & set(needed)
+    assert set(syncs) <= set(acls.printed(mirror, optional=True))
+    if SYNCS in world.admin.list_topics(timeout=30).topics:
+        world.broker.delete_topic(SYNCS)
+    world.grant([*needed, *syncs[1:]])
+    assert world.once_without_syncs(mirror, tmp_path) == []
+    world.broker.create_topic(SYNCS)
+    world.grant([*needed, *syncs[:2]])
+    assert world.once_without_syncs(mirror, tmp_path) == []
+
+    world.grant([*needed, *syncs])
+    done = world.once(mirror, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "offset syncs disabled" not in done.stderr
+    found = world.syncs()
+    assert (found[0], found[-1]) == log_range(world)
+    world.grant([*needed, syncs[0], syncs[2]])
+    assert world.once_without_syncs(mirror, tmp_path) == found
+
+
+def log_range(world):
+    """The first and the last offset of the replica."""
+    start, end = log_bounds(world.broker.bootstrap, f"copy-of-{world.name}", 0)
+    return start, end - 1
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.judges.clients import Message, produce
+from kit.judges.java_program import JavaError
 from kit.judges.mirror_client import (
     DEFAULT_POLICY,
     IDENTITY_POLICY,
-    JavaError,
     MirrorClient,
     Position,
 )

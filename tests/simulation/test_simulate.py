@@ -15,6 +15,7 @@ import pytest
 
 from kit.tiers import sized
 from logmirror.archive import claims
+from logmirror.cluster.offset_syncs import Run
 from logmirror.cluster.transactions import TransactionalProducer
 from logmirror.failpoints import POINTS
 from logmirror.mirror import histories
@@ -28,7 +29,6 @@ from logmirror.source.partition import KafkaSource
 from logmirror.testing import Anomaly
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
-from logmirror.to_kafka.offset_syncs import Run
 from logmirror.to_kafka.partition_writer import PartitionWriter
 from logmirror.to_kafka.translate_progress import PROGRESS
 from logmirror.to_kafka.translate_transfer import TranslateTransfer

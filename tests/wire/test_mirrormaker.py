@@ -1,7 +1,7 @@
 """Checkpoints and heartbeats have MirrorMaker 2's bytes, and damaged ones are refused.
 
 Method: byte vectors that MirrorMaker's own classes produced, unchanged and damaged; generated
-values. Offset syncs are in `to_kafka/test_offset_syncs.py`.
+values. Offset syncs are in `cluster/test_offset_syncs.py`.
 """
 
 from __future__ import annotations

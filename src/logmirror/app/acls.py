@@ -19,7 +19,8 @@ the destination:
     Describe
     DescribeConfigs  the cluster   DescribeConfigs: the brokers' settings
 
-With `groups`, Describe on all groups of the source, and at the destination:
+With `groups`, Describe on all groups of the source, and on the topic of the offset syncs Read
+(translate) or Create, Read and Write (preserve: optional). At the destination:
 
     Read, Write,     checkpoints   Fetch, Produce, CreateTopics
     Create
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
 
 _CLUSTER: Final = "kafka-cluster"
 """What Kafka calls the resource that is the cluster itself."""
+
+_SYNCS: Final = "offset syncs as MirrorMaker 2 writes them"
+_SYNC_RIGHTS: Final = ("Create", "Read", "Write")
+"""Of replicas that keep offsets: what the topic has is read before anything is written."""
 
 _BY_CERTIFICATE: Final = "the principal is in a certificate or token, which only brokers map"
 
@@ -151,8 +156,7 @@ def _of_syncs(destination: str) -> list[Acl]:
     syncs = syncs_topic(destination)
     if syncs is None:
         return []
-    lost = "offset syncs as MirrorMaker 2 writes them"
-    return [_topic(syncs, operation, lost, is_optional=True) for operation in ("Create", "Write")]
+    return [_topic(syncs, name, _SYNCS, is_optional=True) for name in ("Create", "Write")]
 
 
 def _of_groups(link: LinkSpec) -> Iterator[tuple[ConnectionSettings, list[Acl]]]:
@@ -161,6 +165,8 @@ def _of_groups(link: LinkSpec) -> Iterator[tuple[ConnectionSettings, list[Acl]]]
     syncs = syncs_topic(link.destination)
     if syncs and any(one.written.offsets == "translate" for one in link.replicas):
         found.append(_topic(syncs, "Read", "translating committed offsets"))
+    if syncs and any(one.written.offsets == "preserve" for one in link.replicas):
+        found += [_topic(syncs, name, _SYNCS, is_optional=True) for name in _SYNC_RIGHTS]
     yield link.source, found
     policy, alias = ReplicationPolicy(), link.source_alias
     checkpoints, copied = policy.checkpoints_topic(alias), policy.remote_topic(alias, HEARTBEATS)

@@ -27,6 +27,7 @@ from pyspark.daemon import manager
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.offset_syncs import OffsetSyncWriter
 from logmirror.errors import UsageError
 from logmirror.mirror.follow import SlotLink
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec, SliceResult
@@ -41,7 +42,6 @@ from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
 from logmirror.to_kafka.gap_writer import GapWriter
-from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
 from logmirror.to_kafka.preserve_transfer import PreserveTransfer
 from logmirror.to_kafka.producer_sessions import ProducerSessions
 from logmirror.to_kafka.tail_check import TailCheck

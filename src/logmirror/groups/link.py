@@ -1,6 +1,7 @@
 """One source and one target: translates the groups of the source, round by round.
 
     committed offsets -> offset syncs -> log ends -> checkpoints -> offsets at the target
+                                                  -> offset syncs of replicas that keep offsets
 
 Invariants:
 1. Offset syncs are read before the log ends of the replicas: no pair is beyond its log.
@@ -21,6 +22,7 @@ from logmirror.cluster.groups import GroupOffset
 from logmirror.errors import LogmirrorError
 from logmirror.groups.checkpoint_topics import CheckpointTopics
 from logmirror.groups.emission import Position
+from logmirror.groups.preserved_syncs import PreservedSyncs
 from logmirror.groups.replicas import (
     CONSUMERS,
     NO_EPOCH,
@@ -115,6 +117,17 @@ class Link:
             decoder=decoder,
             clock=clock,
         )
+        self._preserved_syncs = PreservedSyncs(
+            source,
+            target,
+            alias=spec.destination,
+            mirror=spec.replicas[0].mirror,
+            decoder=decoder,
+            clock=clock,
+        )
+        self._preserved: dict[TopicPartition, TopicPartition] = {}
+        """Replicas that keep offsets, of partitions that groups have committed."""
+
         self._target_sync = TargetSync(target) if spec.commits else None
         self._known: dict[str, _Known] = {}
         self._targets: set[TopicPartition] = set()
@@ -124,6 +137,7 @@ class Link:
     def close(self) -> None:
         """Close what this opened; the clients stay open."""
         self._topics.close()
+        self._preserved_syncs.close()
 
     def round(self) -> Round:
         """Read, translate and write once.
@@ -143,6 +157,7 @@ class Link:
         for group, one in changed.items():
             due += self._translate(group, one)
         self._topics.write(due)
+        self._preserved_syncs.write(self._preserved, self._logs)
         self._known |= changed
         done.checkpoints = len(due)
         for one in self._known.values():
@@ -160,6 +175,7 @@ class Link:
                 self._known.clear()  # another process has written: compare all again
             return
         self._known.clear()
+        self._preserved_syncs.close()  # another process may have written
         self._topics.begin()
         if (error := self._topics.unreadable) is not None:
             facts = {**error.facts, "error": error.message, "hint": "permit Read on the topic"}
@@ -207,6 +223,9 @@ class Link:
         """Read the bounds of the replicas; return whether one has changed."""
         for one in changed.values():
             self._targets.update(replica.target for replica, _ in one.replicas)
+            for replica, _ in one.replicas:
+                if replica.written.offsets == "preserve":
+                    self._preserved.setdefault(replica.source, replica.target)
         topics = described(self._target, {target.topic for target in self._targets})
         found = logs(self._target, topics, self._targets)
         for name, topic in topics.items():
@@ -214,6 +233,9 @@ class Link:
                 self._topic_ids[name] = topic.topic_id
                 self._topics.last.forget(name)
                 self._known.clear()
+                for source, target in self._preserved.items():
+                    if target.topic == name:
+                        self._preserved_syncs.forget(source)
         before, self._logs = self._logs, found
         if any(log.start != before.get(one, log).start for one, log in found.items()):
             self._known.clear()  # also what was exact may begin later now

@@ -56,6 +56,11 @@ class SyncIndex:
         return len(self._upstream)
 
     @property
+    def last(self) -> Sync:
+        """The last pair of the topic. There is one."""
+        return Sync(int(self._upstream[-1]), int(self._downstream[-1]))
+
+    @property
     def pairs(self) -> NDArray[np.int64]:
         """Shape (n, 2): upstream and downstream."""
         return np.column_stack((self._upstream, self._downstream))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final, cast
 
+from logmirror.cluster.offset_syncs import OffsetSyncWriter
 from logmirror.cluster.properties import ConnectionSettings
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.follow import FollowWindow
@@ -26,7 +27,6 @@ from logmirror.to_archive.shared_read import carry_out
 from logmirror.to_archive.snapshot_transfer import SnapshotTransfer
 from logmirror.to_archive.transfer import Transfer
 from logmirror.to_kafka.gap_writer import GapWriter
-from logmirror.to_kafka.offset_syncs import OffsetSyncWriter
 from logmirror.to_kafka.preserve_destination import LaneClusters, PreserveDestination
 from logmirror.to_kafka.preserve_transfer import PreserveTransfer
 from logmirror.to_kafka.producer_sessions import ProducerSessions

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror import failpoints
 from logmirror.cluster.client import LATEST
+from logmirror.cluster.offset_syncs import create_sync_topic
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
 from logmirror.mirror.ports import Begun
 from logmirror.to_kafka.idempotence import target
-from logmirror.to_kafka.offset_syncs import create_sync_topic
 from logmirror.to_kafka.preserve_destination import PreserveDestination
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,

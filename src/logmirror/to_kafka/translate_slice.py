@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from logmirror.cluster.offset_syncs import Run, SyncRule
 from logmirror.errors import InternalError
 from logmirror.mirror.ports import SliceResult
 from logmirror.to_kafka.idempotence import target
-from logmirror.to_kafka.offset_syncs import Run, SyncRule
 from logmirror.to_kafka.preserve_slice import NOTHING, KafkaSlice, Written
 from logmirror.to_kafka.translate_progress import flow_key
 

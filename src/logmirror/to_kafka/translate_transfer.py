@@ -23,6 +23,7 @@ import numpy as np
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST
+from logmirror.cluster.offset_syncs import OffsetSyncWriter, Run, thinned
 from logmirror.errors import (
     FencedError,
     LogmirrorError,
@@ -34,7 +35,6 @@ from logmirror.mirror.follow import SLICE_MS
 from logmirror.source.gaps import batch_gaps, check_dense, unexplained_gap
 from logmirror.to_kafka.following import Following, attempt
 from logmirror.to_kafka.idempotence import SEQUENCE_MASK
-from logmirror.to_kafka.offset_syncs import OffsetSyncWriter, Run, thinned
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,
     Progress,

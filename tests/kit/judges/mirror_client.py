@@ -5,13 +5,10 @@ It reads checkpoints and heartbeats that logmirror wrote, and decides by the nam
 
 from __future__ import annotations
 
-import json
-import select
-import subprocess
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from kit.judges.java_program import JavaProgram
 from kit.servers.apache import VERSIONS, ApacheTools
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ IDENTITY_POLICY: Final = "org.apache.kafka.connect.mirror.IdentityReplicationPol
 
 _SOURCE: Final = Path(__file__).with_name("MirrorClientJudge.java")
 _READ_MS: Final = 20_000
-_RESPONSE_S: Final = 60
 
 
 class MirrorClientTools(ApacheTools):
@@ -32,10 +28,6 @@ class MirrorClientTools(ApacheTools):
     artifacts: ClassVar[tuple[str, ...]] = ("connect-mirror-client",)
 
 
-class JavaError(Exception):
-    """The client threw an exception: its class and its message."""
-
-
 class Position(NamedTuple):
     """An offset that a group can commit at the target."""
 
@@ -43,7 +35,7 @@ class Position(NamedTuple):
     metadata: str
 
 
-class MirrorClient:
+class MirrorClient(JavaProgram):
     """A running client of one cluster; a context manager. Each method raises JavaError.
 
     Args:
@@ -60,24 +52,13 @@ class MirrorClient:
         version: str = VERSIONS[-1],
     ) -> None:
         given = {"bootstrap.servers": bootstrap, **(properties or {})}
-        self._command = MirrorClientTools(version).application(
-            _SOURCE,
-            "org.apache.kafka.connect.mirror.MirrorClientJudge",
-            *(f"{name}={value}" for name, value in given.items()),
+        super().__init__(
+            MirrorClientTools(version).application(
+                _SOURCE,
+                "org.apache.kafka.connect.mirror.MirrorClientJudge",
+                *(f"{name}={value}" for name, value in given.items()),
+            )
         )
-
-    def __enter__(self) -> Self:
-        self._errors = tempfile.TemporaryFile()
-        # The program ends with its input, and so with this process.
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
 
     # -- offsets -----------------------------------------------------------------------------------
 
@@ -88,33 +69,33 @@ class MirrorClient:
             alias: Of the source.
             group: A consumer group.
         """
-        return _positions(self._request("translateOffsets", alias, group, str(_READ_MS)))
+        return _positions(self.request("translateOffsets", alias, group, str(_READ_MS)))
 
     def remote_consumer_offsets(self, alias: str, group: str) -> dict[tuple[str, int], Position]:
         """`MirrorClient.remoteConsumerOffsets`: the same, by a client of its own."""
-        return _positions(self._request("remoteConsumerOffsets", group, alias, str(_READ_MS)))
+        return _positions(self.request("remoteConsumerOffsets", group, alias, str(_READ_MS)))
 
     # -- names of topics ---------------------------------------------------------------------------
 
     def upstream_clusters(self) -> set[str]:
         """Return the aliases of all clusters from which heartbeats arrive."""
-        return set(self._request("upstreamClusters"))
+        return set(self.request("upstreamClusters"))
 
     def replication_hops(self, alias: str) -> int:
         """Return the number of replications between a cluster and this one; -1: none."""
-        return int(self._request("replicationHops", alias))
+        return int(self.request("replicationHops", alias))
 
     def checkpoint_topics(self) -> set[str]:
         """Return the topics that have checkpoints."""
-        return set(self._request("checkpointTopics"))
+        return set(self.request("checkpointTopics"))
 
     def heartbeat_topics(self) -> set[str]:
         """Return the topics that have heartbeats, of this cluster too."""
-        return set(self._request("heartbeatTopics"))
+        return set(self.request("heartbeatTopics"))
 
     def remote_topics(self) -> set[str]:
         """Return the topics that are replicas, without internal ones."""
-        return set(self._request("remoteTopics"))
+        return set(self.request("remoteTopics"))
 
     def names(self, alias: str, topics: Iterable[str]) -> list[dict[str, Any]]:
         """Return what the policy decides by the name of each topic, without a connection.
@@ -123,7 +104,7 @@ class MirrorClient:
             alias: An alias, whose topics are named too.
             topics: Names, legal or not, without tabs and line ends.
         """
-        found: list[dict[str, Any]] = self._request("names", alias, *topics)
+        found: list[dict[str, Any]] = self.request("names", alias, *topics)
         return found
 
     # -- records -----------------------------------------------------------------------------------
@@ -134,7 +115,7 @@ class MirrorClient:
         Returns:
             Group, topic, partition, offset in the source, offset in the target, metadata.
         """
-        return [tuple(row) for row in self._request("checkpoints", topic)]
+        return [tuple(row) for row in self.request("checkpoints", topic)]
 
     def heartbeats(self, topic: str) -> list[tuple[str, str, int]]:
         """Return all heartbeats of a topic as MirrorMaker's class decodes them, oldest first.
@@ -142,24 +123,7 @@ class MirrorClient:
         Returns:
             Alias of the source, alias of the target, time in ms.
         """
-        return [tuple(row) for row in self._request("heartbeats", topic)]
-
-    def _request(self, *fields: str) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\t".join(fields).encode() + b"\n")
-        self._process.stdin.flush()
-        is_ready, _, _ = select.select([self._process.stdout], [], [], _RESPONSE_S)
-        line = self._process.stdout.readline() if is_ready else b""
-        if not line:
-            self._errors.seek(0)
-            log = self._errors.read().decode(errors="replace")[-4000:]
-            message = f"no response to {fields[0]} within {_RESPONSE_S} s: {log}"
-            raise TimeoutError(message)
-        response = json.loads(line)
-        if "error" in response:
-            raise JavaError(response["error"])
-        return response["result"]
+        return [tuple(row) for row in self.request("heartbeats", topic)]
 
 
 def _positions(rows: list[Any]) -> dict[tuple[str, int], Position]:

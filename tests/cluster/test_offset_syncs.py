@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from kit.judges.clients import rows_by_librdkafka
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.cluster.properties import connection_settings
-from logmirror.errors import CorruptionError
-from logmirror.model import TopicPartition
-from logmirror.to_kafka.offset_syncs import (
+from logmirror.cluster.offset_syncs import (
     OffsetSyncWriter,
     Run,
     SyncRule,
     create_sync_topic,
     thinned,
 )
+from logmirror.cluster.properties import connection_settings
+from logmirror.errors import CorruptionError
+from logmirror.model import TopicPartition
 from logmirror.wire.mirrormaker import (
     OffsetSync,
     decode_sync,

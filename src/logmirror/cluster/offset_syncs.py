@@ -3,8 +3,11 @@
 MirrorMaker's checkpoint task, its `RemoteClusterUtils` and other readers of the topic use them to
 translate consumer group offsets. `wire.mirrormaker` has the bytes.
 
+    offsets: translate    `to_kafka` writes them, with each transaction
+    offsets: preserve     `groups` writes them, round by round, if the mirror has `groups`
+
 Invariants:
-1. Only pairs of committed transactions are written, in ascending order for each writer.
+1. Only pairs of records that the replica keeps are written, in ascending order for each writer.
 2. No record is a tombstone: MirrorMaker's readers fail on one.
 3. A failed write does no harm. Replication does not depend on syncs, and a reader without a pair
    translates to an earlier offset, never to a later one.
@@ -13,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.model import TimestampType, TopicPartition
@@ -21,7 +24,7 @@ from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, syncs_topic
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -37,6 +40,11 @@ SYNCS_MAX: Final = 10
 64, and compaction keeps the last one."""
 
 _IN_FLIGHT_MAX: Final = 10
+
+_BATCH_RECORDS: Final = 1_000
+"""The most syncs in one batch; one with the longest name has some 300 bytes."""
+
+_T = TypeVar("_T")
 
 
 class Run(NamedTuple):
@@ -69,7 +77,8 @@ class SyncRule:
         found: list[tuple[int, int]] = []
         for run in runs:
             if run.count:
-                found += self._due(run)
+                shift = run.upstream - run.downstream
+                found += [(at + shift, at) for at in self.downstream_due(run)]
         return found
 
     def flush(self) -> list[tuple[int, int]]:
@@ -77,7 +86,11 @@ class SyncRule:
         delayed, self._delayed = self._delayed, None
         return [] if delayed is None else [delayed]
 
-    def _due(self, run: Run) -> list[tuple[int, int]]:
+    def downstream_due(self, run: Run) -> range:
+        """Add a run that was written; return the downstream offsets of the pairs that are due.
+
+        The same as `due` for a run of any length, without making the pairs.
+        """
         up, down, count = run
         previous_up, previous_down = self._previous
         self._previous = last = (up + count - 1, down + count - 1)
@@ -85,22 +98,24 @@ class SyncRule:
         first = max(self._last_downstream + step, down)
         if self._last_downstream < 0 or up - previous_up != 1 or down < previous_down:
             first = down
-        pairs = [(up + at - down, at) for at in range(first, down + count, step)]
-        if pairs:
-            self._last_downstream = pairs[-1][1]
-        self._delayed = last if not pairs or pairs[-1] != last else None
-        return pairs
+        found = range(first, down + count, step)
+        if found:
+            self._last_downstream = found[-1]
+        self._delayed = last if not found or found[-1] != last[1] else None
+        return found
 
 
-def thinned(pairs: Sequence[tuple[int, int]], most: int = SYNCS_MAX) -> list[tuple[int, int]]:
+def thinned(pairs: Sequence[_T], most: int = SYNCS_MAX) -> list[_T]:
     """At most `most` of the pairs, evenly spread, including the first and the last."""
     if len(pairs) <= most:
         return list(pairs)
     return [pairs[at * (len(pairs) - 1) // (most - 1)] for at in range(most)]
 
 
-def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> None:
+def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> bool:
     """Create the topic for syncs; log a warning if it cannot be created.
+
+    Returns whether there is such a topic.
 
     Args:
         source: The source cluster.
@@ -117,12 +132,12 @@ def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> None
             "offset syncs disabled: the destination's name is not valid in a topic name",
             extra={"facts": {"mirror": mirror, "destination": alias}},
         )
-        return
+        return False
     try:
         source.admin.create_topic(topic, partition_count=1, configs={"cleanup.policy": "compact"})
     except UsageError as error:
         if error.facts.get("error") == "TOPIC_ALREADY_EXISTS":
-            return
+            return True
         try:
             source.topic(topic)
         except UsageError:
@@ -138,6 +153,8 @@ def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> None
                     }
                 },
             )
+            return False
+    return True
 
 
 class OffsetSyncWriter:
@@ -164,13 +181,32 @@ class OffsetSyncWriter:
         self._collect(block=False)
         if self._where is None or not pairs or self._pipeline.in_flight() >= _IN_FLIGHT_MAX:
             return
-        key, now_ms = encode_sync_key(partition), self._clock.now_ms()
+        key = encode_sync_key(partition)
+        self._pipeline.send([(self._where, self._batch([(key, pair) for pair in pairs]))])
+
+    def write_and_wait(self, syncs: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
+        """Write the syncs of several partitions; nothing else is in flight.
+
+        Raises:
+            UsageError: The topic is missing, or refuses writes of this user.
+            LogmirrorError: Syncs may have been written.
+        """
+        keyed = [(encode_sync_key(one), pair) for one, pairs in syncs.items() for pair in pairs]
+        for first in range(0, len(keyed) if self._where else 0, _BATCH_RECORDS):
+            batch = self._batch(keyed[first : first + _BATCH_RECORDS])
+            self._pipeline.send([(cast("TopicPartition", self._where), batch)])
+            while self._pipeline.in_flight():
+                for response in self._pipeline.collect(block=True):
+                    if response.error is not None:
+                        raise response.error
+
+    def _batch(self, syncs: Sequence[tuple[bytes, tuple[int, int]]]) -> memoryview:
+        now_ms = self._clock.now_ms()
         records = [
             Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), ())
-            for at, pair in enumerate(pairs)
+            for at, (key, pair) in enumerate(syncs)
         ]
-        batch = memoryview(bytearray(encode_reference(records, leader_epoch=-1)))
-        self._pipeline.send([(self._where, batch)])
+        return memoryview(bytearray(encode_reference(records, leader_epoch=-1)))
 
     def finish(self) -> None:
         """Wait for the syncs in flight."""
