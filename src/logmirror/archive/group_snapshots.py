@@ -5,7 +5,7 @@ Readers order snapshots by number. Times are of the writers' clocks, and may go 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
@@ -45,8 +45,7 @@ class Findings(NamedTuple):
 
 def timestamp(time_ms: int) -> str:
     """Return a time as RFC 3339 has it, in UTC, with milliseconds."""
-    seconds, milliseconds = divmod(time_ms, 1000)
-    found = datetime.fromtimestamp(seconds, UTC).replace(microsecond=milliseconds * 1000)
+    found = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
