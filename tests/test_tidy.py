@@ -169,7 +169,11 @@ def test_every_crash_point_is_reached_somewhere_and_no_other() -> None:
         and isinstance(node.args[0], ast.Constant)
     }
 
-    assert reached == {*failpoints.POINTS, *failpoints.GROUP_POINTS}
+    assert reached == {
+        *failpoints.POINTS,
+        *failpoints.GROUP_POINTS,
+        *failpoints.SNAPSHOT_POINTS,
+    }
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -312,7 +312,13 @@ def kafka_acls(settings: Settings, *, principal: str | None = None) -> list[Clus
     return needed_acls(settings, principal)
 
 
-def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupPlan]:
+def plan_groups(
+    settings: Settings,
+    groups: Collection[str] = (),
+    *,
+    offsets_from: str | None = None,
+    at_ms: int | None = None,
+) -> list[GroupPlan]:
     """Translate the source's consumer groups for every replica in another cluster. Only reads.
 
     Groups are those of consumers with committed offsets of mirrored partitions. Where a replica
@@ -322,14 +328,23 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
     Args:
         settings: From `load`.
         groups: Only these. Empty: all.
+        offsets_from: The name of an archive of the mirrors. The committed offsets are those of its
+            newest snapshot, and the source is not contacted. None: those of the source now.
+        at_ms: Use the newest snapshot at or before this time, in milliseconds since 1970.
 
     Raises:
-        UsageError: A group of `groups` does not exist; no permission.
-        UnavailableError: A cluster did not respond.
+        UsageError: A group of `groups` does not exist; no permission; no such archive or snapshot.
+        UnavailableError: A cluster or a store did not respond.
+        CorruptionError: The snapshot is damaged.
     """
     from logmirror.app import groups as app  # noqa: PLC0415  # see the module
+    from logmirror.app.archived_offsets import OffsetsFrom  # noqa: PLC0415  # see the module
 
-    return app.plan_groups(settings, groups)
+    if offsets_from is None:
+        if at_ms is not None:
+            raise UsageError("a time is only for offsets from an archive")
+        return app.plan_groups(settings, groups)
+    return app.plan_groups(settings, groups, OffsetsFrom(offsets_from, at_ms))
 
 
 def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:

@@ -73,6 +73,13 @@ GROUP_POINTS: Final = (
 )
 """The same for groups of consumers, which no flow waits for."""
 
+SNAPSHOT_POINTS: Final = (
+    "snapshot.ready",  # all offsets read, nothing written
+    "snapshot.created",  # snapshot durable, older ones not pruned
+    "snapshot.pruned",  # one more of the older ones deleted
+)
+"""The same for their snapshots beside archives."""
+
 _reached: dict[str, int] = {}
 _listeners: list[Callable[[str], None]] = []
 

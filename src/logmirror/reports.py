@@ -133,6 +133,13 @@ class VerifyReport:
     unfinished_compactions: tuple[OffsetRange, ...] = ()
     """Merged objects whose parts were not all deleted. The next `compact` deletes them."""
 
+    group_snapshots: int | None = None
+    """Intact snapshots of the mirror's group offsets, in the report of its first partition at the
+    archive. None: there are none."""
+
+    groups_as_of_ms: int | None = None
+    """When the offsets of the newest of them were read, ms since 1970."""
+
     problems: tuple[Problem, ...] = ()
     """Every finding. Empty: the replica is verified as far as was requested."""
 
@@ -351,6 +358,10 @@ class GroupPlan:
 
     target_state: str
     """The state at the destination. Empty if the group does not exist there."""
+
+    as_of_ms: int | None = None
+    """When the committed offsets were read, ms since 1970, if they are from a snapshot beside an
+    archive. `source_state` is empty then."""
 
     steps: tuple[GroupStep, ...]
     """By source topic and partition."""

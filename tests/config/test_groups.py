@@ -3,6 +3,7 @@
 import pytest
 
 from kit.runs.configs import ABSENT, complaints, mirror, settings_of
+from logmirror.app.specs import archive_link_specs, link_specs
 from logmirror.config.groups_model import GroupsSettings
 
 STANDBY = {"type": "kafka", "bootstrap-servers": "standby:9092", "name": "standby"}
@@ -23,6 +24,8 @@ def test_a_minimal_section_gets_every_default():
         exclude=("console-consumer-.*", "__.*"),
         interval_ms=5000,
         sync_group_offsets=False,
+        archive_interval_ms=60_000,
+        keep_archived=100,
     )
 
 
@@ -35,11 +38,19 @@ def test_a_minimal_section_gets_every_default():
         ({"source-alias": "a", "include": []}, "include", "must list at least one"),
         ({"source-alias": "a", "exclude": ["("]}, "exclude[0]", "is not a regular expression"),
         ({"source-alias": "a", "interval-ms": 99}, "interval-ms", "must be 100 or more"),
+        (
+            {"source-alias": "a", "archive-interval-ms": 3_600_001},
+            "archive-interval-ms",
+            "must be 3600000 or less",
+        ),
+        ({"source-alias": "a", "keep-archived": 0}, "keep-archived", "must be 1 or more"),
         ({"source-alias": "a", "sync-group-offset": True}, "sync-group-offset", "unknown key"),
     ],
 )
 def test_what_is_wrong_is_reported_with_its_place(groups, place, message):
-    [(found, problem)] = complaints(replica(groups=groups)).items()
+    both = {"destinations": [STANDBY, {"type": "filesystem", "root": "/data", "name": "files"}]}
+    both["flush"] = {"max-time-ms": 60000, "max-bytes": 1048576, "max-offsets": 1000}
+    [(found, problem)] = complaints(replica(groups=groups, **both)).items()
 
     assert found == f"mirrors[0].groups.{place}"
     assert message in problem
@@ -57,8 +68,34 @@ def test_an_alias_of_two_clusters_is_refused():
     assert "mirrors[0] uses it for another source cluster" in problem
 
 
-def test_an_archive_has_no_groups():
-    [(place, problem)] = complaints(mirror("orders", groups={"source-alias": "a"})).items()
+@pytest.mark.parametrize("key", ["interval-ms", "sync-group-offsets"])
+def test_what_only_replicas_use_is_refused_for_archives_alone(key):
+    groups = {"source-alias": "a", key: 500 if key == "interval-ms" else True}
+    [(place, problem)] = complaints(mirror("orders", groups=groups)).items()
 
-    assert place == "mirrors[0].groups"
+    assert place == f"mirrors[0].groups.{key}"
     assert "is only for destinations of type kafka" in problem
+
+
+@pytest.mark.parametrize("key", ["archive-interval-ms", "keep-archived"])
+def test_what_only_archives_use_is_refused_for_replicas_alone(key):
+    [(place, problem)] = complaints(replica(groups={"source-alias": "a", key: 500})).items()
+
+    assert place == f"mirrors[0].groups.{key}"
+    assert "is only for destinations of type filesystem or s3" in problem
+
+
+def test_the_groups_of_an_archive_become_one_link_for_each_archive():
+    groups = {"source-alias": "a", "archive-interval-ms": 500, "keep-archived": 7}
+    files = {"type": "filesystem", "root": "/data"}
+    own = {"destinations": [{**files, "name": "one"}, {**files, "name": "two"}]}
+    settings = settings_of(mirror("orders", groups=groups, **own))
+
+    links = archive_link_specs(settings)
+
+    assert [(one.destination, one.interval_ms, one.keep) for one in links] == [
+        ("one", 500, 7),
+        ("two", 500, 7),
+    ]
+    assert [topic.mirror for one in links for topic in one.topics] == ["orders", "orders"]
+    assert link_specs(settings) == []

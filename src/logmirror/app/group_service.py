@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients
+from logmirror.app.group_archives import archive_service
 from logmirror.app.specs import link_specs
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UsageError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from logmirror.config.environment import ProcessEnvironment
     from logmirror.config.settings import Settings
+    from logmirror.groups.archive_service import ArchiveService
     from logmirror.groups.link import Link
     from logmirror.groups.link_spec import LinkSpec
     from logmirror.stopping import StopRequest
@@ -30,16 +32,29 @@ def _service(settings: Settings, recorder: Recorder) -> GroupService | None:
 
 @contextlib.contextmanager
 def groups_beside(settings: Settings, recorder: Recorder, *, once: bool) -> Iterator[None]:
-    """Translate the groups while the block runs, or once after it."""
-    service = _service(settings, recorder)
-    if service is None:
+    """Translate and archive the groups while the block runs, or once after it."""
+    service, archives = _service(settings, recorder), archive_service(settings, recorder)
+    if once:
         yield
-    elif once:
+        _run_once(service, archives)
+        return
+    with contextlib.ExitStack() as stack:
+        if archives is not None:
+            stack.enter_context(archives.running())
+        if service is not None:
+            stack.enter_context(service.running())
+        if archives is not None:
+            stack.callback(archives.stop)  # before the wait for what else runs
         yield
-        service.run_once()
-    else:
-        with service.running():
-            yield
+
+
+def _run_once(service: GroupService | None, archives: ArchiveService | None) -> None:
+    """Translate once, then archive once; an error of one does not keep the other from running."""
+    with contextlib.ExitStack() as stack:
+        if archives is not None:
+            stack.callback(archives.run_once)
+        if service is not None:
+            service.run_once()
 
 
 @contextlib.contextmanager
@@ -62,16 +77,16 @@ def run_groups(
     environment: ProcessEnvironment,
     request: StopRequest,
 ) -> None:
-    """Translate groups until `request`, and replicate nothing; see `logmirror.run`."""
+    """Translate and archive groups until `request`, and replicate nothing; see `logmirror.run`."""
     from logmirror.monitoring.exposition import Shown  # noqa: PLC0415  # only commands that serve
     from logmirror.monitoring.http import serve  # noqa: PLC0415  # as above
 
     recorder = Recorder()
-    service = _service(settings, recorder)
-    if service is None:
+    service, archives = _service(settings, recorder), archive_service(settings, recorder)
+    if service is None and archives is None:
         raise UsageError("no enabled mirror has `groups`", hint="add `groups` to a mirror")
     if until_now:
-        service.run_once()
+        _run_once(service, archives)
         return
     board = Observer([], recorder, SYSTEM_CLOCK).board
     board.lanes_begin([])
@@ -84,6 +99,13 @@ def run_groups(
             host=environment.metrics_host,
             is_required=environment.metrics_port_is_set,
         ),
-        request.on_stop(service.stop),
+        contextlib.ExitStack() as stack,
     ):
-        service.run()
+        if archives is not None:
+            stack.enter_context(archives.running())
+            stack.enter_context(request.on_stop(archives.stop))
+        if service is not None:
+            stack.enter_context(request.on_stop(service.stop))
+            service.run()
+        elif archives is not None:
+            archives.wait()

@@ -4,7 +4,8 @@
 
 A plan only reads. What it commits is never before the offset that the destination has, and `apply`
 reads each commit back. Groups with members at the destination are not touched: the coordinator
-refuses such a commit.
+refuses such a commit. With `OffsetsFrom`, the committed offsets are those of an archive's snapshot,
+and the source is not contacted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from logmirror.app.archived_offsets import NO_SYNCS, STALE, archived, needed
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import SYSTEM_CLOCK
@@ -29,6 +31,7 @@ from logmirror.groups.replicas import (
     translation,
 )
 from logmirror.groups.target_sync import UNCHANGED, compared
+from logmirror.groups.translation import Translated
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.source_views import check_partitions
 from logmirror.model import TopicPartition
@@ -39,8 +42,10 @@ from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.mirrormaker import syncs_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from logmirror.app.archived_offsets import OffsetsFrom
+    from logmirror.archive.group_offsets import Snapshot
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.groups import GroupListing
     from logmirror.cluster.properties import ConnectionSettings
@@ -59,11 +64,15 @@ _COUNT_MS: Final = 60_000
 """How long a plan counts records; further rows are not counted."""
 
 
-def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupPlan]:
+def plan_groups(
+    settings: Settings, groups: Collection[str] = (), offsets_from: OffsetsFrom | None = None
+) -> list[GroupPlan]:
     """Return the plan of each group for each destination; see `logmirror.plan_groups`."""
+    specs = mirror_specs(settings)
+    snapshots = needed(specs, offsets_from) if offsets_from is not None else None
     clients = Clients(COMMAND_BUDGET_MS)
     try:
-        plans = list(_Planning(mirror_specs(settings), clients).plans(groups))
+        plans = list(_Planning(specs, clients, snapshots).plans(groups))
     finally:
         clients.close()
     if missing := set(groups) - {plan.group for plan in plans}:
@@ -76,8 +85,14 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
 class _Planning:
     """The requests of one plan."""
 
-    def __init__(self, specs: Iterable[MirrorSpec], clients: Clients) -> None:
-        self._clients = clients
+    def __init__(
+        self,
+        specs: Sequence[MirrorSpec],
+        clients: Clients,
+        snapshots: dict[str, Snapshot] | None = None,
+    ) -> None:
+        self._specs, self._clients, self._snapshots = specs, clients, snapshots
+        self._numbers: dict[str, Sequence[int]] = {}
         self._decoder = RecordDecoder()
         self._count_until_ms = SYSTEM_CLOCK.monotonic_ms() + _COUNT_MS
         self._links: dict[tuple[ConnectionSettings, str, ConnectionSettings], list[Replica]] = (
@@ -85,19 +100,32 @@ class _Planning:
         )
         for spec in specs:
             written = {name: one for name, one in spec.destinations if isinstance(one, KafkaSpec)}
-            numbers = check_partitions(spec, clients(spec.source).topic(spec.topic))
             for name, one in written.items():
+                numbers = self._partitions(spec)
                 self._links[spec.source, name, one.cluster] += [
                     Replica(spec.name, TopicPartition(spec.topic, number), one)
                     for number in numbers
                 ]
 
+    def _partitions(self, spec: MirrorSpec) -> Sequence[int]:
+        """Return the partitions of a mirror, with a snapshot those that it had then."""
+        if self._snapshots is not None:
+            return spec.partitions or sorted(self._snapshots[spec.name].header.positions)
+        if spec.name not in self._numbers:
+            topic = self._clients(spec.source).topic(spec.topic)
+            self._numbers[spec.name] = check_partitions(spec, topic)
+        return self._numbers[spec.name]
+
     def plans(self, groups: Collection[str]) -> Iterator[GroupPlan]:
         """Yield the plans by destination and group."""
         offsets: dict[ConnectionSettings, _Offsets] = {}
+        snapshots = archived(self._specs, self._snapshots or {}, groups)
         for (source, name, destination), replicas in self._links.items():
+            held = snapshots.get(source)
             if source not in offsets:
-                offsets[source] = _committed(self._clients(source), groups)
+                offsets[source] = (
+                    held.committed if held is not None else self._committed(source, groups)
+                )
             there = self._clients(destination)
             states = {listing.group: listing.state for listing in there.groups.listed()}
             syncs = self._read_syncs(source, name, replicas)  # before the log ends
@@ -111,19 +139,36 @@ class _Planning:
                     current = there.groups.offsets(
                         listing.group, [replica.target for replica in mine]
                     )
-                    view = _View(self._clients(source), committed, current, bounds, syncs)
+                    client = self._clients(source) if held is None else None
+                    stale = frozenset() if held is None else held.stale
+                    view = _View(client, listing.group, committed, current, bounds, syncs, stale)
                     yield GroupPlan(
                         group=listing.group,
                         destination=name,
                         cluster_id=cluster_id,
                         source_state=listing.state,
                         target_state=states.get(listing.group, ""),
+                        as_of_ms=None if held is None else held.as_of_ms,
                         steps=tuple(self._step(replica, view) for replica in mine),
                     )
 
+    def _committed(self, source: ConnectionSettings, groups: Collection[str]) -> _Offsets:
+        """Return all committed offsets of the groups of consumers."""
+        client = self._clients(source)
+        return {
+            listing: client.groups.all_offsets(listing.group)
+            for listing in client.groups.listed()
+            if listing.protocol_type in CONSUMERS and (not groups or listing.group in groups)
+        }
+
     def _step(self, replica: Replica, view: _View) -> GroupStep:
         committed, current = view.committed[replica.source], view.current[replica.target]
-        found = translation(replica, committed.offset, view.logs.get(replica.target), view.syncs)
+        if view.source is None and replica.written.offsets == "translate":
+            found = Translated(None, committed.offset, NO_SYNCS)
+        else:
+            log = view.logs.get(replica.target)
+            found = translation(replica, committed.offset, log, view.syncs)
+        is_stale = (view.group, replica.source) in view.stale
         step = GroupStep(
             mirror=replica.mirror,
             topic=replica.source.topic,
@@ -134,10 +179,12 @@ class _Planning:
             current_offset=None if current is None else current.offset,
             metadata=committed.metadata,
             current_metadata="" if current is None else current.metadata,
-            reason=found.reason,
+            reason=found.reason or (STALE if is_stale else ""),
         )
         if step.target_offset is None or found.read_again_from >= committed.offset:
             return step
+        if view.source is None:
+            return replace(step, read_again=None)
         count = self._count(view.source, replica.source, found.read_again_from, committed.offset)
         return replace(step, read_again=count)
 
@@ -158,6 +205,8 @@ class _Planning:
         self, source: ConnectionSettings, destination: str, replicas: Iterable[Replica]
     ) -> Mapping[TopicPartition, SyncIndex]:
         """Return the offset syncs of a destination; none if all its replicas keep their offsets."""
+        if self._snapshots is not None:
+            return {}
         if all(replica.written.offsets == "preserve" for replica in replicas):
             return {}
         reader = SyncReader(self._clients(source), syncs_topic(destination), self._decoder)
@@ -168,7 +217,9 @@ class _Planning:
 class _View(NamedTuple):
     """What both clusters have of one group."""
 
-    source: ClusterClient
+    source: ClusterClient | None
+    """None: the offsets are from a snapshot."""
+    group: str
     committed: Mapping[TopicPartition, GroupOffset]
     """At the source."""
     current: Mapping[TopicPartition, GroupOffset | None]
@@ -176,18 +227,10 @@ class _View(NamedTuple):
     logs: Mapping[TopicPartition, Log]
     """Of the destination's partitions that exist."""
     syncs: Mapping[TopicPartition, SyncIndex]
+    stale: Collection[tuple[str, TopicPartition]]
 
 
 _Offsets = dict["GroupListing", dict["TopicPartition", GroupOffset]]
-
-
-def _committed(client: ClusterClient, groups: Collection[str]) -> _Offsets:
-    """Return all committed offsets of the groups of consumers."""
-    return {
-        listing: client.groups.all_offsets(listing.group)
-        for listing in client.groups.listed()
-        if listing.protocol_type in CONSUMERS and (not groups or listing.group in groups)
-    }
 
 
 # -- changes ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError
+from logmirror.groups.archive_spec import ArchivedTopic, ArchiveLinkSpec
 from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
 from logmirror.locations import FolderLocation, S3Identity, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
@@ -60,6 +61,38 @@ def link_specs(settings: Settings) -> list[LinkSpec]:
             commits=wanted.sync_group_offsets,
         )
         for (source, wanted, target, name), replicas in links.items()
+    ]
+
+
+def archive_link_specs(settings: Settings) -> list[ArchiveLinkSpec]:
+    """The groups whose offsets are stored beside archives: one for each source and archive.
+
+    Raises:
+        UsageError: A connection property is unknown or wrong.
+    """
+    groups = {mirror.name: mirror.groups for mirror in settings.mirrors}
+    links: dict[tuple[Any, ...], list[ArchivedTopic]] = defaultdict(list)
+    for spec in mirror_specs(settings):
+        wanted = groups[spec.name]
+        for name, written in spec.destinations:
+            if wanted is not None and isinstance(written, ArchiveSpec):
+                topic = ArchivedTopic(
+                    spec.name, spec.topic, spec.partitions, spec.chain_start, written
+                )
+                links[spec.source, wanted, written.location, name].append(topic)
+    return [
+        ArchiveLinkSpec(
+            source=source,
+            source_alias=wanted.source_alias,
+            location=location,
+            destination=name,
+            topics=tuple(topics),
+            include=wanted.include,
+            exclude=wanted.exclude,
+            interval_ms=wanted.archive_interval_ms,
+            keep=wanted.keep_archived,
+        )
+        for (source, wanted, location, name), topics in links.items()
     ]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.app.components import Clients
 from logmirror.app.specs import mirror_specs
+from logmirror.archive.group_snapshots import Snapshots
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
@@ -129,11 +130,11 @@ def _verify_mirror(
         else:
             held = numbers or tuple(_held_partitions(open_store(written.location, "verify"), name))
             flows = [flow for flow, of in flows_of(spec, held) if of is written]
-            yield from _verify_archive(proof, written, flows)
+            yield from _verify_archive(proof, name, written, flows)
 
 
 def _verify_archive(
-    proof: _Proof, archive: ArchiveSpec, flows: list[FlowId]
+    proof: _Proof, name: str, archive: ArchiveSpec, flows: list[FlowId]
 ) -> Iterator[FlowReport]:
 
     store = open_store(archive.location, "verify")
@@ -148,6 +149,15 @@ def _verify_archive(
         )
         for flow in flows
     ]
+    spec = proof.spec
+    if not named:  # an archive of groups without a record
+        flow = FlowId(mirror=spec.name, destination=name, topic=spec.topic, partition=0)
+        found_in, alone = FlowReport(flow=flow), True
+    else:
+        found_in, alone = named[0][0], False
+    archives.verify_group_offsets(found_in, Snapshots(store, name, spec.name), deep=proof.deep)
+    if alone and found_in.group_snapshots is not None:
+        yield found_in
     views = proof.views({flow.source for flow in flows})
     for report, objects in named:
         if proof.deep:
@@ -278,6 +288,8 @@ def _report(found: FlowReport) -> VerifyReport:
         compacted_since=found.compacted_since,
         claimed=found.claimed,
         unfinished_compactions=tuple(found.unfinished),
+        group_snapshots=found.group_snapshots,
+        groups_as_of_ms=found.groups_as_of_ms,
         problems=tuple(
             Problem(
                 kind=str(problem["kind"]),

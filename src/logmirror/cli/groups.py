@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
-from logmirror.cli.output import printable, stdout, table_of
+from logmirror.cli.output import printable, stdout, table_of, utc_time
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,23 +23,44 @@ _GroupOption = Annotated[
     list[str] | None,
     typer.Option("--group", help="Only this group; repeatable.", show_default=False),
 ]
+_OffsetsFromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--offsets-from",
+        help="Take the source's offsets from the snapshots beside this archive, not from the "
+        "source.",
+        metavar="DESTINATION",
+        show_default=False,
+    ),
+]
+_AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        help="Take the newest snapshot at or before this time, as 2026-01-31T12:00:00Z.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
 _PlanArgument = Annotated[
     Path, typer.Argument(help="The file from `logmirror groups plan`.", show_default=False)
 ]
 
 
-def groups_list(
+def groups_list(  # noqa: PLR0913  # one for each option
     config: ConfigOption,
     *,
     mirror: MirrorOption = None,
     group: _GroupOption = None,
+    offsets_from: _OffsetsFromOption = None,
+    at: _AtOption = None,
     output: FormatOption = "table",
 ) -> None:
     """Show every consumer group of the source, and how far it can continue in each replica.
 
     Exit code 1 if a partition of a group cannot be translated.
     """
-    plans = logmirror.plan_groups(logmirror.load(config, mirrors=mirror or ()), group or ())
+    plans = _plans(config, mirror, group, offsets_from, at)
     if output == "json":
         typer.echo(json.dumps([_summary(plan) for plan in plans], indent=2))
     else:
@@ -46,18 +68,20 @@ def groups_list(
     _exit_if_unknown(plans)
 
 
-def groups_describe(
+def groups_describe(  # noqa: PLR0913  # one for each option
     group: Annotated[str, typer.Argument(help="The group.", show_default=False)],
     config: ConfigOption,
     *,
     mirror: MirrorOption = None,
+    offsets_from: _OffsetsFromOption = None,
+    at: _AtOption = None,
     output: FormatOption = "table",
 ) -> None:
     """Show each partition of a group: its offset at the source, and where it continues.
 
     Exit code 1 if a partition cannot be translated.
     """
-    plans = logmirror.plan_groups(logmirror.load(config, mirrors=mirror or ()), [group])
+    plans = _plans(config, mirror, [group], offsets_from, at)
     if output == "json":
         typer.echo(logmirror.plan_text(plans), nl=False)
     else:
@@ -65,7 +89,7 @@ def groups_describe(
     _exit_if_unknown(plans)
 
 
-def groups_plan(
+def groups_plan(  # noqa: PLR0913  # one for each option
     config: ConfigOption,
     *,
     file: Annotated[
@@ -73,6 +97,8 @@ def groups_plan(
     ],
     mirror: MirrorOption = None,
     group: _GroupOption = None,
+    offsets_from: _OffsetsFromOption = None,
+    at: _AtOption = None,
 ) -> None:
     """Write a plan: the offsets to commit at the destinations. Nothing else is changed.
 
@@ -80,7 +106,7 @@ def groups_plan(
     """
     if file.exists():
         raise UsageError("the file of the plan exists", hint="choose another name", path=str(file))
-    plans = logmirror.plan_groups(logmirror.load(config, mirrors=mirror or ()), group or ())
+    plans = _plans(config, mirror, group, offsets_from, at)
     file.write_text(logmirror.plan_text(plans), encoding="utf-8")
     _print_steps(plans)
     typer.echo(f"plan written to {file}; apply it: logmirror groups apply {file} -c {config}")
@@ -107,6 +133,36 @@ def groups_rollback(
     _finish(logmirror.rollback_groups(logmirror.load(config), _read(plan)), output)
 
 
+def _plans(
+    config: Path,
+    mirror: list[str] | None,
+    group: list[str] | None,
+    offsets_from: str | None,
+    at: str | None,
+) -> list[GroupPlan]:
+    if at is not None and offsets_from is None:
+        raise UsageError("--at is only for --offsets-from", at=at)
+    return logmirror.plan_groups(
+        logmirror.load(config, mirrors=mirror or ()),
+        group or (),
+        offsets_from=offsets_from,
+        at_ms=None if at is None else _milliseconds(at),
+    )
+
+
+def _milliseconds(text: str) -> int:
+    """Return a time as milliseconds since 1970."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise UsageError(
+            "not a time with a time zone", hint="write it as 2026-01-31T12:00:00Z", at=text
+        )
+    return (found - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+
+
 def _read(path: Path) -> list[GroupPlan]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -126,6 +182,7 @@ def _summary(plan: GroupPlan) -> dict[str, object]:
         "destination": plan.destination,
         "source_state": plan.source_state,
         "target_state": plan.target_state,
+        "as_of_ms": plan.as_of_ms,
         "partitions": len(plan.steps),
         "to_commit": sum(step.is_committed for step in plan.steps),
         "not_known": sum(step.target_offset is None for step in plan.steps),
@@ -144,10 +201,12 @@ def _print_list(plans: Sequence[GroupPlan]) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for plan in plans:
         found = _summary(plan)
-        texts = (plan.group, plan.destination, plan.source_state, plan.target_state or "-")
+        states = (plan.source_state or "-", plan.target_state or "-")
+        texts = (plan.group, plan.destination, *states)
         numbers = (found[name] for name in ("partitions", "to_commit", "not_known", "read_again"))
         table.add_row(*map(printable, texts), *map(_number, numbers))
     stdout().print(table)
+    _print_time(plans)
 
 
 def _print_steps(plans: Sequence[GroupPlan]) -> None:
@@ -172,6 +231,14 @@ def _print_steps(plans: Sequence[GroupPlan]) -> None:
                 step.reason,
             )
     stdout().print(table)
+    _print_time(plans)
+
+
+def _print_time(plans: Sequence[GroupPlan]) -> None:
+    """Print of which time the offsets are, if they are from a snapshot."""
+    times = [plan.as_of_ms for plan in plans if plan.as_of_ms is not None]
+    if times:
+        typer.echo(f"offsets of {utc_time(min(times))}, from an archive")
 
 
 def _finish(outcomes: Sequence[GroupOutcome], output: str) -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -38,6 +39,12 @@ def table_of(*titles: str) -> Table:
     for title in titles:
         table.add_column(title, overflow="fold")
     return table
+
+
+def utc_time(time_ms: int) -> str:
+    """Return a time, ms since 1970, as `--at` takes it."""
+    found = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
-from logmirror.cli.output import print_lines, stdout
+from logmirror.cli.output import print_lines, stdout, utc_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +88,8 @@ def report_json(report: VerifyReport) -> dict[str, object]:
         "unfinished_compactions": [
             [covered.first, covered.last] for covered in report.unfinished_compactions
         ],
+        "group_snapshots": report.group_snapshots,
+        "groups_as_of_ms": report.groups_as_of_ms,
         "problems": [
             {"kind": p.kind, "message": p.message, "hint": p.hint, "facts": dict(p.facts)}
             for p in report.problems
@@ -158,6 +160,11 @@ def _notes(report: VerifyReport) -> Iterator[str]:
             "none): their digest is not recorded, so only --against-source finds a changed byte "
             "that still parses"
         )
+    if report.group_snapshots is not None:
+        count, newest = report.group_snapshots, "none is intact"
+        if report.groups_as_of_ms is not None:
+            newest = f"the newest of {utc_time(report.groups_as_of_ms)}"
+        yield f"{count} snapshot{'' if count == 1 else 's'} of group offsets, {newest}"
     if report.claimed:
         yield (
             f"{report.claimed.first}-{report.claimed.last} is claimed but has no object: a writer "

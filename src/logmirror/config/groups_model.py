@@ -1,4 +1,4 @@
-"""`groups` of a mirror: consumer groups of the source, made usable at its replicas in clusters."""
+"""`groups` of a mirror: consumer groups of the source, made usable at its replicas and archives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from logmirror.config.base_model import Model
 _ALIAS: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 INTERVAL_MS_MIN: Final = 100
 INTERVAL_MS_MAX: Final = 3_600_000
+KEEP_MAX: Final = 10_000
 
 
 def _check_alias(text: str) -> str:
@@ -41,11 +42,11 @@ _Interval = Annotated[int, Field(ge=INTERVAL_MS_MIN, le=INTERVAL_MS_MAX)]
 
 
 class GroupsModel(Model):
-    """The consumer groups of the source, for the mirror's destinations of type `kafka`.
+    """The consumer groups of the source, for all destinations of the mirror.
 
-    Their committed offsets are translated and written as checkpoints, as MirrorMaker 2 does, to
-    `<source-alias>.checkpoints.internal` at the destination; see
-    [Fail over](fail-over.md).
+    At destinations of type `kafka` their committed offsets are translated and written as
+    checkpoints, as MirrorMaker 2 does, to `<source-alias>.checkpoints.internal`. At archives they
+    are stored as snapshots; see [Fail over](fail-over.md).
     """
 
     source_alias: _Alias
@@ -66,6 +67,14 @@ class GroupsModel(Model):
     """Whether translated offsets are also committed at the destination. They only move forward
     there, and groups with members there are not touched."""
 
+    archive_interval_ms: _Interval = 60_000
+    """For archives: shortest time from one snapshot of the committed offsets to the next, in
+    milliseconds. None is written while nothing changes."""
+
+    keep_archived: Annotated[int, Field(ge=1, le=KEEP_MAX)] = 100
+    """For archives: how many of the newest snapshots are kept. Of the older ones every 60th is
+    kept, as many again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsSettings:
@@ -76,6 +85,8 @@ class GroupsSettings:
     exclude: tuple[str, ...]
     interval_ms: int
     sync_group_offsets: bool
+    archive_interval_ms: int = 60_000
+    keep_archived: int = 100
 
 
 def groups_settings(model: GroupsModel) -> GroupsSettings:
@@ -86,4 +97,6 @@ def groups_settings(model: GroupsModel) -> GroupsSettings:
         exclude=tuple(model.exclude),
         interval_ms=model.interval_ms,
         sync_group_offsets=model.sync_group_offsets,
+        archive_interval_ms=model.archive_interval_ms,
+        keep_archived=model.keep_archived,
     )

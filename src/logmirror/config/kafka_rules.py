@@ -72,11 +72,20 @@ def check_mirror(
     if types and types <= {"filesystem", "s3"} and text(mirror, "timestamp-mode") is not None:
         suggestion = "remove it: archives keep the timestamps of the source"
         source.add_problem(f"{path}.timestamp-mode", _ONLY_KAFKA, suggestion)
-    if types and types <= {"filesystem", "s3"} and mirror.get("groups") is not None:
-        source.add_problem(f"{path}.groups", _ONLY_KAFKA, "remove it")
+    _check_groups(source, f"{path}.groups", mapping(mirror, "groups") or {}, types)
     if shared is None:
         for item_path, item in items(mirror, "destinations", path):
             check_destination(source, item_path, item)
+
+
+def _check_groups(source: Source, path: str, groups: dict[str, Any], types: set[object]) -> None:
+    for keys, others, message in (
+        (("interval-ms", "sync-group-offsets"), {"filesystem", "s3"}, _ONLY_KAFKA),
+        (("archive-interval-ms", "keep-archived"), {"kafka"}, _ONLY_ARCHIVES),
+    ):
+        for key in keys if types and types <= others else ():
+            if groups.get(key) is not None:
+                source.add_problem(f"{path}.{key}", message, "remove it")
 
 
 def _check_override(source: Source, path: str, override: str) -> None:

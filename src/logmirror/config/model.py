@@ -116,8 +116,8 @@ class MirrorModel(ArchiveLayoutModel):
     """Default of `timestamp-mode` for the destinations of type `kafka`."""
 
     groups: GroupsModel | None = None
-    """Translates the source's consumer groups; by default they are not. Only for destinations of
-    type `kafka`."""
+    """Translates the source's consumer groups at destinations of type `kafka`, and stores their
+    committed offsets beside archives. By default neither."""
 
     chain_start: ChainStart | None = None
     """First offset of a new archive: an offset, or `earliest` for the source's log start offset. By

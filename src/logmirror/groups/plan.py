@@ -65,4 +65,8 @@ def _plan(entry: dict[str, Any]) -> GroupPlan:
     names = ("group", "destination", "cluster_id", "source_state", "target_state")
     if not all(isinstance(entry[name], str) for name in names):
         raise ValueError(f"{', '.join(names)} must be texts")
-    return GroupPlan(**{name: entry[name] for name in names}, steps=tuple(steps))
+    as_of_ms = entry.get("as_of_ms")
+    if as_of_ms is not None and type(as_of_ms) is not int:
+        raise ValueError("as_of_ms must be a number")
+    texts = {name: entry[name] for name in names}
+    return GroupPlan(**texts, as_of_ms=as_of_ms, steps=tuple(steps))

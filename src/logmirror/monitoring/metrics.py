@@ -269,32 +269,31 @@ CHECKPOINTS: Final = _of_groups(
 GROUP_COMMITS: Final = _of_groups(
     "commits_total", "counter", "offsets", "Offsets of groups that were committed at the target."
 )
+GROUPS_ARCHIVED: Final = _of_groups(
+    "archived", "gauge", "groups", "Consumer groups in the newest snapshots beside an archive."
+)
+ARCHIVED_SECONDS: Final = _of_groups(
+    "archived_seconds",
+    "gauge",
+    "seconds",
+    "Time since the newest snapshots beside an archive were written, or were found to be what "
+    "groups have committed. Usually less than `archive-interval-ms`.",
+    is_age=True,
+)
+SNAPSHOTS: Final = _of_groups(
+    "snapshots_total", "counter", "snapshots", "Snapshots of groups written beside an archive."
+)
+SNAPSHOT_FAILURES: Final = _of_groups(
+    "snapshot_failures_total",
+    "counter",
+    "failures",
+    "How often snapshots of groups could not be read or written, and were tried again later.",
+)
 
 CATALOGUE: Final = (
-    OFFSET_VERIFIED,
-    SOURCE_END,
-    LAG,
-    LAG_SECONDS,
-    STALLED,
-    RETRY,
-    RETRY_SECONDS,
-    RECORDS,
-    BYTES,
-    BATCHES,
-    COMMITS,
-    FLUSHES,
-    FLUSH_SECONDS,
-    LAST_FLUSH,
-    KEYS,
-    MAX_TIME,
-    GAPS,
-    ERRORS,
-    CONFLICTS,
-    RESTARTS,
-    FLOWS,
-    READY,
-    BUDGET,
-    SLOT_PEAK,
+    *(OFFSET_VERIFIED, SOURCE_END, LAG, LAG_SECONDS, STALLED, RETRY, RETRY_SECONDS, RECORDS),
+    *(BYTES, BATCHES, COMMITS, FLUSHES, FLUSH_SECONDS, LAST_FLUSH, KEYS, MAX_TIME, GAPS, ERRORS),
+    *(CONFLICTS, RESTARTS, FLOWS, READY, BUDGET, SLOT_PEAK),
     GROUPS,
     GROUPS_INEXACT,
     GROUPS_FAILED,
@@ -302,6 +301,7 @@ CATALOGUE: Final = (
     ROUND_SECONDS,
     CHECKPOINTS,
     GROUP_COMMITS,
+    *(GROUPS_ARCHIVED, ARCHIVED_SECONDS, SNAPSHOTS, SNAPSHOT_FAILURES),
 )
 """The recorded metrics. `process_*` come from Prometheus's client library."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from logmirror.archive.chain import ArchiveObject, Chain
     from logmirror.archive.cover import Cover
+    from logmirror.archive.group_snapshots import Snapshots
     from logmirror.archive.object_check import ObjectReport
     from logmirror.mirror.ports import ArchiveSpec, ChainStart, FlowId
     from logmirror.model import Gap, GapCause, OffsetRange
@@ -74,6 +75,12 @@ class FlowReport:
 
     unfinished: tuple[OffsetRange, ...] = ()
     """Merged objects whose replaced objects still exist; `compact` deletes those."""
+
+    group_snapshots: int | None = None
+    """Intact snapshots of group offsets. None: there are none, or another report has them."""
+
+    groups_as_of_ms: int | None = None
+    """The time of the newest one, ms since 1970."""
 
     problems: list[dict[str, object]] = field(default_factory=list)
     """Kind, message, hint and facts of each problem; empty if verified at the requested depth."""
@@ -256,6 +263,23 @@ def verify_content(  # noqa: PLR0913  # what to read, and in which format
             report.add_gaps(gaps)
             yield Checked(obj, found, gaps)
         on_object()
+
+
+def verify_group_offsets(report: FlowReport, snapshots: Snapshots, *, deep: bool) -> None:
+    """Check the snapshots of group offsets of a mirror: names, digests, numbers.
+
+    Args:
+        report: Receives the findings: that of one partition of the mirror.
+        snapshots: The snapshots.
+        deep: Read all, not only those of the last page of a listing.
+    """
+    found = snapshots.check(deep=deep)
+    for problem in found.problems:
+        report.add_problem(problem)
+    if found.intact or found.problems:
+        report.group_snapshots = found.intact
+    if found.newest is not None:
+        report.groups_as_of_ms = found.newest.header.time_ms
 
 
 def unexplained(obj: ArchiveObject, gaps: GapFacts) -> CorruptionError:
