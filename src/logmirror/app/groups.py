@@ -28,6 +28,7 @@ from logmirror.groups.replicas import (
     logs,
     translation,
 )
+from logmirror.groups.resume import BUDGET_MS, ResumeReader
 from logmirror.groups.target_sync import UNCHANGED, compared
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.source_views import check_partitions
@@ -95,6 +96,7 @@ class _Planning:
     def plans(self, groups: Collection[str]) -> Iterator[GroupPlan]:
         """Yield the plans by destination and group."""
         offsets: dict[ConnectionSettings, _Offsets] = {}
+        left_ms: float = BUDGET_MS
         for (source, name, destination), replicas in self._links.items():
             if source not in offsets:
                 offsets[source] = _committed(self._clients(source), groups)
@@ -104,6 +106,7 @@ class _Planning:
             targets = {replica.target for replica in replicas}
             topics = described(there, {one.topic for one in targets})
             bounds = logs(there, topics, targets)
+            resume = ResumeReader(there, self._decoder, SYSTEM_CLOCK, left_ms)
             cluster_id = there.cluster_id()
             for listing, committed in offsets[source].items():
                 mine = [replica for replica in replicas if replica.source in committed]
@@ -111,7 +114,7 @@ class _Planning:
                     current = there.groups.offsets(
                         listing.group, [replica.target for replica in mine]
                     )
-                    view = _View(self._clients(source), committed, current, bounds, syncs)
+                    view = _View(self._clients(source), committed, current, bounds, syncs, resume)
                     yield GroupPlan(
                         group=listing.group,
                         destination=name,
@@ -120,6 +123,7 @@ class _Planning:
                         target_state=states.get(listing.group, ""),
                         steps=tuple(self._step(replica, view) for replica in mine),
                     )
+            left_ms = resume.left_ms
 
     def _step(self, replica: Replica, view: _View) -> GroupStep:
         committed, current = view.committed[replica.source], view.current[replica.target]
@@ -136,7 +140,11 @@ class _Planning:
             current_metadata="" if current is None else current.metadata,
             reason=found.reason,
         )
-        if step.target_offset is None or found.read_again_from >= committed.offset:
+        if found.offset is None:
+            return step
+        next_offset = max(found.offset, step.current_offset or 0)
+        step = replace(step, next_record=view.resume.at(replica.target, next_offset))
+        if found.read_again_from >= committed.offset:
             return step
         count = self._count(view.source, replica.source, found.read_again_from, committed.offset)
         return replace(step, read_again=count)
@@ -176,6 +184,7 @@ class _View(NamedTuple):
     logs: Mapping[TopicPartition, Log]
     """Of the destination's partitions that exist."""
     syncs: Mapping[TopicPartition, SyncIndex]
+    resume: ResumeReader
 
 
 _Offsets = dict["GroupListing", dict["TopicPartition", GroupOffset]]
