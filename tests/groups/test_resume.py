@@ -36,7 +36,7 @@ def client(broker):
 
 
 class Counting:
-    """Counts the fetches of a client, and fails them if told so."""
+    """Counts the fetches of a client, which fail with an error if there is one."""
 
     def __init__(self, client, error=None):
         self.client, self.error, self.fetches = client, error, 0
