@@ -126,12 +126,16 @@ def test_without_any_success_the_age_of_the_checkpoints_grows(servers, topic_nam
 
     with service.running():
         wait_until(
-            lambda: recorder.numbers(metrics.ROUND_SECONDS), what=lambda: "an age", timeout_s=60
+            lambda: recorder.distributions(metrics.CHECKPOINT_DELAY),
+            what=lambda: "a link",
+            timeout_s=60,
         )
 
     [(_, age)] = recorder.numbers(metrics.ROUND_SECONDS, clock.now_ms() / 1000 + 400)
     assert age >= 400
     assert not recorder.numbers(metrics.GROUPS)
+    [(_, delays)] = recorder.distributions(metrics.CHECKPOINT_DELAY)
+    assert sum(delays.counts) == 0
 
 
 @contextlib.contextmanager

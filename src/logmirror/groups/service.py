@@ -121,6 +121,8 @@ class GroupService:
         facts: dict[str, object] = {"source": spec.source_alias, "destination": spec.destination}
         labels = (spec.source_alias, spec.destination)
         self._recorder.set(metrics.ROUND_SECONDS, labels, self._clock.now_ms() / 1000)
+        for histogram in (metrics.ROUND_DURATION, metrics.CHECKPOINT_DELAY):
+            self._recorder.expect(histogram, labels)
         with self._open_link(spec) as link:
             while not self._stopping.is_set():
                 began_ms = self._clock.monotonic_ms()

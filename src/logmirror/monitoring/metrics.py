@@ -347,6 +347,10 @@ class Distribution:
     """The sum of all observed values."""
 
 
+def _none_of(metric: Metric) -> Distribution:
+    return Distribution((0,) * (len(metric.buckets) + 1))
+
+
 class Recorder:
     """The values of all metrics. One thread writes; others may read at any time, without a lock.
 
@@ -375,10 +379,14 @@ class Recorder:
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:
         """Add one observation to a histogram."""
         values = self._distributions[metric]
-        before = values.get(labels) or Distribution((0,) * (len(metric.buckets) + 1))
+        before = values.get(labels) or _none_of(metric)
         counts = list(before.counts)
         counts[bisect_left(metric.buckets, value)] += 1
         values[labels] = Distribution(tuple(counts), before.total + value)
+
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        """Export a histogram as 0 until its first observation, which a rate then shows."""
+        self._distributions[metric].setdefault(labels, _none_of(metric))
 
     def numbers(self, metric: Metric, now_s: float = 0) -> list[tuple[Labels, float]]:
         """Return the current values of a gauge or counter, by labels.
