@@ -48,6 +48,11 @@ def _rate_of_links(name: str) -> str:
     return f"rate({name}{_LINKS}[$__rate_interval])"
 
 
+def _p99_of_links(name: str) -> str:
+    by_bucket = f"sum by (le, source, destination) ({_rate_of_links(f'{name}_bucket')})"
+    return f"histogram_quantile(0.99, {by_bucket})"
+
+
 _EACH: Final = "{{mirror}} > {{destination}}"
 _LINKS: Final = '{destination=~"$destination"}'
 _LINK: Final = "{{source}} > {{destination}}"
@@ -175,6 +180,21 @@ PANELS: Final = (
             (f"logmirror_groups_inexact{_LINKS}", f"{_LINK} inexact"),
             (f"logmirror_groups_failed{_LINKS}", f"{_LINK} failed"),
         ),
+    ),
+    Panel(
+        "Groups by reason why they are not exact, or not committed",
+        ((f"logmirror_groups_by_reason{_LINKS}", f"{_LINK} {{{{reason}}}}"),),
+        about="active-at-target: the group has members there. ahead-at-target: it has a higher "
+        "offset there.",
+    ),
+    Panel(
+        "From a commit at the source to its checkpoint",
+        (
+            (_p99_of_links("logmirror_groups_checkpoint_delay_seconds"), f"{_LINK} checkpoint"),
+            (_p99_of_links("logmirror_groups_round_duration_seconds"), f"{_LINK} round"),
+        ),
+        unit="s",
+        about="99th percentile.",
     ),
     Panel(
         "Checkpoints, and offsets committed at the target",

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.monitoring.broker_metrics import BROKER_CATALOGUE
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE
+from logmirror.monitoring.derived_metrics import AGGREGATES, MIRROR_V3_CATALOGUE
+from logmirror.monitoring.metrics import CATALOGUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -299,6 +299,21 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextRecord:
+    """The record at which a consumer group would continue in a replica."""
+
+    offset: int | None
+    """Its offset in the replica. None: the group has read the replica to its end."""
+
+    timestamp_ms: int | None = None
+    """Its timestamp, in milliseconds since the Unix epoch. None at the end."""
+
+    key: str | None = None
+    """The first 40 characters of its key as printable text, with `...` after them if the key is
+    longer. None: the record has no key, or there is no record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStep:
     """One partition of a consumer group, and where the group continues in a replica."""
 
@@ -333,6 +348,10 @@ class GroupStep:
 
     read_again: int | None = 0
     """Records that the group has read at the source and reads again. None: not counted."""
+
+    next_record: NextRecord | None = None
+    """Where the group would continue in the replica: the first visible record at or after
+    `target_offset`, or at or after `current_offset` if that is higher. None: not read."""
 
     @property
     def is_committed(self) -> bool:

@@ -61,6 +61,9 @@ def test_a_group_continues_at_its_next_record_or_a_counted_number_before(world):
         there = world.rows(world.source, number)
         unread = there[len(read[number]) - step["read_again"] :]
         assert _fields(rest(world, "billing", number)) == _fields(unread)
+        first = rest(world, "billing", number)[0]
+        assert step["next_record"]["offset"] == first.offset
+        assert step["next_record"]["timestamp_ms"] == first.timestamp_ms
         if world.mirror["destinations"][0]["offsets"] == "preserve":
             assert step["read_again"] == 0
             assert step["target_offset"] == step["source_offset"]
@@ -92,6 +95,9 @@ def test_a_group_that_is_ahead_or_has_members_at_the_destination_is_not_moved(wo
     applied = world.run("apply", str(world.plan), "--format", "json")
 
     assert applied.returncode == 1
+    plans = {one["group"]: one for one in json.loads(world.plan.read_text())["groups"]}
+    there = [row.offset for row in world.rows(world.destination, 0) if row.offset >= 300]
+    assert plans["ahead"]["steps"][0]["next_record"]["offset"] == there[0]
     outcomes = {(one["group"], one["partition"]): one for one in json.loads(applied.stdout)}
     assert committed(world, world.destination, "ahead")[0] == 300
     assert outcomes["ahead", 0]["reason"] == "the destination is ahead"

@@ -22,7 +22,8 @@ from kit.runs.inline_run import InlineRun, mirror_to_cluster
 from kit.servers.machine import free_ports
 from kit.servers.prometheus import Prometheus, names, promtool
 from logmirror.config.environment import METRICS_PORT
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE
+from logmirror.monitoring.derived_metrics import AGGREGATES, MIRROR_V3_CATALOGUE
+from logmirror.monitoring.metrics import CATALOGUE
 
 pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
 

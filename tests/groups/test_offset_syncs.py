@@ -110,8 +110,8 @@ LOG = Log(start=100, end=200)
     [
         (100, Translated(100, 100)),
         (200, Translated(200, 200)),
-        (230, Translated(200, 200, "the replica ends 30 offsets before the group")),
-        (99, Translated(100, 99, "the replica begins after the group's offset")),
+        (230, Translated(200, 200, "the replica ends 30 offsets before the group", "beyond-end")),
+        (99, Translated(100, 99, "the replica begins after the group's offset", "before-start")),
     ],
 )
 def test_an_offset_in_a_copy_that_keeps_offsets(offset, expected):
@@ -123,8 +123,13 @@ def test_an_offset_in_a_copy_that_keeps_offsets(offset, expected):
     [
         (50, Translated(150, 50)),
         (51, Translated(151, 51)),
-        (60, Translated(151, 51)),
-        (49, Translated(100, 0, "the group's offset is before the oldest offset sync")),
+        (60, Translated(151, 51, cause="between-syncs")),
+        (
+            49,
+            Translated(
+                100, 0, "the group's offset is before the oldest offset sync", "before-syncs"
+            ),
+        ),
     ],
 )
 def test_an_offset_in_a_copy_with_new_offsets(offset, expected):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from logmirror.errors import UsageError
 from logmirror.groups.plan import plan_text, read_plan
-from logmirror.reports import GroupPlan, GroupStep
+from logmirror.reports import GroupPlan, GroupStep, NextRecord
 
 STEP = GroupStep(
     mirror="orders",
@@ -21,6 +22,7 @@ STEP = GroupStep(
     metadata="of the client",
     reason="the replica ends 2 offsets before the group",
     read_again=None,
+    next_record=NextRecord(offset=11, timestamp_ms=-1, key="order-17"),
 )
 PLAN = GroupPlan(
     group="billing",
@@ -34,6 +36,27 @@ PLAN = GroupPlan(
 
 def test_a_plan_is_read_as_it_was_written():
     assert read_plan(plan_text([PLAN])) == [PLAN]
+
+
+def test_a_plan_without_the_next_records_is_still_read():
+    data = json.loads(plan_text([PLAN]))
+    del data["groups"][0]["steps"][0]["next_record"]
+
+    [plan] = read_plan(json.dumps(data))
+
+    assert plan == replace(PLAN, steps=(replace(STEP, next_record=None),))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, {}, {"offset": "1", "timestamp_ms": 0, "key": None}, {"offset": 1, "timestamp_ms": 0},
+     {"offset": 1, "timestamp_ms": 0, "key": 7}],
+)  # fmt: skip
+def test_a_next_record_that_is_none_is_refused(value):
+    data = json.loads(plan_text([PLAN]))
+    data["groups"][0]["steps"][0]["next_record"] = value
+    with pytest.raises(UsageError, match="not a plan"):
+        read_plan(json.dumps(data))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kit.fakes.scripted import SteppingClock
 from logmirror.monitoring import metrics
+from logmirror.monitoring.derived_metrics import AGGREGATES, MIRROR_V3_CATALOGUE
 from logmirror.monitoring.exposition import CHUNK_LINES, Exposition, Shown
 from logmirror.monitoring.metrics import (
-    AGGREGATES,
     CATALOGUE,
     FLOW,
-    MIRROR_V3_CATALOGUE,
     READY,
     Recorder,
 )

@@ -17,8 +17,9 @@ import pytest
 from kit.fakes.scripted import SteppingClock
 from kit.judges.scrape import samples
 from logmirror.monitoring import metrics
+from logmirror.monitoring.derived_metrics import AGGREGATES, MIRROR_V3_CATALOGUE
 from logmirror.monitoring.exposition import Shown
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, FLOW, MIRROR_V3_CATALOGUE, Recorder
+from logmirror.monitoring.metrics import CATALOGUE, FLOW, Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE = ("orders", "archive", "orders", "0")
@@ -49,7 +50,7 @@ def test_each_metric_is_named_as_prometheus_wants_it_and_explained(metric):
     assert metric.unit.startswith("seconds") == ("_seconds" in metric.name)
     assert metric.unit == "seconds" or not metric.is_age
     assert metric.meaning.endswith(".")
-    assert set(metric.labels) <= {*FLOW, "trigger", "cause", "kind", "state", "source"}
+    assert set(metric.labels) <= {*FLOW, "trigger", "cause", "kind", "state", "source", "reason"}
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
 

@@ -30,6 +30,7 @@ from logmirror.groups.replicas import (
     logs,
     translation,
 )
+from logmirror.groups.resume import BUDGET_MS, ResumeReader
 from logmirror.groups.target_sync import UNCHANGED, compared
 from logmirror.groups.translation import Translated
 from logmirror.mirror.ports import KafkaSpec
@@ -120,6 +121,7 @@ class _Planning:
         """Yield the plans by destination and group."""
         offsets: dict[ConnectionSettings, _Offsets] = {}
         snapshots = archived(self._specs, self._snapshots or {}, groups)
+        left_ms: float = BUDGET_MS
         for (source, name, destination), replicas in self._links.items():
             held = snapshots.get(source)
             if source not in offsets:
@@ -132,6 +134,7 @@ class _Planning:
             targets = {replica.target for replica in replicas}
             topics = described(there, {one.topic for one in targets})
             bounds = logs(there, topics, targets)
+            resume = ResumeReader(there, self._decoder, SYSTEM_CLOCK, left_ms)
             cluster_id = there.cluster_id()
             for listing, committed in offsets[source].items():
                 mine = [replica for replica in replicas if replica.source in committed]
@@ -141,7 +144,9 @@ class _Planning:
                     )
                     client = self._clients(source) if held is None else None
                     stale = frozenset() if held is None else held.stale
-                    view = _View(client, listing.group, committed, current, bounds, syncs, stale)
+                    view = _View(
+                        client, listing.group, committed, current, bounds, syncs, stale, resume
+                    )
                     yield GroupPlan(
                         group=listing.group,
                         destination=name,
@@ -151,6 +156,7 @@ class _Planning:
                         as_of_ms=None if held is None else held.as_of_ms,
                         steps=tuple(self._step(replica, view) for replica in mine),
                     )
+            left_ms = resume.left_ms
 
     def _committed(self, source: ConnectionSettings, groups: Collection[str]) -> _Offsets:
         """Return all committed offsets of the groups of consumers."""
@@ -181,7 +187,11 @@ class _Planning:
             current_metadata="" if current is None else current.metadata,
             reason=found.reason or (STALE if is_stale else ""),
         )
-        if step.target_offset is None or found.read_again_from >= committed.offset:
+        if found.offset is None:
+            return step
+        next_offset = max(found.offset, step.current_offset or 0)
+        step = replace(step, next_record=view.resume.at(replica.target, next_offset))
+        if found.read_again_from >= committed.offset:
             return step
         if view.source is None:
             return replace(step, read_again=None)
@@ -228,6 +238,7 @@ class _View(NamedTuple):
     """Of the destination's partitions that exist."""
     syncs: Mapping[TopicPartition, SyncIndex]
     stale: Collection[tuple[str, TopicPartition]]
+    resume: ResumeReader
 
 
 _Offsets = dict["GroupListing", dict["TopicPartition", GroupOffset]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from logmirror.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logmirror import GroupOutcome, GroupPlan
+    from logmirror import GroupOutcome, GroupPlan, NextRecord
 
 _GroupOption = Annotated[
     list[str] | None,
@@ -213,6 +214,7 @@ def _print_steps(plans: Sequence[GroupPlan]) -> None:
     table = table_of("GROUP", "DESTINATION", "TOPIC", "PARTITION")
     for title in ("SOURCE OFFSET", "CONTINUES AT", "COMMITTED THERE", "READ AGAIN"):
         table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("NEXT RECORD", overflow="fold")
     table.add_column("REMARK", overflow="fold")
     for plan in plans:
         for step in plan.steps:
@@ -228,6 +230,7 @@ def _print_steps(plans: Sequence[GroupPlan]) -> None:
                 step.topic,
                 str(step.partition),
                 *map(_number, numbers),
+                _next_text(step.next_record),
                 step.reason,
             )
     stdout().print(table)
@@ -271,3 +274,20 @@ def _outcome_json(outcome: GroupOutcome) -> dict[str, object]:
 
 def _number(value: object) -> str:
     return "-" if value is None else str(value)
+
+
+def _next_text(record: NextRecord | None) -> str:
+    if record is None:
+        return "-"
+    if record.timestamp_ms is None:
+        return "end of the replica"
+    key = "without key" if record.key is None else f"key={printable(record.key)}"
+    return f"{_time_text(record.timestamp_ms)} {key}"
+
+
+def _time_text(ms: int) -> str:
+    try:
+        moment = dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+    except (ValueError, OverflowError):  # any number is a legal timestamp of a record
+        return f"{ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

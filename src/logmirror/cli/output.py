@@ -30,7 +30,8 @@ _NAME: Final = re.compile(r"([A-Z][a-z]+){2,}")
 
 def stdout() -> Console:
     """A console that breaks lines only where a person's terminal ends, never for a program."""
-    return Console(width=None if sys.stdout.isatty() else _UNBROKEN, highlight=False)
+    width = None if sys.stdout.isatty() else _UNBROKEN
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def table_of(*titles: str) -> Table:

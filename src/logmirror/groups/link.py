@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.groups import ReadOffsets
     from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
     from logmirror.groups.target_sync import TargetRound
-    from logmirror.groups.translation import Log
+    from logmirror.groups.translation import Cause, Log
     from logmirror.model import TopicPartition
     from logmirror.wire.mirrormaker import Checkpoint
 
@@ -67,6 +67,16 @@ class Round:
     checkpoints: int = 0
     """Checkpoints that were written."""
 
+    inexact_offsets: int = 0
+    """Offsets that are not translated exactly."""
+
+    causes: Counter[Cause] = field(default_factory=Counter)
+    """Groups with an offset that is not translated exactly, by cause."""
+
+    delay_ms: int | None = None
+    """From when the oldest change was seen at the source until its checkpoint was acknowledged;
+    None: no checkpoint was due."""
+
     at_target: TargetRound | None = None
     """The commits at the target; None: there are none."""
 
@@ -80,8 +90,8 @@ class _Known:
     wanted: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     """The offsets for the target."""
 
-    reason: str = ""
-    """Why a partition is not translated exactly; empty if all are."""
+    causes: list[Cause] = field(default_factory=list)
+    """Why offsets are not translated exactly, one for each such offset."""
 
 
 class Link:
@@ -97,7 +107,7 @@ class Link:
     def __init__(
         self, spec: LinkSpec, source: ClusterClient, target: ClusterClient, clock: Clock
     ) -> None:
-        self._source, self._target = source, target
+        self._source, self._target, self._clock = source, target, clock
         self._include = re.compile("|".join(f"(?:{one})" for one in spec.include))
         self._exclude = re.compile("|".join(f"(?:{one})" for one in spec.exclude))
         self._by_topic: dict[str, list[ReplicaSpec]] = defaultdict(list)
@@ -133,6 +143,8 @@ class Link:
         self._targets: set[TopicPartition] = set()
         self._logs: dict[TopicPartition, Log] = {}
         self._topic_ids: dict[str, bytes | None] = {}
+        self._seen_ms: int | None = None
+        """When the oldest change was seen of which the checkpoint is not acknowledged."""
 
     def close(self) -> None:
         """Close what this opened; the clients stay open."""
@@ -148,11 +160,14 @@ class Link:
         """
         done = Round()
         self._begin()
+        now_ms = self._clock.monotonic_ms()
         changed = self._read_groups(done)
+        if changed and self._seen_ms is None:
+            self._seen_ms = now_ms
         is_new = self._syncs.refresh()
         is_new |= self._read_logs(changed)
         if is_new:
-            changed = {group: one for group, one in self._known.items() if one.reason} | changed
+            changed = {group: one for group, one in self._known.items() if one.causes} | changed
         due: list[Checkpoint] = []
         for group, one in changed.items():
             due += self._translate(group, one)
@@ -160,10 +175,15 @@ class Link:
         self._preserved_syncs.write(self._preserved, self._logs)
         self._known |= changed
         done.checkpoints = len(due)
+        if due and self._seen_ms is not None:
+            done.delay_ms = self._clock.monotonic_ms() - self._seen_ms
+        self._seen_ms = None
         for one in self._known.values():
             if one.replicas:
                 done.groups += 1
-                done.inexact += bool(one.reason)
+                done.inexact += bool(one.causes)
+                done.inexact_offsets += len(one.causes)
+                done.causes.update(set(one.causes))
         if self._target_sync is not None:
             wanted = {group: one.wanted for group, one in self._known.items() if one.wanted}
             done.at_target = self._target_sync.round(wanted)
@@ -250,11 +270,12 @@ class Link:
             found = self._target.groups.offsets(group, [r.target for r, _ in one.replicas])
             last.restore(group, {at: o.offset for at, o in found.items() if o is not None})
         positions: dict[TopicPartition, Position] = {}
-        one.reason, one.wanted = "", {}
+        one.causes, one.wanted = [], {}
         for replica, committed in one.replicas:
             log = self._logs.get(replica.target)
             result = translation(replica, committed.offset, log, indexes)
-            one.reason = one.reason or result.reason
+            if result.cause is not None:
+                one.causes.append(result.cause)
             if result.offset is None or log is None:
                 continue
             position = Position(committed.offset, result.offset, committed.metadata, log.end)

@@ -10,12 +10,15 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.errors import UsageError
-from logmirror.reports import GroupPlan, GroupStep
+from logmirror.reports import GroupPlan, GroupStep, NextRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION: Final = 1
+
+_NEXT: Final = "next_record"
+"""A field that earlier files do not have. It is for people; `apply` does not use it."""
 
 
 def plan_text(plans: Iterable[GroupPlan]) -> str:
@@ -56,7 +59,9 @@ def read_plan(text: str) -> list[GroupPlan]:
 def _plan(entry: dict[str, Any]) -> GroupPlan:
     steps = []
     for step in entry["steps"]:
-        values = {field.name: step[field.name] for field in dataclasses.fields(GroupStep)}
+        fields = [field.name for field in dataclasses.fields(GroupStep)]
+        values = {name: step[name] for name in fields if name != _NEXT}
+        values[_NEXT] = _next_record(step.get(_NEXT))
         for name in ("partition", "source_offset", "target_offset", "current_offset"):
             is_missing = values[name] is None and name.endswith("t_offset")
             if not is_missing and (type(values[name]) is not int or values[name] < 0):
@@ -70,3 +75,17 @@ def _plan(entry: dict[str, Any]) -> GroupPlan:
         raise ValueError("as_of_ms must be a number")
     texts = {name: entry[name] for name in names}
     return GroupPlan(**texts, as_of_ms=as_of_ms, steps=tuple(steps))
+
+
+def _next_record(entry: dict[str, Any] | None) -> NextRecord | None:
+    if entry is None:
+        return None
+    found = NextRecord(
+        **{field.name: entry[field.name] for field in dataclasses.fields(NextRecord)}
+    )
+    numbers = (found.offset, found.timestamp_ms)
+    if not all(value is None or type(value) is int for value in numbers):
+        raise ValueError(f"{_NEXT} has a number that is none: {entry!r}")
+    if not (found.key is None or isinstance(found.key, str)):
+        raise ValueError(f"the key of {_NEXT} must be a text")
+    return found

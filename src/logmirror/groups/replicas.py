@@ -53,7 +53,7 @@ def translation(
         syncs: The offset syncs by partition of the source.
     """
     if log is None:
-        return Translated(None, offset, "the destination has no such partition")
+        return Translated(None, offset, "the destination has no such partition", "not-replicated")
     if replica.written.offsets == "preserve":
         return preserved(offset, log)
     return translated(offset, log, syncs.get(replica.source))

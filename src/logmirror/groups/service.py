@@ -12,12 +12,13 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import FencedError, LogmirrorError
+from logmirror.groups.translation import CAUSES
 from logmirror.mirror.backoff import backoff_ms
 from logmirror.mirror.repeated import Repeated
 from logmirror.monitoring import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.groups.link import Link, Round
@@ -31,6 +32,9 @@ _NONE_HINT: Final = (
     "a group is only visible with Describe on it; see `logmirror acls print`, `include` and "
     "`exclude`"
 )
+
+_SHOWN: Final = 10
+"""The most groups in one log event."""
 
 JOIN_S: Final = 10.0
 """How long the end waits for rounds that run."""
@@ -97,7 +101,7 @@ class GroupService:
         for spec in self._specs:
             try:
                 with self._open_link(spec) as link:
-                    self._record(spec, link.round())
+                    self._round(spec, link)
             except LogmirrorError as error:
                 errors.append(error)
         if errors:
@@ -115,11 +119,15 @@ class GroupService:
     def _run(self, spec: LinkSpec) -> None:
         failures = 0
         facts: dict[str, object] = {"source": spec.source_alias, "destination": spec.destination}
+        labels = (spec.source_alias, spec.destination)
+        self._recorder.set(metrics.ROUND_SECONDS, labels, self._clock.now_ms() / 1000)
+        for histogram in (metrics.ROUND_DURATION, metrics.CHECKPOINT_DELAY):
+            self._recorder.expect(histogram, labels)
         with self._open_link(spec) as link:
             while not self._stopping.is_set():
                 began_ms = self._clock.monotonic_ms()
                 try:
-                    self._record(spec, link.round())
+                    self._round(spec, link)
                     failures = 0
                 except FencedError as error:
                     self._fenced.append(error)
@@ -138,16 +146,40 @@ class GroupService:
                 left_ms = began_ms + pause_ms - self._clock.monotonic_ms()
                 self._stopping.wait(max(left_ms, 0) / 1000)
 
-    def _record(self, spec: LinkSpec, done: Round) -> None:
+    def _round(self, spec: LinkSpec, link: Link) -> None:
+        began_ms = self._clock.monotonic_ms()
+        done = link.round()
         labels = (spec.source_alias, spec.destination)
-        if not done.groups and self._repeated.admit(labels) is not None:
-            facts = dict(zip(metrics.LINK, labels, strict=True)) | {"hint": _NONE_HINT}
-            _LOG.warning(_NONE, extra={"facts": facts})
+        duration_s = (self._clock.monotonic_ms() - began_ms) / 1000
+        self._recorder.observe(metrics.ROUND_DURATION, labels, duration_s)
+        self._record(labels, done)
+        self._log(dict(zip(metrics.LINK, labels, strict=True)), done)
+
+    def _log(self, facts: Mapping[str, object], done: Round) -> None:
+        link = tuple(facts.values())
+        if not done.groups and self._repeated.admit((link, _NONE)) is not None:
+            _LOG.warning(_NONE, extra={"facts": {**facts, "hint": _NONE_HINT}})
+        if done.failed and self._repeated.admit((link, frozenset(done.failed))) is not None:
+            shown = {group: str(error) for group, error in list(done.failed.items())[:_SHOWN]}
+            about = {**facts, "groups": len(done.failed), "reasons": shown}
+            _LOG.warning("groups not read; retried", extra={"facts": about})
+
+    def _record(self, labels: tuple[str, str], done: Round) -> None:
         self._recorder.set(metrics.GROUPS, labels, done.groups)
         self._recorder.set(metrics.GROUPS_INEXACT, labels, done.inexact)
+        self._recorder.set(metrics.OFFSETS_INEXACT, labels, done.inexact_offsets)
         self._recorder.set(metrics.GROUPS_FAILED, labels, len(done.failed))
         self._recorder.add(metrics.CHECKPOINTS, labels, done.checkpoints)
         self._recorder.set(metrics.ROUND_SECONDS, labels, self._clock.now_ms() / 1000)
+        if done.delay_ms is not None:
+            self._recorder.observe(metrics.CHECKPOINT_DELAY, labels, done.delay_ms / 1000)
+        reasons: dict[str, int] = {cause: done.causes[cause] for cause in CAUSES}
+        reasons["unreadable"] = len(done.failed)
         if done.at_target is not None:
+            reasons["active-at-target"] = len(done.at_target.active)
+            reasons["ahead-at-target"] = done.at_target.ahead
+            reasons["refused"] = len(done.at_target.failed)
             self._recorder.set(metrics.GROUPS_ACTIVE, labels, len(done.at_target.active))
             self._recorder.add(metrics.GROUP_COMMITS, labels, done.at_target.committed)
+        for reason, count in reasons.items():
+            self._recorder.set(metrics.GROUPS_BY_REASON, (*labels, reason), count)

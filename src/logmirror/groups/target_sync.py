@@ -72,6 +72,9 @@ class TargetRound:
     active: list[str] = field(default_factory=list)
     """Groups with members at the target. They are not touched."""
 
+    ahead: int = 0
+    """Groups that have a higher offset at the target, which is left as it is."""
+
     failed: dict[str, str] = field(default_factory=dict)
     """Groups of which an offset was not committed, with the reason."""
 
@@ -92,6 +95,7 @@ class TargetSync:
         """Groups that have what they should have: what that is, and what was read."""
 
         self._active: set[str] = set()
+        self._ahead: set[str] = set()
 
     def round(self, wanted: Mapping[str, _Offsets]) -> TargetRound:
         """Compare all groups with the target, and commit what is behind.
@@ -110,6 +114,8 @@ class TargetSync:
                 self._sync(group, offsets, done)
             except LogmirrorError as error:
                 done.failed[group] = error.message
+        self._ahead &= wanted.keys()
+        done.ahead = len(self._ahead - set(done.active))
         for group in set(done.active) - self._active:
             _LOG.info(
                 "a group has members at the target; its offsets are not touched",
@@ -123,6 +129,12 @@ class TargetSync:
         known = self._done.get(group)
         if known is not None and known[0] is wanted and known[1] is read:
             return
+        self._ahead.discard(group)
+        if any(
+            partition in read.offsets and read.offsets[partition].offset > offset.offset
+            for partition, offset in wanted.items()
+        ):
+            self._ahead.add(group)
         due = self._due(wanted, read)
         if due:
             errors = self._client.groups.commit(group, {one: wanted[one] for one in due})

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.monitoring.metrics import AGGREGATES, CATALOGUE, MIRROR_V3_CATALOGUE, READY
+from logmirror.monitoring.derived_metrics import AGGREGATES, MIRROR_V3_CATALOGUE
+from logmirror.monitoring.metrics import CATALOGUE, READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

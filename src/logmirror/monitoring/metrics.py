@@ -2,7 +2,7 @@
 
 `docs/metrics.md` is generated from the catalogue. Values are stored as plain numbers; only
 `monitoring.http` uses Prometheus's types. Aggregates over partitions and the metrics of mirror-v3
-are not stored: they are computed from the others at each scrape.
+are not stored: `derived_metrics` has them, and they are computed from the others at each scrape.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ MIRROR: Final = ("mirror", "destination")
 
 LINK: Final = ("source", "destination")
 """The labels of the groups of one source for one target; the source by its alias."""
-
-MIRROR_V3: Final = ("topic", "partition", "mirror")
-"""The labels of mirror-v3's metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -256,11 +253,40 @@ GROUPS_FAILED: Final = _of_groups(
 GROUPS_ACTIVE: Final = _of_groups(
     "active", "gauge", "groups", "Groups with members at the target, where nothing is committed."
 )
+GROUPS_BY_REASON: Final = Metric(
+    name="logmirror_groups_by_reason",
+    kind="gauge",
+    unit="groups",
+    meaning="Groups with an offset that is not translated exactly, or is not committed at the "
+    "target, by reason. A group counts for each of its reasons.",
+    labels=(*LINK, "reason"),
+)
+OFFSETS_INEXACT: Final = _of_groups(
+    "inexact_offsets", "gauge", "offsets", "Committed offsets that are not translated exactly."
+)
+ROUND_DURATION: Final = Metric(
+    name="logmirror_groups_round_duration_seconds",
+    kind="histogram",
+    unit="seconds",
+    meaning="Time in which all groups were read, translated and written once.",
+    labels=LINK,
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+CHECKPOINT_DELAY: Final = Metric(
+    name="logmirror_groups_checkpoint_delay_seconds",
+    kind="histogram",
+    unit="seconds",
+    meaning="Time from when a changed offset was seen at the source until its checkpoint was "
+    "acknowledged; for each round with checkpoints that of the oldest one.",
+    labels=LINK,
+    buckets=ROUND_DURATION.buckets,
+)
 ROUND_SECONDS: Final = _of_groups(
     "checkpoint_seconds",
     "gauge",
     "seconds",
-    "Time since all checkpoints that were due are written. Usually less than `interval-ms`.",
+    "Time since all checkpoints that were due are written, or since the start if they never were. "
+    "Usually less than `interval-ms`.",
     is_age=True,
 )
 CHECKPOINTS: Final = _of_groups(
@@ -295,6 +321,10 @@ CATALOGUE: Final = (
     *(BYTES, BATCHES, COMMITS, FLUSHES, FLUSH_SECONDS, LAST_FLUSH, KEYS, MAX_TIME, GAPS, ERRORS),
     *(CONFLICTS, RESTARTS, FLOWS, READY, BUDGET, SLOT_PEAK),
     GROUPS,
+    GROUPS_BY_REASON,
+    OFFSETS_INEXACT,
+    ROUND_DURATION,
+    CHECKPOINT_DELAY,
     GROUPS_INEXACT,
     GROUPS_FAILED,
     GROUPS_ACTIVE,
@@ -306,122 +336,6 @@ CATALOGUE: Final = (
 """The recorded metrics. `process_*` come from Prometheus's client library."""
 
 
-def _sum(name: str, of: Metric, meaning: str, *more: str) -> Metric:
-    """A counter, summed over all partitions."""
-    return Metric(
-        name=f"logmirror_mirror_{name}_total",
-        kind="counter",
-        unit=of.unit,
-        meaning=meaning,
-        labels=(*MIRROR, *more),
-        of=of,
-    )
-
-
-def _max(name: str, of: Metric, meaning: str) -> Metric:
-    """A gauge, the maximum over all partitions."""
-    return Metric(
-        name=f"logmirror_mirror_{name}_max",
-        kind="gauge",
-        unit=of.unit,
-        meaning=meaning,
-        labels=MIRROR,
-        of=of,
-        how="max",
-    )
-
-
-AGGREGATES: Final = (
-    Metric(
-        name="logmirror_mirror_lag_offsets",
-        kind="gauge",
-        unit="offsets",
-        meaning="Sum of `logmirror_source_lag_offsets` over all partitions.",
-        labels=MIRROR,
-        of=LAG,
-    ),
-    _max("lag_offsets", LAG, "Maximum of `logmirror_source_lag_offsets` over all partitions."),
-    _max(
-        "lag_seconds", LAG_SECONDS, "Maximum of `logmirror_source_lag_seconds` over all partitions."
-    ),
-    _max(
-        "stalled_seconds",
-        STALLED,
-        "Maximum of `logmirror_flow_stalled_seconds` over all partitions.",
-    ),
-    _sum("records", RECORDS, "Committed records."),
-    _sum("bytes", BYTES, "Committed bytes."),
-    _sum("commits", COMMITS, "Commits of a position."),
-    _sum("gap_offsets", GAPS, "Offsets without a record, by cause.", "cause"),
-    _sum(
-        "errors",
-        ERRORS,
-        "Errors by kind. Errors of a whole mirror have an empty destination.",
-        "kind",
-    ),
-    _sum("create_conflicts", CONFLICTS, "Objects that another writer claimed or published first."),
-    _sum("restarts", RESTARTS, "How often a flow failed and backed off."),
-)
-"""Aggregates over partitions: one series for each mirror and destination."""
-
-
-def _mirror_v3(
-    name: str, of: Metric, how: Literal["sum", "max", "min"], meaning: str, unit: str = ""
-) -> Metric:
-    return Metric(
-        name=f"mirror_v3_{name}",
-        kind="counter" if name.endswith("_total") else "gauge",
-        unit=unit or of.unit,
-        meaning=meaning,
-        labels=MIRROR_V3,
-        of=of,
-        how=how,
-    )
-
-
-_GAPS_OF_FLOW: Final = Metric(
-    name="", kind="counter", unit=GAPS.unit, meaning="", labels=FLOW, of=GAPS
-)
-"""Gaps of one flow, summed over causes. A second destination counts the same gaps again."""
-
-MIRROR_V3_CATALOGUE: Final = (
-    _mirror_v3(
-        "destination_offset_verified",
-        OFFSET_VERIFIED,
-        "min",
-        "The lowest position of all destinations.",
-    ),
-    _mirror_v3(
-        "destination_offset_inflight_retry",
-        RETRY,
-        "max",
-        "Most consecutive failures of a destination that backs off. 0: none waits.",
-    ),
-    _mirror_v3("destination_records_total", RECORDS, "sum", "Records, over all destinations."),
-    _mirror_v3(
-        "destination_last_flush_timestamp_seconds",
-        LAST_FLUSH,
-        "min",
-        "Oldest time of a last commit, over all destinations.",
-    ),
-    _mirror_v3("destination_bytes_total", BYTES, "sum", "Bytes, over all destinations."),
-    _mirror_v3("destination_flushes_total", COMMITS, "sum", "Commits, over all destinations."),
-    _mirror_v3("destination_compaction_keys", KEYS, "max", "Keys in the newest snapshot."),
-    _mirror_v3(
-        "source_offset_gap_records_total",
-        _GAPS_OF_FLOW,
-        "max",
-        "Offsets without a record, maximum over all destinations.",
-    ),
-    _mirror_v3("source_lag_offsets", LAG, "max", "Lag of the destination furthest behind."),
-    _mirror_v3(
-        "mirror_restarts_total", RESTARTS, "sum", "Restarts of flows, over all destinations."
-    ),
-)
-"""The metrics under mirror-v3's names and labels. These have no label for the destination; each
-meaning says how several destinations are combined."""
-
-
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """The value of a histogram for one set of labels."""
@@ -431,6 +345,10 @@ class Distribution:
 
     total: float = 0.0
     """The sum of all observed values."""
+
+
+def _none_of(metric: Metric) -> Distribution:
+    return Distribution((0,) * (len(metric.buckets) + 1))
 
 
 class Recorder:
@@ -461,10 +379,14 @@ class Recorder:
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:
         """Add one observation to a histogram."""
         values = self._distributions[metric]
-        before = values.get(labels) or Distribution((0,) * (len(metric.buckets) + 1))
+        before = values.get(labels) or _none_of(metric)
         counts = list(before.counts)
         counts[bisect_left(metric.buckets, value)] += 1
         values[labels] = Distribution(tuple(counts), before.total + value)
+
+    def expect(self, metric: Metric, labels: Labels) -> None:
+        """Export a histogram as 0 until its first observation, which a rate then shows."""
+        self._distributions[metric].setdefault(labels, _none_of(metric))
 
     def numbers(self, metric: Metric, now_s: float = 0) -> list[tuple[Labels, float]]:
         """Return the current values of a gauge or counter, by labels.
