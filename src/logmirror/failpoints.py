@@ -80,6 +80,14 @@ SNAPSHOT_POINTS: Final = (
 )
 """The same for their snapshots beside archives."""
 
+TAKEOVER_POINTS: Final = (
+    "takeover.found",  # driver: MirrorMaker's copy compared, nothing written
+    "takeover.fenced",  # driver: other instances fenced, no progress yet
+    "takeover.noted",  # driver: progress record written, transaction open
+    "takeover.adopted",  # driver: transaction committed, nothing copied
+)
+"""The same for the start of a flow that continues MirrorMaker's copy, which happens once."""
+
 _reached: dict[str, int] = {}
 _listeners: list[Callable[[str], None]] = []
 

@@ -29,6 +29,12 @@ With `groups`, Describe on all groups of the source, and on the topic of the off
     Read             all groups,   OffsetCommit (sync-group-offsets)
                      the topic
 
+With `takeover`, at the destination:
+
+    Read             the topic,    Fetch: the comparison with the source
+                     mm2-offsets
+    Describe         its group     DescribeGroups: whether MirrorMaker still runs
+
 Read, Write, Delete and Alter include Describe. No consumer group is joined, and no right to
 idempotent writes is used: producer ids are derived, or come with a transactional id.
 """
@@ -44,6 +50,7 @@ from logmirror.groups.link_spec import TRANSACTIONAL_ID_PREFIX
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.reports import Acl, ClusterAcls
 from logmirror.to_kafka.gap_writer import transactional_id_prefix
+from logmirror.to_kafka.mirrormaker_traces import offsets_topic, workers_group
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC, FlowKey
 from logmirror.wire.mirrormaker import syncs_topic
 from logmirror.wire.replication_policy import HEARTBEATS, ReplicationPolicy
@@ -192,7 +199,19 @@ def _of_groups(link: LinkSpec) -> Iterator[tuple[ConnectionSettings, list[Acl]]]
     else:
         shown = "the lower bound of checkpoints that cannot be read"
         found.append(_group("Describe", shown, is_optional=True))
+    for one in link.replicas:
+        if one.written.takeover is not None:
+            found += _of_takeover(one.written.topic, alias)
     yield link.target, found
+
+
+def _of_takeover(topic: str, source_alias: str) -> list[Acl]:
+    purpose = "taking over from MirrorMaker"
+    return [
+        _topic(topic, "Read", purpose),
+        _topic(offsets_topic(source_alias), "Read", purpose),
+        _group("Describe", "whether MirrorMaker still runs", workers_group(source_alias)),
+    ]
 
 
 def _of_brokers(copy: KafkaSpec) -> Iterator[Acl]:
@@ -209,10 +228,10 @@ def _topic(name: str, operation: str, purpose: str, *, is_optional: bool = False
     )
 
 
-def _group(operation: str, purpose: str, *, is_optional: bool = False) -> Acl:
+def _group(operation: str, purpose: str, name: str = "*", *, is_optional: bool = False) -> Acl:
     return Acl(
         resource="group",
-        name="*",
+        name=name,
         operation=operation,
         purpose=purpose,
         is_optional=is_optional,

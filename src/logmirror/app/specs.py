@@ -12,7 +12,7 @@ from logmirror.errors import InternalError
 from logmirror.groups.archive_spec import ArchivedTopic, ArchiveLinkSpec
 from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
 from logmirror.locations import FolderLocation, S3Identity, S3Location
-from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec, Takeover
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.stores.mounts import mount_point
 
@@ -129,6 +129,7 @@ def _destination_spec(
             replication_factor=destination.replication_factor or -1,
             keeps_timestamps=destination.timestamp_mode == "source",
             max_batch_bytes=destination.max_batch_bytes,
+            takeover=_takeover(destination, mirror),
             types=mirror.types,
             limits=limits,
         )
@@ -150,6 +151,13 @@ def _destination_spec(
         types=mirror.types,
         limits=limits,
     )
+
+
+def _takeover(destination: KafkaDestination, mirror: MirrorSettings) -> Takeover | None:
+    if destination.takeover is None or mirror.groups is None:
+        return None
+    source = connection_settings(mirror.source.bootstrap_servers, dict(mirror.source.properties))
+    return Takeover(source=source, source_alias=mirror.groups.source_alias)
 
 
 def _location(destination: FilesystemDestination | S3Destination) -> StoreLocation:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from kafka.protocol.admin import (  # type: ignore[import-untyped]  # ships no py.typed
+    DescribeGroupsRequest,
     ListGroupsRequest,
 )
 from kafka.protocol.consumer import (  # type: ignore[import-untyped]  # ships no py.typed
@@ -40,11 +41,14 @@ group."""
 
 _FETCH: Final = "could not read a group's offsets"
 _LIST: Final = "could not list the groups"
+_DESCRIBE: Final = "could not describe a group"
 _COMMIT: Final = "could not commit a group's offsets"
 _DELETE: Final = "could not delete a group's offsets"
 _T = TypeVar("_T")
 _STATES_FROM: Final = 4
 """The first ListGroups version with states (Apache Kafka 2.6)."""
+_DESCRIBE_VERSIONS: Final = (0, 5)
+"""Version 6 reports a group that does not exist as an error."""
 _COMMIT_VERSIONS: Final = (2, 8)
 """Without a retention time of its own, and by topic name."""
 
@@ -141,6 +145,24 @@ class Groups:
             return [found[name] for name in sorted(found)]
 
         return self._router.retry.run(attempt, _LIST)
+
+    def members(self, group: str) -> list[str]:
+        """Return the IDs of a group's members; none if there is no such group.
+
+        Raises:
+            UsageError: No permission to describe the group.
+            UnavailableError: No coordinator responded within the budget.
+        """
+
+        def attempt(connection: Connection) -> list[str]:
+            low, high = _DESCRIBE_VERSIONS
+            response = connection.call(DescribeGroupsRequest(groups=[group]), low=low, high=high)
+            (found,) = response.groups
+            if found.error_code:
+                raise api_error(found.error_code, action=_DESCRIBE)
+            return [member.member_id for member in found.members]
+
+        return self._coordinated(group, attempt, _DESCRIBE)
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, GroupOffset]

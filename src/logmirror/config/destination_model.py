@@ -254,7 +254,15 @@ class KafkaModel(_KafkaModel):
     Required if the mirror has several destinations."""
 
     topic: Topic | None = None
-    """Name of the topic in the destination cluster; by default the source topic's name."""
+    """Name of the topic in the destination cluster; by default the source topic's name. With
+    `takeover: mm2` by default the name that MirrorMaker's DefaultReplicationPolicy gives it:
+    `<source-alias>.<topic>`."""
+
+    takeover: Literal["mm2"] | None = None
+    """`mm2`: a replica that MirrorMaker 2 has written is continued at the next record; see
+    [Take over from MirrorMaker](take-over-mirrormaker.md). Needs `offsets: translate` and `groups`
+    of the mirror, whose `source-alias` is MirrorMaker's alias of the source. The name of the
+    destination is MirrorMaker's alias of the target. By default a new replica is begun."""
 
 
 class SharedKafkaModel(_KafkaModel):

@@ -16,6 +16,7 @@ from logmirror.config.destination_model import (
     SharedKafkaModel,
     SharedS3Model,
 )
+from logmirror.config.kafka_rules import replica_of_mirrormaker
 from logmirror.config.secret_rules import secret, with_secrets
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class KafkaDestination:
 
     replication_factor: int | None = None
     """Of topics that logmirror creates, 1..32767; None for the cluster's default."""
+
+    takeover: Literal["mm2"] | None = None
+    """The program whose copy is continued; only with `offsets: translate`."""
 
     max_batch_bytes: int = 1_000_000
     """Batches are merged up to this size, 0..2^31-1; 0 disables merging."""
@@ -151,7 +155,7 @@ def destinations_of(
         place = f"{path}.destinations[{index}]"
         name = item.name or mirror.name
         if isinstance(item, KafkaModel):
-            found = _kafka(item, mirror, name, item.topic or mirror.topic)
+            found = _kafka(item, mirror, name, item.topic or _default_topic(item, mirror))
             yield _with_cluster_secrets(found, place, references)
         elif isinstance(item, S3Model):
             yield _with_bucket_secrets(_s3(item, name), item, place, references)
@@ -172,9 +176,16 @@ def _kafka(
         topic_sync=cluster.topic_sync,
         timestamp_mode=cluster.timestamp_mode or mirror.timestamp_mode or "source",
         replication_factor=cluster.replication_factor,
+        takeover=cluster.takeover if isinstance(cluster, KafkaModel) else None,
         max_batch_bytes=cluster.max_batch_bytes,
         affects_readiness=cluster.affects_readiness,
     )
+
+
+def _default_topic(item: KafkaModel, mirror: MirrorModel) -> str:
+    if item.takeover is None or mirror.groups is None:
+        return mirror.topic
+    return replica_of_mirrormaker(mirror.groups.source_alias, mirror.topic)
 
 
 def _filesystem(

@@ -76,6 +76,7 @@ def check_mirror(
     if shared is None:
         for item_path, item in items(mirror, "destinations", path):
             check_destination(source, item_path, item)
+            _check_takeover(source, item_path, item, mirror)
 
 
 def _check_groups(source: Source, path: str, groups: dict[str, Any], types: set[object]) -> None:
@@ -106,6 +107,48 @@ def check_destination(source: Source, path: str, destination: dict[str, Any]) ->
         source.add_problem(
             f"{path}.replication-factor", "is only for topic-sync: create", "remove it"
         )
+
+
+def replica_of_mirrormaker(source_alias: str, topic: str) -> str:
+    """Return the name that MirrorMaker's DefaultReplicationPolicy gives to a replica."""
+    return f"{source_alias}.{topic}"
+
+
+def _check_takeover(
+    source: Source, path: str, destination: dict[str, Any], mirror: dict[str, Any]
+) -> None:
+    """Report a take-over that could not find what MirrorMaker has left."""
+    if text(destination, "type") != "kafka" or destination.get("takeover") is None:
+        return
+    where = f"{path}.takeover"
+    if destination.get("offsets") != "translate":
+        source.add_problem(where, "is only for offsets: translate", "add offsets: translate")
+    if text(destination, "timestamp-mode") == "destination" or (
+        destination.get("timestamp-mode") is None
+        and text(mirror, "timestamp-mode") == "destination"
+    ):
+        message = "is only for timestamp-mode: source, because timestamps are compared"
+        source.add_problem(where, message, "remove timestamp-mode")
+    if destination.get("name") is None:
+        message = "needs the name of the destination: MirrorMaker's alias of the target"
+        source.add_problem(where, message, "add name")
+    alias, topic = text(mapping(mirror, "groups") or {}, "source-alias"), text(mirror, "topic")
+    if alias is None:
+        message = "needs groups.source-alias of the mirror: MirrorMaker's alias of the source"
+        source.add_problem(where, message, "add groups with source-alias")
+    elif topic is not None and destination.get("topic") is None:
+        try:
+            check_topic(replica_of_mirrormaker(alias, topic))
+        except ValueError as error:
+            source.add_problem(f"{path}.topic", str(error), "name the topic")
+
+
+def _topic_of(destination: dict[str, Any], mirror: dict[str, Any], topic: str) -> str:
+    """Return the name of a mirror's topic at a destination of its own."""
+    alias = text(mapping(mirror, "groups") or {}, "source-alias")
+    if destination.get("takeover") is not None and alias is not None:
+        topic = replica_of_mirrormaker(alias, topic)
+    return text(destination, "topic") or topic
 
 
 # Rules across mirrors.
@@ -249,7 +292,7 @@ def _replicas(root: dict[str, Any]) -> Iterator[_Replica]:
             places = [(path, shared, name)]
         else:
             places = [
-                (item_path, item, text(item, "topic") or topic)
+                (item_path, item, _topic_of(item, mirror, topic))
                 for item_path, item in items(mirror, "destinations", path)
             ]
         for place, destination, name in places:

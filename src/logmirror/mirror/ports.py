@@ -112,6 +112,17 @@ class ArchiveSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """The copy of MirrorMaker 2 that a destination continues."""
+
+    source: ConnectionSettings
+    """The source cluster."""
+
+    source_alias: str
+    """Its name in MirrorMaker's configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSpec:
     """How a topic is replicated to a cluster."""
 
@@ -159,6 +170,9 @@ class KafkaSpec:
 
     source_id: bytes | None = None
     """The source's topic ID, 16 bytes, when the destination was prepared. None: it has no ID."""
+
+    takeover: Takeover | None = None
+    """The copy to continue if nothing was copied yet. None: a new replica is begun."""
 
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """Types that keys and values must have."""

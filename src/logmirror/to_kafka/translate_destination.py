@@ -15,15 +15,24 @@ from logmirror import failpoints
 from logmirror.cluster.client import LATEST
 from logmirror.cluster.offset_syncs import create_sync_topic
 from logmirror.cluster.retry import NotFoundError
-from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
+from logmirror.errors import (
+    InternalError,
+    LogmirrorError,
+    PositionError,
+    UnavailableError,
+    UsageError,
+)
 from logmirror.mirror.ports import Begun
+from logmirror.to_kafka.adoption import adopt
 from logmirror.to_kafka.idempotence import target
 from logmirror.to_kafka.preserve_destination import PreserveDestination
+from logmirror.to_kafka.takeover import Found, TakeoverSearch, check_stopped
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,
     PROGRESS_CONFIGS,
     PROGRESS_TOPIC,
     STALL_MS,
+    Progress,
     ProgressReader,
     current,
     encode_owner,
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
     from logmirror.mirror.observer import Observer
     from logmirror.mirror.ports import ChainStart, FlowId, KafkaSpec, SourceView, Start
     from logmirror.to_kafka.preserve_destination import LaneClusters
+    from logmirror.to_kafka.translate_progress import FlowKey
 
 _LOG = logging.getLogger("logmirror.mirror")
 
@@ -69,6 +79,9 @@ class TranslateDestination(PreserveDestination):
         self._target_id: bytes | None = None
         """The topic ID at the destination."""
 
+        self._found: dict[FlowId, Found] = {}
+        """What MirrorMaker has copied, as it was compared last."""
+
     def prepare(
         self, source: ClusterClient, topic: TopicMetadata, partitions: Collection[int] | None
     ) -> None:
@@ -92,11 +105,14 @@ class TranslateDestination(PreserveDestination):
         target_id = self._client.topic(kafka.topic).topic_id
         self._target_id = target_id
         reader.await_markers(flow_key(kafka, flow) for flow in flows)
+        taken = self._taken_over([one for one in flows if self._may_take_over(one)])
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
             owner = reader.owner(flow_key(kafka, flow))
             if flow in self._owned and owner != self._writer_id:
                 found[flow] = taken_over(flow, owner)
+            elif flow in taken:
+                found[flow] = taken[flow]
             else:
                 progress = current(reader, kafka, flow, target_id)
                 found[flow] = None if progress is None else progress.next_offset
@@ -110,8 +126,9 @@ class TranslateDestination(PreserveDestination):
     def check(self, flow: FlowId, found: int | None, view: SourceView) -> int:
         """See `Destination.check`; without progress, begin at the source's log start offset."""
         kafka = self.spec
-        if found is None:
+        if found is None or self._may_take_over(flow):
             self._check_not_renamed(flow, view)
+        if found is None:
             return view.log_start
         facts = {
             "topic": flow.topic,
@@ -154,10 +171,17 @@ class TranslateDestination(PreserveDestination):
         return found
 
     def begin(self, flow: FlowId, start: Start) -> Begun:
-        """See `Destination.begin`: write the owner record, once per run."""
-        del start
-        if flow in self._owned:
-            return Begun()
+        """See `Destination.begin`: write the owner record, once per run.
+
+        A flow that takes over from MirrorMaker also writes its first progress.
+        """
+        if flow not in self._owned:
+            self._own(flow)
+        if self._may_take_over(flow):
+            self._adopt(flow, start)
+        return Begun()
+
+    def _own(self, flow: FlowId) -> None:
         key = flow_key(self.spec, flow)
         batch = encode_owner(key, self._writer_id, self._clock.now_ms())
         with self._client.pipeline() as pipeline:
@@ -167,7 +191,85 @@ class TranslateDestination(PreserveDestination):
             raise response.error
         self._owned.add(flow)
         failpoints.reach("translate.owned")
-        return Begun()
+
+    # -- a copy of MirrorMaker -------------------------------------------------------------------
+
+    def _may_take_over(self, flow: FlowId) -> bool:
+        """Whether a flow continues MirrorMaker's copy: not if it ever had progress of its own."""
+        return self.spec.takeover is not None and self._reader.progress(self._key(flow)) is None
+
+    def _taken_over(self, flows: Sequence[FlowId]) -> dict[FlowId, int | LogmirrorError | None]:
+        """Find where MirrorMaker's copies continue; reads only."""
+        if self.spec.takeover is None or not flows:
+            return {}
+        source = self._clusters.client(self.spec.takeover.source)
+        search = TakeoverSearch(self.spec, source, self._client, self._clock)
+        found = search.found(flows)
+        self._found |= {one: each for one, each in found.items() if isinstance(each, Found)}
+        failpoints.reach("takeover.found")
+        return {
+            flow: each.next_offset if isinstance(each, Found) else each
+            for flow, each in found.items()
+        }
+
+    def _adopt(self, flow: FlowId, start: Start) -> None:
+        """Write a flow's first progress, which ends the take-over.
+
+        Raises:
+            UnavailableError: MirrorMaker runs again, or something was written since the comparison.
+            FencedError: Another run has taken over the flow.
+            LogmirrorError: The progress may have been written; the next position shows it.
+        """
+        found = self._found.get(flow)
+        if found is None or self.spec.takeover is None:
+            raise InternalError("a flow is taken over without a comparison", flow=str(flow))
+        adopt(
+            self._client,
+            self._reader,
+            self._key(flow),
+            Progress(
+                next_offset=start.position,
+                source_topic_id=start.view.topic_id,
+                target_topic_id=self._target_id,
+                writer=self._writer_id,
+            ),
+            lambda: self._check_unchanged(flow, found),
+            self._clock,
+        )
+        facts = {
+            "mirror": flow.mirror,
+            "topic": flow.topic,
+            "partition": flow.partition,
+            "target_topic": self.spec.topic,
+            "position": start.position,
+            "compared": found.compared,
+            "repeated": found.repeated,
+            "repeated_again": found.behind,
+            "stored_by_mirrormaker": found.stored,
+        }
+        if found.next_offset is None:
+            _LOG.info("MirrorMaker has copied nothing: a new replica", extra={"facts": facts})
+        else:
+            _LOG.info("taken over from MirrorMaker", extra={"facts": facts})
+
+    def _check_unchanged(self, flow: FlowId, found: Found) -> None:
+        """Check that MirrorMaker has not been started and has not written since the comparison."""
+        if self.spec.takeover is not None:
+            check_stopped(self._client, self.spec.takeover)
+        where = target(self.spec, flow)
+        end = self._client.log_ends([where])[where].end_offset
+        if end != found.target_end:
+            raise UnavailableError(
+                "the target has changed since it was compared with the source",
+                hint="MirrorMaker or another client still writes to it",
+                topic=where.topic,
+                partition=where.partition,
+                expected=found.target_end,
+                found=end,
+            )
+
+    def _key(self, flow: FlowId) -> FlowKey:
+        return flow_key(self.spec, flow)
 
     @property
     def _reader(self) -> ProgressReader:

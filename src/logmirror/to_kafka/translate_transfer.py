@@ -177,6 +177,8 @@ class TranslateTransfer:
         copy.sequence = copy.progress_sequence = 0
         copy.target_id = self._client.topic(copy.where.topic).topic_id
         found = current(self._progress, work.kafka, flow, copy.target_id)
+        if work.kafka.takeover is not None and self._progress.progress(copy.key) is None:
+            raise PositionMovedError("the progress is gone with which the take-over had ended")
         if found is not None:
             position = found.next_offset
         else:  # no progress, or of a deleted topic: begin at the source's log start offset

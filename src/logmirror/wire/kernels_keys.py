@@ -86,7 +86,7 @@ def _round(a: int, b: int, c: int, d: int) -> tuple[int, int, int, int]:
 
 
 @inlined
-def _siphash(position: int, size: int, secret: int) -> tuple[int, int]:
+def siphash(position: int, size: int, secret: int) -> tuple[int, int]:
     """SipHash-2-4 with 128 bits of output."""
     k0, k1 = load_i64(secret), load_i64(secret + 8)
     a, b = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D ^ 0xEE
@@ -123,7 +123,7 @@ def _siphash(position: int, size: int, secret: int) -> tuple[int, int]:
 @kernel("int64(int64,int64,int64,int64)")
 def siphash_at(position: int, size: int, secret: int, out: int) -> int:
     """Write the two words of a hash to `out`."""
-    low, high = _siphash(position, size, secret)
+    low, high = siphash(position, size, secret)
     store_64(out, low)
     store_64(out + 8, high)
     return DONE
@@ -132,7 +132,7 @@ def siphash_at(position: int, size: int, secret: int, out: int) -> int:
 @inlined
 def slot_of(state: int, position: int, size: int) -> tuple[int, int, int]:
     """The slot of a key, or the free one where it belongs; and its hash."""
-    low, high = _siphash(position, size, state + SECRET)
+    low, high = siphash(position, size, state + SECRET)
     slots, mask = load_i64(state + SLOTS), load_i64(state + MASK)
     number = low & mask
     slot = slots + 8 * SLOT_WORDS * number

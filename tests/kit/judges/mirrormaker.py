@@ -1,7 +1,8 @@
 """Apache Kafka's MirrorMaker 2 reads the offset syncs that logmirror writes.
 
 Its formatter prints them. Its checkpoint connector, alone in a Connect worker, translates group
-offsets with them, as it does with MirrorMaker's own syncs.
+offsets with them, as it does with MirrorMaker's own syncs. In dedicated mode it copies topics,
+which logmirror takes over.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from kit.servers.apache import ApacheTools
 from kit.servers.machine import HOST, Process
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SOURCE_ALIAS: Final = "origin"
 CHECKPOINTS: Final = f"{SOURCE_ALIAS}.checkpoints.internal"
 
 _FORMATTER: Final = "org.apache.kafka.connect.mirror.formatters.OffsetSyncFormatter"
+_INTERVALS: Final = (
+    "refresh.topics.interval.seconds",
+    "refresh.groups.interval.seconds",
+    "emit.checkpoints.interval.seconds",
+    "sync.group.offsets.interval.seconds",
+)
+_REPLICATION_FACTORS: Final = (
+    "replication.factor",
+    *(f"{name}.topic.replication.factor" for name in ("checkpoints", "heartbeats", "offset-syncs")),
+    *(f"{name}.storage.replication.factor" for name in ("offset", "status", "config")),
+)
 _BYTES: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
 
 
@@ -96,6 +109,54 @@ class MirrorMakerTools(ApacheTools):
             log_level="INFO",
         )
         return Process(command, log=folder / "connect.log")
+
+    def start_dedicated(
+        self,
+        clusters: Mapping[str, str],
+        topic: str,
+        folder: Path,
+        properties: Mapping[str, object] | None = None,
+    ) -> Process:
+        """Start MirrorMaker in dedicated mode, with short intervals.
+
+        Args:
+            clusters: Bootstrap servers of the source and of the target, by alias.
+            topic: The topic that is copied.
+            folder: Its directory.
+            properties: Properties over these.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        source, target = clusters
+        settings: dict[str, object] = {
+            "clusters": f"{source},{target}",
+            **{f"{alias}.bootstrap.servers": servers for alias, servers in clusters.items()},
+            f"{source}->{target}.enabled": "true",
+            f"{source}->{target}.topics": topic,
+            f"{source}->{target}.groups": f"{topic}.*",
+            f"{target}->{source}.enabled": "false",
+            f"{target}->{source}.emit.heartbeats.enabled": "false",
+            "tasks.max": 2,
+            "sync.topic.acls.enabled": "false",
+            "sync.group.offsets.enabled": "true",
+            **dict.fromkeys(_INTERVALS, 1),
+            **dict.fromkeys(_REPLICATION_FACTORS, 1),
+            "offset.flush.interval.ms": 60_000,
+            "session.timeout.ms": 6_000,
+            "heartbeat.interval.ms": 1_000,
+            "scheduled.rebalance.max.delay.ms": 0,
+            "listeners": f"http://{HOST}:0",
+            **(properties or {}),
+        }
+        path = folder / "mirrormaker.properties"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        command = self.java_command(
+            "org.apache.kafka.connect.mirror.MirrorMaker",
+            str(path),
+            heap="512m",
+            jvm=("-XX:TieredStopAtLevel=1",),
+            log_level="INFO",
+        )
+        return Process(command, log=folder / "mirrormaker.log")
 
 
 class Checkpoint(NamedTuple):
