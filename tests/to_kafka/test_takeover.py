@@ -1,4 +1,4 @@
-"""Goal: a copy of MirrorMaker 2 is adopted once, durably, and only if the records say that it is one.
+"""Goal: a copy of MirrorMaker 2 is adopted once, durably, and only if its records prove it.
 
 Method: the tests write what MirrorMaker would have left (records, offset syncs, stored offsets) on
 the embedded broker; `logmirror run` continues, is killed at each step of the take-over, and is
