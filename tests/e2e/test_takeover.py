@@ -17,7 +17,7 @@ from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafk
 from kit.judges.gaps import log_bounds, write_transactions
 from kit.judges.mirror_client import IDENTITY_POLICY
 from kit.judges.mirrormaker import MirrorMakerTools
-from kit.runs.commands import wait_until
+from kit.runs.commands import logmirror, wait_until
 from kit.runs.inline_run import config_text, mirror_to_cluster, run_now
 from kit.servers.apache import VERSIONS
 from kit.servers.embedded import EmbeddedBroker
@@ -25,7 +25,7 @@ from kit.servers.kafka import create_topic
 from logmirror.wire.mirrormaker import decode_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from kit.judges.clients import Row
@@ -73,8 +73,14 @@ class World(NamedTuple):
         return found
 
 
-def world_of(
-    source: ApacheKafka, target: str, topic: str, folder: Path, *, identity: bool = False
+def world_of(  # noqa: PLR0913  # two clusters, and how MirrorMaker copies
+    source: ApacheKafka,
+    target: str,
+    topic: str,
+    folder: Path,
+    *,
+    identity: bool = False,
+    properties: Mapping[str, object] | None = None,
 ) -> World:
     create_topic(source.bootstrap, topic, PARTITIONS, {})
     for number in range(PARTITIONS):
@@ -92,7 +98,10 @@ def world_of(
         target=target,
         topic=topic,
         copied_topic=topic if identity else f"{topic}-a.{topic}",
-        properties={"replication.policy.class": IDENTITY_POLICY} if identity else {},
+        properties={
+            **({"replication.policy.class": IDENTITY_POLICY} if identity else {}),
+            **(properties or {}),
+        },
         folder=folder,
         config=config,
     )
@@ -137,13 +146,13 @@ def burst(world: World, first: int, count: int) -> None:
         produce(world.source, world.topic, records, partition=number)
 
 
-def killed_while_copying(process: Process, world: World) -> None:
+def killed_while_copying(process: Process, world: World, life: int) -> None:
     """Kill MirrorMaker when it has copied a part of what is at the source."""
     before = end_there(world)
-    burst(world, 0, BURST)
+    burst(world, life * 100_000, BURST)
     wait_until(lambda: end_there(world) > before, what=lambda: "records of the burst")
     process.signal(signal.SIGSTOP)
-    burst(world, BURST, 1_000)
+    burst(world, life * 100_000 + BURST, 1_000)
     process.signal(signal.SIGKILL)
     process.popen.wait(60)
 
@@ -153,7 +162,7 @@ def taken_over(world: World) -> str:
     first = run_now(world.config)
     if first.returncode:
         assert first.returncode == 75, first.stderr
-        assert "MirrorMaker still runs" in first.stderr
+        assert "MirrorMaker still runs" in first.stderr or "transaction is open" in first.stderr
     done = [first]
 
     def is_done() -> bool:
@@ -207,7 +216,7 @@ def one_life(world: World, tools: MirrorMakerTools, life: int = 1) -> None:
             lambda: all(world.checkpoints().values()),
             what=lambda: f"checkpoints\n{process.log.read_text()[-3000:]}",
         )
-        killed_while_copying(process, world)
+        killed_while_copying(process, world, life)
 
 
 def check_taken_over(world: World) -> None:
@@ -241,3 +250,43 @@ def test_a_copy_of_mirrormaker_is_continued(kafka_431, topic_name, tmp_path, mir
         commit(world, [world.here(number)[100].offset for number in range(PARTITIONS)])
         one_life(world, mirrormaker)
         check_taken_over(world)
+
+
+@pytest.mark.gate("two more starts of MirrorMaker; the first promise is in `make test`")
+def test_a_repetition_that_was_killed_is_continued(
+    kafka_431, kafka_392, topic_name, tmp_path, mirrormaker
+):
+    """The second MirrorMaker begins again, because the first one had stored no offset."""
+    world = world_of(kafka_431, kafka_392.bootstrap, topic_name, tmp_path, identity=True)
+    commit(world, [world.here(number)[100].offset for number in range(PARTITIONS)])
+    one_life(world, mirrormaker)
+    once = [world.there(number) for number in range(PARTITIONS)]
+    wait_until(
+        lambda: "MirrorMaker still runs" not in logmirror("status", "-c", world.config).stdout,
+        what=lambda: "the end of MirrorMaker's session",
+    )
+    one_life(world, mirrormaker, life=2)
+    repeated = [fields(world.there(n)[len(once[n]) :]) for n in range(PARTITIONS)]
+    assert any(rows and rows[0] == fields(once[n])[0] for n, rows in enumerate(repeated))
+
+    check_taken_over(world)
+
+
+@pytest.mark.gate("one more start of MirrorMaker")
+def test_a_copy_with_transactions_is_continued(
+    kafka_431, kafka_392, topic_name, tmp_path, mirrormaker
+):
+    properties = {
+        f"{topic_name}-b.exactly.once.source.support": "enabled",
+        f"{topic_name}-a.consumer.isolation.level": "read_committed",
+        "dedicated.mode.enable.internal.rest": "true",
+        "transaction.timeout.ms": 10_000,
+    }
+    world = world_of(kafka_431, kafka_392.bootstrap, topic_name, tmp_path, properties=properties)
+    commit(world, [world.here(number)[100].offset for number in range(PARTITIONS)])
+    one_life(world, mirrormaker)
+
+    check_taken_over(world)
+
+    for number in range(PARTITIONS):
+        assert fields(world.here(number)) == fields(world.there(number))

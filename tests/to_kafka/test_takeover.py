@@ -1,4 +1,4 @@
-"""Goal: a copy of MirrorMaker 2 is adopted once, durably, and only if its records prove it.
+"""Goal: a copy of MirrorMaker 2 is adopted once, durably, and only if the records say it is one.
 
 Method: the tests write what MirrorMaker would have left (records, offset syncs, stored offsets) on
 the embedded broker; `logmirror run` continues, is killed at each step of the take-over, and is
@@ -303,7 +303,7 @@ def test_status_and_validate_report_the_position_and_write_nothing(world):
     checked = logmirror("validate", "--check", "-c", world.config)
 
     assert status.returncode == 0, status.stdout
-    [row] = json.loads(status.stdout)["partitions"]
+    [row] = json.loads(status.stdout)
     assert (row["position"], row["lag"]) == (120, 180)
     assert checked.returncode == 0, checked.stdout
     assert world.progress() == before == []

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror import failpoints
-from logmirror.errors import FencedError, LogmirrorError, PositionMovedError, UnavailableError
+from logmirror.errors import FencedError
 from logmirror.to_kafka.producer_sessions import ProducerSessions
-from logmirror.to_kafka.translate_progress import PROGRESS, encode_progress, reclassified
+from logmirror.to_kafka.translate_progress import PROGRESS, encode_progress
 from logmirror.wire.rebatch import stamp
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def adopt(  # noqa: PLR0913, PLR0917  # where, whose, what, and the clusters
     progress: Progress,
     check: Callable[[], None],
     clock: Clock,
-) -> None:
-    """Write the first progress of a flow, unless it has some.
+) -> bool:
+    """Write the first progress of a flow, unless it has some; return whether it was written.
 
     Args:
         client: The destination cluster.
@@ -47,25 +47,25 @@ def adopt(  # noqa: PLR0913, PLR0917  # where, whose, what, and the clusters
         clock: Time.
 
     Raises:
-        FencedError: Another run owns the flow.
-        UnavailableError: Nothing was written; another writer was faster.
-        LogmirrorError: The error of `check`; or it may have been written.
+        FencedError: Another run has fenced this one.
+        LogmirrorError: The error of `check`; or it may have been written: read the position again.
     """
     sessions = ProducerSessions(client)
     try:
         session = sessions.open(key.transactional_id)
         failpoints.reach("takeover.fenced")
         reader.refresh()
-        if reader.owner(key) != progress.writer or reader.progress(key) is not None:
-            raise _was_faster()
+        if reader.progress(key) is not None:
+            return False
+        if reader.owner(key) != progress.writer:
+            raise FencedError("another run of this mirror has taken over the flow")
         check()
         _write(session, key, progress, clock)
-    except FencedError as error:
-        raise _was_faster(error) from error
     finally:
         sessions.discard(key.transactional_id)
     failpoints.reach("takeover.adopted")
     reader.refresh()
+    return True
 
 
 def _write(session: ProducerSession, key: FlowKey, progress: Progress, clock: Clock) -> None:
@@ -77,16 +77,7 @@ def _write(session: ProducerSession, key: FlowKey, progress: Progress, clock: Cl
     while session.pipeline.in_flight():
         for response in session.pipeline.collect(block=True):
             if response.error is not None:
-                error = reclassified(response.error)
-                raise _was_faster(error) if isinstance(error, PositionMovedError) else error
+                raise response.error
     failpoints.reach("takeover.noted")
     producer.end(commit=True)
     producer.await_markers()
-
-
-def _was_faster(error: LogmirrorError | None = None) -> UnavailableError:
-    return UnavailableError(
-        "another instance writes the progress of this flow",
-        hint="two instances run; the position is read again",
-        **(error.facts if error else {}),
-    )

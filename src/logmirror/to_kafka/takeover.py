@@ -140,7 +140,7 @@ class TakeoverSearch:
         compacted: bool,
     ) -> Found:
         try:
-            theirs = self._log(self._client, target(self._spec, flow))
+            theirs = self._log(self._client, target(self._spec, flow), with_aborted=False)
         except NotFoundError:
             theirs = None
         if theirs is not None and theirs.last_stable < theirs.end:
@@ -154,11 +154,15 @@ class TakeoverSearch:
             if stored is not None or len(pairs):
                 raise _nothing_there(theirs, stored)
             return Found(None, 0 if theirs is None else theirs.end)
-        ours = self._log(self._source, flow.source)
+        # MirrorMaker reads uncommitted records, unless it is configured otherwise.
+        ours = self._log(self._source, flow.source, with_aborted=True)
         return _Comparison(ours, theirs, pairs, stored, compacted=compacted).result()
 
-    def _log(self, client: ClusterClient, where: TopicPartition) -> PartitionLog:
-        return PartitionLog(client, where, self._decoder, self._buffer, self._clock)
+    def _log(
+        self, client: ClusterClient, where: TopicPartition, *, with_aborted: bool
+    ) -> PartitionLog:
+        shared = self._decoder, self._buffer, self._clock
+        return PartitionLog(client, where, *shared, with_aborted=with_aborted)
 
 
 class _Comparison:
@@ -187,7 +191,7 @@ class _Comparison:
         anchor = self._anchor()
         up, down = anchor or (ours.start, theirs.start)
         records = self._read(theirs, down, theirs.end)
-        if not len(records):  # transaction markers only
+        if not records.size:  # transaction markers only
             if self._stored is not None or len(self._pairs):
                 raise _nothing_there(theirs, self._stored)
             return Found(None, theirs.end)
@@ -196,7 +200,7 @@ class _Comparison:
         if self._compacted:
             source = self._read(ours, up, ours.last_stable)
         else:
-            source = ours.read(up, ours.last_stable, wanted=len(records) + 1)
+            source = ours.read(up, ours.last_stable, wanted=records.size + 1)
         found = self._compared(source, records, up)
         if not isinstance(found, Continued) and up > ours.start:
             before = max(ours.start, min(up, ours.offset_at(found.first_ms)))
@@ -210,7 +214,7 @@ class _Comparison:
             theirs.end,
             found.repeated,
             found.behind,
-            len(records),
+            records.size,
             self._stored,
         )
 
@@ -218,7 +222,7 @@ class _Comparison:
         """Return the source's offset of the first record, if the target was trimmed."""
         ours = self._ours
         first = ours.offset_at(int(records.timestamps_ms[0]))
-        source = ours.read(first, ours.last_stable, wanted=len(records) + 1)
+        source = ours.read(first, ours.last_stable, wanted=records.size + 1)
         equal = np.flatnonzero((source.records == records.records[0]).all(axis=1))
         return int(source.offsets[equal[0]]) if len(equal) else ours.start
 
@@ -234,7 +238,7 @@ class _Comparison:
                 continue
             left = ours.read(up, up + 1, wanted=1)
             right = theirs.read(down, down + 1, wanted=1)
-            if len(left) and len(right) and (left.records == right.records).all():
+            if left.size and right.size and (left.records == right.records).all():
                 return up, down
             tried += 1
             if tried == _ANCHORS_MAX:

@@ -45,6 +45,7 @@ class PartitionLog:
         decoder: May be shared with other readers of the same thread.
         buffer: May be shared likewise.
         clock: For the deadline.
+        with_aborted: Whether records of aborted transactions are read too.
 
     Attributes:
         start: The log start offset.
@@ -52,16 +53,18 @@ class PartitionLog:
         end: The log end offset.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the log, and what reads it
         self,
         client: ClusterClient,
         where: TopicPartition,
         decoder: RecordDecoder,
         buffer: FetchBuffer,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        with_aborted: bool,
     ) -> None:
         self._client, self.where, self._decoder, self._clock = client, where, decoder, clock
-        self._buffer = buffer
+        self._buffer, self._with_aborted = buffer, with_aborted
         self._topic_id = client.topic(where.topic).topic_id
         self.start = client.list_offsets([where], EARLIEST)[where]
         self.last_stable = client.list_offsets([where], LATEST)[where]
@@ -113,7 +116,8 @@ class PartitionLog:
         batches, parts = fetched.batches, [NOTHING]
         is_aborted = batches.kinds == KIND_ABORTED
         bases, lasts = batches.base_offsets[is_aborted], batches.last_offsets[is_aborted]
-        batches.kinds[is_aborted] = KIND_DATA
+        if self._with_aborted:
+            batches.kinds[is_aborted] = KIND_DATA
         for columns in self._decoder.decode(fetched.buffer, batches, first=first, end=end):
             offsets = columns.offsets.copy()
             digests = row_digests(columns)

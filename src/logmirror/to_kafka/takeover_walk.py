@@ -56,7 +56,9 @@ class Tail(NamedTuple):
 
     timestamps_ms: Int64s
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """The number of records."""
         return len(self.offsets)
 
     def kept(self, is_kept: Flags) -> Tail:
@@ -129,10 +131,10 @@ def _continued(
         return _plain(source, target, ours, theirs, first)
     kept_ours, kept_theirs, unexplained = _without_compacted(source, target, ours, theirs)
     if unexplained.any():
-        return _unexplained(source, target, unexplained, len(source))
+        return _unexplained(source, target, unexplained, source.size)
     left, right = source.kept(kept_ours), target.kept(kept_theirs)
-    if not len(right):
-        return _unexplained(source, target, np.ones(len(target), bool), first)
+    if not right.size:
+        return _unexplained(source, target, np.ones(target.size, bool), first)
     return _plain(left, right, ours[kept_ours], theirs[kept_theirs], int(kept_ours[:first].sum()))
 
 
@@ -233,7 +235,7 @@ def _without_compacted(
 
 def _unexplained(source: Tail, target: Tail, is_unexplained: Flags, place: int) -> Unexplained:
     which = np.flatnonzero(is_unexplained)
-    missing = int(source.offsets[place]) if place < len(source) else -1
+    missing = int(source.offsets[place]) if place < source.size else -1
     first_ms = int(target.timestamps_ms[which].min())
     return Unexplained(int(target.offsets[which[0]]), missing, first_ms)
 

@@ -16,6 +16,7 @@ from logmirror.cluster.client import LATEST
 from logmirror.cluster.offset_syncs import create_sync_topic
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
+    FencedError,
     InternalError,
     LogmirrorError,
     PositionError,
@@ -216,26 +217,36 @@ class TranslateDestination(PreserveDestination):
         """Write a flow's first progress, which ends the take-over.
 
         Raises:
-            UnavailableError: MirrorMaker runs again, or something was written since the comparison.
+            UnavailableError: MirrorMaker runs again, or something was written since the comparison,
+                or an older run has fenced this one.
             FencedError: Another run has taken over the flow.
             LogmirrorError: The progress may have been written; the next position shows it.
         """
         found = self._found.get(flow)
         if found is None or self.spec.takeover is None:
             raise InternalError("a flow is taken over without a comparison", flow=str(flow))
-        adopt(
-            self._client,
-            self._reader,
-            self._key(flow),
-            Progress(
-                next_offset=start.position,
-                source_topic_id=start.view.topic_id,
-                target_topic_id=self._target_id,
-                writer=self._writer_id,
-            ),
-            lambda: self._check_unchanged(flow, found),
-            self._clock,
+        progress = Progress(
+            next_offset=start.position,
+            source_topic_id=start.view.topic_id,
+            target_topic_id=self._target_id,
+            writer=self._writer_id,
         )
+        try:
+            is_written = adopt(
+                self._client,
+                self._reader,
+                self._key(flow),
+                progress,
+                lambda: self._check_unchanged(flow, found),
+                self._clock,
+            )
+        except FencedError as error:
+            owner = self._reader.refresh().owner(self._key(flow))
+            if owner != self._writer_id:
+                raise taken_over(flow, owner) from error
+            raise UnavailableError(error.message, hint=error.hint, **error.facts) from error
+        if not is_written:
+            return  # another instance was faster; the first slice reads its position
         facts = {
             "mirror": flow.mirror,
             "topic": flow.topic,
