@@ -109,7 +109,7 @@ def test_contiguous_records_are_synced_at_even_distances(lag_max, syncs):
     assert rule.flush() == []
 
 
-def test_mirrormakers_own_example_gives_the_same_syncs():
+def test_mm_22_mirrormakers_own_example_gives_the_same_syncs():
     pairs = [(0, 100), (2, 102), (3, 152), (4, 153), (5, 154), (6, 203), (7, 204), (2, 206)]
     pairs += [(3, 207), (4, 3), (5, 4), (7, 6)]
     rule = SyncRule(50)

@@ -129,7 +129,7 @@ def test_a8_after_compaction_of_the_syncs_nothing_goes_back():
     assert emitted(last, left, 1000) == 1000
 
 
-def test_suppressed_repetition_and_rewind_of_the_store():
+def test_mm_16_suppressed_repetition_and_rewind_of_the_store():
     """MirrorMaker's testCheckpointRecordsMonotonicIfStoreRewinds."""
     last = LastCheckpoints()
     assert emitted(last, index((11, 4), (12, 5)), 13) == 6
@@ -139,7 +139,7 @@ def test_suppressed_repetition_and_rewind_of_the_store():
     assert emitted(last, thinned, 12) == 5
 
 
-def test_a_restart_with_a_coarser_store_emits_only_what_is_higher():
+def test_mm_17_a_restart_with_a_coarser_store_emits_only_what_is_higher():
     """MirrorMaker's testCheckpointsTaskRestartUsesExistingCheckpoints."""
     last = restored(checkpoint(250, 201))
     syncs = index((175, 175), (375, 375), (475, 475))

@@ -57,7 +57,7 @@ TOO_LONG = LONGEST + "x"
 
 
 @each_record
-def test_52_bytes_are_those_of_mirrormaker(encode, decode, record, key, value):
+def test_mm_52_bytes_are_those_of_mirrormaker(encode, decode, record, key, value):
     assert tuple(part.hex() for part in encode(record)) == (key, value)
     assert decode(bytes.fromhex(key), bytes.fromhex(value)) == record
 

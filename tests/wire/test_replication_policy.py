@@ -96,7 +96,7 @@ def test_replicas_are_named_after_their_source():
         ("target2.source6.topic7", "topic7"),
     ],
 )
-def test_10_checkpoints_name_the_topic_of_the_target(topic, expected):
+def test_mm_10_checkpoints_name_the_topic_of_the_target(topic, expected):
     assert DEFAULT.checkpoint_topic("source1", "target2", topic) == expected
 
 
@@ -147,12 +147,12 @@ def test_a_separator_that_cannot_be_in_a_topic_is_refused(separator):
         ("orders", False),
     ],
 )
-def test_46_internal_topics(topic, is_internal):
+def test_mm_46_internal_topics(topic, is_internal):
     assert DEFAULT.is_internal(topic) == is_internal
     assert IDENTITY.is_internal(topic) == is_internal
 
 
-def test_46_internal_topics_with_a_separator():
+def test_mm_46_internal_topics_with_a_separator():
     assert UNDERSCORES.is_internal("mm2-offsets__CLUSTER__internal")
     assert not UNDERSCORES.is_internal("mm2-offsets.CLUSTER.internal")
     assert UNDERSCORES_IN_REPLICAS.is_internal("mm2-offsets.CLUSTER.internal")
@@ -173,7 +173,7 @@ def test_46_internal_topics_with_a_separator():
     ],
     ids=["default", "identity", "on", "off"],
 )
-def test_47_the_separator_of_internal_topics(policy, syncs, checkpoints):
+def test_mm_47_the_separator_of_internal_topics(policy, syncs, checkpoints):
     assert policy.offset_syncs_topic("CLUSTER") == syncs
     assert policy.checkpoints_topic("CLUSTER") == checkpoints
     assert policy.is_checkpoints(checkpoints)
@@ -193,11 +193,11 @@ def test_47_the_separator_of_internal_topics(policy, syncs, checkpoints):
         ("source1-heartbeats", False),
     ],
 )
-def test_48_heartbeats(policy, topic, is_heartbeats):
+def test_mm_48_heartbeats(policy, topic, is_heartbeats):
     assert policy.is_heartbeats(topic) == is_heartbeats
 
 
-def test_48_checkpoints():
+def test_mm_48_checkpoints():
     assert DEFAULT.is_checkpoints("source1.checkpoints.internal")
     assert not DEFAULT.is_checkpoints("checkpoints.internal")
     assert not DEFAULT.is_checkpoints("checkpoints-internal")
@@ -225,7 +225,7 @@ def test_heartbeats_of_another_separator_are_ordinary_records():
         ("a.a.b.topic", "b", None),  # as Java does: the chain ends where an alias repeats
     ],
 )
-def test_49_hops_of_a_topic(topic, source, hops):
+def test_mm_49_hops_of_a_topic(topic, source, hops):
     assert DEFAULT.hops(topic, source) == hops
 
 
@@ -243,11 +243,11 @@ CHAINS = [
 @pytest.mark.parametrize(
     ("source", "hops"), [("source1", 1), ("source2", 2), ("source3", 1), ("source4", None)]
 )
-def test_49_hops_by_heartbeats(policy, source, hops):
+def test_mm_49_hops_by_heartbeats(policy, source, hops):
     assert policy.replication_hops(CHAINS, source) == hops
 
 
-def test_49_the_shortest_of_several_chains():
+def test_mm_49_the_shortest_of_several_chains():
     topics = ["b.c.a.heartbeats", "b.a.heartbeats"]
 
     assert DEFAULT.replication_hops(topics, "a") == 2
@@ -255,17 +255,17 @@ def test_49_the_shortest_of_several_chains():
 
 
 @pytest.mark.parametrize("policy", [DEFAULT, IDENTITY], ids=["default", "identity"])
-def test_50_upstream_clusters(policy):
+def test_mm_50_upstream_clusters(policy):
     assert policy.upstream_clusters(CHAINS) == {"source1", "source2", "source3"}
     assert policy.upstream_clusters(["heartbeats", ".heartbeats", "", "source4.t"]) == set()
 
 
 @pytest.mark.parametrize("policy", [DEFAULT, IDENTITY], ids=["default", "identity"])
-def test_50_a_chain_that_repeats_an_alias_ends(policy):
+def test_mm_50_a_chain_that_repeats_an_alias_ends(policy):
     assert policy.upstream_clusters(["a.b.a.heartbeats"]) == {"a", "b"}
 
 
-def test_50_remote_topics():
+def test_mm_50_remote_topics():
     topics = ["topic1", "source1.topic1", "heartbeats", "source1.heartbeats"]
 
     def remote(policy: ReplicationPolicy) -> list[str]:
@@ -289,7 +289,7 @@ def test_50_remote_topics():
         ("target", False),
     ],
 )
-def test_36_cycles_of_the_default_policy(topic, is_cycle):
+def test_mm_36_cycles_of_the_default_policy(topic, is_cycle):
     assert DEFAULT.is_cycle(topic, "target") == is_cycle
 
 
@@ -306,11 +306,11 @@ def test_36_cycles_of_the_default_policy(topic, is_cycle):
         ("source.target.heartbeats", True),
     ],
 )
-def test_36_cycles_of_the_identity_policy(topic, is_cycle):
+def test_mm_36_cycles_of_the_identity_policy(topic, is_cycle):
     assert IDENTITY.is_cycle(topic, "target") == is_cycle
 
 
-def test_36_a_source_that_is_the_target_is_a_cycle():
+def test_mm_36_a_source_that_is_the_target_is_a_cycle():
     assert IDENTITY.is_cycle("topic1", "source")
 
 
