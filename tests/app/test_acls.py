@@ -41,6 +41,18 @@ def test_an_archive_needs_read_and_describe_configs():
     )
 
 
+def test_an_archive_of_groups_needs_describe_on_them_too():
+    (found,) = needed_acls(settings_of(mirror(groups={"source-alias": "a"})))
+    assert short(found) == (
+        [
+            ("group", "*", "Describe"),
+            ("topic", "orders", "DescribeConfigs"),
+            ("topic", "orders", "Read"),
+        ],
+        [],
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "needed", "optional"),
     [

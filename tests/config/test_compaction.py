@@ -84,3 +84,5 @@ def test_only_pruning_needs_permission_to_delete():
 
     assert deletes() == deletes(**LOG) == []
     assert deletes(**LOG, snapshots="keep 2") == ["arn:aws:s3:::archive/p/lake/*"]
+    groups = {"source-alias": "a"}
+    assert deletes(groups=groups) == ["arn:aws:s3:::archive/p/.logmirror/groups/lake/*"]

@@ -6,12 +6,14 @@ behind a proxy that loses responses, and one that replaces objects. What was sto
 
 import contextlib
 import threading
+from dataclasses import replace
 
 import pytest
 
 from kit.fakes.s3_proxy import Fault
 from kit.fakes.scripted import SteppingClock
 from kit.fakes.scripted_groups import ScriptedSource
+from logmirror.archive.group_offsets import GROUPS_FOLDER
 from logmirror.archive.group_snapshots import Snapshots
 from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.groups.archive_link import ArchiveLink
@@ -19,6 +21,7 @@ from logmirror.groups.archive_spec import ArchivedTopic, ArchiveLinkSpec
 from logmirror.stores import s3_read_back
 from logmirror.stores.filesystem import FilesystemStore
 from logmirror.stores.s3 import S3Store
+from logmirror.stores.s3_policy import policies
 from logmirror.stores.s3_read_back import ReadBackStore
 from logmirror.testing import MemoryStore
 
@@ -289,3 +292,18 @@ def test_older_snapshots_are_pruned_the_oldest_first_and_a_refusal_stops_nothing
     done = link.round()
     assert (done.written, done.not_pruned) == (1, None)  # logged once, and not tried again
     assert held(store)[0] == {"billing": {0: 101}}
+
+
+def test_the_printed_policies_allow_what_writing_and_pruning_needs(s3_server):
+    bucket, writer, reader = s3_server.new_bucket(), s3_server.new_user(), s3_server.new_user()
+    location = replace(s3_server.location(bucket, "p"), write=writer, read=reader)
+    printed = policies([(location, "files")], [(location, f"{GROUPS_FOLDER}/files")])
+    statements = [(writer, printed["writer"]), (reader, printed["reader"])]
+    s3_server.allow(bucket, *((user, one["Statement"]) for user, one in statements))
+    source, store = source_of(billing=(0,)), S3Store(location)
+    link = link_of(source, store, keep=1)
+    for offset in range(1, 4):
+        source.commit("billing", offset)
+        done = link.round()
+        assert (done.written, done.not_pruned) == (1, None)
+    assert held(store) == ({"billing": {0: 3}}, 1)

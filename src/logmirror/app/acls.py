@@ -44,7 +44,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from logmirror.app.specs import link_specs, mirror_specs
+from logmirror.app.specs import archive_link_specs, link_specs, mirror_specs
 from logmirror.errors import UsageError
 from logmirror.groups.link_spec import TRANSACTIONAL_ID_PREFIX
 from logmirror.mirror.ports import KafkaSpec
@@ -70,6 +70,7 @@ _SYNCS: Final = "offset syncs as MirrorMaker 2 writes them"
 _SYNC_RIGHTS: Final = ("Create", "Read", "Write")
 """Of replicas that keep offsets: what the topic has is read before anything is written."""
 
+_READING: Final = "reading the offsets that groups have committed"
 _BY_CERTIFICATE: Final = "the principal is in a certificate or token, which only brokers map"
 
 
@@ -84,6 +85,10 @@ def needed_acls(settings: Settings, principal: str | None = None) -> list[Cluste
         for cluster, acls in _of_groups(link):
             servers = ",".join(_address(*each) for each in cluster.bootstrap_servers)
             found.setdefault((servers, principal or _principal(cluster, servers)), []).extend(acls)
+    for archived in archive_link_specs(settings):
+        servers = ",".join(_address(*each) for each in archived.source.bootstrap_servers)
+        who = principal or _principal(archived.source, servers)
+        found.setdefault((servers, who), []).append(_group("Describe", _READING))
     return [
         ClusterAcls(bootstrap_servers=servers, principal=who, acls=_merged(acls))
         for (servers, who), acls in found.items()
@@ -168,7 +173,7 @@ def _of_syncs(destination: str) -> list[Acl]:
 
 def _of_groups(link: LinkSpec) -> Iterator[tuple[ConnectionSettings, list[Acl]]]:
     """Yield cluster and ACLs of the groups of a link, beyond those of its mirrors."""
-    found = [_group("Describe", "reading the offsets that groups have committed")]
+    found = [_group("Describe", _READING)]
     syncs = syncs_topic(link.destination)
     if syncs and any(one.written.offsets == "translate" for one in link.replicas):
         found.append(_topic(syncs, "Read", "translating committed offsets"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logmirror.app.specs import mirror_specs
+from logmirror.app.specs import archive_link_specs, mirror_specs
+from logmirror.archive.group_offsets import GROUPS_FOLDER
 from logmirror.locations import S3Location
 from logmirror.mirror.ports import ArchiveSpec
 from logmirror.stores.s3_policy import create_only_policies, policies
@@ -19,6 +20,11 @@ def bucket_policies(settings: Settings, *, compacts: bool = False) -> dict[str, 
     """Return the least IAM policies of a configuration, by identity; see `stores.s3_policy`."""
     written = list(_written(settings))
     pruned = [(to, name) for to, name, archive in written if archive.keep_snapshots is not None]
+    pruned += [
+        (link.location, f"{GROUPS_FOLDER}/{link.destination}")
+        for link in archive_link_specs(settings)
+        if isinstance(link.location, S3Location)
+    ]
     return policies([(to, name) for to, name, _ in written], pruned, compacts=compacts)
 
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from logmirror.archive.json_codec import Fields
 
+GROUPS_FOLDER: Final = ".logmirror/groups"
+"""The folder of all snapshots, relative to the store's root."""
+
 VERSION: Final = 1
 """Version of the content. A reader rejects a higher one."""
 
@@ -115,7 +118,7 @@ def snapshots_folder(destination: str, mirror: str) -> str:
     Mirrors of different partitions may write one destination, also in several processes. Each has
     its own snapshots, so that every snapshot is complete.
     """
-    return f".logmirror/groups/{destination}/{mirror}"
+    return f"{GROUPS_FOLDER}/{destination}/{mirror}"
 
 
 def snapshot_name(folder: str, sequence: int) -> str:

@@ -31,7 +31,7 @@ def policies(
 
     Args:
         written: Location and name of each destination. Uploads are aborted in these only.
-        pruned: Those whose old snapshots are deleted.
+        pruned: Location and folder of snapshots of which old ones are deleted.
         compacts: The writing identity may also delete, for `logmirror compact`.
     """
     found: dict[str, list[dict[str, object]]] = {}
@@ -39,8 +39,8 @@ def policies(
     for location, names in _by_location(written).items():
         writing = _writing(location, compacts=compacts)
         writing += [_allow(["s3:AbortMultipartUpload"], _below(location, name)) for name in names]
-        own = [name for name in names if (location, name) in deleted]
-        writing += [_allow(["s3:DeleteObject"], _below(location, name)) for name in own]
+        own = sorted(folder for where, folder in deleted if where == location)
+        writing += [_allow(["s3:DeleteObject"], _below(location, folder)) for folder in own]
         if location.write == location.read:
             statements = found.setdefault("archiver", [])
             statements += [*writing, *_reading(location)]

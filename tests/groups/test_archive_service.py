@@ -1,0 +1,112 @@
+"""Each archive's groups have a thread of their own: what one waits for, no other waits for."""
+
+import contextlib
+import threading
+
+import pytest
+
+from kit.runs.commands import wait_until
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import UnavailableError, UsageError
+from logmirror.groups import archive_service
+from logmirror.groups.archive_link import ArchiveRound
+from logmirror.groups.archive_service import ArchiveService
+from logmirror.groups.archive_spec import ArchiveLinkSpec
+from logmirror.monitoring import metrics
+from logmirror.monitoring.metrics import Recorder
+
+
+def spec_of(destination):
+    return ArchiveLinkSpec(
+        source=None,
+        source_alias="primary",
+        location=None,
+        destination=destination,
+        topics=(),
+        include=(".*",),
+        exclude=(),
+        interval_ms=1,
+        keep=1,
+    )
+
+
+class Archives:
+    """Archives whose rounds are functions, by name."""
+
+    def __init__(self, **rounds):
+        self.rounds = rounds
+        self.recorder = Recorder()
+        specs = [spec_of(name) for name in rounds]
+        self.service = ArchiveService(specs, self.open, SYSTEM_CLOCK, self.recorder)
+
+    @contextlib.contextmanager
+    def open(self, spec):
+        link = type("Link", (), {"round": staticmethod(self.rounds[spec.destination])})
+        yield link
+
+    def value(self, metric, name):
+        return dict(self.recorder.numbers(metric)).get(("primary", name), 0)
+
+
+def done():
+    return ArchiveRound(groups=3, written=1)
+
+
+def test_an_archive_that_does_not_respond_delays_no_other_and_not_the_end(monkeypatch):
+    monkeypatch.setattr(archive_service, "JOIN_MS", 50)
+    release = threading.Event()
+    archives = Archives(stalled=lambda: release.wait(60) and done(), files=done)
+    try:
+        with archives.service.running():
+            wait_until(
+                lambda: archives.value(metrics.SNAPSHOTS, "files") >= 3,
+                what=lambda: "rounds",
+                timeout_s=60,
+            )
+            assert archives.value(metrics.GROUPS_ARCHIVED, "files") == 3
+        assert archives.value(metrics.SNAPSHOTS, "stalled") == 0
+        assert "snapshots-0" in {thread.name for thread in threading.enumerate()}
+    finally:
+        release.set()
+
+
+def test_a_failure_is_logged_counted_and_tried_again(monkeypatch, caplog):
+    monkeypatch.setattr(archive_service, "backoff_ms", lambda failures: failures)
+    failures = [UnavailableError("no response"), UnavailableError("no response")]
+
+    def round_():
+        if failures:
+            raise failures.pop()
+        return done()
+
+    archives = Archives(files=round_)
+    with archives.service.running():
+        wait_until(
+            lambda: archives.value(metrics.SNAPSHOTS, "files") >= 1,
+            what=lambda: "a round",
+            timeout_s=60,
+        )
+    assert archives.value(metrics.SNAPSHOT_FAILURES, "files") == 2
+    lines = [one for one in caplog.records if "snapshots of groups not written" in one.message]
+    assert len(lines) == 1
+    assert lines[0].facts == {
+        "source": "primary",
+        "destination": "files",
+        "error": "no response",
+    }
+
+
+def test_what_could_not_be_pruned_is_logged(caplog):
+    failed = ArchiveRound(written=1, not_pruned=UsageError("no permission", hint="allow it"))
+    Archives(files=lambda: failed).service.run_once()
+    (line,) = [one for one in caplog.records if "not deleted" in one.message]
+    assert line.facts["hint"] == "allow it"
+
+
+def test_once_tries_all_archives_and_raises_the_first_error():
+    archives = Archives(
+        broken=lambda: (_ for _ in ()).throw(UnavailableError("no response")), files=done
+    )
+    with pytest.raises(UnavailableError):
+        archives.service.run_once()
+    assert archives.value(metrics.SNAPSHOTS, "files") == 1
