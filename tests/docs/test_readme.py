@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS: Final = "127.0.0.1:9092"
+STANDBY: Final = "127.0.0.1:9093"
 RECORDS: Final = 100_000
 
 
@@ -42,7 +43,7 @@ COMMANDS: Final = page.commands(README)
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    made = Reader(tmp_path, ADDRESS)
+    made = Reader(tmp_path, ADDRESS, STANDBY)
     yield made
     made.end()
 
@@ -50,9 +51,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.jvm
 @pytest.mark.timeout(500)
 def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
-    (configuration,) = blocks("yaml")
+    configuration, standby = blocks("yaml")
     (query,) = blocks("sql")
     reader.write("mirror.yaml", configuration)
+    reader.write("standby.yaml", standby)
     commands = deque(c for c in COMMANDS if not c.startswith(("make ", "export PATH=")))
 
     assert commands[0].startswith("logmirror broker ")
@@ -81,9 +83,17 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     reader.type(commands.popleft())
     assert "-G billing" in commands[0]
     assert sorted(map(int, reader.type(commands[0]).split())) == list(range(1, 11))
-    reader.type("seq 11 20 | kcat -P -b 127.0.0.1:9092 -t payments")
-    assert sorted(map(int, reader.type(commands.popleft()).split())) == list(range(11, 21))
-    assert not commands
+    reader.type("seq 91 100 | kcat -P -b 127.0.0.1:9092 -t payments")
+    assert sorted(map(int, reader.type(commands.popleft()).split())) == list(range(91, 101))
+    assert commands[0].startswith("logmirror broker ")
+    reader.leave_running(
+        commands.popleft(), until=lambda output: "\nlistening on " in f"\n{output}"
+    )
+    *steps, last = commands
+    for command in steps:
+        reader.type(command)
+    assert f"-b {STANDBY} -G billing" in last
+    assert sorted(map(int, reader.type(last).split())) == list(range(11, 21))
 
     query = query.replace("archive/", f"{reader.folder}/archive/").strip().removesuffix(";")
     assert "newest" in str(duckdb.sql(query))
