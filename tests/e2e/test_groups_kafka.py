@@ -33,7 +33,6 @@ NONE = -1001
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory):
     config = {
-        "offset.metadata.max.bytes": 100_000,
         "offsets.retention.check.interval.ms": 500,
         "group.share.enable": "true",
     }
@@ -101,22 +100,6 @@ def test_a_share_group_is_left_out(kafka, world):
 
     assert (done.groups, done.failed) == (1, {})
     assert at_target(world, "plain") == 50
-
-
-def test_a_group_with_long_metadata_is_left_out_and_named(world, caplog):
-    commit_offsets(world.source, world.group("long"), world.topic, {0: 20}, "m" * 32_768)
-    commit_offsets(world.source, world.group("longest"), world.topic, {0: 30}, "m" * 32_767)
-    commit_offsets(world.source, world.group("plain"), world.topic, {0: 40})
-
-    with caplog.at_level("WARNING", "logmirror.groups"):
-        world.service.run_once()
-
-    assert world.reasons()["too-long"] == 1
-    [event] = [one for one in caplog.records if "too long for a checkpoint" in one.message]
-    assert list(event.facts["reasons"]) == [world.group("long")]
-    assert positions(world, "long") == []
-    assert positions(world, "longest") == [(30, 30)]
-    assert positions(world, "plain") == [(40, 40)]
 
 
 def test_a_group_whose_offsets_expire_at_the_source_keeps_what_it_has_at_the_target(world):

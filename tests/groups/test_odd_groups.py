@@ -32,10 +32,12 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.connection import Connection
 from logmirror.cluster.groups import GroupOffset
+from logmirror.groups import checkpoint_topics
 from logmirror.groups.service import GroupService
 from logmirror.model import TopicPartition
 from logmirror.monitoring import metrics
 from logmirror.monitoring.metrics import Recorder
+from logmirror.wire import mirrormaker
 
 NONE = -1001
 
@@ -230,6 +232,27 @@ def test_metadata_that_is_not_utf_8_leaves_one_group_out(world, monkeypatch, cap
     assert at_target(world, "plain") == 20
     [event] = [one for one in caplog.records if one.message.startswith("groups not read")]
     assert list(event.facts["reasons"]) == [world.group("odd")]
+
+
+def test_metadata_that_does_not_fit_leaves_one_group_out(world, monkeypatch, caplog):
+    """The limit is that of Kafka's own records of offsets; others' may be larger."""
+    monkeypatch.setattr(mirrormaker, "_STRING_MAX", 1000)
+    monkeypatch.setattr(checkpoint_topics, "_SURELY_FITS", 250)
+    # librdkafka commits a NUL behind the text.
+    for name, offset, size in (("long", 10, 1000), ("longest", 20, 999), ("plain", 30, 0)):
+        commit_offsets(world.source, world.group(name), world.topic, {0: offset}, "m" * size)
+
+    with caplog.at_level(logging.WARNING, "logmirror.groups"):
+        world.service.run_once()
+
+    assert world.reasons() == {"too-long": 1}
+    [event] = [one for one in caplog.records if "too long for a checkpoint" in one.message]
+    assert list(event.facts["reasons"]) == [world.group("long")]
+    assert [positions(world, name) for name in ("long", "longest", "plain")] == [
+        [],
+        [(20, 20)],
+        [(30, 30)],
+    ]
 
 
 def test_a_source_that_hangs_delays_only_its_own_link(servers, topic_name, tmp_path):
