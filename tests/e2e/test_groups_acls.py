@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import e2e.test_acls as acls
 from kit.judges.clients import rows_by_librdkafka
 from kit.judges.gaps import log_bounds
-from kit.runs.commands import logmirror
+from kit.runs.commands import logmirror, wait_until
+from kit.runs.group_links import LinkWorld, linked
+from logmirror import load
+from logmirror.app.group_service import _open_link
+from logmirror.app.specs import link_specs
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster.client import ClusterClient
+from logmirror.errors import UsageError
+from logmirror.groups import checkpoint_topics
+from logmirror.groups.service import GroupService
+from logmirror.model import TopicPartition as Partition
+from logmirror.monitoring.metrics import Recorder
 from logmirror.wire.mirrormaker import decode_checkpoint, decode_sync
 
 pytestmark = [pytest.mark.xdist_group("e2e-acls"), pytest.mark.timeout(600)]
@@ -65,6 +77,31 @@ class Groups(acls.World):
             for row in rows_by_librdkafka(self.broker.bootstrap, SYNCS)
         ]
         return [one.upstream for one in found if one.topic == self.name]
+
+    @property
+    def reading_checkpoints(self):
+        return ("topic", f"{self.name}.checkpoints.internal", "literal", "Read")
+
+    def spec(self, mirror):
+        """The mirror's link."""
+        [spec] = link_specs(load(values={"mirrors": [mirror]}))
+        return LinkWorld(self.address, self.address, self.name, Recorder(), spec)
+
+    def may_read(self, made):
+        """Whether the mirror's user may read the checkpoints: permissions take effect later."""
+        where = Partition(f"{self.name}.checkpoints.internal", 0)
+        with ClusterClient(made.spec.target) as client:
+            try:
+                client.fetch(where, 0, memoryview(bytearray(1 << 16)), topic_id=None, max_wait_ms=0)
+            except UsageError:
+                return False
+        return True
+
+    def seen(self):
+        """The checkpoints; none while there is no topic of them."""
+        with contextlib.suppress(KafkaException):
+            return self.checkpoints()
+        return []
 
     def checkpoints(self):
         rows = rows_by_librdkafka(self.broker.bootstrap, f"{self.name}.checkpoints.internal")
@@ -137,6 +174,56 @@ def log_range(world):
     """The first and the last offset of the replica."""
     start, end = log_bounds(world.broker.bootstrap, f"copy-of-{world.name}", 0)
     return start, end - 1
+
+
+def test_unreadable_checkpoints_are_read_when_they_may_be(world, monkeypatch, caplog):
+    mirror = world.mirrored(**{"sync-group-offsets": True})
+    monkeypatch.setattr(checkpoint_topics, "_READ_AGAIN_MS", 0)
+    made = world.spec(mirror)
+    made.service.run_once()
+    needed = [acl for acl in world.all_of(mirror) if acl != world.reading_checkpoints]
+    world.grant(needed)
+    wait_until(lambda: not world.may_read(made), what=lambda: "the refusal", timeout_s=60)
+    with linked(made) as link, caplog.at_level("INFO", "logmirror.groups"):
+        link.round()
+        assert "the checkpoints topic cannot be read" in caplog.text
+        link.round()
+        assert world.checkpoints() == [7]  # the offset at the target is the lower bound
+        assert "can be read again" not in caplog.text
+        world.grant([*needed, world.reading_checkpoints])
+        wait_until(
+            lambda: link.round() and "can be read again" in caplog.text,
+            what=lambda: "the permission",
+            timeout_s=60,
+        )
+        world.commit(21)
+        link.round()
+
+    assert world.checkpoints() == [7, 21]
+
+
+def test_without_write_on_the_checkpoints_the_error_names_it_and_is_retried(world, caplog):
+    mirror = world.mirrored(**{"interval-ms": 100})
+    writing = ("topic", f"{world.name}.checkpoints.internal", "literal", "Write")
+    needed = world.all_of(mirror)
+    assert writing in needed
+    world.grant([acl for acl in needed if acl != writing])
+    spec, recorder = world.spec(mirror).spec, Recorder()
+    service = GroupService([spec], _open_link, SYSTEM_CLOCK, recorder)
+    with caplog.at_level("WARNING", "logmirror.groups"), service.running():
+        wait_until(
+            lambda: "groups not translated; retried" in caplog.text,
+            what=lambda: "the error",
+            timeout_s=60,
+        )
+        acls.copied(mirror)  # the mirror needs nothing of the groups
+        world.grant(needed)
+        wait_until(lambda: world.seen() == [7], what=lambda: "the checkpoint", timeout_s=60)
+
+    [event] = [one for one in caplog.records if one.message.startswith("groups not translated")]
+    assert event.facts["topic"] == f"{world.name}.checkpoints.internal"
+    assert "permit Write on the topic" in event.facts["hint"]
+    assert "heartbeats disabled" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from kit.fakes.scripted import SteppingClock
 from kit.runs.commands import wait_until
-from kit.runs.group_links import SYNCS, commit_offsets, committed_offset, link_world
+from kit.runs.group_links import SYNCS, commit_offsets, committed_offset, link_world, linked
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.machine import free_ports
@@ -48,20 +48,10 @@ def world(servers, topic_name):
     return link_world(*servers, topic_name, **{"sync-group-offsets": True})
 
 
-@contextlib.contextmanager
-def opened(world, clock=SYSTEM_CLOCK):
-    clients = Clients(10_000)
-    with contextlib.closing(
-        Link(world.spec, clients(world.spec.source), clients(world.spec.target), clock)
-    ) as link:
-        yield link
-    clients.close()
-
-
 def test_a_group_that_is_ahead_of_the_syncs_becomes_exact_when_they_come(world):
     commit_offsets(world.source, world.group("idle"), world.topic, {0: 100})
     world.sync((0, 0), (40, 40))
-    with opened(world) as link:
+    with linked(world) as link:
         done = link.round()
         assert (done.inexact, done.inexact_offsets, dict(done.causes)) == (
             1,
@@ -102,7 +92,7 @@ def test_the_delay_of_a_checkpoint_begins_when_its_commit_is_seen(world, monkeyp
     commit_offsets(world.source, world.group("late"), world.topic, {0: 10})
     world.sync((10, 10))
     clock = SteppingClock()
-    with opened(world, clock) as link:
+    with linked(world, clock) as link:
         with monkeypatch.context() as failing:
             failing.setattr(CheckpointTopics, "write", _refuse)
             for _ in range(2):

@@ -63,11 +63,17 @@ _BATCH_RECORDS: Final = 2_000
 """The most checkpoints in one batch; one with long names has some hundred bytes."""
 _BATCH_BYTES: Final = 512 << 10
 
+_SURELY_FITS: Final = 32_767 // 4
+"""Characters of a text that fits, however it is encoded."""
+
 _FENCED_CODES: Final = frozenset({47, 90})
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: a newer process writes."""
 
 _STALL_MS: Final = 30_000
 """How long the start waits for the topic's end: a transaction may be open there."""
+
+_READ_AGAIN_MS: Final = 60_000
+"""How long after a refusal the topic is read again: the permission may have been granted."""
 
 
 class _Session(NamedTuple):
@@ -117,6 +123,7 @@ class CheckpointTopics:
         self._buffer = FetchBuffer()
         self._topic_id: bytes | None = None
         self._next = -1
+        self._read_again_ms = 0
         self.last = LastCheckpoints()
         self.unreadable: UsageError | None = None
         """Why the checkpoints topic cannot be read."""
@@ -145,6 +152,7 @@ class CheckpointTopics:
         except UsageError as error:
             self.unreadable = error
             self.last = LastCheckpoints()
+            self._read_again_ms = self._clock.monotonic_ms() + _READ_AGAIN_MS
         pipeline = self._client.pipeline(transactional_id=self._transactional_id)
         self._session = _Session(producer, pipeline, defaultdict(int))
 
@@ -185,9 +193,28 @@ class CheckpointTopics:
             LogmirrorError: The topic could not be read.
         """
         if self.unreadable is not None:
-            return False
+            return self._is_readable_again()
         first = self._next
         return self._read_to(self._offset_at(LATEST)) and self._next > first
+
+    def _is_readable_again(self) -> bool:
+        """Try to read the topic, now and then. What this process has written is there too."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._read_again_ms:
+            return False
+        self._read_again_ms = now_ms + _READ_AGAIN_MS
+        before, self.last = self.last, LastCheckpoints()
+        try:
+            self._read_all()
+        except BaseException as error:
+            self.last = before
+            if isinstance(error, UsageError):
+                return False
+            raise
+        self.unreadable = None
+        facts = {"topic": self._where.topic}
+        _LOG.info("the checkpoints topic can be read again", extra={"facts": facts})
+        return True
 
     def _read_all(self) -> None:
         self._topic_id = self._client.topic(self._where.topic).topic_id
@@ -256,7 +283,9 @@ class CheckpointTopics:
         try:
             producer.add_partitions(dict.fromkeys(where for where, _ in batches))
         except UsageError as error:
-            if self._heartbeats:
+            if error.facts.get("topic") == self._where.topic:
+                error.hint = "permit Write on the topic; see `logmirror acls print`"
+            elif self._heartbeats:
                 self._heartbeats = []
                 facts = {**error.facts, "error": error.message}
                 _LOG.warning("heartbeats disabled: a write was refused", extra={"facts": facts})
@@ -279,6 +308,17 @@ class CheckpointTopics:
         failpoints.reach("groups.committed")
         if producer.has_stray:
             self.close()  # it must not end the next transaction, which gets a newer epoch
+
+
+def too_long(checkpoints: Iterable[Checkpoint]) -> UsageError | None:
+    """Return why a group's checkpoints cannot be written: MirrorMaker's texts have a limit."""
+    try:
+        for one in checkpoints:
+            if max(len(one.metadata), len(one.group), len(one.topic)) > _SURELY_FITS:
+                encode_checkpoint(one)
+    except UsageError as error:
+        return error
+    return None
 
 
 def last_of_each_key(records: pa.Table) -> Iterator[Checkpoint]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from logmirror.cluster.groups import GroupOffset
 from logmirror.errors import LogmirrorError
-from logmirror.groups.checkpoint_topics import CheckpointTopics
+from logmirror.groups.checkpoint_topics import CheckpointTopics, too_long
 from logmirror.groups.emission import Position
 from logmirror.groups.preserved_syncs import PreservedSyncs
 from logmirror.groups.replicas import (
@@ -64,6 +64,9 @@ class Round:
     failed: dict[str, LogmirrorError] = field(default_factory=dict)
     """Groups whose offsets could not be read."""
 
+    unfit: dict[str, LogmirrorError] = field(default_factory=dict)
+    """Groups of which a text does not fit into a checkpoint."""
+
     checkpoints: int = 0
     """Checkpoints that were written."""
 
@@ -89,6 +92,9 @@ class _Known:
     replicas: list[tuple[Replica, GroupOffset]]
     wanted: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     """The offsets for the target."""
+
+    unfit: LogmirrorError | None = None
+    """Why its checkpoints cannot be written."""
 
     causes: list[Cause] = field(default_factory=list)
     """Why offsets are not translated exactly, one for each such offset."""
@@ -170,7 +176,9 @@ class Link:
             changed = {group: one for group, one in self._known.items() if one.causes} | changed
         due: list[Checkpoint] = []
         for group, one in changed.items():
-            due += self._translate(group, one)
+            found = self._translate(group, one)
+            one.unfit = too_long(found)
+            due += [] if one.unfit else found
         self._topics.write(due)
         self._preserved_syncs.write(self._preserved, self._logs)
         self._known |= changed
@@ -178,7 +186,9 @@ class Link:
         if due and self._seen_ms is not None:
             done.delay_ms = self._clock.monotonic_ms() - self._seen_ms
         self._seen_ms = None
-        for one in self._known.values():
+        for group, one in self._known.items():
+            if one.unfit is not None:
+                done.unfit[group] = one.unfit
             if one.replicas:
                 done.groups += 1
                 done.inexact += bool(one.causes)

@@ -33,6 +33,9 @@ _NONE_HINT: Final = (
     "`exclude`"
 )
 
+_UNREADABLE: Final = "groups not read; retried"
+_UNFIT: Final = "groups left out: a text is too long for a checkpoint"
+
 _SHOWN: Final = 10
 """The most groups in one log event."""
 
@@ -141,6 +144,7 @@ class GroupService:
                     failures += 1
                     if self._repeated.admit((*facts.values(), error.message)) is not None:
                         about = {**error.facts, **facts, "error": error.message}
+                        about |= {"hint": error.hint} if error.hint else {}
                         _LOG.warning("groups not translated; retried", extra={"facts": about})
                 pause_ms = backoff_ms(failures) if failures else spec.interval_ms
                 left_ms = began_ms + pause_ms - self._clock.monotonic_ms()
@@ -159,10 +163,11 @@ class GroupService:
         link = tuple(facts.values())
         if not done.groups and self._repeated.admit((link, _NONE)) is not None:
             _LOG.warning(_NONE, extra={"facts": {**facts, "hint": _NONE_HINT}})
-        if done.failed and self._repeated.admit((link, frozenset(done.failed))) is not None:
-            shown = {group: str(error) for group, error in list(done.failed.items())[:_SHOWN]}
-            about = {**facts, "groups": len(done.failed), "reasons": shown}
-            _LOG.warning("groups not read; retried", extra={"facts": about})
+        for what, errors in ((_UNREADABLE, done.failed), (_UNFIT, done.unfit)):
+            if errors and self._repeated.admit((link, what, frozenset(errors))) is not None:
+                shown = {group: str(error) for group, error in list(errors.items())[:_SHOWN]}
+                about = {**facts, "groups": len(errors), "reasons": shown}
+                _LOG.warning(what, extra={"facts": about})
 
     def _record(self, labels: tuple[str, str], done: Round) -> None:
         self._recorder.set(metrics.GROUPS, labels, done.groups)
@@ -174,7 +179,7 @@ class GroupService:
         if done.delay_ms is not None:
             self._recorder.observe(metrics.CHECKPOINT_DELAY, labels, done.delay_ms / 1000)
         reasons: dict[str, int] = {cause: done.causes[cause] for cause in CAUSES}
-        reasons["unreadable"] = len(done.failed)
+        reasons |= {"unreadable": len(done.failed), "too-long": len(done.unfit)}
         if done.at_target is not None:
             reasons["active-at-target"] = len(done.at_target.active)
             reasons["ahead-at-target"] = done.at_target.ahead

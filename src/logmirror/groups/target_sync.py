@@ -96,6 +96,8 @@ class TargetSync:
 
         self._active: set[str] = set()
         self._ahead: set[str] = set()
+        self._refused: dict[str, dict[str, str]] = {}
+        """Why partitions of a group were refused, as last logged."""
 
     def round(self, wanted: Mapping[str, _Offsets]) -> TargetRound:
         """Compare all groups with the target, and commit what is behind.
@@ -115,6 +117,8 @@ class TargetSync:
             except LogmirrorError as error:
                 done.failed[group] = error.message
         self._ahead &= wanted.keys()
+        for gone in self._refused.keys() - wanted.keys():
+            del self._refused[gone]
         done.ahead = len(self._ahead - set(done.active))
         for group in set(done.active) - self._active:
             _LOG.info(
@@ -145,10 +149,13 @@ class TargetSync:
             facts = {"group": group, "partitions": len(due), "missing": len(missing)}
             if missing:
                 done.failed[group] = next(iter(reasons.values()), "another commit came between")
-                facts |= {"reasons": dict(list(reasons.items())[:_SHOWN])}
-                _LOG.warning("group offsets not committed", extra={"facts": facts})
+                if self._refused.get(group) != reasons:
+                    self._refused[group] = reasons
+                    facts |= {"reasons": dict(list(reasons.items())[:_SHOWN])}
+                    _LOG.warning("group offsets not committed", extra={"facts": facts})
                 return
             _LOG.info("group offsets committed", extra={"facts": facts})
+        self._refused.pop(group, None)
         self._done[group] = wanted, read
 
     @staticmethod

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
 import logmirror
 from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.runs.commands import wait_until
 from kit.servers.kafka import create_topic
+from logmirror.app.components import Clients
 from logmirror.app.group_service import _open_link
 from logmirror.app.specs import link_specs
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.groups.link import Link
 from logmirror.groups.service import GroupService
 from logmirror.model import TopicPartition as Partition
 from logmirror.monitoring.metrics import GROUPS_BY_REASON, Recorder
 from logmirror.wire.mirrormaker import decode_checkpoint, encode_sync, encode_sync_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from logmirror.clock import Clock
     from logmirror.groups.link_spec import LinkSpec
     from logmirror.monitoring.metrics import Metric
     from logmirror.wire.mirrormaker import Checkpoint
@@ -134,3 +139,28 @@ def committed_offset(server: str, group: str, topic: str, partition: int = 0) ->
     [found] = consumer.committed([TopicPartition(topic, partition)], timeout=30)
     consumer.close()
     return found.offset
+
+
+@contextlib.contextmanager
+def linked(world: LinkWorld, clock: Clock = SYSTEM_CLOCK) -> Iterator[Link]:
+    """The link of a world, with clients of its own."""
+    clients = Clients(10_000)
+    source, target = clients(world.spec.source), clients(world.spec.target)
+    with contextlib.closing(Link(world.spec, source, target, clock)) as link:
+        yield link
+    clients.close()
+
+
+@contextlib.contextmanager
+def member_of(server: str, group: str, topic: str, **config: str) -> Iterator[Consumer]:
+    """A member of a group, with an assignment."""
+    settings = {"bootstrap.servers": server, "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer({**settings, "log_level": 0, **config})
+    consumer.subscribe([topic])
+    wait_until(
+        lambda: consumer.poll(0.1) is None and bool(consumer.assignment()),
+        what=lambda: "an assignment",
+        timeout_s=60,
+    )
+    yield consumer
+    consumer.close()

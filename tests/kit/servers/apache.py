@@ -57,6 +57,7 @@ _MAIN_CLASSES: Final = {
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "kafka.tools.ConsoleConsumer",
     ),
+    "kafka-console-share-consumer": ("org.apache.kafka.tools.consumer.ConsoleShareConsumer",),
     "kafka-consumer-groups": ("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",),
     "kafka-delete-records": ("org.apache.kafka.tools.DeleteRecordsCommand",),
     "kafka-dump-log": ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"),
