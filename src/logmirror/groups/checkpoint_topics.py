@@ -7,7 +7,8 @@
 Invariants:
 1. One process writes: each write is a transaction, and a newer process fences the older one.
 2. Nothing is written before all that the topic has was read: also what a dead process left there.
-   Readers of MirrorMaker read uncommitted records, so what was aborted counts too.
+   Readers of MirrorMaker read uncommitted records, so what was aborted counts too. It is written
+   again, because the log cleaner removes it, and the one before it would count again.
 3. No record is a tombstone: MirrorMaker's readers fail on one.
 """
 
@@ -26,6 +27,7 @@ from logmirror.errors import (
     CorruptionError,
     FencedError,
     InternalError,
+    PositionError,
     UnavailableError,
     UsageError,
 )
@@ -62,6 +64,8 @@ COMPACTED: Final = {"cleanup.policy": "compact"}
 _BATCH_RECORDS: Final = 2_000
 """The most checkpoints in one batch; one with long names has some hundred bytes."""
 _BATCH_BYTES: Final = 512 << 10
+
+_READ: Final = ("key", "value", "is_aborted")
 
 _FENCED_CODES: Final = frozenset({47, 90})
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: a newer process writes."""
@@ -182,12 +186,25 @@ class CheckpointTopics:
         """Read what other processes have written; return whether there was anything.
 
         Raises:
+            PositionError: The topic was deleted or truncated; call `begin`, which reads it again.
             LogmirrorError: The topic could not be read.
         """
         if self.unreadable is not None:
             return False
         first = self._next
-        return self._read_to(self._offset_at(LATEST)) and self._next > first
+        try:
+            end = self._offset_at(LATEST)
+            if end < first:
+                raise PositionError(
+                    "the checkpoints topic was deleted or truncated",
+                    topic=self._where.topic,
+                    expected=first,
+                    found=end,
+                )
+            return self._read_to(end) and self._next > first
+        except (NotFoundError, PositionError):
+            self.close()
+            raise
 
     def _read_all(self) -> None:
         self._topic_id = self._client.topic(self._where.topic).topic_id
@@ -213,9 +230,10 @@ class CheckpointTopics:
         found = False
         log = KafkaSource(self._client, self._where, topic_id=self._topic_id, buffer=self._buffer)
         for table, offset in chunks(log, self._decoder, self._next, end, with_aborted=True):
-            read = [one for one in last_of_each_key(table) if one.topic in self._mine]
-            self.last.remember(read)
-            found |= bool(read)
+            for one, is_aborted in last_of_each_key(table):
+                if one.topic in self._mine:
+                    self.last.remember([one], are_aborted=is_aborted)
+                    found = True
             self._next = offset
         return found
 
@@ -281,11 +299,14 @@ class CheckpointTopics:
             self.close()  # it must not end the next transaction, which gets a newer epoch
 
 
-def last_of_each_key(records: pa.Table) -> Iterator[Checkpoint]:
+def last_of_each_key(records: pa.Table) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield the last checkpoint of each key, in the order of the topic; the rest is no checkpoint.
 
     Args:
-        records: Columns `key` and `value`, of bytes.
+        records: Columns `key` and `value`, of bytes, and `is_aborted`.
+
+    Yields:
+        A checkpoint, and whether its transaction was aborted.
     """
     if not records.num_rows:
         return
@@ -295,23 +316,21 @@ def last_of_each_key(records: pa.Table) -> Iterator[Checkpoint]:
     rows[numbers] = np.arange(len(numbers))  # the last one of a key counts
     places = np.sort(rows[:-1][rows[:-1] >= 0])
     last = records.take(places)
-    for place, key, value in zip(
-        places, last["key"].to_pylist(), last["value"].to_pylist(), strict=True
-    ):
+    columns = (last[name].to_pylist() for name in _READ)
+    for place, key, value, is_aborted in zip(places, *columns, strict=True):
         try:
-            yield decode_checkpoint(key, value)
+            yield decode_checkpoint(key, value), is_aborted
         except CorruptionError:
             yield from _earlier(records.slice(0, int(place)), key)
 
 
-def _earlier(records: pa.Table, key: bytes) -> Iterator[Checkpoint]:
+def _earlier(records: pa.Table, key: bytes) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield the last valid checkpoint of a key whose last record is none."""
-    for other, value in zip(
-        reversed(records["key"].to_pylist()), reversed(records["value"].to_pylist()), strict=True
-    ):
+    columns = (reversed(records[name].to_pylist()) for name in _READ)
+    for other, value, is_aborted in zip(*columns, strict=True):
         if other == key:
             try:
-                yield decode_checkpoint(key, value)
+                yield decode_checkpoint(key, value), is_aborted
             except CorruptionError:
                 continue
             return

@@ -4,7 +4,8 @@
     records of the checkpoints topic, at the start and from other processes -> `remember`
 
 A checkpoint is due if there is none, if the group went back at its source, or if its offset in the
-replica is higher. Anything else repeats the last checkpoint, or moves it back.
+replica is higher. Anything else repeats the last checkpoint, or moves it back. A last checkpoint
+whose transaction was aborted is repeated once.
 
 Invariants:
 1. The offset of a checkpoint in the replica goes back only after the group went back at its source,
@@ -47,6 +48,12 @@ class _Last(NamedTuple):
 
     downstream: int
 
+    is_aborted: bool = False
+    """Whether only readers of uncommitted records see it, until the log cleaner removes it."""
+
+    is_bound: bool = False
+    """Whether it is an offset that was committed at the target, and not a translation."""
+
 
 class LastCheckpoints:
     """The last checkpoint of each group and partition of the target."""
@@ -57,10 +64,18 @@ class LastCheckpoints:
     def __len__(self) -> int:
         return sum(map(len, self._last.values()))
 
-    def remember(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Add checkpoints that the topic has, in its order. The last of a partition counts."""
+    def remember(
+        self, checkpoints: Iterable[Checkpoint], *, are_aborted: bool = False
+    ) -> None:
+        """Add checkpoints that the topic has, in its order. The last of a partition counts.
+
+        Args:
+            checkpoints: The checkpoints.
+            are_aborted: Whether their transaction was aborted.
+        """
         for group, topic, partition, upstream, downstream, _ in checkpoints:
-            self._last[group][TopicPartition(topic, partition)] = _Last(upstream, downstream)
+            last = _Last(upstream, downstream, are_aborted)
+            self._last[group][TopicPartition(topic, partition)] = last
 
     def restore(self, group: str, committed: Mapping[TopicPartition, int]) -> None:
         """Set a group's lower bounds if the checkpoints topic cannot be read.
@@ -71,7 +86,7 @@ class LastCheckpoints:
                 if the group goes back at its source from now on.
         """
         for partition, offset in committed.items():
-            self._last[group].setdefault(partition, _Last(None, offset))
+            self._last[group].setdefault(partition, _Last(None, offset, is_bound=True))
 
     def forget(self, topic: str) -> None:
         """Forget the checkpoints of a topic of the target, which was created again."""
@@ -83,11 +98,14 @@ class LastCheckpoints:
         """Return the highest offset of the target that is known to skip nothing.
 
         The last checkpoint may be higher than a new translation: syncs may have been deleted since.
+        If the replica does not reach it, it is about records that the replica has lost.
         """
         last = self._last.get(group, {}).get(partition)
-        if last is None or last.upstream is None or last.upstream > position.upstream:
+        if last is None or last.is_bound or last.upstream is None:
             return position.downstream
-        return max(position.downstream, min(last.downstream, position.end))
+        if last.upstream > position.upstream or last.downstream > position.end:
+            return position.downstream
+        return max(position.downstream, last.downstream)
 
     def due(self, group: str, positions: Mapping[TopicPartition, Position]) -> list[Checkpoint]:
         """Return the checkpoints to write.
@@ -101,9 +119,11 @@ class LastCheckpoints:
             last = known.get(partition)
             if last is not None and last.upstream is None:
                 # From now on a rewind is seen as one.
-                last = known[partition] = _Last(position.upstream, last.downstream)
+                last = known[partition] = last._replace(upstream=position.upstream)
             if _is_due(position, last):
                 upstream, downstream, metadata, _ = position
+                if last is not None and last.is_aborted:
+                    downstream = self.best(group, partition, position)
                 found.append(
                     Checkpoint(
                         group,
@@ -118,7 +138,7 @@ class LastCheckpoints:
 
 
 def _is_due(position: Position, last: _Last | None) -> bool:
-    if last is None or position.downstream > last.downstream:
+    if last is None or last.is_aborted or position.downstream > last.downstream:
         return True
     is_rewind = last.upstream is not None and position.upstream < last.upstream
     return is_rewind or last.downstream > position.end

@@ -78,8 +78,8 @@ class _Known:
     wanted: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     """The offsets for the target."""
 
-    reason: str = ""
-    """Why a partition is not translated exactly; empty if all are."""
+    is_inexact: bool = False
+    """Whether records are read again, or a partition is not translated."""
 
 
 class Link:
@@ -120,6 +120,10 @@ class Link:
         self._targets: set[TopicPartition] = set()
         self._logs: dict[TopicPartition, Log] = {}
         self._topic_ids: dict[str, bytes | None] = {}
+        self._recreated: set[str] = set()
+        """Replicas that were created again, and have no checkpoints of their own yet."""
+        self._compare_inexact = self._compare_all = False
+        """Which groups are translated again although they did not change."""
 
     def close(self) -> None:
         """Close what this opened; the clients stay open."""
@@ -135,20 +139,24 @@ class Link:
         done = Round()
         self._begin()
         changed = self._read_groups(done)
-        is_new = self._syncs.refresh()
-        is_new |= self._read_logs(changed)
-        if is_new:
-            changed = {group: one for group, one in self._known.items() if one.reason} | changed
+        self._compare_inexact |= self._syncs.refresh()
+        self._compare_inexact |= self._read_logs(changed)
+        if self._compare_all:
+            changed = self._known | changed
+        elif self._compare_inexact:
+            changed = {group: one for group, one in self._known.items() if one.is_inexact} | changed
         due: list[Checkpoint] = []
         for group, one in changed.items():
             due += self._translate(group, one)
         self._topics.write(due)
+        self._recreated.clear()
+        self._compare_inexact = self._compare_all = False
         self._known |= changed
         done.checkpoints = len(due)
         for one in self._known.values():
             if one.replicas:
                 done.groups += 1
-                done.inexact += bool(one.reason)
+                done.inexact += one.is_inexact
         if self._target_sync is not None:
             wanted = {group: one.wanted for group, one in self._known.items() if one.wanted}
             done.at_target = self._target_sync.round(wanted)
@@ -209,14 +217,18 @@ class Link:
             self._targets.update(replica.target for replica, _ in one.replicas)
         topics = described(self._target, {target.topic for target in self._targets})
         found = logs(self._target, topics, self._targets)
-        for name, topic in topics.items():
-            if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
-                self._topic_ids[name] = topic.topic_id
-                self._topics.last.forget(name)
-                self._known.clear()
+        for name in {target.topic for target in self._targets}:
+            topic_id = topics[name].topic_id if name in topics else None
+            if self._topic_ids.setdefault(name, topic_id) != topic_id and name in topics:
+                self._topic_ids[name] = topic_id
+                self._recreated.add(name)
+                self._syncs.restart()
+        for name in self._recreated:
+            self._topics.last.forget(name)  # it may have been read again meanwhile
         before, self._logs = self._logs, found
-        if any(log.start != before.get(one, log).start for one, log in found.items()):
-            self._known.clear()  # also what was exact may begin later now
+        has_moved = any(log.start != before.get(one, log).start for one, log in found.items())
+        if self._recreated or has_moved:
+            self._compare_all = True  # also what was exact may begin later now
         return found != before
 
     # -- translating -------------------------------------------------------------------------------
@@ -228,11 +240,11 @@ class Link:
             found = self._target.groups.offsets(group, [r.target for r, _ in one.replicas])
             last.restore(group, {at: o.offset for at, o in found.items() if o is not None})
         positions: dict[TopicPartition, Position] = {}
-        one.reason, one.wanted = "", {}
+        one.is_inexact, one.wanted = False, {}
         for replica, committed in one.replicas:
             log = self._logs.get(replica.target)
             result = translation(replica, committed.offset, log, indexes)
-            one.reason = one.reason or result.reason
+            one.is_inexact |= bool(result.reason) or result.read_again_from < committed.offset
             if result.offset is None or log is None:
                 continue
             position = Position(committed.offset, result.offset, committed.metadata, log.end)
