@@ -5,7 +5,7 @@
 
 A checkpoint is due if there is none, if the group went back at its source, or if its offset in the
 replica is higher. Anything else repeats the last checkpoint, or moves it back. A last checkpoint
-whose transaction was aborted is repeated once.
+whose transaction was aborted is repeated once. One of a topic that was deleted does not count.
 
 Invariants:
 1. The offset of a checkpoint in the replica goes back only after the group went back at its source,
@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from logmirror.model import TopicPartition
@@ -41,6 +42,9 @@ class Position(NamedTuple):
     end: int
     """The log end offset of the replica."""
 
+    topic_id: bytes | None = None
+    """The ID of the replica's topic; None: unknown."""
+
 
 class _Last(NamedTuple):
     upstream: int | None
@@ -54,6 +58,9 @@ class _Last(NamedTuple):
     is_bound: bool = False
     """Whether it is an offset that was committed at the target, and not a translation."""
 
+    topic_id: bytes | None = None
+    """The ID of the replica's topic when it was written; None: unknown."""
+
 
 class LastCheckpoints:
     """The last checkpoint of each group and partition of the target."""
@@ -65,16 +72,21 @@ class LastCheckpoints:
         return sum(map(len, self._last.values()))
 
     def remember(
-        self, checkpoints: Iterable[Checkpoint], *, are_aborted: bool = False
+        self,
+        checkpoints: Iterable[Checkpoint],
+        topic_ids: Mapping[str, bytes | None] = MappingProxyType({}),
+        *,
+        are_aborted: bool = False,
     ) -> None:
         """Add checkpoints that the topic has, in its order. The last of a partition counts.
 
         Args:
             checkpoints: The checkpoints.
+            topic_ids: The IDs of their replicas' topics, as far as known.
             are_aborted: Whether their transaction was aborted.
         """
         for group, topic, partition, upstream, downstream, _ in checkpoints:
-            last = _Last(upstream, downstream, are_aborted)
+            last = _Last(upstream, downstream, are_aborted, topic_id=topic_ids.get(topic))
             self._last[group][TopicPartition(topic, partition)] = last
 
     def restore(self, group: str, committed: Mapping[TopicPartition, int]) -> None:
@@ -100,7 +112,7 @@ class LastCheckpoints:
         The last checkpoint may be higher than a new translation: syncs may have been deleted since.
         If the replica does not reach it, it is about records that the replica has lost.
         """
-        last = self._last.get(group, {}).get(partition)
+        last = self._of(group, partition, position)
         if last is None or last.is_bound or last.upstream is None:
             return position.downstream
         if last.upstream > position.upstream or last.downstream > position.end:
@@ -116,12 +128,12 @@ class LastCheckpoints:
         """
         known, found = self._last[group], []
         for partition, position in positions.items():
-            last = known.get(partition)
+            last = self._of(group, partition, position)
             if last is not None and last.upstream is None:
                 # From now on a rewind is seen as one.
                 last = known[partition] = last._replace(upstream=position.upstream)
             if _is_due(position, last):
-                upstream, downstream, metadata, _ = position
+                upstream, downstream, metadata = position[:3]
                 if last is not None and last.is_aborted:
                     downstream = self.best(group, partition, position)
                 found.append(
@@ -135,6 +147,13 @@ class LastCheckpoints:
                     )
                 )
         return found
+
+    def _of(self, group: str, partition: TopicPartition, position: Position) -> _Last | None:
+        """Return the last checkpoint; None if there is none, or it is of a deleted topic."""
+        last = self._last.get(group, {}).get(partition)
+        if last is None or None in {last.topic_id, position.topic_id}:
+            return last
+        return last if last.topic_id == position.topic_id else None
 
 
 def _is_due(position: Position, last: _Last | None) -> bool:

@@ -120,8 +120,6 @@ class Link:
         self._targets: set[TopicPartition] = set()
         self._logs: dict[TopicPartition, Log] = {}
         self._topic_ids: dict[str, bytes | None] = {}
-        self._recreated: set[str] = set()
-        """Replicas that were created again, and have no checkpoints of their own yet."""
         self._compare_inexact = self._compare_all = False
         """Which groups are translated again although they did not change."""
 
@@ -148,8 +146,7 @@ class Link:
         due: list[Checkpoint] = []
         for group, one in changed.items():
             due += self._translate(group, one)
-        self._topics.write(due)
-        self._recreated.clear()
+        self._topics.write(due, self._topic_ids)
         self._compare_inexact = self._compare_all = False
         self._known |= changed
         done.checkpoints = len(due)
@@ -217,17 +214,14 @@ class Link:
             self._targets.update(replica.target for replica, _ in one.replicas)
         topics = described(self._target, {target.topic for target in self._targets})
         found = logs(self._target, topics, self._targets)
-        for name in {target.topic for target in self._targets}:
-            topic_id = topics[name].topic_id if name in topics else None
-            if self._topic_ids.setdefault(name, topic_id) != topic_id and name in topics:
-                self._topic_ids[name] = topic_id
-                self._recreated.add(name)
+        for name, topic in topics.items():
+            if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
+                self._topic_ids[name] = topic.topic_id
+                self._compare_all = True
+                self._topics.last.forget(name)
                 self._syncs.restart()
-        for name in self._recreated:
-            self._topics.last.forget(name)  # it may have been read again meanwhile
         before, self._logs = self._logs, found
-        has_moved = any(log.start != before.get(one, log).start for one, log in found.items())
-        if self._recreated or has_moved:
+        if any(log.start != before.get(one, log).start for one, log in found.items()):
             self._compare_all = True  # also what was exact may begin later now
         return found != before
 
@@ -247,7 +241,10 @@ class Link:
             one.is_inexact |= bool(result.reason) or result.read_again_from < committed.offset
             if result.offset is None or log is None:
                 continue
-            position = Position(committed.offset, result.offset, committed.metadata, log.end)
+            topic_id = self._topic_ids.get(replica.target.topic)
+            position = Position(
+                committed.offset, result.offset, committed.metadata, log.end, topic_id
+            )
             positions[replica.target] = position
             best = last.best(group, replica.target, position)
             one.wanted[replica.target] = GroupOffset(best, NO_EPOCH, committed.metadata)

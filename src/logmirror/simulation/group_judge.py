@@ -1,9 +1,9 @@
 """The judge of translated groups: it knows which record of a replica is which record of the source.
 
     G1   skip       a position is behind a record of the replica that the group has not read
-    G2   rewind     a checkpoint went back, and neither did its group, nor was the replica shortened
+    G2   rewind     a checkpoint went back, although its group did not, and the replica has it
     G3   moved back a committed offset at the target was lowered
-    G4   late       faults are over, and a checkpoint is missing, old, or further back than it must be
+    G4   late       faults are over, and a checkpoint is missing, or further back than it must be
     G5   fenced     a process wrote a checkpoint after another one had taken over and written
     G6   unfounded  a checkpoint of an offset that its group never committed
     A22  stuck      faults are over, and no round succeeds

@@ -46,7 +46,7 @@ class MirroredPartition:
         first_sync: The first offset sync since then.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # where it is, and how it is copied
         self,
         schedule: Schedule,
         chooser: Chooser,
@@ -126,7 +126,9 @@ class MirroredPartition:
     def truncate(self) -> None:
         """Lose the last records of a replica that keeps offsets, as an unclean election does."""
         if self.keeps and self.exists and self.replica:
-            end = self._chooser.randrange(max(self.start, len(self.replica) - 12), len(self.replica))
+            end = self._chooser.randrange(
+                max(self.start, len(self.replica) - 12), len(self.replica)
+            )
             del self.replica[end:]
             self._copied_to = end
             self._lose_records()
@@ -136,7 +138,9 @@ class MirroredPartition:
         """Delete the first records of the replica, as retention does."""
         if self.exists and self.replica:
             log = self._target.logs[self.copy.topic]
-            log.start = self._chooser.randrange(log.start, min(log.start + 8, len(self.replica)) + 1)
+            log.start = self._chooser.randrange(
+                log.start, min(log.start + 8, len(self.replica)) + 1
+            )
 
     def _lose_records(self) -> None:
         self._rule = SyncRule(self._lag_max)

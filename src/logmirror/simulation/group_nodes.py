@@ -29,9 +29,8 @@ _RESTART_MS: Final = (200, 1_500)
 _RESTARTED: Final = 0.3
 """Probability that a fenced process is started again."""
 
-_ROUNDS: Final = 2
-"""Rounds without faults after which all must be translated."""
 _ROUNDS_MAX: Final = 12
+"""Rounds without faults within which enough must succeed."""
 
 
 class _WatchedTopics:
@@ -83,9 +82,7 @@ class _LinkTarget(TargetView):
         producer = _WatchedProducer(self._router, transactional_id, timeout_ms=timeout_ms)
         return producer.watch(self._process.name, self._judge)
 
-    def fetch(  # type: ignore[override]  # all arguments are passed on
-        self, partition: TopicPartition, *position: object, **more: object
-    ) -> FetchResult:
+    def fetch(self, partition: TopicPartition, *position: object, **more: object) -> FetchResult:
         """See `ClusterClient.fetch`."""
         if partition.topic in self._topics.unreadable:
             self._judge.refused(self._process.name)
@@ -169,24 +166,23 @@ class LinkNode:
         self._world.leave()
         self._open = None
 
-    def finish(self, *, restarted: bool) -> None:
-        """Run rounds without faults.
+    def restart(self) -> None:
+        """Let the next round be the first one of a new process."""
+        self._open = None
 
-        Args:
-            restarted: Whether in a new process.
-        """
-        if restarted or self._open is None or self._open[0].is_dead:
+    def run_rounds(self, count: int) -> None:
+        """Run rounds without faults until some have succeeded."""
+        if self._open is None or self._open[0].is_dead:
             self._open = self._started()
         self._world.enter(self._open[0])
-        done, schedule = 0, self._world.schedule
-        problem = ""
+        done, problem = 0, ""
         for _ in range(_ROUNDS_MAX):
             try:
                 self._round()
                 done += 1
             except LogmirrorError as error:
                 problem = f"{error.kind}: {error.message} {error.facts}"
-            if done == _ROUNDS:
+            if done == count:
                 return
-            schedule.sleep_ms(self._spec.interval_ms)
+            self._world.schedule.sleep_ms(self._spec.interval_ms)
         self._judge.add("A22", problem)

@@ -35,8 +35,9 @@ from logmirror.simulation.topics import Topics
 from logmirror.simulation.world import Process, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from logmirror.cluster.produce import ProducePipeline
     from logmirror.simulation.source import Application
     from logmirror.testing.checker import Anomaly
 
@@ -58,6 +59,8 @@ _PAUSED_MS: Final = 30_000
 """The same if a process was paused: it must have resumed before."""
 _LIMIT_MS: Final = 400_000
 _STEPS: Final = 60_000
+_ROUNDS: Final = 2
+"""Rounds without faults after which all must be translated."""
 _UNREADABLE_MS: Final = 4_000
 _MISSING_MS: Final = (0, 500, 3_000)
 """How long a deleted topic is missing."""
@@ -91,11 +94,17 @@ class GroupResult:
     """The last steps in words, to analyse a run."""
 
 
-def simulate_groups(seed: int, *, steps: Callable[[str], None] | None = None) -> GroupResult:
+def simulate_groups(
+    seed: int,
+    *,
+    faults: Sequence[str] = FAULTS,
+    steps: Callable[[str], None] | None = None,
+) -> GroupResult:
     """Run one seed.
 
     Args:
-        seed: Determines the run.
+        seed: Determines the run, together with `faults`.
+        faults: What happens at random moments is drawn from these.
         steps: Is called with each step in words.
 
     Raises:
@@ -105,7 +114,7 @@ def simulate_groups(seed: int, *, steps: Callable[[str], None] | None = None) ->
     schedule = Schedule(chooser, limit_ms=_LIMIT_MS, steps_max=_STEPS)
     if steps is not None:
         schedule.heard = steps
-    run = _Run(schedule, chooser)
+    run = _Run(schedule, chooser, faults)
     with _quiet(), driven(schedule, chooser), failpoints.listening(run.world.reached):
         run.with_faults()
         run.without_faults()
@@ -136,7 +145,7 @@ def _quiet() -> Iterator[None]:
 class _Run:
     """The state of a run."""
 
-    def __init__(self, schedule: Schedule, chooser: Chooser) -> None:
+    def __init__(self, schedule: Schedule, chooser: Chooser, faults: Sequence[str]) -> None:
         self._schedule, self._chooser = schedule, chooser
         self.topics = source = Topics(schedule, chooser, 1)
         self._target = target = Topics(schedule, chooser, 2)
@@ -151,13 +160,13 @@ class _Run:
         if chooser.random() < 0.8:  # noqa: PLR2004  # the same
             point, fault = chooser.choice(GROUP_POINTS), chooser.choice(_AT_POINTS)
             directive = Directive(point, fault, chooser.randint(1, 8))
-        self._drawn = [chooser.choice(FAULTS) for _ in range(chooser.randint(2, 7))]
+        self._drawn = [chooser.choice(faults) for _ in range(chooser.randint(2, 7))]
         # `SourceView` needs the topics of an application, and nothing else here does.
         self.world = World(schedule, chooser, cast("Application", self), directive)
         self.world.second_wanted = chooser.random() < 0.3  # noqa: PLR2004  # share of runs
         self.judge = GroupJudge(schedule, self._pairs, target.groups.offsets)
         target.groups.changed = self.judge.target_committed
-        spec = _spec(commits=self._commits, interval_ms=chooser.choice((300, 1_000, 2_000)))
+        spec = _spec(commits=self._commits, interval_ms=chooser.choice((500, 1_000, 2_000)))
         self._nodes = [LinkNode(self.world, n, spec, target, self.judge) for n in ("a", "b")]
 
     # -- actors ----------------------------------------------------------------------------------
@@ -187,12 +196,16 @@ class _Run:
         node = owners[0] if owners else self._nodes[0]
         is_restarted = "checkpoints unreadable" in self.world.happened
         is_restarted |= self._chooser.random() < 0.5  # noqa: PLR2004  # share of runs
-        schedule.extend(_LIMIT_MS)
-        schedule.add("mirror", self._copy_all)
-        schedule.run()
-        schedule.extend(_LIMIT_MS)
-        schedule.add("finish", lambda: node.finish(restarted=is_restarted))
-        schedule.run()
+        if is_restarted:
+            node.restart()
+        for name, act in (
+            ("settle", lambda: node.run_rounds(1)),
+            ("mirror", self._copy_all),  # what was translated already becomes more exact
+            ("finish", lambda: node.run_rounds(_ROUNDS)),
+        ):
+            schedule.extend(_LIMIT_MS)
+            schedule.add(name, act)
+            schedule.run()
         if schedule.ran_out:
             self.judge.add("A22", schedule.last_steps[-1])
             return
@@ -211,15 +224,18 @@ class _Run:
 
     def _copy_all(self) -> None:
         self.topics.create(SYNCS)
-        pipeline = SourceView(Process(self.world, "mirror.2")).pipeline()
+        pipeline = self._pipeline("mirror.2")
         for _ in range(2):
             for pair in self._pairs:
                 pair.write()
         while any(pair.is_behind for pair in self._pairs):
             mirror(self._pairs, pipeline, self._schedule, self._chooser)
 
+    def _pipeline(self, process: str) -> ProducePipeline:
+        return cast("ProducePipeline", SourceView(Process(self.world, process)).pipeline())
+
     def _mirror(self) -> None:
-        pipeline = SourceView(Process(self.world, "mirror.1")).pipeline()
+        pipeline = self._pipeline("mirror.1")
         while not self.world.is_healed:
             self._schedule.sleep_ms(self._chooser.randint(50, 900))
             for pair in self._pairs:
