@@ -44,12 +44,12 @@ from kit.servers.machine import Process  # noqa: E402  # as above
 from logmirror.clock import SYSTEM_CLOCK  # noqa: E402  # as above
 from logmirror.cluster.client import LATEST, ClusterClient  # noqa: E402  # as above
 from logmirror.cluster.groups import GroupOffset  # noqa: E402  # as above
+from logmirror.cluster.offset_syncs import Run, SyncRule  # noqa: E402  # as above
 from logmirror.cluster.properties import connection_settings  # noqa: E402  # as above
 from logmirror.groups.link import Link  # noqa: E402  # as above
 from logmirror.groups.link_spec import LinkSpec, ReplicaSpec  # noqa: E402  # as above
 from logmirror.mirror.ports import KafkaSpec  # noqa: E402  # as above
 from logmirror.model import TimestampType, TopicPartition  # noqa: E402  # as above
-from logmirror.to_kafka.offset_syncs import Run, SyncRule  # noqa: E402  # as above
 from logmirror.wire.mirrormaker import (  # noqa: E402  # as above
     decode_checkpoint,
     encode_sync,

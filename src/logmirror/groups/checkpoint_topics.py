@@ -7,15 +7,18 @@
 Invariants:
 1. One process writes: each write is a transaction, and a newer process fences the older one.
 2. Nothing is written before all that the topic has was read: also what a dead process left there.
-   Readers of MirrorMaker read uncommitted records, so what was aborted counts too.
+   Readers of MirrorMaker read uncommitted records, so what was aborted counts too. It is written
+   again, because the log cleaner removes it, and the one before it would count again.
 3. No record is a tombstone: MirrorMaker's readers fail on one.
+4. A checkpoint has the ID of the topic that it is about, in a record header, which MirrorMaker's
+   readers ignore. So it is known after a restart which ones are of a topic that was deleted.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from logmirror.errors import (
     CorruptionError,
     FencedError,
     InternalError,
+    PositionError,
     UnavailableError,
     UsageError,
 )
@@ -44,7 +48,7 @@ from logmirror.wire.records import Record, encode_reference
 from logmirror.wire.replication_policy import HEARTBEATS, ReplicationPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -66,6 +70,10 @@ _BATCH_BYTES: Final = 512 << 10
 _SURELY_FITS: Final = 32_767 // 4
 """Characters of a text that fits, however it is encoded."""
 
+_TOPIC_ID: Final = "logmirror.topic-id"
+"""The header with the ID of the replica's topic, 16 bytes."""
+_HEADER_BYTES: Final = 40
+
 _FENCED_CODES: Final = frozenset({47, 90})
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: a newer process writes."""
 
@@ -83,6 +91,16 @@ class _Session(NamedTuple):
     pipeline: ProducePipeline
     sequences: defaultdict[TopicPartition, int]
     """The sequence of the next record of each partition."""
+
+
+class Read(NamedTuple):
+    """One checkpoint that was read."""
+
+    checkpoint: Checkpoint
+    topic_id: bytes | None
+    """The ID of the topic that it is about; None: not known."""
+    is_aborted: bool
+    """Whether its transaction was aborted."""
 
 
 class CheckpointTopics:
@@ -190,12 +208,26 @@ class CheckpointTopics:
         """Read what other processes have written; return whether there was anything.
 
         Raises:
+            PositionError: The topic was deleted or truncated; call `begin`, which reads it again.
             LogmirrorError: The topic could not be read.
         """
         if self.unreadable is not None:
             return self._is_readable_again()
         first = self._next
-        return self._read_to(self._offset_at(LATEST)) and self._next > first
+        try:
+            end = self._offset_at(LATEST)
+            if end >= first:
+                return self._read_to(end) and self._next > first
+        except (NotFoundError, PositionError):
+            self.close()
+            raise
+        self.close()
+        raise PositionError(
+            "the checkpoints topic was deleted or truncated",
+            topic=self._where.topic,
+            expected=first,
+            found=end,
+        )
 
     def _is_readable_again(self) -> bool:
         """Try to read the topic, now and then. What this process has written is there too."""
@@ -240,16 +272,24 @@ class CheckpointTopics:
         found = False
         log = KafkaSource(self._client, self._where, topic_id=self._topic_id, buffer=self._buffer)
         for table, offset in chunks(log, self._decoder, self._next, end, with_aborted=True):
-            read = [one for one in last_of_each_key(table) if one.topic in self._mine]
-            self.last.remember(read)
-            found |= bool(read)
+            for one, topic_id, is_aborted in last_of_each_key(table):
+                if one.topic in self._mine:
+                    ids = {one.topic: topic_id}
+                    self.last.remember([one], ids, are_aborted=is_aborted)
+                    found = True
             self._next = offset
         return found
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def write(self, checkpoints: Sequence[Checkpoint]) -> None:
+    def write(
+        self, checkpoints: Sequence[Checkpoint], topic_ids: Mapping[str, bytes | None]
+    ) -> None:
         """Write checkpoints and a heartbeat in one transaction; remember them if it is committed.
+
+        Args:
+            checkpoints: The checkpoints.
+            topic_ids: The IDs of the topics that they are about, as far as known.
 
         Raises:
             FencedError: A newer process writes. This one must not call `begin` again.
@@ -259,8 +299,8 @@ class CheckpointTopics:
             raise InternalError("checkpoints were written before `begin`")
         now_ms = self._clock.now_ms()
         heartbeat = encode_heartbeat(Heartbeat(*self._aliases, now_ms))
-        batches = [(self._where, batch) for batch in _batches(checkpoints, now_ms)]
-        batches += [(one, _batch([heartbeat], now_ms)) for one in self._heartbeats]
+        batches = [(self._where, batch) for batch in _batches(checkpoints, topic_ids, now_ms)]
+        batches += [(one, _batch([(*heartbeat, None)], now_ms)) for one in self._heartbeats]
         if batches:
             try:
                 self._transact(self._session, batches)
@@ -274,7 +314,7 @@ class CheckpointTopics:
             except BaseException:
                 self.close()
                 raise
-        self.last.remember(checkpoints)
+        self.last.remember(checkpoints, topic_ids)
 
     def _transact(
         self, session: _Session, batches: Sequence[tuple[TopicPartition, tuple[bytearray, int]]]
@@ -321,11 +361,11 @@ def too_long(checkpoints: Iterable[Checkpoint]) -> UsageError | None:
     return None
 
 
-def last_of_each_key(records: pa.Table) -> Iterator[Checkpoint]:
+def last_of_each_key(records: pa.Table) -> Iterator[Read]:
     """Yield the last checkpoint of each key, in the order of the topic; the rest is no checkpoint.
 
     Args:
-        records: Columns `key` and `value`, of bytes.
+        records: Columns `key`, `value`, `headers` and `is_aborted`.
     """
     if not records.num_rows:
         return
@@ -335,45 +375,62 @@ def last_of_each_key(records: pa.Table) -> Iterator[Checkpoint]:
     rows[numbers] = np.arange(len(numbers))  # the last one of a key counts
     places = np.sort(rows[:-1][rows[:-1] >= 0])
     last = records.take(places)
-    for place, key, value in zip(
-        places, last["key"].to_pylist(), last["value"].to_pylist(), strict=True
-    ):
+    for place, row in zip(places, _rows(last), strict=True):
+        key = row[0]
         try:
-            yield decode_checkpoint(key, value)
+            yield _read(row)
         except CorruptionError:
             yield from _earlier(records.slice(0, int(place)), key)
 
 
-def _earlier(records: pa.Table, key: bytes) -> Iterator[Checkpoint]:
+def _earlier(records: pa.Table, key: bytes) -> Iterator[Read]:
     """Yield the last valid checkpoint of a key whose last record is none."""
-    for other, value in zip(
-        reversed(records["key"].to_pylist()), reversed(records["value"].to_pylist()), strict=True
-    ):
-        if other == key:
+    for row in reversed(list(_rows(records))):
+        if row[0] == key:
             try:
-                yield decode_checkpoint(key, value)
+                yield _read(row)
             except CorruptionError:
                 continue
             return
 
 
-def _batches(checkpoints: Iterable[Checkpoint], now_ms: int) -> Iterator[tuple[bytearray, int]]:
-    records: list[tuple[bytes, bytes]] = []
+def _rows(records: pa.Table) -> Iterator[tuple[Any, ...]]:
+    columns = (records[name].to_pylist() for name in ("key", "value", "headers", "is_aborted"))
+    return zip(*columns, strict=True)
+
+
+def _read(row: tuple[Any, ...]) -> Read:
+    key, value, headers, is_aborted = row
+    ids = [one["value"] for one in headers if one["key"] == _TOPIC_ID]
+    return Read(decode_checkpoint(key, value), ids[-1] if ids else None, is_aborted)
+
+
+def _batches(
+    checkpoints: Iterable[Checkpoint], topic_ids: Mapping[str, bytes | None], now_ms: int
+) -> Iterator[tuple[bytearray, int]]:
+    records: list[tuple[bytes, bytes, bytes | None]] = []
     size = 0
     for one in checkpoints:
         key, value = encode_checkpoint(one)
         if records and (len(records) == _BATCH_RECORDS or size + len(key + value) > _BATCH_BYTES):
             yield _batch(records, now_ms)
             records, size = [], 0
-        records.append((key, value))
-        size += len(key) + len(value)
+        records.append((key, value, topic_ids.get(one.topic)))
+        size += len(key) + len(value) + _HEADER_BYTES
     if records:
         yield _batch(records, now_ms)
 
 
-def _batch(records: Sequence[tuple[bytes, bytes]], now_ms: int) -> tuple[bytearray, int]:
+def _batch(
+    records: Sequence[tuple[bytes, bytes, bytes | None]], now_ms: int
+) -> tuple[bytearray, int]:
+    """Encode records, each with the topic ID for its header."""
     made = [
-        Record(at, now_ms, TimestampType.CREATE_TIME, key, value, ())
-        for at, (key, value) in enumerate(records)
+        Record(at, now_ms, TimestampType.CREATE_TIME, key, value, _headers(topic_id))
+        for at, (key, value, topic_id) in enumerate(records)
     ]
     return bytearray(encode_reference(made, leader_epoch=-1)), len(made)
+
+
+def _headers(topic_id: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
+    return () if topic_id is None else ((_TOPIC_ID.encode(), topic_id),)

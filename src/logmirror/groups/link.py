@@ -152,6 +152,9 @@ class Link:
         self._seen_ms: int | None = None
         """When the oldest change was seen of which the checkpoint is not acknowledged."""
 
+        self._compare_inexact = self._compare_all = False
+        """Which groups are translated again although they did not change."""
+
     def close(self) -> None:
         """Close what this opened; the clients stay open."""
         self._topics.close()
@@ -170,16 +173,19 @@ class Link:
         changed = self._read_groups(done)
         if changed and self._seen_ms is None:
             self._seen_ms = now_ms
-        is_new = self._syncs.refresh()
-        is_new |= self._read_logs(changed)
-        if is_new:
+        self._compare_inexact |= self._syncs.refresh()
+        self._compare_inexact |= self._read_logs(changed)
+        if self._compare_all:
+            changed = self._known | changed
+        elif self._compare_inexact:
             changed = {group: one for group, one in self._known.items() if one.causes} | changed
         due: list[Checkpoint] = []
         for group, one in changed.items():
             found = self._translate(group, one)
             one.unfit = too_long(found)
             due += [] if one.unfit else found
-        self._topics.write(due)
+        self._topics.write(due, self._topic_ids)
+        self._compare_inexact = self._compare_all = False
         self._preserved_syncs.write(self._preserved, self._logs)
         self._known |= changed
         done.checkpoints = len(due)
@@ -261,14 +267,15 @@ class Link:
         for name, topic in topics.items():
             if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
                 self._topic_ids[name] = topic.topic_id
+                self._compare_all = True
                 self._topics.last.forget(name)
-                self._known.clear()
+                self._syncs.restart()
                 for source, target in self._preserved.items():
                     if target.topic == name:
                         self._preserved_syncs.forget(source)
         before, self._logs = self._logs, found
         if any(log.start != before.get(one, log).start for one, log in found.items()):
-            self._known.clear()  # also what was exact may begin later now
+            self._compare_all = True  # also what was exact may begin later now
         return found != before
 
     # -- translating -------------------------------------------------------------------------------
@@ -288,7 +295,10 @@ class Link:
                 one.causes.append(result.cause)
             if result.offset is None or log is None:
                 continue
-            position = Position(committed.offset, result.offset, committed.metadata, log.end)
+            topic_id = self._topic_ids.get(replica.target.topic)
+            position = Position(
+                committed.offset, result.offset, committed.metadata, log.end, topic_id
+            )
             positions[replica.target] = position
             best = last.best(group, replica.target, position)
             one.wanted[replica.target] = GroupOffset(best, NO_EPOCH, committed.metadata)

@@ -117,11 +117,22 @@ class SyncReader:
         """The syncs by partition of the source, as of the last `refresh`."""
         return self._syncs.indexes()
 
+    def restart(self) -> None:
+        """Read the topic again: a replica was created again, and older syncs are not about it.
+
+        Its first sync ends what older ones say, but may have been removed since.
+
+        Raises:
+            LogmirrorError: The topic could not be read.
+        """
+        self._syncs, self._next = OffsetSyncs(), -1
+        self.refresh()
+
     def refresh(self) -> bool:
         """Read to the end of the topic; return whether there was anything new.
 
         A missing topic has no syncs. What was read stays valid if the topic is deleted, because
-        each sync is about two records.
+        each sync is about two records; see `restart`.
 
         Raises:
             LogmirrorError: The topic could not be read.

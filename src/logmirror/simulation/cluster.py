@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, cast
 
 from logmirror.cluster.client import EARLIEST, FetchResult
+from logmirror.cluster.groups import Groups
 from logmirror.cluster.lease import Lease
 from logmirror.cluster.offsets import LogEnd, ProducerState
 from logmirror.cluster.retry import NotFoundError
@@ -26,6 +27,7 @@ from logmirror.errors import (
 from logmirror.simulation.pipelines import SourcePipeline, TargetPipeline
 from logmirror.simulation.router import SimulatedRouter
 from logmirror.simulation.world import write_under_faults
+from logmirror.wire.messages import TOPIC_AUTHORIZATION_FAILED, api_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +53,9 @@ class _View(ABC):
 
     def __init__(self, process: Process, topics: Topics) -> None:
         self._process, self._world, self._topics = process, process.world, topics
+        self._router = cast("Router", SimulatedRouter(process, self._ask, topics))
         self.admin = self
+        self.groups = Groups(self._router)
 
     @abstractmethod
     def _ask(self, words: str) -> None:
@@ -119,6 +123,8 @@ class _View(ABC):
             self._world.schedule.sleep_ms(max_wait_ms)
             self._ask("waited")
         log = self._log(name)
+        if name in self._topics.unreadable:
+            raise api_error(TOPIC_AUTHORIZATION_FAILED, action="could not fetch", topic=name)
         if topic_id is not None and topic_id != self._topics.ids[name]:
             raise PositionError("the topic was deleted and recreated")
         if not log.start <= offset <= log.end:
@@ -189,8 +195,6 @@ class TargetView(_View):
     def __init__(self, process: Process, topics: Topics, *, grants: bool) -> None:
         super().__init__(process, topics)
         self._grants = grants
-        router = SimulatedRouter(process, self._ask, topics.transactions)
-        self._router = cast("Router", router)
 
     def _ask(self, words: str) -> None:
         self._process.touch(f"target: {words}")

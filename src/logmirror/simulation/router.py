@@ -1,14 +1,16 @@
-"""Requests of the Kafka protocol to the simulated coordinator, whose responses can be lost or late.
+"""Requests of the Kafka protocol to simulated coordinators, whose responses can be lost or late.
 
-The product's own `TransactionalProducer` and `Lease` send them.
+The product's own `TransactionalProducer`, `Lease` and `Groups` send them.
 """
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.cluster.properties import ConnectionSettings
+from logmirror.cluster.retry import Retrier
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.simulation.world import write_under_faults
 from logmirror.wire.batch_header import MarkerType
@@ -21,9 +23,10 @@ from logmirror.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from logmirror.simulation.coordinator import Transactions
+    from logmirror.cluster.connection import ResponseMemo
+    from logmirror.simulation.topics import Topics
     from logmirror.simulation.world import Process
 
 _INIT_PRODUCER_ID: Final = 22
@@ -35,16 +38,27 @@ class SimulatedRouter:
     Args:
         process: The process that sends.
         ask: Checks that the cluster is reachable; raises UnavailableError otherwise.
-        transactions: The state of the coordinators.
+        topics: The cluster, with the state of its coordinators.
     """
 
-    def __init__(
-        self, process: Process, ask: Callable[[str], None], transactions: Transactions
-    ) -> None:
-        self.settings = ConnectionSettings(bootstrap_servers=(("target", 1),))
+    settings = ConnectionSettings(bootstrap_servers=(("target", 1),))
+
+    def __init__(self, process: Process, ask: Callable[[str], None], topics: Topics) -> None:
         self.clock = process.world.schedule
         self.topology = self
-        self._connection = _Connection(process, ask, transactions)
+        self.retry = Retrier(self.settings, self.clock, lambda: None)
+        self._connection = _Connection(process, ask, topics)
+
+    def refresh(self, _names: Iterable[str]) -> None:
+        """See `Topology.refresh`; the only broker is known."""
+
+    def nodes(self) -> list[int]:
+        """See `Topology.nodes`."""
+        return [1]
+
+    def connection(self, _node: int) -> _Connection:
+        """See `Topology.connection`."""
+        return self._connection
 
     def any_connection(self) -> _Connection:
         """See `Topology.any_connection`."""
@@ -61,10 +75,9 @@ class _Connection:
 
     versions: Final = {DESCRIBE_TRANSACTIONS: (0, 0), _INIT_PRODUCER_ID: (0, 5)}
 
-    def __init__(
-        self, process: Process, ask: Callable[[str], None], transactions: Transactions
-    ) -> None:
-        self._process, self._ask, self._transactions = process, ask, transactions
+    def __init__(self, process: Process, ask: Callable[[str], None], topics: Topics) -> None:
+        self._process, self._ask, self._topics = process, ask, topics
+        self._transactions = topics.transactions
 
     def call(
         self,
@@ -72,6 +85,7 @@ class _Connection:
         *,
         low: int = 0,
         high: int = 0,
+        memo: ResponseMemo | None = None,
     ) -> SimpleNamespace:
         """See `Connection.call`."""
         del low, high
@@ -80,6 +94,10 @@ class _Connection:
         self._ask(request.name)
         if request.name == "DescribeTransactionsRequest":
             return self._describe(*request.transactional_ids)
+        if request.name == "ListGroupsRequest":
+            return self._topics.groups.listed()
+        if request.name == "OffsetFetchRequest":
+            return self._fetched(request, memo)
 
         def failed(error: LogmirrorError) -> SimpleNamespace | LogmirrorError:
             if isinstance(error, OutcomeUnknownError):
@@ -89,9 +107,12 @@ class _Connection:
         def responded(response: SimpleNamespace) -> SimpleNamespace | LogmirrorError:
             return response
 
-        response = write_under_faults(
-            self._process, lambda: self._change(request), responded, failed
-        )
+        change = functools.partial(self._change, request)
+        if request.name == "OffsetCommitRequest":
+            groups, process = self._topics.groups, self._process.name
+            read = groups.read_by(process, request.group_id)
+            change = functools.partial(groups.commit, request, self._topics.logs, process, read)
+        response = write_under_faults(self._process, change, responded, failed)
         if isinstance(response, LogmirrorError):
             raise response
         return response
@@ -110,6 +131,15 @@ class _Connection:
             transaction_state="PrepareAbort" if known.awaited else "Empty",
         )
         return SimpleNamespace(transaction_states=[state])
+
+    def _fetched(self, request: Any, memo: ResponseMemo | None) -> SimpleNamespace:  # noqa: ANN401  # untyped library
+        """Return a group's offsets; with a memo, the same object if they have not changed."""
+        response = self._topics.groups.fetched(request, self._process.name)
+        if memo is None:
+            return response
+        if memo.response != response:
+            memo.response = response
+        return memo.response  # type: ignore[no-any-return]  # it is what was set
 
     def _change(self, request: Any) -> SimpleNamespace:  # noqa: ANN401  # untyped library
         known = self._transactions

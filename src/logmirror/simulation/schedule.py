@@ -61,6 +61,7 @@ class Schedule(Clock):
         ran_out: Whether a limit was reached.
         current: The actor that runs.
         last_steps: The last steps, in words.
+        heard: Called with each step in words.
     """
 
     def __init__(self, chooser: Chooser, *, limit_ms: int, steps_max: int) -> None:
@@ -77,6 +78,7 @@ class Schedule(Clock):
         self.ran_out = False
         self.current = Actor("none", lambda: None)
         self.last_steps: deque[str] = deque(maxlen=_KEPT_STEPS)
+        self.heard: Callable[[str], None] = lambda _line: None
 
     # -- what actors and the world call ----------------------------------------------------------
 
@@ -112,6 +114,7 @@ class Schedule(Clock):
         line = f"{self._ms} {self.current.name} {words}"
         self._trace.update(line.encode() + b"\n")
         self.last_steps.append(line)
+        self.heard(line)
 
     def after(self, duration_ms: int, act: Callable[[], None]) -> None:
         """Schedule a callback, which must neither step nor sleep."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.simulation.coordinator import Transactions
+from logmirror.simulation.group_coordinator import GroupOffsets
 from logmirror.simulation.log import Appended, Log
 from logmirror.wire.batch_header import parse_header
 from logmirror.wire.messages import INVALID_TXN_STATE
@@ -27,6 +28,7 @@ class Topics:
         ids: The ID of each topic, by name.
         verifies: Whether leaders verify a transaction with the coordinator before they append its
             first batch (KIP-890). Without it, a late batch of an ended transaction opens one.
+        unreadable: Topics on which the users of the product have no Read.
     """
 
     def __init__(self, schedule: Schedule, chooser: Chooser, number: int) -> None:
@@ -34,6 +36,8 @@ class Topics:
         self.logs: dict[str, Log] = {}
         self.ids: dict[str, bytes] = {}
         self.verifies = chooser.random() < 0.5  # noqa: PLR2004  # releases before and after
+        self.groups = GroupOffsets()
+        self.unreadable: set[str] = set()
         self.transactions = Transactions(schedule, chooser, lambda topic: self.logs[topic])
 
     def create(self, name: str) -> bool:

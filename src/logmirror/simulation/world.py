@@ -148,6 +148,10 @@ class World:
 
     # -- faults ----------------------------------------------------------------------------------
 
+    def plans(self, fault: str) -> bool:
+        """Whether a fault is planned for a failpoint."""
+        return self._directive is not None and self._directive.fault == fault
+
     def reached(self, point: str) -> None:
         """Handle a failpoint that a process has reached."""
         running = self._running.get(self.schedule.current)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,7 +49,8 @@ def chunks(  # noqa: PLR0913  # the range, and what of it is shown
         first: The first offset to read.
         end: One past the last offset to read.
         only_transactions: Skip records that were not written in a transaction.
-        with_aborted: Include the records of aborted transactions.
+        with_aborted: Include the records of aborted transactions. A column `is_aborted` shows which
+            these are.
     """
     offset = first
     while offset < end:
@@ -58,16 +60,21 @@ def chunks(  # noqa: PLR0913  # the range, and what of it is shown
                 return
             continue
         batches = polled.fetched.batches
+        is_aborted = batches.kinds == KIND_ABORTED
         if only_transactions:
             batches.kinds[batches.attributes & _TRANSACTIONAL == 0] = KIND_ABORTED
         if with_aborted:
-            batches.kinds[batches.kinds == KIND_ABORTED] = KIND_DATA
+            batches.kinds[is_aborted] = KIND_DATA
         tables = [_EMPTY]
         for rows in decoder.decode(polled.fetched.buffer, batches, first=offset, end=end):
             batch = rows.to_arrow("", 0)
             tables.append(pa.Table.from_batches([batch]).take(pa.array(range(batch.num_rows))))
+        table = pa.concat_tables(tables).combine_chunks()
+        if with_aborted:
+            places = np.searchsorted(batches.last_offsets, table["offset"].to_numpy())
+            table = table.append_column("is_aborted", pa.array(is_aborted[places]))
         offset = min(int(batches.last_offsets[batches.count - 1]) + 1, end)
-        yield pa.concat_tables(tables).combine_chunks(), offset
+        yield table, offset
 
 
 def rows(
@@ -79,8 +86,9 @@ def rows(
     with_aborted: bool = False,
 ) -> pa.Table:
     """Return the visible records first..end-1 as one table; see `chunks`."""
-    found = [table for table, _ in chunks(log, decoder, first, end, with_aborted=with_aborted)]
-    return pa.concat_tables([_EMPTY, *found]).combine_chunks()
+    found = chunks(log, decoder, first, end, with_aborted=with_aborted)
+    tables = [table.select(_EMPTY.column_names) for table, _ in found]
+    return pa.concat_tables([_EMPTY, *tables]).combine_chunks()
 
 
 def difference(
