@@ -103,6 +103,21 @@ def test_a_cluster_and_principal_is_listed_once_and_required_beats_optional():
     assert "third" not in acls_text([here, there])
 
 
+def test_a_take_over_needs_what_mirrormaker_has_left():
+    def found(**more):
+        groups = {"source-alias": "a"}
+        written = cluster(offsets="translate", topic="orders", **more)
+        mirrored = mirror("a", topic="orders", destinations=[written], flush=ABSENT, groups=groups)
+        _, there = needed_acls(settings_of(mirrored))
+        return set(short(there)[0])
+
+    assert found(takeover="mm2") - found() == {
+        ("topic", "orders", "Read"),
+        ("topic", "mm2-offsets.a.internal", "Read"),
+        ("group", "a-mm2", "Describe"),
+    }
+
+
 def test_the_principal_comes_from_the_configuration_or_the_command():
     secured = mirror(source={"bootstrap-servers": "a:1", "properties": SASL})
     assert [one.principal for one in needed_acls(settings_of(secured))] == ["User:bob"]

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import e2e.test_acls as acls
-from kit.judges.clients import rows_by_librdkafka
+from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.gaps import log_bounds
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.group_links import LinkWorld, linked
@@ -251,3 +251,28 @@ def test_no_printed_permission_can_be_omitted_for_groups(world, tmp_path, kind, 
     else:
         assert done.returncode == 2, done.stderr
         assert "AUTHORIZATION_FAILED" in done.stderr
+
+
+def test_the_printed_permissions_suffice_for_a_take_over(world):
+    world.fill()
+    world.forget_progress()
+    mirror = world.to_cluster(offsets="translate", takeover="mm2")
+    mirror["groups"] = {"source-alias": world.name, "include": ["none"]}
+    there, stored = f"copy-of-{world.name}", f"mm2-offsets.{world.name}.internal"
+    world.broker.create_topic(there, partitions=2)
+    world.broker.create_topic(stored)
+    here = list(rows_by_librdkafka(world.broker.bootstrap, world.name, start=3))
+    produce(
+        world.broker.bootstrap,
+        there,
+        [Message(row.key, row.value, row.headers, row.timestamp_ms) for row in here[:9]],
+    )
+    needed = acls.printed(mirror)
+    world.grant([acl for acl in needed if acl[1] != stored])
+    acls.refusal(mirror)
+    world.grant(needed)
+
+    acls.copied(mirror)
+
+    rows = list(rows_by_librdkafka(world.broker.bootstrap, there))
+    assert [row[1:] for row in rows] == [row[1:] for row in here]

@@ -16,14 +16,15 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafka
 from kit.runs.commands import logmirror, wait_until
-from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster, run_now
+from kit.runs.inline_run import InlineRun, config_text, copy_now, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from logmirror import failpoints
 from logmirror.app.specs import mirror_specs
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.config.settings import load
-from logmirror.errors import PositionError
+from logmirror.errors import PositionError, UnavailableError
 from logmirror.failpoints import TAKEOVER_POINTS, VARIABLE
 from logmirror.mirror.source_views import flows_of
 from logmirror.model import TopicPartition
@@ -272,6 +273,33 @@ def test_a_gap_in_the_copy_stops_the_mirror(world):
     text = refused(world, 69)
     assert "reason: TakeoverDiffers" in text
     assert "source_offset: 110" in text
+
+
+@pytest.mark.parametrize("change", ["record", "worker"])
+def test_a_mirrormaker_that_starts_meanwhile_is_noticed_before_the_copy_is_adopted(world, change):
+    world.copied((0, 120), syncs=[(101, 101)])
+    member = Consumer({"bootstrap.servers": world.server, "group.id": f"{world.alias}-mm2"})
+
+    def start(point: str) -> None:
+        if point == "takeover.fenced" and change == "record":
+            produce(world.server, world.copied_topic, world.messages[120:121])
+        elif point == "takeover.fenced":
+            member.subscribe([world.topic])
+            wait_until(
+                lambda: member.poll(0.1) is None and bool(member.assignment()),
+                what=lambda: "assignment",
+            )
+
+    with failpoints.listening(start), pytest.raises(UnavailableError) as caught:
+        copy_now(load(world.config))
+
+    message = {"record": "the target has changed", "worker": "MirrorMaker still runs"}
+    assert message[change] in caught.value.message
+    assert world.progress() == []
+    member.close()
+    copied = len(world.rows(world.copied_topic))
+    succeeded(world)
+    assert world.added(copied) == world.here(copied)
 
 
 def test_an_empty_topic_is_not_what_mirrormaker_has_written(world):

@@ -12,8 +12,9 @@ from logmirror.errors import InternalError
 from logmirror.groups.archive_spec import ArchivedTopic, ArchiveLinkSpec
 from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
 from logmirror.locations import FolderLocation, S3Identity, S3Location
-from logmirror.mirror.ports import ArchiveSpec, KafkaSpec, Takeover
+from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec
+from logmirror.mirror.takeover_spec import Takeover
 from logmirror.stores.mounts import mount_point
 
 if TYPE_CHECKING:

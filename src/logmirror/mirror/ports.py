@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.errors import LogmirrorError
     from logmirror.locations import StoreLocation
+    from logmirror.mirror.takeover_spec import Takeover
 
 
 SLOT_BYTES: Final = 320 << 20
@@ -109,17 +110,6 @@ class ArchiveSpec:
 
     limits: Limits = field(default_factory=Limits)
     """The largest record and batch that are unpacked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Takeover:
-    """The copy of MirrorMaker 2 that a destination continues."""
-
-    source: ConnectionSettings
-    """The source cluster."""
-
-    source_alias: str
-    """Its name in MirrorMaker's configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

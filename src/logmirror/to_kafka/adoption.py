@@ -4,8 +4,8 @@
 
 Invariants:
 1. The progress is written by the flow's transactional producer, after everything that it depends on
-   was checked. Whoever acquires the transactional ID later aborts it or finds it committed. So of
-   two instances one adopts the copy, and the other one reads its progress.
+   was checked. A process that acquires the transactional ID later aborts it or finds it committed.
+   So of two instances one adopts the copy, and the other one reads its progress.
 2. A process that dies before the commit leaves no progress: the next one compares again.
 """
 

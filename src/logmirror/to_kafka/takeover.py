@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
-    from logmirror.mirror.ports import FlowId, KafkaSpec, Takeover
+    from logmirror.mirror.ports import FlowId, KafkaSpec
+    from logmirror.mirror.takeover_spec import Takeover
     from logmirror.model import TopicPartition
     from logmirror.to_kafka.takeover_walk import Tail, Unexplained
 

@@ -1,8 +1,8 @@
 """Where a copy continues that another program has written: the records of both logs, compared.
 
-MirrorMaker copies in runs. Each run begins at some offset of the source and goes on without a gap;
-after a crash, the next one begins earlier and repeats records. So whoever reads the target from any
-place on gets every later record of the source, as long as the last run is continued where it ended.
+MirrorMaker copies in runs. Each run begins at some offset of the source and has no gap; after a
+crash, the next one begins earlier and repeats records. So a consumer that reads the target from any
+offset gets every later record of the source, as long as the last run is continued where it ended.
 That is the rule here:
 
     source   a b c d e f g
