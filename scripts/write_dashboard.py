@@ -184,6 +184,11 @@ PANELS: Final = (
         ),
         unit="ops",
     ),
+    Panel(
+        "Groups: last snapshot beside an archive",
+        ((f"logmirror_groups_archived_seconds{_LINKS}", _LINK),),
+        unit="s",
+    ),
 )
 
 
