@@ -204,6 +204,11 @@ PANELS: Final = (
         ),
         unit="ops",
     ),
+    Panel(
+        "Groups: last snapshot beside an archive",
+        ((f"logmirror_groups_archived_seconds{_LINKS}", _LINK),),
+        unit="s",
+    ),
 )
 
 

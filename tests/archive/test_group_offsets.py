@@ -1,7 +1,9 @@
 """Snapshots of group offsets: their bytes, what is refused, which are kept, which is found."""
 
 import dataclasses
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,7 @@ from logmirror.errors import CorruptionError, UsageError
 from logmirror.model import OFFSET_MAX
 from logmirror.testing import MemoryStore
 
+PAGE = Path(__file__).parents[2] / "docs" / "formats" / "group-offsets.md"
 FOLDER = ".logmirror/groups/files/orders"
 HEADER = Header(
     sequence=7,
@@ -73,6 +76,7 @@ def encoded(header=HEADER, groups=GROUPS):
 
 
 def test_the_bytes_are_those_of_the_page():
+    assert f"```json\n{VECTOR}```" in PAGE.read_text(encoding="utf-8")
     assert encoded().decode() == VECTOR
     assert decode(VECTOR.encode(), name=NAME) == Snapshot(header=HEADER, groups=GROUPS)
     assert snapshot_name(snapshots_folder("files", "orders"), 7) == NAME
@@ -126,8 +130,6 @@ def test_fields_of_later_versions_are_ignored_and_a_higher_version_is_refused():
 
 
 def _with(change):
-    import hashlib  # noqa: PLC0415  # the digest as a second program computes it
-
     content = json.loads(VECTOR) | change
     content.pop("sha256")
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()[:-1]

@@ -7,7 +7,8 @@ Invariants:
 2. Creating a snapshot never replaces. A process whose number is taken, or whose response was lost,
    reads the newest snapshot and the offsets again, before it writes another one.
 3. A group that cannot be read keeps the offsets of its last read, and is marked as stale.
-4. In memory is the text of each group: twice the size of a snapshot.
+4. A group that did not change is not encoded again. In memory is the text of each group, beside
+   what `CommittedOffsets` keeps.
 """
 
 from __future__ import annotations
