@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ClusterAcls,
         CompactReport,
         Event,
+        GroupLinkStatus,
         GroupOutcome,
         GroupPlan,
         PartitionStatus,
@@ -189,6 +190,23 @@ def status(settings: Settings) -> list[PartitionStatus]:
     from logmirror.app import status as app  # noqa: PLC0415  # see the module
 
     return app.status(settings)
+
+
+def group_status(settings: Settings) -> list[GroupLinkStatus]:
+    """Return how far the consumer groups of each source can continue at each destination.
+
+    Only where `groups` is configured. Reads committed offsets, offset syncs and heartbeats; changes
+    nothing. What cannot be read has an `error` in its row; nothing is raised for it.
+
+    Args:
+        settings: The configuration, from `load`.
+
+    Returns:
+        One row per source and destination, in the order of the configuration.
+    """
+    from logmirror.app import group_status as app  # noqa: PLC0415  # see the module
+
+    return app.group_status(settings)
 
 
 def verify(

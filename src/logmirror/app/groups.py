@@ -19,15 +19,15 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import EARLIEST
 from logmirror.cluster.groups import GroupOffset
 from logmirror.errors import LogmirrorError, UsageError
-from logmirror.groups.replicas import (
+from logmirror.groups.replica_logs import (
     CONSUMERS,
     NO_EPOCH,
     Replica,
-    SyncReader,
     described,
     logs,
     translation,
 )
+from logmirror.groups.replicas import SyncReader
 from logmirror.groups.resume import BUDGET_MS, ResumeReader
 from logmirror.groups.target_sync import UNCHANGED, compared
 from logmirror.mirror.ports import KafkaSpec
