@@ -330,7 +330,12 @@ def kafka_acls(settings: Settings, *, principal: str | None = None) -> list[Clus
     return needed_acls(settings, principal)
 
 
-def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupPlan]:
+def plan_groups(
+    settings: Settings,
+    groups: Collection[str] = (),
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[GroupPlan]:
     """Translate the source's consumer groups for every replica in another cluster. Only reads.
 
     Groups are those of consumers with committed offsets of mirrored partitions. Where a replica
@@ -340,6 +345,8 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
     Args:
         settings: From `load`.
         groups: Only these. Empty: all.
+        on_progress: Called after each step, with the steps done and their number: offsets of a
+            group that were read, or planned for a destination.
 
     Raises:
         UsageError: A group of `groups` does not exist; no permission.
@@ -347,14 +354,24 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
     """
     from logmirror.app import groups as app  # noqa: PLC0415  # see the module
 
-    return app.plan_groups(settings, groups)
+    return app.plan_groups(settings, groups, on_progress)
 
 
-def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def apply_groups(
+    settings: Settings,
+    plans: Iterable[GroupPlan],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[GroupOutcome]:
     """Commit the offsets of plans at the destinations, and read them back.
 
     An offset is only moved forward. A group with members at the destination, and one that has
     committed since the plan was made, is not touched. A refused partition does not affect others.
+
+    Args:
+        settings: From `load`.
+        plans: From `plan_groups` or `read_plan`.
+        on_progress: Called after each plan, with the plans done and their number.
 
     Raises:
         UsageError: A plan was made for another configuration or cluster.
@@ -362,18 +379,23 @@ def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOu
     """
     from logmirror.app import groups as app  # noqa: PLC0415  # see the module
 
-    return app.apply_groups(settings, plans)
+    return app.apply_groups(settings, plans, on_progress)
 
 
-def rollback_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def rollback_groups(
+    settings: Settings,
+    plans: Iterable[GroupPlan],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[GroupOutcome]:
     """Restore the offsets that groups had before `apply_groups`, and read them back.
 
     Offsets that did not exist are deleted. A group that has committed since, or that has members,
-    is not touched. Errors are those of `apply_groups`.
+    is not touched. Arguments and errors are those of `apply_groups`.
     """
     from logmirror.app import groups as app  # noqa: PLC0415  # see the module
 
-    return app.rollback_groups(settings, plans)
+    return app.rollback_groups(settings, plans, on_progress)
 
 
 def plan_text(plans: Iterable[GroupPlan]) -> str:

@@ -116,15 +116,15 @@ def test_a_cluster_that_is_away_is_a_row_and_a_failure(
     assert (link["groups"], link["error"]["kind"]) == (0, "unavailable")
 
 
-def test_without_groups_there_are_no_rows_and_no_cluster_is_contacted(tmp_path):
-    [port] = free_ports(1)
+def test_without_groups_there_are_no_rows_and_no_cluster_is_contacted():
+    source, target = free_ports(2)
     mirror = {
         "name": "orders",
-        "source": {"bootstrap-servers": f"127.0.0.1:{port}"},
+        "source": {"bootstrap-servers": f"127.0.0.1:{source}"},
         "topic": "orders",
         "partitions": "all",
         "destinations": [
-            {"type": "kafka", "name": "standby", "bootstrap-servers": f"127.0.0.1:{port}"}
+            {"type": "kafka", "name": "standby", "bootstrap-servers": f"127.0.0.1:{target}"}
         ],
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients
 from logmirror.app.specs import mirror_specs
@@ -56,15 +56,21 @@ _HAS_MEMBERS: Final = ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "GROUP_SUBSCRIBED
 
 _Wanted = dict["TopicPartition", Any]
 
+_OnProgress: TypeAlias = "Callable[[int, int], None]"
+"""Receives how many steps are done, and how many there are."""
+
 _COUNT_MS: Final = 60_000
 """How long a plan counts records; further rows are not counted."""
 
 
-def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupPlan]:
+def plan_groups(
+    settings: Settings, groups: Collection[str] = (), on_progress: _OnProgress | None = None
+) -> list[GroupPlan]:
     """Return the plan of each group for each destination; see `logmirror.plan_groups`."""
     clients = Clients(COMMAND_BUDGET_MS)
+    steps = _Steps(on_progress)
     try:
-        plans = list(_Planning(mirror_specs(settings), clients).plans(groups))
+        plans = list(_Planning(mirror_specs(settings), clients, steps).plans(groups))
     finally:
         clients.close()
     if missing := set(groups) - {plan.group for plan in plans}:
@@ -74,11 +80,29 @@ def plan_groups(settings: Settings, groups: Collection[str] = ()) -> list[GroupP
     return plans
 
 
+class _Steps:
+    """Counts the steps of a command: offsets of a group that are read, planned or committed."""
+
+    def __init__(self, on_progress: _OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self._done = self._total = 0
+
+    def expect(self, count: int) -> None:
+        """Count steps that will be done."""
+        self._total += count
+
+    def done(self) -> None:
+        """Count one that was done."""
+        self._done += 1
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+
+
 class _Planning:
     """The requests of one plan."""
 
-    def __init__(self, specs: Iterable[MirrorSpec], clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, specs: Iterable[MirrorSpec], clients: Clients, steps: _Steps) -> None:
+        self._clients, self._steps = clients, steps
         self._decoder = RecordDecoder()
         self._count_until_ms = SYSTEM_CLOCK.monotonic_ms() + _COUNT_MS
         self._links: dict[tuple[ConnectionSettings, str, ConnectionSettings], list[Replica]] = (
@@ -99,7 +123,7 @@ class _Planning:
         left_ms: float = BUDGET_MS
         for (source, name, destination), replicas in self._links.items():
             if source not in offsets:
-                offsets[source] = _committed(self._clients(source), groups)
+                offsets[source] = self._committed(source, groups)
             there = self._clients(destination)
             states = {listing.group: listing.state for listing in there.groups.listed()}
             syncs = self._read_syncs(source, name, replicas)  # before the log ends
@@ -123,7 +147,24 @@ class _Planning:
                         target_state=states.get(listing.group, ""),
                         steps=tuple(self._step(replica, view) for replica in mine),
                     )
+                self._steps.done()
             left_ms = resume.left_ms
+
+    def _committed(self, source: ConnectionSettings, groups: Collection[str]) -> _Offsets:
+        """Return all committed offsets of the groups of consumers."""
+        client = self._clients(source)
+        listings = [
+            listing
+            for listing in client.groups.listed()
+            if listing.protocol_type in CONSUMERS and (not groups or listing.group in groups)
+        ]
+        links = sum(one == source for one, _, _ in self._links)
+        self._steps.expect(len(listings) * (1 + links))
+        found: _Offsets = {}
+        for listing in listings:
+            found[listing] = client.groups.all_offsets(listing.group)
+            self._steps.done()
+        return found
 
     def _step(self, replica: Replica, view: _View) -> GroupStep:
         committed, current = view.committed[replica.source], view.current[replica.target]
@@ -190,33 +231,31 @@ class _View(NamedTuple):
 _Offsets = dict["GroupListing", dict["TopicPartition", GroupOffset]]
 
 
-def _committed(client: ClusterClient, groups: Collection[str]) -> _Offsets:
-    """Return all committed offsets of the groups of consumers."""
-    return {
-        listing: client.groups.all_offsets(listing.group)
-        for listing in client.groups.listed()
-        if listing.protocol_type in CONSUMERS and (not groups or listing.group in groups)
-    }
-
-
 # -- changes ---------------------------------------------------------------------------------------
 
 
-def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def apply_groups(
+    settings: Settings, plans: Iterable[GroupPlan], on_progress: _OnProgress | None = None
+) -> list[GroupOutcome]:
     """Commit what plans say; see `logmirror.apply_groups`."""
-    return _changed(settings, plans, _apply)
+    return _changed(settings, plans, _apply, _Steps(on_progress))
 
 
-def rollback_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def rollback_groups(
+    settings: Settings, plans: Iterable[GroupPlan], on_progress: _OnProgress | None = None
+) -> list[GroupOutcome]:
     """Restore what there was before; see `logmirror.rollback_groups`."""
-    return _changed(settings, plans, _roll_back)
+    return _changed(settings, plans, _roll_back, _Steps(on_progress))
 
 
 def _changed(
     settings: Settings,
     plans: Iterable[GroupPlan],
     change: Callable[[ClusterClient, GroupPlan], list[GroupOutcome]],
+    steps: _Steps,
 ) -> list[GroupOutcome]:
+    plans = list(plans)
+    steps.expect(len(plans))
     clusters = {
         name: written.cluster
         for spec in mirror_specs(settings)
@@ -228,6 +267,7 @@ def _changed(
     try:
         for plan in plans:
             outcomes += change(_client_of(plan, clusters, clients), plan)
+            steps.done()
     finally:
         clients.close()
     return outcomes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import logmirror
+from logmirror.cli.group_progress import showing_groups
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
 from logmirror.cli.output import printable, stdout, table_of
 from logmirror.errors import UsageError
@@ -39,7 +40,7 @@ def groups_list(
 
     Exit code 1 if a partition of a group cannot be translated.
     """
-    plans = logmirror.plan_groups(logmirror.load(config, mirrors=mirror or ()), group or ())
+    plans = _plans(config, mirror, group or ())
     if output == "json":
         typer.echo(json.dumps([_summary(plan) for plan in plans], indent=2))
     else:
@@ -58,7 +59,7 @@ def groups_describe(
 
     Exit code 1 if a partition cannot be translated.
     """
-    plans = logmirror.plan_groups(logmirror.load(config, mirrors=mirror or ()), [group])
+    plans = _plans(config, mirror, [group])
     if output == "json":
         typer.echo(logmirror.plan_text(plans), nl=False)
     else:
@@ -74,6 +75,7 @@ def groups_plan(
     ],
     mirror: MirrorOption = None,
     group: _GroupOption = None,
+    output: FormatOption = "table",
 ) -> None:
     """Write a plan: the offsets to commit at the destinations. Nothing else is changed.
 
@@ -81,8 +83,12 @@ def groups_plan(
     """
     if file.exists():
         raise UsageError("the file of the plan exists", hint="choose another name", path=str(file))
-    plans = logmirror.plan_groups(logmirror.load(config, mirrors=mirror or ()), group or ())
+    plans = _plans(config, mirror, group or ())
     file.write_text(logmirror.plan_text(plans), encoding="utf-8")
+    if output == "json":
+        typer.echo(logmirror.plan_text(plans), nl=False)
+        _exit_if_unknown(plans)
+        return
     _print_steps(plans)
     typer.echo(f"plan written to {file}; apply it: logmirror groups apply {file} -c {config}")
     _exit_if_unknown(plans)
@@ -95,7 +101,10 @@ def groups_apply(
 
     Offsets only move forward. Exit code 1 if a partition does not have what the plan says.
     """
-    _finish(logmirror.apply_groups(logmirror.load(config), _read(plan)), output)
+    settings, plans = logmirror.load(config), _read(plan)
+    with showing_groups() as on_progress:
+        outcomes = logmirror.apply_groups(settings, plans, on_progress=on_progress)
+    _finish(outcomes, output)
 
 
 def groups_rollback(
@@ -105,7 +114,16 @@ def groups_rollback(
 
     Exit code 1 if a partition does not have them.
     """
-    _finish(logmirror.rollback_groups(logmirror.load(config), _read(plan)), output)
+    settings, plans = logmirror.load(config), _read(plan)
+    with showing_groups() as on_progress:
+        outcomes = logmirror.rollback_groups(settings, plans, on_progress=on_progress)
+    _finish(outcomes, output)
+
+
+def _plans(config: Path, mirror: list[str] | None, groups: Sequence[str]) -> list[GroupPlan]:
+    settings = logmirror.load(config, mirrors=mirror or ())
+    with showing_groups() as on_progress:
+        return logmirror.plan_groups(settings, groups, on_progress=on_progress)
 
 
 def _read(path: Path) -> list[GroupPlan]:
