@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ClusterAcls,
         CompactReport,
         Event,
+        GroupLinkStatus,
         GroupOutcome,
         GroupPlan,
         PartitionStatus,
@@ -191,6 +192,23 @@ def status(settings: Settings) -> list[PartitionStatus]:
     return app.status(settings)
 
 
+def group_status(settings: Settings) -> list[GroupLinkStatus]:
+    """Return how far the consumer groups of each source can continue at each destination.
+
+    Only where `groups` is configured. Reads committed offsets, offset syncs and heartbeats; changes
+    nothing. What cannot be read has an `error` in its row; nothing is raised for it.
+
+    Args:
+        settings: The configuration, from `load`.
+
+    Returns:
+        One row per source and destination, in the order of the configuration.
+    """
+    from logmirror.app import group_status as app  # noqa: PLC0415  # see the module
+
+    return app.group_status(settings)
+
+
 def verify(
     settings: Settings,
     *,
@@ -318,6 +336,7 @@ def plan_groups(
     *,
     offsets_from: str | None = None,
     at_ms: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[GroupPlan]:
     """Translate the source's consumer groups for every replica in another cluster. Only reads.
 
@@ -331,6 +350,8 @@ def plan_groups(
         offsets_from: The name of an archive of the mirrors. The committed offsets are those of its
             newest snapshot, and the source is not contacted. None: those of the source now.
         at_ms: Use the newest snapshot at or before this time, in milliseconds since 1970.
+        on_progress: Called after each step, with the steps done and their number: offsets of a
+            group that were read, or planned for a destination.
 
     Raises:
         UsageError: A group of `groups` does not exist; no permission; no such archive or snapshot.
@@ -343,15 +364,25 @@ def plan_groups(
     if offsets_from is None:
         if at_ms is not None:
             raise UsageError("a time is only for offsets from an archive")
-        return app.plan_groups(settings, groups)
-    return app.plan_groups(settings, groups, OffsetsFrom(offsets_from, at_ms))
+        return app.plan_groups(settings, groups, on_progress=on_progress)
+    return app.plan_groups(settings, groups, OffsetsFrom(offsets_from, at_ms), on_progress)
 
 
-def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def apply_groups(
+    settings: Settings,
+    plans: Iterable[GroupPlan],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[GroupOutcome]:
     """Commit the offsets of plans at the destinations, and read them back.
 
     An offset is only moved forward. A group with members at the destination, and one that has
     committed since the plan was made, is not touched. A refused partition does not affect others.
+
+    Args:
+        settings: From `load`.
+        plans: From `plan_groups` or `read_plan`.
+        on_progress: Called after each plan, with the plans done and their number.
 
     Raises:
         UsageError: A plan was made for another configuration or cluster.
@@ -359,18 +390,23 @@ def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOu
     """
     from logmirror.app import groups as app  # noqa: PLC0415  # see the module
 
-    return app.apply_groups(settings, plans)
+    return app.apply_groups(settings, plans, on_progress)
 
 
-def rollback_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def rollback_groups(
+    settings: Settings,
+    plans: Iterable[GroupPlan],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[GroupOutcome]:
     """Restore the offsets that groups had before `apply_groups`, and read them back.
 
     Offsets that did not exist are deleted. A group that has committed since, or that has members,
-    is not touched. Errors are those of `apply_groups`.
+    is not touched. Arguments and errors are those of `apply_groups`.
     """
     from logmirror.app import groups as app  # noqa: PLC0415  # see the module
 
-    return app.rollback_groups(settings, plans)
+    return app.rollback_groups(settings, plans, on_progress)
 
 
 def plan_text(plans: Iterable[GroupPlan]) -> str:

@@ -402,3 +402,37 @@ class GroupOutcome:
 
     reason: str = ""
     """Why not; or `unchanged`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLinkStatus:
+    """The consumer groups of one source for one destination, from `group_status`."""
+
+    source: str
+    """The alias of the source."""
+
+    destination: str
+    """The destination's name in the configuration."""
+
+    groups: int = 0
+    """Groups with committed offsets of mirrored partitions, as far as they could be read."""
+
+    exact: int = 0
+    """Those of which every offset can be translated exactly now."""
+
+    inexact: int = 0
+    """Those that can be translated, but may read records again."""
+
+    not_translated: int = 0
+    """Those with an offset that cannot be translated, or whose offsets could not be read."""
+
+    reason: str = ""
+    """The most frequent reason why groups are inexact or not translated, as in the metric
+    `logmirror_groups_by_reason`. Empty: all are exact."""
+
+    heartbeat_age_s: int | None = None
+    """Seconds since the last heartbeat at the destination: a running mirror writes one in each
+    interval of `groups`. None: there is none, or it could not be read."""
+
+    error: LogmirrorError | None = None
+    """Why the groups could not be read."""

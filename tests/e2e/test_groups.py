@@ -48,8 +48,9 @@ def test_a_group_continues_at_its_next_record_or_a_counted_number_before(world):
     commit(world, world.source, "billing", *offsets)
     copy(world.mirror)
 
-    planned = world.run("plan", "--output", str(world.plan))
-    assert planned.returncode == 0, planned.stderr
+    planned = world.run("plan", "--output", str(world.plan), "--format", "json")
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert planned.stdout == world.plan.read_text()
     assert committed(world, world.destination, "billing") == [-1001, -1001]
     applied = world.run("apply", str(world.plan), "--format", "json")
     assert applied.returncode == 0, applied.stderr

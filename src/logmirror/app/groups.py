@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from logmirror.app.archived_offsets import NO_SYNCS, STALE, archived, needed
 from logmirror.app.components import COMMAND_BUDGET_MS, Clients
@@ -21,15 +21,15 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import EARLIEST
 from logmirror.cluster.groups import GroupOffset
 from logmirror.errors import LogmirrorError, UsageError
-from logmirror.groups.replicas import (
+from logmirror.groups.replica_logs import (
     CONSUMERS,
     NO_EPOCH,
     Replica,
-    SyncReader,
     described,
     logs,
     translation,
 )
+from logmirror.groups.replicas import SyncReader
 from logmirror.groups.resume import BUDGET_MS, ResumeReader
 from logmirror.groups.target_sync import UNCHANGED, compared
 from logmirror.groups.translation import Translated
@@ -45,7 +45,7 @@ from logmirror.wire.mirrormaker import syncs_topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from logmirror.app.archived_offsets import OffsetsFrom
+    from logmirror.app.archived_offsets import Archived, OffsetsFrom
     from logmirror.archive.group_offsets import Snapshot
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.groups import GroupListing
@@ -61,19 +61,26 @@ _HAS_MEMBERS: Final = ("UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "GROUP_SUBSCRIBED
 
 _Wanted = dict["TopicPartition", Any]
 
+_OnProgress: TypeAlias = "Callable[[int, int], None]"
+"""Receives how many steps are done, and how many there are."""
+
 _COUNT_MS: Final = 60_000
 """How long a plan counts records; further rows are not counted."""
 
 
 def plan_groups(
-    settings: Settings, groups: Collection[str] = (), offsets_from: OffsetsFrom | None = None
+    settings: Settings,
+    groups: Collection[str] = (),
+    offsets_from: OffsetsFrom | None = None,
+    on_progress: _OnProgress | None = None,
 ) -> list[GroupPlan]:
     """Return the plan of each group for each destination; see `logmirror.plan_groups`."""
     specs = mirror_specs(settings)
     snapshots = needed(specs, offsets_from) if offsets_from is not None else None
     clients = Clients(COMMAND_BUDGET_MS)
+    steps = _Steps(on_progress)
     try:
-        plans = list(_Planning(specs, clients, snapshots).plans(groups))
+        plans = list(_Planning(specs, clients, steps, snapshots).plans(groups))
     finally:
         clients.close()
     if missing := set(groups) - {plan.group for plan in plans}:
@@ -83,6 +90,24 @@ def plan_groups(
     return plans
 
 
+class _Steps:
+    """Counts the steps of a command: offsets of a group that are read, planned or committed."""
+
+    def __init__(self, on_progress: _OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self._done = self._total = 0
+
+    def expect(self, count: int) -> None:
+        """Count steps that will be done."""
+        self._total += count
+
+    def done(self) -> None:
+        """Count one that was done."""
+        self._done += 1
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+
+
 class _Planning:
     """The requests of one plan."""
 
@@ -90,9 +115,11 @@ class _Planning:
         self,
         specs: Sequence[MirrorSpec],
         clients: Clients,
+        steps: _Steps,
         snapshots: dict[str, Snapshot] | None = None,
     ) -> None:
-        self._specs, self._clients, self._snapshots = specs, clients, snapshots
+        self._specs, self._clients, self._steps = specs, clients, steps
+        self._snapshots = snapshots
         self._numbers: dict[str, Sequence[int]] = {}
         self._decoder = RecordDecoder()
         self._count_until_ms = SYSTEM_CLOCK.monotonic_ms() + _COUNT_MS
@@ -126,7 +153,7 @@ class _Planning:
             held = snapshots.get(source)
             if source not in offsets:
                 offsets[source] = (
-                    held.committed if held is not None else self._committed(source, groups)
+                    self._held(source, held) if held else self._committed(source, groups)
                 )
             there = self._clients(destination)
             states = {listing.group: listing.state for listing in there.groups.listed()}
@@ -156,16 +183,31 @@ class _Planning:
                         as_of_ms=None if held is None else held.as_of_ms,
                         steps=tuple(self._step(replica, view) for replica in mine),
                     )
+                self._steps.done()
             left_ms = resume.left_ms
 
     def _committed(self, source: ConnectionSettings, groups: Collection[str]) -> _Offsets:
         """Return all committed offsets of the groups of consumers."""
         client = self._clients(source)
-        return {
-            listing: client.groups.all_offsets(listing.group)
+        listings = [
+            listing
             for listing in client.groups.listed()
             if listing.protocol_type in CONSUMERS and (not groups or listing.group in groups)
-        }
+        ]
+        self._steps.expect(len(listings) * (1 + self._link_count(source)))
+        found: _Offsets = {}
+        for listing in listings:
+            found[listing] = client.groups.all_offsets(listing.group)
+            self._steps.done()
+        return found
+
+    def _held(self, source: ConnectionSettings, held: Archived) -> _Offsets:
+        """Return the committed offsets of a snapshot."""
+        self._steps.expect(len(held.committed) * self._link_count(source))
+        return held.committed
+
+    def _link_count(self, source: ConnectionSettings) -> int:
+        return sum(one == source for one, _, _ in self._links)
 
     def _step(self, replica: Replica, view: _View) -> GroupStep:
         committed, current = view.committed[replica.source], view.current[replica.target]
@@ -247,21 +289,28 @@ _Offsets = dict["GroupListing", dict["TopicPartition", GroupOffset]]
 # -- changes ---------------------------------------------------------------------------------------
 
 
-def apply_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def apply_groups(
+    settings: Settings, plans: Iterable[GroupPlan], on_progress: _OnProgress | None = None
+) -> list[GroupOutcome]:
     """Commit what plans say; see `logmirror.apply_groups`."""
-    return _changed(settings, plans, _apply)
+    return _changed(settings, plans, _apply, _Steps(on_progress))
 
 
-def rollback_groups(settings: Settings, plans: Iterable[GroupPlan]) -> list[GroupOutcome]:
+def rollback_groups(
+    settings: Settings, plans: Iterable[GroupPlan], on_progress: _OnProgress | None = None
+) -> list[GroupOutcome]:
     """Restore what there was before; see `logmirror.rollback_groups`."""
-    return _changed(settings, plans, _roll_back)
+    return _changed(settings, plans, _roll_back, _Steps(on_progress))
 
 
 def _changed(
     settings: Settings,
     plans: Iterable[GroupPlan],
     change: Callable[[ClusterClient, GroupPlan], list[GroupOutcome]],
+    steps: _Steps,
 ) -> list[GroupOutcome]:
+    plans = list(plans)
+    steps.expect(len(plans))
     clusters = {
         name: written.cluster
         for spec in mirror_specs(settings)
@@ -273,6 +322,7 @@ def _changed(
     try:
         for plan in plans:
             outcomes += change(_client_of(plan, clusters, clients), plan)
+            steps.done()
     finally:
         clients.close()
     return outcomes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import logmirror
+from logmirror.cli.group_progress import showing_groups
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
 from logmirror.cli.output import printable, stdout, table_of, utc_time
 from logmirror.errors import UsageError
@@ -61,7 +62,7 @@ def groups_list(  # noqa: PLR0913  # one for each option
 
     Exit code 1 if a partition of a group cannot be translated.
     """
-    plans = _plans(config, mirror, group, offsets_from, at)
+    plans = _plans(config, mirror, group or (), offsets_from, at)
     if output == "json":
         typer.echo(json.dumps([_summary(plan) for plan in plans], indent=2))
     else:
@@ -100,6 +101,7 @@ def groups_plan(  # noqa: PLR0913  # one for each option
     group: _GroupOption = None,
     offsets_from: _OffsetsFromOption = None,
     at: _AtOption = None,
+    output: FormatOption = "table",
 ) -> None:
     """Write a plan: the offsets to commit at the destinations. Nothing else is changed.
 
@@ -107,8 +109,12 @@ def groups_plan(  # noqa: PLR0913  # one for each option
     """
     if file.exists():
         raise UsageError("the file of the plan exists", hint="choose another name", path=str(file))
-    plans = _plans(config, mirror, group, offsets_from, at)
+    plans = _plans(config, mirror, group or (), offsets_from, at)
     file.write_text(logmirror.plan_text(plans), encoding="utf-8")
+    if output == "json":
+        typer.echo(logmirror.plan_text(plans), nl=False)
+        _exit_if_unknown(plans)
+        return
     _print_steps(plans)
     typer.echo(f"plan written to {file}; apply it: logmirror groups apply {file} -c {config}")
     _exit_if_unknown(plans)
@@ -121,7 +127,10 @@ def groups_apply(
 
     Offsets only move forward. Exit code 1 if a partition does not have what the plan says.
     """
-    _finish(logmirror.apply_groups(logmirror.load(config), _read(plan)), output)
+    settings, plans = logmirror.load(config), _read(plan)
+    with showing_groups() as on_progress:
+        outcomes = logmirror.apply_groups(settings, plans, on_progress=on_progress)
+    _finish(outcomes, output)
 
 
 def groups_rollback(
@@ -131,24 +140,30 @@ def groups_rollback(
 
     Exit code 1 if a partition does not have them.
     """
-    _finish(logmirror.rollback_groups(logmirror.load(config), _read(plan)), output)
+    settings, plans = logmirror.load(config), _read(plan)
+    with showing_groups() as on_progress:
+        outcomes = logmirror.rollback_groups(settings, plans, on_progress=on_progress)
+    _finish(outcomes, output)
 
 
 def _plans(
     config: Path,
     mirror: list[str] | None,
-    group: list[str] | None,
+    groups: Sequence[str],
     offsets_from: str | None,
     at: str | None,
 ) -> list[GroupPlan]:
     if at is not None and offsets_from is None:
         raise UsageError("--at is only for --offsets-from", at=at)
-    return logmirror.plan_groups(
-        logmirror.load(config, mirrors=mirror or ()),
-        group or (),
-        offsets_from=offsets_from,
-        at_ms=None if at is None else _milliseconds(at),
-    )
+    settings = logmirror.load(config, mirrors=mirror or ())
+    with showing_groups() as on_progress:
+        return logmirror.plan_groups(
+            settings,
+            groups,
+            offsets_from=offsets_from,
+            at_ms=None if at is None else _milliseconds(at),
+            on_progress=on_progress,
+        )
 
 
 def _milliseconds(text: str) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from logmirror import LogmirrorError, PartitionStatus
+    from logmirror import GroupLinkStatus, LogmirrorError, PartitionStatus
 
 _NAMES_MAX: Final = 8
 """Partitions listed below one error; an unreachable cluster affects thousands."""
@@ -25,16 +25,20 @@ _NAMES_MAX: Final = 8
 def status(
     config: ConfigOption, *, mirror: MirrorOption = None, output: FormatOption = "table"
 ) -> None:
-    """Show source end, position and lag of every partition.
+    """Show source end, position and lag of every partition, and the consumer groups of `groups`.
 
-    Exit code 1 if a partition cannot be read, or if `run` would refuse to continue it.
+    Exit code 1 if a partition or the groups cannot be read, or if `run` would refuse to continue.
     """
-    rows = logmirror.status(logmirror.load(config, mirrors=mirror or ()))
+    settings = logmirror.load(config, mirrors=mirror or ())
+    rows, links = logmirror.status(settings), logmirror.group_status(settings)
     if output == "json":
-        typer.echo(json.dumps([status_json(row) for row in rows], indent=2))
+        found = [*map(status_json, rows), *map(link_json, links)]
+        typer.echo(json.dumps(found, indent=2))
     else:
         print_status(stdout(), rows)
-    if any(row.error for row in rows):
+        if links:
+            print_links(stdout(), links)
+    if any(row.error for row in rows) or any(link.error for link in links):
         raise typer.Exit(1)
 
 
@@ -52,9 +56,50 @@ def status_json(row: PartitionStatus) -> dict[str, object]:
     if row.is_fencing_degraded:
         found["fencing"] = "degraded"
     if row.error:
-        name = name_of(row.error)
-        found["error"] = {"kind": row.error.kind, "name": name, "message": str(row.error)}
+        found["error"] = _error_json(row.error)
     return found
+
+
+def link_json(row: GroupLinkStatus) -> dict[str, object]:
+    """Return a row of groups as JSON. It has `groups`, and no `partition`."""
+    found: dict[str, object] = {
+        "source": row.source,
+        "destination": row.destination,
+        "groups": row.groups,
+        "exact": row.exact,
+        "inexact": row.inexact,
+        "not_translated": row.not_translated,
+        "reason": row.reason,
+        "heartbeat_age_s": row.heartbeat_age_s,
+    }
+    if row.error:
+        found["error"] = _error_json(row.error)
+    return found
+
+
+def _error_json(error: LogmirrorError) -> dict[str, str]:
+    return {"kind": error.kind, "name": name_of(error), "message": str(error)}
+
+
+def print_links(out: Console, rows: Sequence[GroupLinkStatus]) -> None:
+    """Print a table of the groups, then each error."""
+    table = table_of("SOURCE", "DESTINATION")
+    for title in ("GROUPS", "EXACT", "INEXACT", "NOT TRANSLATED", "LAST HEARTBEAT"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("REMARK", overflow="fold")
+    for row in rows:
+        counts = (row.groups, row.exact, row.inexact, row.not_translated)
+        numbers = ["-" if row.error else str(count) for count in counts]
+        remark = name_of(row.error) if row.error else row.reason
+        age = "-" if row.heartbeat_age_s is None else f"{row.heartbeat_age_s} s ago"
+        table.add_row(row.source, row.destination, *numbers, age, remark)
+    out.print()
+    out.print(table)
+    for row in rows:
+        if row.error:
+            affected = f"  affects the groups of {row.source} for {row.destination}"
+            out.print()
+            print_lines(out, [*error_lines(row.error), affected])
 
 
 def print_status(out: Console, rows: Sequence[PartitionStatus]) -> None:

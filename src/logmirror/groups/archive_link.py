@@ -27,7 +27,7 @@ from logmirror.archive.group_offsets import (
 )
 from logmirror.archive.group_snapshots import Snapshots, next_sequence
 from logmirror.errors import CorruptionError, LogmirrorError, OutcomeUnknownError, UnavailableError
-from logmirror.groups.replicas import CONSUMERS, described
+from logmirror.groups.replica_logs import CONSUMERS, described
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,15 +22,15 @@ from logmirror.errors import LogmirrorError
 from logmirror.groups.checkpoint_topics import CheckpointTopics, too_long
 from logmirror.groups.emission import Position
 from logmirror.groups.preserved_syncs import PreservedSyncs
-from logmirror.groups.replicas import (
+from logmirror.groups.replica_logs import (
     CONSUMERS,
     NO_EPOCH,
     Replica,
-    SyncReader,
     described,
     logs,
     translation,
 )
+from logmirror.groups.replicas import SyncReader
 from logmirror.groups.target_sync import TargetSync
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.mirrormaker import syncs_topic
@@ -114,8 +113,7 @@ class Link:
         self, spec: LinkSpec, source: ClusterClient, target: ClusterClient, clock: Clock
     ) -> None:
         self._source, self._target, self._clock = source, target, clock
-        self._include = re.compile("|".join(f"(?:{one})" for one in spec.include))
-        self._exclude = re.compile("|".join(f"(?:{one})" for one in spec.exclude))
+        self._selects = spec.selects
         self._by_topic: dict[str, list[ReplicaSpec]] = defaultdict(list)
         for replica in spec.replicas:
             self._by_topic[replica.topic].append(replica)
@@ -228,9 +226,7 @@ class Link:
         names = [
             listing.group
             for listing in self._source.groups.listed()
-            if listing.protocol_type in CONSUMERS
-            and self._include.fullmatch(listing.group)
-            and not self._exclude.fullmatch(listing.group)
+            if listing.protocol_type in CONSUMERS and self._selects(listing.group)
         ]
         self._offsets.retain(names)
         for gone in self._known.keys() - set(names):

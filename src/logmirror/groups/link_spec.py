@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -51,6 +52,10 @@ class LinkSpec:
     commits: bool
     """Whether offsets are committed at the target, not only written as checkpoints."""
 
+    def selects(self, group: str) -> bool:
+        """Whether a group is translated, by its name."""
+        return _matches(self.include, group) and not _matches(self.exclude, group)
+
     @property
     def transactional_id(self) -> str:
         """The same for all processes that translate the groups of these topics."""
@@ -58,3 +63,7 @@ class LinkSpec:
         identity = [self.source_alias, self.destination, topics]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_DIGITS]
         return f"{TRANSACTIONAL_ID_PREFIX}{self.source_alias}-{digest}"
+
+
+def _matches(patterns: tuple[str, ...], group: str) -> bool:
+    return any(re.fullmatch(pattern, group) for pattern in patterns)

@@ -1,98 +1,22 @@
-"""The replicas of one source in one cluster, as far as groups need them: logs and offset syncs."""
+"""The offset syncs of the replicas of one source in one cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.cluster.retry import NotFoundError
 from logmirror.groups.offset_syncs import OffsetSyncs
-from logmirror.groups.translation import Log, Translated, preserved, translated
 from logmirror.model import TopicPartition
 from logmirror.source.compare import chunks
 from logmirror.source.partition import FetchBuffer, KafkaSource
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from logmirror.cluster.client import ClusterClient
-    from logmirror.cluster.topology import TopicMetadata
     from logmirror.groups.offset_syncs import SyncIndex
-    from logmirror.mirror.ports import KafkaSpec
     from logmirror.wire.decode import RecordDecoder
-
-CONSUMERS: Final = ("consumer", "")
-"""Protocol types of groups that commit offsets of their own topics."""
-
-NO_EPOCH: Final = -1
-"""Leader epochs of the source mean nothing at the destination: a consumer would loop on one."""
-
-
-class Replica(NamedTuple):
-    """A partition and its replica."""
-
-    mirror: str
-    source: TopicPartition
-    written: KafkaSpec
-
-    @property
-    def target(self) -> TopicPartition:
-        """The partition at the destination."""
-        return TopicPartition(self.written.topic, self.source.partition)
-
-
-def translation(
-    replica: Replica, offset: int, log: Log | None, syncs: Mapping[TopicPartition, SyncIndex]
-) -> Translated:
-    """Return where a group continues in a replica.
-
-    Args:
-        replica: The replica.
-        offset: The group's committed offset at the source.
-        log: The bounds of the replica's log; None: there is no such partition.
-        syncs: The offset syncs by partition of the source.
-    """
-    if log is None:
-        return Translated(None, offset, "the destination has no such partition", "not-replicated")
-    if replica.written.offsets == "preserve":
-        return preserved(offset, log)
-    return translated(offset, log, syncs.get(replica.source))
-
-
-def described(client: ClusterClient, names: Collection[str]) -> dict[str, TopicMetadata]:
-    """Describe the topics that exist, with one request if all do."""
-    try:
-        return client.describe_topics(names)
-    except NotFoundError:
-        found: dict[str, TopicMetadata] = {}
-        for name in names:
-            try:
-                found[name] = client.topic(name)
-            except NotFoundError:
-                continue
-        return found
-
-
-def logs(
-    client: ClusterClient,
-    topics: Mapping[str, TopicMetadata],
-    partitions: Collection[TopicPartition],
-) -> dict[TopicPartition, Log]:
-    """Return the bounds of the partitions that exist.
-
-    Args:
-        client: The destination.
-        topics: The topics that exist.
-        partitions: What is asked for.
-    """
-    existing = [
-        one
-        for one in partitions
-        if one.topic in topics and one.partition in topics[one.topic].partitions
-    ]
-    starts = client.list_offsets(existing, EARLIEST)
-    ends = client.log_ends(existing)
-    return {one: Log(starts[one], ends[one].end_offset) for one in existing}
 
 
 class SyncReader:

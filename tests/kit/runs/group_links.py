@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from logmirror.clock import Clock
+    from logmirror.config.settings import Settings
     from logmirror.groups.link_spec import LinkSpec
     from logmirror.monitoring.metrics import Metric
     from logmirror.wire.mirrormaker import Checkpoint
@@ -42,6 +43,8 @@ class LinkWorld(NamedTuple):
     topic: str
     recorder: Recorder
     spec: LinkSpec
+    settings: Settings | None = None
+    """The configuration that the link is of."""
 
     @property
     def replica(self) -> str:
@@ -113,8 +116,9 @@ def link_world(  # noqa: PLR0913  # two clusters, what is in them, and settings
         "destinations": [{**destination, "topic": f"{topic}-copy", "offsets": offsets}],
         "groups": {"source-alias": topic, "include": [f"{topic}-.*"], **groups},
     }
-    [spec] = link_specs(logmirror.load(values={"mirrors": [mirror]}))
-    world = LinkWorld(source, target, topic, Recorder(), spec)
+    settings = logmirror.load(values={"mirrors": [mirror]})
+    [spec] = link_specs(settings)
+    world = LinkWorld(source, target, topic, Recorder(), spec, settings)
     for server, name in ((source, topic), (target, world.replica)):
         create_topic(server, name, partitions, {})
         messages = [Message(b"k", b"%d" % number) for number in range(records)]
