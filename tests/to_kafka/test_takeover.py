@@ -111,7 +111,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 @pytest.fixture
 def world(broker: EmbeddedBroker, topic_name: str, tmp_path: Path) -> World:
-    create_topic(broker.bootstrap, topic_name, 1, {})
+    of_mirrormaker = (
+        f"mm2-offset-syncs.b-{topic_name}.internal",
+        f"mm2-offsets.a-{topic_name}.internal",
+    )
+    for name in (topic_name, *of_mirrormaker):
+        create_topic(broker.bootstrap, name, 1, {})
     messages = odd_messages(300, seed=1)
     produce(broker.bootstrap, topic_name, messages)
     mirror = mirror_to_cluster(
