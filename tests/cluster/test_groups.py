@@ -93,5 +93,8 @@ def test_a_group_with_members_is_not_changed(client, bootstrap, topic_name):
     assert found[partition].facts["error"] == "UNKNOWN_MEMBER_ID"
     [listing] = [one for one in client.groups.listed() if one.group == topic_name]
     assert (listing.protocol_type, listing.state) == ("consumer", "Stable")
+    assert len(client.groups.members(topic_name)) == 1
     member.close()
+    assert client.groups.members(topic_name) == []
+    assert client.groups.members(f"{topic_name}-unknown") == []
     assert client.groups.all_offsets(topic_name) == {}

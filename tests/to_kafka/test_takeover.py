@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafka
+from kit.judges.gaps import log_bounds
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.inline_run import InlineRun, config_text, copy_now, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
@@ -78,7 +79,8 @@ class World(NamedTuple):
         produce(self.server, name, [Message(key, value) for value in values])
 
     def rows(self, topic: str) -> list[Row]:
-        return list(rows_by_librdkafka(self.server, topic))
+        start = log_bounds(self.server, topic, 0)[0]
+        return list(rows_by_librdkafka(self.server, topic, start=start))
 
     def added(self, count: int) -> list[Any]:
         """What the copy has behind its first `count` records, without offsets."""
@@ -109,7 +111,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 @pytest.fixture
 def world(broker: EmbeddedBroker, topic_name: str, tmp_path: Path) -> World:
-    create_topic(broker.bootstrap, topic_name, 1, {})
+    of_mirrormaker = (
+        f"mm2-offset-syncs.b-{topic_name}.internal",
+        f"mm2-offsets.a-{topic_name}.internal",
+    )
+    for name in (topic_name, *of_mirrormaker):
+        create_topic(broker.bootstrap, name, 1, {})
     messages = odd_messages(300, seed=1)
     produce(broker.bootstrap, topic_name, messages)
     mirror = mirror_to_cluster(
@@ -315,12 +322,55 @@ def test_a_topic_that_mirrormaker_has_not_begun_is_copied_from_its_start(world):
     assert world.progress() == [0, 300]
 
 
+def trim(world: World, topic: str, first: int) -> None:
+    with client_of(world) as client:
+        client.admin.delete_records({TopicPartition(topic, 0): first})
+
+
+def test_what_the_source_has_deleted_since_need_not_be_compared(world):
+    world.copied((0, 120), syncs=[(101, 101)])
+    trim(world, world.topic, 110)
+    succeeded(world)
+    assert world.added(120) == fields(world.rows(world.topic))[10:]
+    assert world.progress() == [120, 300]
+
+
 def test_a_source_that_lost_the_next_record_stops_the_mirror(world):
     world.copied((0, 120), syncs=[(101, 101)])
-    with client_of(world) as client:
-        client.admin.delete_records({TopicPartition(world.topic, 0): 110})
-        # The pair is gone at the source; the copy can no longer be compared from there.
-        assert "reason: TakeoverDiffers" in refused(world, 69)
+    trim(world, world.topic, 130)
+    assert "reason: TakeoverDiffers" in refused(world, 69)
+    world.stored(119)
+    text = refused(world, 69)
+    assert "reason: SourceTrimmed" in text
+    assert "position: 120" in text
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_an_idle_topic_is_continued_at_its_end(world, emptied):
+    world.copied((0, 300), syncs=[(0, 0), (202, 202)])
+    world.stored(299)
+    trim(world, world.topic, 300)
+    if emptied:
+        trim(world, world.copied_topic, 300)
+    succeeded(world)
+    assert world.progress() == [300]
+    produce(world.server, world.topic, world.messages[:5])
+    succeeded(world)
+    assert fields(world.rows(world.copied_topic))[-5:] == fields(world.rows(world.topic))
+
+
+def test_a_target_that_was_emptied_is_not_copied_again(world):
+    world.copied((0, 120), syncs=[(101, 101)])
+    world.stored(119)
+    trim(world, world.copied_topic, 120)
+    assert "reason: TakeoverDiffers" in refused(world, 69)
+
+
+def test_a_target_that_was_trimmed_is_continued(world):
+    world.copied((0, 120), syncs=[(0, 0)])
+    trim(world, world.copied_topic, 50)
+    succeeded(world)
+    assert world.added(70) == world.here(120)
 
 
 def test_status_and_validate_report_the_position_and_write_nothing(world):

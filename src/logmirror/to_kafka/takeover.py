@@ -36,7 +36,7 @@ from logmirror.to_kafka.mirrormaker_traces import (
     workers_group,
 )
 from logmirror.to_kafka.takeover_logs import PartitionLog, joined
-from logmirror.to_kafka.takeover_walk import Continued, continued
+from logmirror.to_kafka.takeover_walk import Continued, continued, is_in
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.mirrormaker import syncs_topic
 
@@ -151,10 +151,10 @@ class TakeoverSearch:
                 last_stable_offset=theirs.last_stable,
                 log_end=theirs.end,
             )
-        if theirs is None or theirs.start == theirs.end:
+        if theirs is None or theirs.end == 0:
             if stored is not None or len(pairs):
-                raise _nothing_there(theirs, stored)
-            return Found(None, 0 if theirs is None else theirs.end)
+                raise _nothing_there(stored)
+            return Found(None, 0)
         # MirrorMaker reads uncommitted records, unless it is configured otherwise.
         ours = self._log(self._source, flow.source, with_aborted=True)
         return _Comparison(ours, theirs, pairs, stored, compacted=compacted).result()
@@ -192,16 +192,20 @@ class _Comparison:
         anchor = self._anchor()
         up, down = anchor or (ours.start, theirs.start)
         records = self._read(theirs, down, theirs.end)
-        if not records.size:  # transaction markers only
-            if self._stored is not None or len(self._pairs):
-                raise _nothing_there(theirs, self._stored)
-            return Found(None, theirs.end)
-        if anchor is None and theirs.start > 0:
+        if not records.size and self._stored is None and not len(self._pairs):
+            return Found(None, theirs.end)  # transaction markers only
+        if anchor is None and theirs.start > 0 and records.size:
             up = self._trimmed_to(records)
         if self._compacted:
             source = self._read(ours, up, ours.last_stable)
         else:
             source = ours.read(up, ours.last_stable, wanted=records.size + 1)
+        if anchor is None and (ours.start > 0 or not records.size):
+            known = np.flatnonzero(is_in(records, source))
+            if not len(known):
+                return self._all_trimmed(source)
+            # What was deleted at the source was copied before: MirrorMaker copies in order.
+            records = records.kept(np.arange(records.size) >= known[0])
         found = self._compared(source, records, up)
         if not isinstance(found, Continued) and up > ours.start:
             before = max(ours.start, min(up, ours.offset_at(found.first_ms)))
@@ -226,6 +230,16 @@ class _Comparison:
         source = ours.read(first, ours.last_stable, wanted=records.size + 1)
         equal = np.flatnonzero((source.records == records.records[0]).all(axis=1))
         return int(source.offsets[equal[0]]) if len(equal) else ours.start
+
+    def _all_trimmed(self, source: Tail) -> Found:
+        """Continue by the stored offset, if nothing that it covers can be compared any more.
+
+        The source has deleted all that was copied, or the target has.
+        """
+        stored = self._stored
+        if stored is None or (source.offsets[~source.is_aborted] <= stored).any():
+            raise _nothing_there(stored)
+        return Found(stored + 1, self._theirs.end, stored=stored)
 
     def _compared(self, source: Tail, records: Tail, up: int) -> Continued | Unexplained:
         return continued(source, records, up, compacted=self._compacted)
@@ -296,12 +310,11 @@ def check_stopped(client: ClusterClient, takeover: Takeover) -> None:
         )
 
 
-def _nothing_there(theirs: PartitionLog | None, stored: int | None) -> PositionError:
+def _nothing_there(stored: int | None) -> PositionError:
     return PositionError(
-        "MirrorMaker has copied records, and the target has none",
+        "the target has none of the records that MirrorMaker has copied",
         hint="set `topic` to the name that MirrorMaker's replication policy gave it. If it was "
         "emptied or recreated, copy it again without `takeover`.",
         reason="TakeoverDiffers",
-        target_offset=-1 if theirs is None else theirs.end,
-        source_offset=-1 if stored is None else stored + 1,
+        stored_by_mirrormaker=stored,
     )

@@ -122,6 +122,12 @@ def continued(
     return found
 
 
+def is_in(records: Tail, source: Tail) -> Flags:
+    """Return which of the records the source has."""
+    ours, theirs = _coded(source.records, records.records)
+    return np.isin(theirs, ours)
+
+
 def _continued(
     source: Tail, target: Tail, anchor: int, *, compacted: bool
 ) -> Continued | Unexplained:
