@@ -101,6 +101,7 @@ def replica_from(world: World, partition: int, offset: int) -> list[object]:
 
 
 def test_java_finds_the_position_of_a_group_in_the_replica(world):
+    """Also MM-53."""
     group = f"{world.topic}-billing"
     offsets = [world.rows(world.source, number)[150].offset for number in range(2)]
     commit(world, world.source, group, *offsets)

@@ -132,6 +132,7 @@ def fill(broker, kind):
 @pytest.mark.parametrize("pair", PAIRS, ids="-to-".join)
 @pytest.mark.mirror_v3("E2E-01", "E2E-10", "E2E-22")
 def test_every_record_is_copied_once_unchanged_at_its_offset(copied, pair):
+    """Also MM-21 and MM-24."""
     for truth, found in zip(copied.sources[pair[0]], copied.copies[pair], strict=True):
         for partition in truth.partitions:
             assert partition_anomalies(truth, found, partition) == [], (truth.topic, partition)

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 import e2e.test_acls as acls
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.gaps import log_bounds
+from kit.judges.mirror_translation import MirrorTranslation
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.group_links import LinkWorld, linked
 from logmirror import load
@@ -72,11 +73,32 @@ class Groups(acls.World):
 
     def syncs(self):
         """Upstream offsets of the syncs of the source, oldest first."""
-        found = [
-            decode_sync(row.key, row.value)
-            for row in rows_by_librdkafka(self.broker.bootstrap, SYNCS)
-        ]
-        return [one.upstream for one in found if one.topic == self.name]
+        return [one.upstream for one in decoded_syncs(self)]
+
+    def task(self):
+        """The configuration of MirrorMaker's checkpoint task, as the same user."""
+        login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="{}" '
+        login = (login + 'password="{}";').format(
+            acls.SECURED["sasl.username"], acls.SECURED["sasl.password"]
+        )
+        connection = {
+            "bootstrap.servers": self.address,
+            "security.protocol": acls.SECURED["security.protocol"],
+            "sasl.mechanism": acls.SECURED["sasl.mechanism"],
+            "sasl.jaas.config": login,
+        }
+        return {
+            "name": "checkpoints",
+            "connector.class": "org.apache.kafka.connect.mirror.MirrorCheckpointConnector",
+            "source.cluster.alias": self.name,
+            "target.cluster.alias": "standby",
+            "task.assigned.groups": f"g-{self.name}",
+            **{
+                f"{at}.cluster.{key}": v
+                for at in ("source", "target")
+                for key, v in connection.items()
+            },
+        }
 
     @property
     def reading_checkpoints(self):
@@ -132,6 +154,7 @@ def test_the_printed_permissions_suffice_for_groups(world, tmp_path):
 
 
 def test_a6_unreadable_checkpoints_do_not_move_a_group_back(world, tmp_path):
+    """Also MM-20. MirrorMaker with the same permissions forgets what it knew."""
     mirror = world.mirrored(**{"sync-group-offsets": True})
     assert world.once(mirror, tmp_path).returncode == 0
     world.grant(acls.printed(mirror))
@@ -140,12 +163,18 @@ def test_a6_unreadable_checkpoints_do_not_move_a_group_back(world, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "the offsets that groups have committed at the target are the lower" in done.stderr
     assert world.checkpoints() == [7]
+    last = decoded_syncs(world)[-1]
+    where = TopicPartition(world.name, 0)
+    with MirrorTranslation() as java:
+        assert not java.read_topics(world.task())
+        assert java.translated(where, [7, last.upstream]) == [-1, last.downstream]
     world.commit(21)
     assert world.once(mirror, tmp_path).returncode == 0
     assert world.checkpoints() == [7, 21]
 
 
 def test_syncs_of_a_replica_that_keeps_offsets_are_optional(world, tmp_path):
+    """Also MM-51."""
     mirror = world.mirrored(offsets="preserve")
     needed = acls.printed(mirror)
     syncs = [("topic", SYNCS, "literal", right) for right in ("Create", "Read", "Write")]
@@ -168,6 +197,12 @@ def test_syncs_of_a_replica_that_keeps_offsets_are_optional(world, tmp_path):
     assert (found[0], found[-1]) == log_range(world)
     world.grant([*needed, syncs[0], syncs[2]])
     assert world.once_without_syncs(mirror, tmp_path) == found
+
+
+def decoded_syncs(world):
+    rows = rows_by_librdkafka(world.broker.bootstrap, SYNCS)
+    found = [decode_sync(row.key, row.value) for row in rows]
+    return [one for one in found if one.topic == world.name]
 
 
 def log_range(world):

@@ -114,6 +114,7 @@ def test_kills_while_copying_from_apache_kafka_leave_an_exact_copy(own_kafka, tm
 @pytest.mark.thinned
 @pytest.mark.xdist_group("e2e-embedded")
 def test_kills_while_copying_from_the_embedded_broker_leave_an_exact_copy(cli_broker, tmp_path):
+    """Also MM-25."""
     cli_broker.create_topic("kills", partitions=PARTITIONS)
     kill_again_and_again(cli_broker.bootstrap, "kills", tmp_path)
 

@@ -345,7 +345,7 @@ class Busy:
 
 def test_mm_29_no_more_than_10_writes_of_syncs_are_in_flight():
     pipeline = Busy(9)
-    writer = OffsetSyncWriter(pipeline, "standby", SYSTEM_CLOCK, mirror="m")  # type: ignore[arg-type]
+    writer = OffsetSyncWriter(pipeline, "standby", SYSTEM_CLOCK, mirror="m")
     for offset in range(3):
         writer.write(ORDERS, [(offset, offset)])
     assert pipeline.sent == 1

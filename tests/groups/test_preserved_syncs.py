@@ -6,20 +6,27 @@ librdkafka reads the syncs.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import TopicPartition as Committed
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.gaps import trim
+from kit.runs.inline_run import config_text, mirror_to_cluster
+from kit.runs.replica_groups import consumer_of
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
+from logmirror.app.specs import link_specs
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from logmirror.cluster.offset_syncs import OffsetSyncWriter, create_sync_topic
 from logmirror.cluster.properties import connection_settings
+from logmirror.config.settings import load_text
 from logmirror.errors import UnavailableError
 from logmirror.groups import preserved_syncs
+from logmirror.groups.link import Link
 from logmirror.groups.preserved_syncs import PreservedSyncs
 from logmirror.groups.translation import Log
 from logmirror.model import TopicPartition
@@ -236,3 +243,32 @@ def test_syncs_that_were_not_acknowledged_are_written_after_a_look_at_the_topic(
     world.grow(60)
 
     assert world.write() == [0, 101, 202, 249, 309]
+
+
+def test_a_link_syncs_what_groups_have_committed_and_begins_again_in_a_recreated_replica(world):
+    """In one process; `test_a_replica_that_ends_before_its_last_pair_begins_again` has two."""
+    source, alias = f"{world.alias}-source", world.alias
+    create_topic(world.server, source, 2, {})
+    mirror = mirror_to_cluster(source, world.server, world.server, name=alias)
+    mirror["destinations"][0]["topic"] = world.orders.topic
+    mirror["groups"] = {"source-alias": f"a-{alias}", "include": [alias]}
+    (spec,) = link_specs(load_text(config_text(mirror)))
+    consumer = consumer_of(world.server, alias)
+    offsets = [Committed(source, 0, 5)]
+    consumer.commit(offsets=offsets, asynchronous=False)
+    consumer.close()
+    world.grow(20)
+    with contextlib.closing(Link(spec, world.client, world.client, SYSTEM_CLOCK)) as link:
+        link.round()
+        assert synced(world) == [(0, 0), (0, 19)]
+        world.recreate()
+        world.grow(30)
+        link.round()
+        assert synced(world) == [(0, 0), (0, 19), (0, 0), (0, 29)]
+
+
+def synced(world: World) -> list[tuple[int, int]]:
+    """Partition and offset of all syncs."""
+    rows = rows_by_librdkafka(world.server, syncs_topic(world.alias))
+    found = [decode_sync(row.key, row.value) for row in rows]
+    return [(one.partition, one.upstream) for one in found]
