@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,10 @@ from kit.servers.kafka import ApacheKafka
 from kit.servers.machine import HOST, free_ports
 from kit.servers.s3 import S3Server
 from kit.tiers import all_but
+from logmirror.archive.group_offsets import CommittedOffset, GroupEntry, Header, encoded_group
+from logmirror.archive.group_snapshots import Snapshots
 from logmirror.failpoints import SNAPSHOT_POINTS, VARIABLE
+from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +153,7 @@ def test_a_plan_of_a_time_has_the_offsets_of_that_time(world):
     archive_now(world)
     archive_now(world)  # nothing has changed
     [first] = snapshots(world)
-    commit(world, world.source, group, 30, 40)
+    commit(world, world.source, group, 30, 10**6)  # beyond the end
     archive_now(world)
     lost = without_source(world)
 
@@ -157,13 +161,44 @@ def test_a_plan_of_a_time_has_the_offsets_of_that_time(world):
     time = rfc_3339(before)
     earlier = planned(lost, "--at", time)
 
-    assert [newest[n]["source_offset"] for n in range(PARTITIONS)] == [30, 40]
+    assert [newest[n]["source_offset"] for n in range(PARTITIONS)] == [30, 10**6]
+    assert [newest[n]["read_again"] for n in range(PARTITIONS)] == [0, None]
+    end = lost.rows(lost.destination, 1)[-1].offset + 1
+    assert newest[1]["target_offset"] == end
+    assert newest[1]["reason"].startswith("the replica ends ")
     assert [earlier[n]["source_offset"] for n in range(PARTITIONS)] == [10, 20]
+    assert [earlier[n]["target_offset"] for n in range(PARTITIONS)] == [10, 20]
     shown = lost.run("describe", group, "--offsets-from", "files", "--at", time)
     assert f"offsets of {time}, from an archive" in shown.stdout
     too_early = lost.run("list", "--offsets-from", "files", "--at", "2001-01-01T00:00:00+02:00")
     assert too_early.returncode == 2
     assert time in too_early.stderr  # the oldest one
+
+
+def test_an_offset_of_an_earlier_read_is_marked_and_a_snapshot_of_another_topic_refused(world):
+    copy(world.mirror)
+    store = FilesystemStore(Path(world.mirror["destinations"][1]["root"]), writer_id="h.1.a")
+    held = Snapshots(store, "files", world.mirror["name"])
+    names = {"mirror": world.mirror["name"], "destination": "files", "source_alias": "primary"}
+    header = Header(
+        **names,
+        sequence=1,
+        time_ms=1000,
+        writer="h.1.a",
+        cluster_id="c",
+        topic=world.topic,
+        topic_id="",
+        positions={0: 0, 1: 0},
+    )
+    entry = GroupEntry("billing", (CommittedOffset(0, 5),), is_stale=True)
+    held.create(header, [encoded_group(entry)])
+    lost = without_source(world)
+
+    assert planned(lost)[0]["reason"] == "the group's offset was read before the snapshot"
+    held.create(replace(header, sequence=2, topic="other"), [encoded_group(entry)])
+    refused = lost.run("list", "--offsets-from", "files")
+    assert refused.returncode == 2
+    assert "of another topic" in refused.stderr
 
 
 def rfc_3339(time_ms: int) -> str:

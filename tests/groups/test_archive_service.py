@@ -103,6 +103,12 @@ def test_what_could_not_be_pruned_is_logged(caplog):
     assert line.facts["hint"] == "allow it"
 
 
+def test_that_no_group_is_visible_is_logged(caplog):
+    Archives(files=ArchiveRound).service.run_once()
+    (line,) = [one for one in caplog.records if "no consumer group" in one.message]
+    assert "Describe" in line.facts["hint"]
+
+
 def test_once_tries_all_archives_and_raises_the_first_error():
     archives = Archives(
         broken=lambda: (_ for _ in ()).throw(UnavailableError("no response")), files=done

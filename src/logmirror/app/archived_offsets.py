@@ -65,7 +65,15 @@ def needed(specs: Iterable[MirrorSpec], wanted: OffsetsFrom) -> dict[str, Snapsh
             )
         store = open_store(archives[wanted.destination].location, "groups")
         snapshots = Snapshots(store, wanted.destination, spec.name)
-        found[spec.name] = snapshots.find(wanted.at_ms)
+        found[spec.name] = snapshot = snapshots.find(wanted.at_ms)
+        if snapshot.header.topic != spec.topic:
+            raise UsageError(
+                "the snapshot of group offsets is of another topic",
+                hint="a mirror had this name before; take an earlier time with --at",
+                mirror=spec.name,
+                expected=spec.topic,
+                found=snapshot.header.topic,
+            )
     return found
 
 

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("logmirror.groups")
 
+_NONE: Final = "no consumer group has committed offsets of archived topics"
+_NONE_HINT: Final = (
+    "a group is only visible with Describe on it; see `logmirror acls print`, `include` and "
+    "`exclude`"
+)
+
 JOIN_MS: Final = 10_000
 """How long after `stop` the end waits for all rounds that run."""
 
@@ -109,7 +115,7 @@ class ArchiveService:
             except LogmirrorError as error:
                 failures += 1
                 self._recorder.add(metrics.SNAPSHOT_FAILURES, _labels(spec))
-                self._warn(spec, "snapshots of groups not written; retried", error)
+                self._warn_of(spec, "snapshots of groups not written; retried", error)
                 self._stopping.wait(backoff_ms(failures) / 1000)
 
     def _record(self, spec: ArchiveLinkSpec, done: ArchiveRound) -> None:
@@ -119,16 +125,19 @@ class ArchiveService:
         self._recorder.set(metrics.ARCHIVED_SECONDS, labels, self._clock.now_ms() / 1000)
         self._recorder.add(metrics.SNAPSHOTS, labels, done.written)
         self._recorder.add(metrics.SNAPSHOT_FAILURES, labels, 0)
+        if not done.groups:
+            self._warn(spec, _NONE, hint=_NONE_HINT)
         if done.not_pruned is not None:
-            self._warn(spec, "old snapshots of groups not deleted", done.not_pruned)
+            self._warn_of(spec, "old snapshots of groups not deleted", done.not_pruned)
 
-    def _warn(self, spec: ArchiveLinkSpec, message: str, error: LogmirrorError) -> None:
+    def _warn_of(self, spec: ArchiveLinkSpec, message: str, error: LogmirrorError) -> None:
+        hint = {"hint": error.hint} if error.hint else {}
+        self._warn(spec, message, **{**error.facts, "error": error.message, **hint})
+
+    def _warn(self, spec: ArchiveLinkSpec, message: str, **facts: object) -> None:
         about = dict(zip(metrics.LINK, _labels(spec), strict=True))
-        if self._repeated.admit((*about.values(), message, error.message)) is not None:
-            facts = {**error.facts, **about, "error": error.message}
-            if error.hint:
-                facts["hint"] = error.hint
-            _LOG.warning(message, extra={"facts": facts})
+        if self._repeated.admit((*about.values(), message, facts.get("error"))) is not None:
+            _LOG.warning(message, extra={"facts": {**facts, **about}})
 
 
 def _labels(spec: ArchiveLinkSpec) -> tuple[str, str]:
