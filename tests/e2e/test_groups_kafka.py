@@ -134,7 +134,7 @@ def _commit_for_a_moment(world, group, offset):
         partitions=(part,),
     )
     with RawClient(int(world.source.rpartition(":")[2])) as client:
-        answer = client.ask(
+        response = client.ask(
             OFFSET_COMMIT,
             4,
             group_id=group,
@@ -144,4 +144,4 @@ def _commit_for_a_moment(world, group, offset):
             retention_time_ms=timedelta(seconds=15),
             topics=(topic,),
         )
-    assert not any(part.error_code for one in answer.topics for part in one.partitions)
+    assert not any(part.error_code for one in response.topics for part in one.partitions)

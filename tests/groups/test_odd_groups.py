@@ -264,7 +264,7 @@ def test_a_source_that_hangs_delays_only_its_own_link(servers, topic_name, tmp_p
         recorder = Recorder()
         service = GroupService([stuck.spec, world.spec], _open_link, SYSTEM_CLOCK, recorder)
         hanging.pause()
-        with service.running():  # the caller's thread, which is the mirror's, goes on
+        with service.running():  # this thread is that of the mirrors
             for offset in (10, 20):
                 commit(world, "g", offset)
                 wait_until(
