@@ -160,6 +160,9 @@ class KafkaSpec:
     source_id: bytes | None = None
     """The source's topic ID, 16 bytes, when the destination was prepared. None: it has no ID."""
 
+    topic_id: bytes | None = None
+    """The topic ID of the destination's topic. None: it has no ID."""
+
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """Types that keys and values must have."""
 
