@@ -177,3 +177,15 @@ def test_mirrors_in_both_directions_copy_nothing_twice(clusters, tmp_path):
         assert there.alive
     assert [clusters.values(server) for server in servers] == [expected, expected]
     assert anomalies(clusters.a, topic, clusters.b, partitions=NUMBERS) == []
+
+
+def test_heartbeats_show_that_another_process_replicates_in_the_other_direction(clusters, tmp_path):
+    found = "another mirror replicates from the destination to the source"
+    with contextlib.ExitStack() as stack:
+        for name, mirror in (("there", clusters.there), ("back", clusters.back)):
+            config = tmp_path / f"{name}.yaml"
+            config.write_text(config_text(mirror))
+            run = stack.enter_context(InlineRun(config, "--only", "groups", folder=tmp_path))
+        line = run.wait_for(found)
+        assert f"topic={clusters.topic}-a.heartbeats" in line
+        assert run.alive

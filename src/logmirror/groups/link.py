@@ -31,6 +31,7 @@ from logmirror.groups.replicas import (
     translation,
 )
 from logmirror.groups.target_sync import TargetSync
+from logmirror.groups.way_back import WayBack
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.mirrormaker import syncs_topic
 
@@ -116,6 +117,7 @@ class Link:
             clock=clock,
         )
         self._target_sync = TargetSync(target) if spec.commits else None
+        self._way_back = WayBack(source, spec.destination)
         self._known: dict[str, _Known] = {}
         self._targets: set[TopicPartition] = set()
         self._logs: dict[TopicPartition, Log] = {}
@@ -134,6 +136,7 @@ class Link:
         """
         done = Round()
         self._begin()
+        self._way_back.check()
         changed = self._read_groups(done)
         is_new = self._syncs.refresh()
         is_new |= self._read_logs(changed)
