@@ -1,10 +1,14 @@
 """`groups` of a mirror: settings are read, invalid ones are reported with their place."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kit.runs.configs import ABSENT, complaints, mirror, settings_of
+from kit.runs.configs import ABSENT, complaints, mirror, problems_of, settings_of, text_of
 from logmirror.app.specs import archive_link_specs, link_specs
 from logmirror.config.groups_model import GroupsSettings
+from logmirror.config.kafka_rules import is_cycle
+from logmirror.wire.replication_policy import ReplicationPolicy
 
 STANDBY = {"type": "kafka", "bootstrap-servers": "standby:9092", "name": "standby"}
 
@@ -12,7 +16,7 @@ STANDBY = {"type": "kafka", "bootstrap-servers": "standby:9092", "name": "standb
 def replica(name="orders", *, groups, **changes):
     """A mirror into a cluster, with `groups`."""
     base = {"destinations": [STANDBY], "flush": ABSENT, "topic": name}
-    return mirror(name, **{**base, **changes}, groups=groups)
+    return mirror(name, **{**base, **changes, "groups": groups})
 
 
 def test_a_minimal_section_gets_every_default():
@@ -99,3 +103,45 @@ def test_the_groups_of_an_archive_become_one_link_for_each_archive():
     ]
     assert [topic.mirror for one in links for topic in one.topics] == ["orders", "orders"]
     assert link_specs(settings) == []
+
+
+@pytest.mark.parametrize("topic", ["standby.orders", "third.standby.orders", "standby.heartbeats"])
+def test_a_topic_that_came_from_its_destination_is_refused(topic):
+    cycle = replica(topic, groups={"source-alias": "primary"})
+
+    [problem] = problems_of(text_of(cycle))
+
+    assert problem.path == "mirrors[0].destinations[0].name"
+    assert problem.message == f"the topic {topic!r} came from 'standby' by its name: a cycle"
+    assert "rename the destination" in problem.suggestion
+
+
+@pytest.mark.parametrize("topic", ["orders", "primary.orders", "standby", "standby-2.orders"])
+def test_a_topic_of_another_cluster_is_no_cycle(topic):
+    assert complaints(replica(topic, groups={"source-alias": "primary"})) == {}
+
+
+def test_without_groups_a_dot_in_a_name_means_nothing():
+    cycle = replica("standby.orders", groups=ABSENT)
+
+    assert complaints(cycle) == {}
+
+
+@given(st.text("ab.", max_size=8), st.sampled_from(["a", "b", "ab", "a-b"]))
+def test_cycles_are_those_of_the_replication_policy(topic, destination):
+    assert is_cycle(topic, destination) == ReplicationPolicy().is_cycle(topic, destination)
+
+
+@pytest.mark.parametrize("offsets", ["preserve", "translate"])
+def test_both_directions_of_a_topic_in_one_file_are_refused(offsets):
+    there = replica("there", topic="orders", groups={"source-alias": "primary"})
+    there["destinations"] = [{**STANDBY, "offsets": offsets}]
+    source = {"bootstrap-servers": STANDBY["bootstrap-servers"]}
+    back = replica("back", topic="orders", groups={"source-alias": "secondary"}, source=source)
+    primary = {"type": "kafka", "bootstrap-servers": "localhost:9092", "name": "first"}
+    back["destinations"] = [{**primary, "offsets": offsets}]
+
+    [(place, message)] = complaints(there, back).items()
+
+    assert place == "mirrors[1].destinations[0]"
+    assert "closes a loop: records return to their topic" in message

@@ -61,6 +61,13 @@ def test_the_groups_of_the_page_read_every_record_once(reader):
     assert planned.splitlines()[1].split()[:7] == [*step, "70", "-"]
     assert applied.splitlines()[1].split() == [*step, "ok"]
 
+    (back,) = blocks(section("Fail back"), "yaml")
+    reader.write("back.yaml", back)
+    printed = [reader.type(command) for command in commands(section("Fail back"))]
+    assert printed[1].split() == numbers(101, 120)
+    assert printed[3].splitlines()[1].split()[-1] == "ok"
+    assert printed[4].split() == numbers(121, 150)
+
 
 @pytest.fixture
 def on_kafka(kafka_392: ApacheKafka, kafka_431: ApacheKafka, tmp_path: Path) -> Iterator[Reader]:

@@ -137,6 +137,7 @@ def test_the_destinations_of_a_lane_read_a_clusters_settings_once():
     """Both topics were created by this process, so neither destination waits."""
     asked, cluster, clock = [], Cluster(), SteppingClock()
     cluster.describe_topic_configs = lambda _name: {}
+    cluster.topic = lambda _name: SimpleNamespace(topic_id=b"c" * 16)
     cluster.admin = SimpleNamespace(
         broker_configs=lambda: asked.append(1) or {1: {"producer.id.expiration.ms": "60000"}}
     )
@@ -146,6 +147,7 @@ def test_the_destinations_of_a_lane_read_a_clusters_settings_once():
         copies = PreserveDestination(replace(SPEC, topic_sync="off"), clusters)
         copies.prepare(None, topic, None)
         assert (copies.spec.producer_state_age_ms, copies.spec.source_id) == (30_000, b"t" * 16)
+        assert copies.spec.topic_id == b"c" * 16
         copies.positions([FLOW], None)
         assert copies.begin(FLOW, start_at(0, topic_id=b"t" * 16)) == Begun()
     assert asked == [1]

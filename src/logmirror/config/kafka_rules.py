@@ -231,6 +231,28 @@ def check_aliases(source: Source, root: dict[str, Any]) -> None:
             source.add_problem(where, "is the name of a destination too", "choose another name")
 
 
+def is_cycle(topic: str, destination: str) -> bool:
+    """Whether a topic came from a cluster, directly or not, by MirrorMaker's default names."""
+    return destination in topic.rstrip(".").split(".")[:-1]
+
+
+def check_cycles(source: Source, root: dict[str, Any]) -> None:
+    """Refuse topics that came from their destination, as their names show: MirrorMaker's rule.
+
+    Only of mirrors with `groups`: there names of clusters are parts of topic names.
+    """
+    for path, mirror in items(root, "mirrors", ""):
+        topic = text(mirror, "topic")
+        if topic is None or mapping(mirror, "groups") is None:
+            continue
+        for item_path, item in items(mirror, "destinations", path):
+            name = text(item, "name")
+            if name is not None and is_cycle(topic, name):
+                message = f"the topic {topic!r} came from {name!r} by its name: a cycle"
+                suggestion = "name another topic, or rename the destination if the name is its own"
+                source.add_problem(f"{item_path}.name", message, suggestion)
+
+
 def check_replicas(source: Source, root: dict[str, Any]) -> None:
     """Report topics replicated onto themselves, partitions with two writers, and loops."""
     replicas = [replica for replica in _replicas(root) if not source.is_broken(replica.path)]

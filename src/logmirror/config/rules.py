@@ -79,6 +79,7 @@ def check(
     _check_mirrors(source, source.root)
     kafka_rules.check_replicas(source, source.root)
     kafka_rules.check_aliases(source, source.root)
+    kafka_rules.check_cycles(source, source.root)
     _check_properties(source, source.root, check_properties)
     secret_rules.check_secrets(source, source.root)
     return None if source.problems else model

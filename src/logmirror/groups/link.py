@@ -32,6 +32,7 @@ from logmirror.groups.replica_logs import (
 )
 from logmirror.groups.replicas import SyncReader
 from logmirror.groups.target_sync import TargetSync
+from logmirror.groups.way_back import WayBack
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.mirrormaker import syncs_topic
 
@@ -143,6 +144,7 @@ class Link:
         """Replicas that keep offsets, of partitions that groups have committed."""
 
         self._target_sync = TargetSync(target) if spec.commits else None
+        self._way_back = WayBack(source, spec.destination)
         self._known: dict[str, _Known] = {}
         self._targets: set[TopicPartition] = set()
         self._logs: dict[TopicPartition, Log] = {}
@@ -167,6 +169,7 @@ class Link:
         """
         done = Round()
         self._begin()
+        self._way_back.check()
         now_ms = self._clock.monotonic_ms()
         changed = self._read_groups(done)
         if changed and self._seen_ms is None:

@@ -164,6 +164,9 @@ class KafkaSpec:
     takeover: Takeover | None = None
     """The copy to continue if nothing was copied yet. None: a new replica is begun."""
 
+    topic_id: bytes | None = None
+    """The topic ID of the destination's topic. None: it has no ID."""
+
     types: ColumnTypes = field(default_factory=ColumnTypes)
     """Types that keys and values must have."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
+from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import InternalError, PositionError, UsageError
 from logmirror.mirror.observer import Observer, flow_facts
 from logmirror.mirror.ports import Begun
@@ -142,7 +143,14 @@ class PreserveDestination:
             producer_state_age_ms=ages_ms[kafka.cluster],
             max_message_bytes=self._max_message_bytes(),
             source_id=topic.topic_id,
+            topic_id=self._topic_id(),
         )
+
+    def _topic_id(self) -> bytes | None:
+        try:
+            return self._client.topic(self.spec.topic).topic_id
+        except NotFoundError:
+            return None  # `topic-sync: off`: `positions` reports it
 
     def _max_message_bytes(self) -> int:
         """The topic's `max.message.bytes`."""
@@ -211,8 +219,9 @@ class PreserveDestination:
             raise PositionError(
                 "the destination's log ends beyond the source's",
                 hint="the source was truncated or recreated, or another client wrote to the "
-                "destination topic, or a transaction marker was duplicated there. Nothing was "
-                "written; compare both topics.",
+                "destination topic, or a transaction marker was duplicated there. On the way back "
+                "after a failover, the destination has records that the source never got: copy "
+                "into another topic (docs/fail-over.md#fail-back). Nothing was written.",
                 reason="SourceWentBackwards",
                 expected=position,
                 got=view.last_stable_offset,

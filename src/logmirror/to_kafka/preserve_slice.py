@@ -122,6 +122,9 @@ class PreserveSlice(KafkaSlice):
 
     writer: PartitionWriter
     tail_checked: bool = False
+    returning: tuple[int, ...] = ()
+    """The producer IDs of batches that a mirror has copied from the destination to the source."""
+
     fenced: bool = False
     """See `Work.fenced`."""
 

@@ -24,12 +24,14 @@ from logmirror.mirror.follow import SLICE_MS
 from logmirror.model import Gap, GapCause, TopicPartition
 from logmirror.source.gaps import batch_gaps, check_dense, unexplained_gap
 from logmirror.to_kafka.following import Following, attempt
-from logmirror.to_kafka.idempotence import producer_id, target
+from logmirror.to_kafka.idempotence import marker_producer_id, producer_id, target
 from logmirror.to_kafka.partition_writer import PartitionWriter
 from logmirror.to_kafka.preserve_slice import PreserveSlice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.produce import ProducePipeline
@@ -137,6 +139,7 @@ class PreserveTransfer:
                 started_ms=now_ms,
                 known_end=work.slice.end,
                 tail_checked=work.tail_checked,
+                returning=_returning(work),
             )
             for work in works
         ]
@@ -238,6 +241,7 @@ class PreserveTransfer:
         limit, refusal = self._gate.limit(copy.work, fetched, copy.writer.next_offset, limit)
         batches, start = fetched.batches, fetched.start
         stop = int(np.searchsorted(batches.base_offsets, limit))
+        self._check_origin(copy, batches.producer_ids[start:stop])
         compacted = copy.work.slice.compacted
         if stop > start:
             known = batch_gaps(batches, start, stop, copy.writer.next_offset, compacted=compacted)
@@ -262,6 +266,30 @@ class PreserveTransfer:
         if refusal is not None:
             self._drain(copy)  # the records before it are valid
             raise refusal
+
+    def _check_origin(self, copy: PreserveSlice, producers: NDArray[np.int64]) -> None:
+        """Refuse batches that a mirror has copied from the destination, if it still has them.
+
+        They have the destination's offsets, so its log ends behind them. If it does not, it has
+        lost them, and they are copied back.
+
+        Raises:
+            PositionError: The destination has them. Nothing of this response was written.
+        """
+        if not any(bool((producers == one).any()) for one in copy.returning):
+            return
+        self._drain(copy)
+        where, expected = copy.writer.partition, copy.writer.next_offset
+        found = self._client.log_ends([where])[where].end_offset
+        if found > expected:
+            raise PositionError(
+                "the source's records came from the destination: they would return to it",
+                hint="a mirror copies the destination's topic to the source; stop one of the two. "
+                "Nothing was written (docs/fail-over.md#fail-back).",
+                reason="RecordsReturn",
+                expected=expected,
+                found=found,
+            )
 
     def _fill(self, copy: PreserveSlice, end: int, known: list[Gap]) -> bool:
         """Fill the offsets up to `end`, which have no record at the source.
@@ -384,6 +412,15 @@ def _writer(work: Work) -> PartitionWriter:
     where = target(work.kafka, work.slice.flow)
     producer = producer_id(where.topic, where.partition, work.slice.topic_id)
     return PartitionWriter(where, producer, work.kafka.producer_state_age_ms)
+
+
+def _returning(work: Work) -> tuple[int, ...]:
+    """Return the producers by which a mirror writes the destination's records to the source."""
+    if work.kafka.topic_id is None:
+        return ()
+    source = work.slice.flow.source
+    data = producer_id(source.topic, source.partition, work.kafka.topic_id)
+    return data, marker_producer_id(data)
 
 
 def _count_gaps(copy: PreserveSlice, known: list[Gap], first: int, end: int) -> None:

@@ -219,6 +219,7 @@ class World:
         window_ms, tail_checked = fields.pop("window_ms", 0), fields.pop("tail_checked", True)
         end, in_flight_max = fields.pop("end", None), fields.pop("in_flight_max", 1)
         types = fields.pop("types", ColumnTypes())
+        topic_id = fields.pop("topic_id", None)
         slice_ = Slice(
             flow=FlowId(mirror="m", destination="d", topic="t", partition=number),
             topic_id=TOPIC_ID,
@@ -231,7 +232,9 @@ class World:
         return Work(
             slice=slice_,
             source=None,
-            destination=KafkaSpec(cluster=None, topic="copy", gaps=gaps, types=types),
+            destination=KafkaSpec(
+                cluster=None, topic="copy", gaps=gaps, types=types, topic_id=topic_id
+            ),
             writer_id="w",
             estimated_bytes=1,
             tail_checked=tail_checked,
