@@ -7,7 +7,9 @@ translates for another embedded broker.
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +88,8 @@ def test_groups_are_counted_by_reason(world):
     assert 0 < delays.total <= rounds.total
     labels = {labels[2] for labels, _ in world.recorder.numbers(metrics.GROUPS_BY_REASON)}
     assert labels >= {*CAUSES, "unreadable", "refused", "active-at-target"}  # also those of 0
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    assert labels <= set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
 
 
 def test_the_delay_of_a_checkpoint_begins_when_its_commit_is_seen(world, monkeypatch):
