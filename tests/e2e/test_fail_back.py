@@ -52,7 +52,7 @@ class Clusters(NamedTuple):
 
     @property
     def _world(self) -> Any:
-        return World(self.a, self.b, self.topic, None, None, {})  # type: ignore[arg-type]
+        return World(self.a, self.b, self.topic, None, None, {})  # type: ignore[arg-type]  # it has no files
 
     def values(self, server: str) -> list[list[bytes | None]]:
         """Return the committed values of each partition."""

@@ -30,12 +30,7 @@ from logmirror.errors import (
 from logmirror.mirror.follow import SLICE_MS
 from logmirror.model import GapCause, TopicPartition
 from logmirror.source.partition import STALL_MS
-from logmirror.to_kafka.idempotence import (
-    SEND_DEADLINE_MS,
-    deadline_ms,
-    marker_producer_id,
-    producer_id,
-)
+from logmirror.to_kafka.idempotence import SEND_DEADLINE_MS, deadline_ms
 from logmirror.wire.records import encode_reference
 
 
@@ -503,43 +498,3 @@ def test_a_source_that_delivers_nothing_below_its_last_stable_offset_is_reported
     assert (result.error.facts["expected"], result.error.facts["found"]) == (9, 5)
     assert covered(result) == [(0, 4)], "what was copied is kept"
     assert STALL_MS < world.clock.ms < 2 * STALL_MS
-
-
-COPY_ID = bytes(range(16, 32))
-"""The topic ID of the destination."""
-
-
-def moved_by_another_writer(world, end):
-    """The destination's log grows while the source is fetched."""
-    fetch = world.source.fetch
-
-    def fetched(*arguments, **options):
-        world.destination.ends[0] = end
-        return fetch(*arguments, **options)
-
-    return fetched
-
-
-@pytest.mark.parametrize("identity", [lambda data: data, marker_producer_id])
-def test_records_that_came_from_the_destination_are_not_written_to_it_again(identity):
-    written = identity(producer_id("t", 0, COPY_ID))
-    world = World(Log(batches(0, 20) + batches(20, 30, producer_id=written)))
-    world.destination.ends[0] = 20
-    world.source.fetch = moved_by_another_writer(world, 30)
-
-    (result,) = world.run(20, topic_id=COPY_ID)
-
-    assert result.error.facts["reason"] == "RecordsReturn"
-    assert (result.error.facts["expected"], result.error.facts["found"]) == (20, 30)
-    assert (world.destination.requests, result.receipts) == ([], ())
-
-
-def test_records_that_the_destination_has_lost_are_copied_back():
-    written = producer_id("t", 0, COPY_ID)
-    world = World(Log(batches(0, 30, producer_id=written)))
-    world.destination.ends[0] = 20
-
-    (result,) = world.run(20, topic_id=COPY_ID)
-
-    assert world.destination.values() == [(n, value(n)) for n in range(20, 30)]
-    assert result.error is None

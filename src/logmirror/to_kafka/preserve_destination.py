@@ -219,9 +219,10 @@ class PreserveDestination:
             raise PositionError(
                 "the destination's log ends beyond the source's",
                 hint="the source was truncated or recreated, or another client wrote to the "
-                "destination topic, or a transaction marker was duplicated there. On the way back "
-                "after a failover, the destination has records that the source never got: copy "
-                "into another topic (docs/fail-over.md#fail-back). Nothing was written.",
+                "destination topic, or a transaction marker was duplicated there. If the topic "
+                "is mirrored back after a failover, the destination has records that the source "
+                "never got: copy into another topic (docs/fail-over.md#fail-back). Nothing was "
+                "written.",
                 reason="SourceWentBackwards",
                 expected=position,
                 got=view.last_stable_offset,

@@ -131,9 +131,9 @@ class TailCheck:
         raise PositionError(
             "the destination's last batch is not what the source holds at its offsets",
             hint="another client wrote to the destination topic, or the source is another topic "
-            "than the one that was copied (recreated, or of another cluster). On the way back "
-            "after a failover, the destination has records that the source never got "
-            "(docs/fail-over.md#fail-back). Nothing was written; copy into an empty topic.",
+            "than the one that was copied (recreated, or of another cluster). If the topic is "
+            "mirrored back after a failover, the destination has records that the source never "
+            "got (docs/fail-over.md#fail-back). Nothing was written; copy into an empty topic.",
             reason="ContentDiffers",
             first=first,
             last=end - 1,

@@ -100,7 +100,7 @@ def live_twice(
         if more:
             write(world.source, world.topic, seed=7)
         expected = _partitions_of(world, world.source)
-        _wait_until_settled(world, group, mirror)
+        _wait_until_translated(world, group, mirror)
         offsets, starts = committed(world, world.source, group), _starts(world, group)
         rows = [world.rows(world.source, number) for number in range(PARTITIONS)]
         done = life.processed()
@@ -155,14 +155,14 @@ def _wait_for_values(life: Service, partitions: Mapping[bytes, int], count: int)
     wait_until(is_read, what=life.tail, timeout_s=60)
 
 
-def _wait_until_settled(world: World, group: str, mirror: InlineRun) -> None:
+def _wait_until_translated(world: World, group: str, mirror: InlineRun) -> None:
     """Wait until the replica has all records, and the group's offsets at the destination.
 
     Two offsets are the same if no record is between them.
     """
     by_checkpoints = not world.mirror["groups"]["sync-group-offsets"]
 
-    def is_settled() -> bool:
+    def is_translated() -> bool:
         assert mirror.alive, mirror.text
         with contextlib.suppress(KafkaException):  # a topic that does not exist yet
             copied = [world.rows(world.destination, number) for number in range(PARTITIONS)]
@@ -182,7 +182,7 @@ def _wait_until_settled(world: World, group: str, mirror: InlineRun) -> None:
             ] == [unread(rows, offset) for rows, offset in zip(copied, wanted, strict=True)]
         return False
 
-    wait_until(is_settled, what=lambda: mirror.text, timeout_s=90)
+    wait_until(is_translated, what=lambda: mirror.text, timeout_s=90)
 
 
 def _starts(world: World, group: str) -> list[int]:
