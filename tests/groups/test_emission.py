@@ -172,6 +172,54 @@ def test_a_recreated_topic_of_the_target_begins_without_checkpoints():
     assert last.due("g", at(500, 40)) == [checkpoint(500, 40)]
 
 
+# -- aborted, deleted, shortened -------------------------------------------------------------------
+
+
+def test_an_aborted_checkpoint_is_written_once_more_and_not_further_back():
+    """The log cleaner removes it, and the one before it would count again."""
+    last = LastCheckpoints()
+    last.remember([checkpoint(500, 405)], are_aborted=True)
+
+    assert emitted(last, same([0, 808]), 500) == 405  # its syncs are gone
+    assert emitted(last, same([0, 808]), 500) is None
+
+
+def test_an_aborted_rewind_is_written_once_more():
+    last = restored(checkpoint(500, 405))
+    last.remember([checkpoint(300, 203)], are_aborted=True)
+
+    assert emitted(last, same(LIFE_2), 300) == 203
+    assert emitted(last, same(LIFE_2), 300) is None
+
+
+def test_a_checkpoint_of_a_deleted_topic_does_not_count():
+    last = LastCheckpoints()
+    last.remember([checkpoint(500, 405)], {"A.orders": b"old"})
+    lower = Position(500, 304, "", END, b"new")
+
+    assert last.best("g", ORDERS, lower) == 304
+    assert [one.downstream for one in last.due("g", {ORDERS: lower})] == [304]
+    for topic_id in (b"old", None):  # None: the brokers do not report IDs
+        assert last.due("g", {ORDERS: lower._replace(topic_id=topic_id)}) == []
+
+
+def test_what_a_replica_no_longer_reaches_is_not_committed_as_its_end():
+    last = restored(checkpoint(500, 405))
+
+    assert last.best("g", ORDERS, Position(500, 304, "", 404)) == 304
+    assert last.best("g", ORDERS, Position(500, 304, "", 405)) == 405
+
+
+def test_a_lower_bound_from_the_target_is_no_translation():
+    """An offset that was reset at the target is not committed there again."""
+    last = LastCheckpoints()
+    last.restore("g", {ORDERS: 405})
+    position = Position(300, 203, "", END)
+
+    assert last.due("g", {ORDERS: position}) == []
+    assert last.best("g", ORDERS, position) == 203
+
+
 # -- commits at the target -------------------------------------------------------------------------
 
 

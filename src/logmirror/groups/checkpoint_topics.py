@@ -140,7 +140,9 @@ class CheckpointTopics:
         self._session: _Session | None = None
         self._buffer = FetchBuffer()
         self._topic_id: bytes | None = None
-        self._next = -1
+        self._next = self._written = -1
+        """Where reading continues, and what the log at least reaches."""
+
         self._read_again_ms = 0
         self.last = LastCheckpoints()
         self.unreadable: UsageError | None = None
@@ -164,7 +166,8 @@ class CheckpointTopics:
         producer = self._client.transactional_producer(self._transactional_id)
         producer.init()
         failpoints.reach("groups.taken")
-        self.last, self._next, self.unreadable = LastCheckpoints(), -1, None
+        self.last, self.unreadable = LastCheckpoints(), None
+        self._next = self._written = -1
         try:
             self._read_all()
         except UsageError as error:
@@ -216,7 +219,7 @@ class CheckpointTopics:
         first = self._next
         try:
             end = self._offset_at(LATEST)
-            if end >= first:
+            if end >= max(first, self._written):
                 return self._read_to(end) and self._next > first
         except (NotFoundError, PositionError):
             self.close()
@@ -225,7 +228,7 @@ class CheckpointTopics:
         raise PositionError(
             "the checkpoints topic was deleted or truncated",
             topic=self._where.topic,
-            expected=first,
+            expected=max(first, self._written),
             found=end,
         )
 
@@ -343,6 +346,8 @@ class CheckpointTopics:
                     raise FencedError("a newer process writes the checkpoints")
                 if response.error is not None:
                     raise response.error
+                if response.partition == self._where:
+                    self._written = response.base_offset + 1
         failpoints.reach("groups.written")
         producer.end(commit=True)
         failpoints.reach("groups.committed")

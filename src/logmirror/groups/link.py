@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.groups import ReadOffsets
+    from logmirror.cluster.topology import TopicMetadata
     from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
     from logmirror.groups.target_sync import TargetRound
     from logmirror.groups.translation import Cause, Log
@@ -123,12 +124,13 @@ class Link:
         topic = syncs_topic(spec.destination) if translates else None
         self._syncs = SyncReader(source, topic, decoder)
         self._offsets = source.groups.followed()
+        self._names = {one.written.topic for one in spec.replicas}
         self._topics = CheckpointTopics(
             target,
             source_alias=spec.source_alias,
             target_alias=spec.destination,
             transactional_id=spec.transactional_id,
-            topics={one.written.topic for one in spec.replicas},
+            topics=self._names,
             decoder=decoder,
             clock=clock,
         )
@@ -213,6 +215,11 @@ class Link:
             return
         self._known.clear()
         self._preserved_syncs.close()  # another process may have written
+        topics = described(self._target, self._names)
+        if not self._topic_ids:
+            ids = {name: topic.topic_id for name, topic in topics.items()}
+            self._topic_ids = dict.fromkeys(self._names) | ids
+        self._compare_ids(topics)
         self._topics.begin()
         if (error := self._topics.unreadable) is not None:
             facts = {**error.facts, "error": error.message, "hint": "permit Read on the topic"}
@@ -263,8 +270,19 @@ class Link:
                     self._preserved.setdefault(replica.source, replica.target)
         topics = described(self._target, {target.topic for target in self._targets})
         found = logs(self._target, topics, self._targets)
+        self._compare_ids(topics)
+        before, self._logs = self._logs, found
+        if any(log.start != before.get(one, log).start for one, log in found.items()):
+            self._compare_all = True  # also what was exact may begin later now
+        return found != before
+
+    def _compare_ids(self, topics: Mapping[str, TopicMetadata]) -> None:
+        """Notice replicas that were created again: what is known of the old ones is void.
+
+        The IDs are read before the first sync, so that no older sync is taken for the new one's.
+        """
         for name, topic in topics.items():
-            if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
+            if self._topic_ids.get(name) != topic.topic_id:
                 self._topic_ids[name] = topic.topic_id
                 self._compare_all = True
                 self._topics.last.forget(name)
@@ -272,10 +290,6 @@ class Link:
                 for source, target in self._preserved.items():
                     if target.topic == name:
                         self._preserved_syncs.forget(source)
-        before, self._logs = self._logs, found
-        if any(log.start != before.get(one, log).start for one, log in found.items()):
-            self._compare_all = True  # also what was exact may begin later now
-        return found != before
 
     # -- translating -------------------------------------------------------------------------------
 

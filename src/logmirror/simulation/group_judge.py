@@ -201,6 +201,8 @@ class GroupJudge:
             for partition, (upstream, _) in committed.items():
                 pair = next(one for one in self._pairs.values() if one.partition == partition)
                 mine = [sync[1:] for sync in known if sync[0] == partition.topic]
+                if not (mine or pair.keeps):
+                    continue  # without a sync, not even a rewind can be translated
                 while pair.first_sync in mine:  # those before it are of a replica that is gone
                     mine = mine[mine.index(pair.first_sync) + 1 :]
                 self._judge_last(group, pair, upstream, mine)
@@ -211,8 +213,7 @@ class GroupJudge:
         one = self._shown.get((group, pair.copy.topic))
         what = f"{group} is at {upstream} of {pair.copy.topic}; {one}"
         if one is None:
-            if pair.keeps or syncs:
-                self.add("G4", f"{what}: missing")
+            self.add("G4", f"{what}: missing")
             return
         if problem := skipped(pair, upstream, one.downstream):
             self.add("G1", f"{what}: {problem}")

@@ -177,7 +177,7 @@ class MirroredPartition:
         pairs = self._rule.due(runs)
         if is_new and pairs:
             self.first_sync = pairs.pop(0)
-            self._write_sync(self.first_sync)
+            self.write_sync(self.first_sync)
         return thinned(pairs)
 
     def _extend(self, runs: list[Run], upstream: int) -> None:
@@ -195,7 +195,8 @@ class MirroredPartition:
         """Forget which sync was the last, as a restarted mirror does."""
         self._rule = SyncRule(self._lag_max)
 
-    def _write_sync(self, pair: tuple[int, int]) -> None:
+    def write_sync(self, pair: tuple[int, int]) -> None:
+        """Write an offset sync; the topic is created if it is missing."""
         self._source.create(SYNCS)
         key, now_ms = encode_sync_key(self.partition), self._schedule.now_ms()
         record = Record(0, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), ())

@@ -166,7 +166,7 @@ class _Run:
         self.world.second_wanted = chooser.random() < 0.3  # noqa: PLR2004  # share of runs
         self.judge = GroupJudge(schedule, self._pairs, target.groups.offsets)
         target.groups.changed = self.judge.target_committed
-        spec = _spec(commits=self._commits, interval_ms=chooser.choice((500, 1_000, 2_000)))
+        spec = link_spec(commits=self._commits, interval_ms=chooser.choice((700, 2_000, 4_000)))
         self._nodes = [LinkNode(self.world, n, spec, target, self.judge) for n in ("a", "b")]
 
     # -- actors ----------------------------------------------------------------------------------
@@ -337,7 +337,8 @@ class _Run:
             pair.create()
 
 
-def _spec(*, commits: bool, interval_ms: int) -> LinkSpec:
+def link_spec(*, commits: bool, interval_ms: int) -> LinkSpec:
+    """Return what the links translate: a replica that keeps offsets, and one with new offsets."""
     replicas = tuple(
         ReplicaSpec(
             "orders",
