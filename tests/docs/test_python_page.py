@@ -67,7 +67,7 @@ def adding_records(bootstrap: str) -> Iterator[None]:
 @pytest.mark.jvm
 @pytest.mark.timeout(300)
 def test_the_examples_of_the_page_run(tmp_path):
-    (configuration,) = blocks(README, "yaml")
+    configuration, _ = blocks(README, "yaml")
     broker = BrokerCommand(tmp_path / "broker")
     try:
         broker.start()

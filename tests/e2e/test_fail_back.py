@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
-from kit.judges.copies import anomalies, copy
+from kit.judges.copies import anomalies, copy, forget_connections
 from kit.judges.gaps import log_bounds
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.fail_over import write
@@ -85,6 +85,7 @@ def clusters(kafka_431, topic_name, tmp_path) -> Iterator[Clusters]:
         yield Clusters(
             a, b, topic_name, groups(there, f"{topic_name}-a"), groups(back, f"{topic_name}-b")
         )
+        forget_connections()
 
 
 def translate(folder: Path, mirror: Mapping[str, Any]) -> None:
