@@ -141,7 +141,7 @@ def _commits_without_a_comparison(monkeypatch):
     monkeypatch.setattr(target_sync, "commits_due", due)
 
 
-def _nobody_is_fenced(monkeypatch):
+def _no_process_is_fenced(monkeypatch):
     """Each process has a transactional ID of its own."""
     numbers = iter(range(1_000_000))
     monkeypatch.setattr(LinkSpec, "transactional_id", property(lambda _: f"own-{next(numbers)}"))
@@ -225,7 +225,7 @@ BROKEN = {
     "remembered before it is written": (_remembered_before_it_is_written, FAULTS),
     "syncs are read after the logs": (_syncs_are_read_after_the_logs, ("replica recreated",)),
     "commits without a comparison": (_commits_without_a_comparison, FAULTS),
-    "nobody is fenced": (_nobody_is_fenced, ("pause",)),
+    "no process is fenced": (_no_process_is_fenced, ("pause",)),
     "rewinds are not followed": (_rewinds_are_not_followed, FAULTS),
     "the last checkpoint counts beyond the log": (
         _the_last_checkpoint_counts_beyond_the_log,

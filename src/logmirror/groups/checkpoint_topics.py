@@ -323,8 +323,25 @@ class CheckpointTopics:
         self, session: _Session, batches: Sequence[tuple[TopicPartition, tuple[bytearray, int]]]
     ) -> None:
         producer, pipeline, sequences = session
+        self._join(producer, [where for where, _ in batches])
+        for where, (batch, count) in batches:
+            sequence = sequences[where]
+            identity = producer.identity._asdict()
+            stamp(memoryview(batch), **identity, sequence=sequence, transactional=True)
+            sequences[where] = (sequence + count) & 0x7FFFFFFF
+            pipeline.send([(where, memoryview(batch))])
+            failpoints.reach("groups.sent")
+        self._await(pipeline)
+        failpoints.reach("groups.written")
+        producer.end(commit=True)
+        failpoints.reach("groups.committed")
+        if producer.has_stray:
+            self.close()  # it must not end the next transaction, which gets a newer epoch
+
+    def _join(self, producer: TransactionalProducer, partitions: Iterable[TopicPartition]) -> None:
+        """Add partitions to the transaction."""
         try:
-            producer.add_partitions(dict.fromkeys(where for where, _ in batches))
+            producer.add_partitions(dict.fromkeys(partitions))
         except UsageError as error:
             if error.facts.get("topic") == self._where.topic:
                 error.hint = "permit Write on the topic; see `logmirror acls print`"
@@ -333,13 +350,9 @@ class CheckpointTopics:
                 facts = {**error.facts, "error": error.message}
                 _LOG.warning("heartbeats disabled: a write was refused", extra={"facts": facts})
             raise
-        for where, (batch, count) in batches:
-            sequence = sequences[where]
-            identity = producer.identity._asdict()
-            stamp(memoryview(batch), **identity, sequence=sequence, transactional=True)
-            sequences[where] = (sequence + count) & 0x7FFFFFFF
-            pipeline.send([(where, memoryview(batch))])
-            failpoints.reach("groups.sent")
+
+    def _await(self, pipeline: ProducePipeline) -> None:
+        """Wait for the responses to all that was sent."""
         while pipeline.in_flight():
             for response in pipeline.collect(block=True):
                 if response.error_code in _FENCED_CODES:
@@ -348,11 +361,6 @@ class CheckpointTopics:
                     raise response.error
                 if response.partition == self._where:
                     self._written = response.base_offset + 1
-        failpoints.reach("groups.written")
-        producer.end(commit=True)
-        failpoints.reach("groups.committed")
-        if producer.has_stray:
-            self.close()  # it must not end the next transaction, which gets a newer epoch
 
 
 def too_long(checkpoints: Iterable[Checkpoint]) -> UsageError | None:
