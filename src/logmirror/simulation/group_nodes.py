@@ -34,7 +34,7 @@ _ROUNDS_MAX: Final = 12
 
 
 class _WatchedTopics:
-    """The topics of the target; the judge sees which process appends to the checkpoints topic."""
+    """The topics of the target; the judge learns which process appends checkpoints."""
 
     def __init__(self, topics: Topics, process: str, judge: GroupJudge) -> None:
         self._topics, self._process, self._judge = topics, process, judge
@@ -50,7 +50,7 @@ class _WatchedTopics:
 
 
 class _WatchedProducer(TransactionalProducer):
-    """Shows the judge which process has fenced the others."""
+    """Notes for the judge which process has fenced the others."""
 
     def watch(self, process: str, judge: GroupJudge) -> TransactionalProducer:
         self._process, self._judge = process, judge
@@ -97,7 +97,7 @@ class LinkNode:
         name: Name of the host.
         spec: What the link translates.
         target: The topics of the target.
-        judge: Sees what the processes do.
+        judge: Receives what the processes do.
     """
 
     def __init__(
