@@ -31,20 +31,23 @@ def _service(settings: Settings, recorder: Recorder) -> GroupService | None:
 
 
 @contextlib.contextmanager
-def groups_beside(settings: Settings, recorder: Recorder, *, once: bool) -> Iterator[None]:
-    """Translate and archive the groups while the block runs, or once after it."""
+def groups_beside(
+    settings: Settings, recorder: Recorder, request: StopRequest, *, once: bool
+) -> Iterator[None]:
+    """Translate and archive the groups until a stop is requested, or once after the block."""
     service, archives = _service(settings, recorder), archive_service(settings, recorder)
     if once:
         yield
         _run_once(service, archives)
         return
     with contextlib.ExitStack() as stack:
-        if archives is not None:
-            stack.enter_context(archives.running())
-        if service is not None:
-            stack.enter_context(service.running())
-        if archives is not None:
-            stack.callback(archives.stop)  # before the wait for what else runs
+        for each in (archives, service):
+            if each is not None:
+                stack.enter_context(each.running())
+        for each in (archives, service):
+            if each is not None:
+                stack.enter_context(request.on_stop(each.stop))
+                stack.callback(each.stop)  # of both, before the wait for one
         yield
 
 

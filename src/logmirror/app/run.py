@@ -158,7 +158,8 @@ def _run(  # noqa: PLR0913  # what `run` was given
             memory_bytes=budget_bytes,
             observer=observer,
         )
-        with request.on_stop(service.stop), groups_beside(settings, recorder, once=until_now):
+        groups = groups_beside(settings, recorder, request, once=until_now)
+        with request.on_stop(service.stop), groups:
             service.run(until_now=until_now)
 
 

@@ -39,8 +39,8 @@ _UNFIT: Final = "groups left out: a text is too long for a checkpoint"
 _SHOWN: Final = 10
 """The most groups in one log event."""
 
-JOIN_S: Final = 10.0
-"""How long the end waits for rounds that run."""
+JOIN_MS: Final = 10_000
+"""How long after `stop` the end waits for all rounds that run."""
 
 
 class GroupService:
@@ -63,11 +63,14 @@ class GroupService:
         self._specs, self._open_link = specs, open_link
         self._clock, self._recorder = clock, recorder
         self._stopping = threading.Event()
+        self._end_ms: int | None = None
         self._repeated = Repeated(clock)
         self._fenced: list[FencedError] = []
 
     def stop(self) -> None:
         """End after the rounds that run now. Safe from any thread."""
+        if self._end_ms is None:
+            self._end_ms = self._clock.monotonic_ms() + JOIN_MS
         self._stopping.set()
 
     @contextlib.contextmanager
@@ -79,7 +82,7 @@ class GroupService:
         finally:
             self.stop()
             for thread in threads:
-                thread.join(JOIN_S)
+                thread.join(max((self._end_ms or 0) - self._clock.monotonic_ms(), 0) / 1000)
 
     def run(self) -> None:
         """Run the links until `stop` is called, or another process has taken over all of them.
