@@ -59,7 +59,14 @@ def checkpoint(upstream: int, downstream: int, group: str = "g") -> tuple[bytes,
 
 def table(records: Records) -> pa.Table:
     keys, values = [key for key, _ in records], [value for _, value in records]
-    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": [[] for _ in records],
+            "is_aborted": [False for _ in records],
+        }
+    )
 
 
 class Ours:
@@ -70,7 +77,7 @@ class Ours:
         self.indexes: Callable[[], Mapping[TopicPartition, SyncIndex]] = self.syncs.indexes
         self.add(read)
         self.last = LastCheckpoints()
-        self.last.remember(last_of_each_key(table(checkpoints)))
+        self.last.remember(one.checkpoint for one in last_of_each_key(table(checkpoints)))
         if committed is not None:
             self.last.restore("g", {ORDERS: committed})
 

@@ -47,7 +47,14 @@ def java(request) -> Iterator[MirrorTranslation]:
 
 def table(records: Records) -> pa.Table:
     keys, values = [key for key, _ in records], [value for _, value in records]
-    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": [[] for _ in records],
+            "is_aborted": [False for _ in records],
+        }
+    )
 
 
 class Both:
@@ -231,7 +238,7 @@ def test_mm_16_checkpoints_are_monotonic_if_the_store_rewinds(java):
 def test_mm_17_a_restart_uses_the_checkpoints_that_there_are(java):
     read = [checkpoint(250, 201)]
     last = LastCheckpoints()
-    last.remember(last_of_each_key(table(read)))
+    last.remember(one.checkpoint for one in last_of_each_key(table(read)))
     java.read_checkpoints(read)
     both = Both(java, same(175, 275, 375, 475))
     assert java.slots(ORDERS) == [475, 375, 175]
@@ -256,7 +263,7 @@ def test_mm_18_nothing_is_written_before_the_checkpoints_are_read():
         )
         assert not topics.is_begun
         with pytest.raises(InternalError, match="before `begin`"):
-            topics.write([Checkpoint("g", "orders", 0, 1, 1, "")])
+            topics.write([Checkpoint("g", "orders", 0, 1, 1, "")], {})
 
 
 # -- the store of checkpoints ----------------------------------------------------------------------
@@ -269,7 +276,7 @@ def test_mm_19_the_last_checkpoint_of_each_key_counts(java):
     start = java.read_checkpoints(records)
 
     assert start == CheckpointStart(is_read=True, is_initialized=True, count=1)
-    found = list(last_of_each_key(table(records)))
+    found = [one.checkpoint for one in last_of_each_key(table(records))]
     assert [(one.group, one.upstream, one.downstream) for one in found] == [
         ("group2", 5, 5),
         ("g", 1, 1),

@@ -13,7 +13,7 @@ import pytest
 
 from kit.tiers import sized
 from logmirror.failpoints import GROUP_POINTS
-from logmirror.groups import link, replicas, target_sync
+from logmirror.groups import link, replica_logs, target_sync
 from logmirror.groups.checkpoint_topics import CheckpointTopics
 from logmirror.groups.emission import LastCheckpoints
 from logmirror.groups.link import Link
@@ -76,8 +76,8 @@ def _one_offset_too_far(monkeypatch):
     def translated(offset, copy, syncs):
         return real(offset + 1, copy, syncs)
 
-    real = replicas.translated
-    monkeypatch.setattr(replicas, "translated", translated)
+    real = replica_logs.translated
+    monkeypatch.setattr(replica_logs, "translated", translated)
 
 
 def _offsets_between_syncs_are_counted(monkeypatch):
@@ -90,8 +90,8 @@ def _offsets_between_syncs_are_counted(monkeypatch):
         ahead = offset - found.read_again_from
         return found._replace(offset=min(found.offset + ahead, copy.end))
 
-    real = replicas.translated
-    monkeypatch.setattr(replicas, "translated", translated)
+    real = replica_logs.translated
+    monkeypatch.setattr(replica_logs, "translated", translated)
 
 
 def _nothing_is_read_at_the_start(monkeypatch):
@@ -129,9 +129,9 @@ def _syncs_are_read_after_the_logs(monkeypatch):
     def translated(offset, copy, syncs):
         return translate(offset, copy._replace(end=1 << 60), syncs)
 
-    real, translate = Link._read_logs, replicas.translated  # noqa: SLF001  # the same
+    real, translate = Link._read_logs, replica_logs.translated  # noqa: SLF001  # the same
     monkeypatch.setattr(Link, "_read_logs", read_logs)
-    monkeypatch.setattr(replicas, "translated", translated)
+    monkeypatch.setattr(replica_logs, "translated", translated)
 
 
 def _commits_without_a_comparison(monkeypatch):
@@ -167,7 +167,7 @@ def _every_translation_is_written(monkeypatch):
 
 
 def _the_replica_end_is_ignored(monkeypatch):
-    monkeypatch.setattr(replicas, "preserved", lambda offset, _copy: Translated(offset, offset))
+    monkeypatch.setattr(replica_logs, "preserved", lambda offset, _copy: Translated(offset, offset))
 
 
 def _aborted_checkpoints_are_not_repeated(monkeypatch):

@@ -381,7 +381,7 @@ def test_status_and_validate_report_the_position_and_write_nothing(world):
     checked = logmirror("validate", "--check", "-c", world.config)
 
     assert status.returncode == 0, status.stdout
-    [row] = json.loads(status.stdout)
+    row = json.loads(status.stdout)[0]
     assert (row["position"], row["lag"]) == (120, 180)
     assert checked.returncode == 0, checked.stdout
     assert world.progress() == before == []
