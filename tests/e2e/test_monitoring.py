@@ -149,6 +149,7 @@ def scraped(cli_broker, tmp_path_factory):
     topic = cli_broker.create_topic("monitoring", 2)
     limits = {"max_time_ms": 200, "max_offsets": 20}
     one = mirror(topic, cli_broker.bootstrap, folder, name="orders", **limits)
+    one["groups"] = {"source-alias": "primary", "archive-interval-ms": 500}
     two = cli_broker.create_topic("of-groups", 1)
     servers = (cli_broker.bootstrap, cli_broker.bootstrap)
     standby = mirror_to_cluster(
@@ -171,7 +172,10 @@ def scraped(cli_broker, tmp_path_factory):
                 what=lambda: f"a scrape of 100 records: {run.text}",
             )
             wait_until(
-                lambda: prometheus.query("logmirror_groups_checkpoint_seconds"),
+                lambda: (
+                    prometheus.query("logmirror_groups_checkpoint_seconds")
+                    and prometheus.query("logmirror_groups_archived_seconds")
+                ),
                 what=lambda: f"a scrape of groups: {run.text}",
             )
             again = "rate(logmirror_destination_flushes_total[1m])"
