@@ -11,6 +11,7 @@ Values of records must be unique and without line ends.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -46,7 +47,7 @@ class Service(Protocol):
         """Return the end of its log."""
 
 
-class _Printing:
+class _Printing(ABC):
     """A service that prints a line for each record, in one write.
 
     Args:
@@ -64,8 +65,9 @@ class _Printing:
         self._alias = [alias] if alias else []
         self._log = folder / "processed"
 
+    @abstractmethod
     def command(self) -> list[str]:
-        raise NotImplementedError
+        """Return the program and its arguments."""
 
     def __enter__(self) -> Self:
         self._process = Process(self.command(), log=self._log)
