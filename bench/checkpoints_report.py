@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from checkpoints import FAR_GROUPS, INTERVAL_S, VERSION
+from checkpoints import DEADLINE_S, FAR_GROUPS, INTERVAL_S, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,11 +52,21 @@ def checkpoint_section(found: dict) -> str:
 
 def _program_rows(found: dict) -> Iterator[str]:
     ours, theirs = found["logmirror"], found["MirrorMaker"]
+
+    def row(name: str, key: str, goal: tuple[float, str] | None = None, *, digits: int = 1) -> str:
+        return _row(name, ours[key], theirs.get(key), goal, digits=digits)
+
     yield from _TABLE
-    yield _row("start to the last checkpoint, s", ours["start_s"], theirs["start_s"], (5, "5"))
-    yield _row("idle, cores", ours["idle_cores"], theirs["idle_cores"], (0.1, "0.1"), digits=3)
-    yield _row("last commit to the last checkpoint, s", ours["age_s"], theirs["age_s"])
-    yield _row("memory, MiB", ours["rss_mib"], theirs["rss_mib"], digits=0)
+    yield row("start to the last checkpoint, s", "start_s", (5, "5"))
+    yield row("idle, cores", "idle_cores", (0.1, "0.1"), digits=3)
+    yield row("last commit to the last checkpoint, s", "age_s")
+    yield row("memory, MiB", "rss_mib", digits=0)
+    if "written" in theirs:
+        yield ""
+        yield (
+            f"MirrorMaker wrote {theirs['written']:,} checkpoints in its first {DEADLINE_S} s, "
+            "then it was stopped: `-` was not measured."
+        )
 
 
 def _distance_rows(found: dict) -> Iterator[str]:
@@ -82,11 +92,12 @@ _TABLE = ("| | logmirror | MirrorMaker 2 | goal | met |", "|---|--:|--:|--:|---|
 def _row(
     name: str,
     ours: float,
-    theirs: float,
+    theirs: float | None,
     goal: tuple[float, str] | None = None,
     *,
     digits: int = 1,
 ) -> str:
     most, shown = goal or (None, "-")
     met = "-" if most is None else "yes" if ours <= most else "**no**"
-    return f"| {name} | {ours:,.{digits}f} | {theirs:,.{digits}f} | {shown} | {met} |"
+    other = "-" if theirs is None else f"{theirs:,.{digits}f}"
+    return f"| {name} | {ours:,.{digits}f} | {other} | {shown} | {met} |"

@@ -26,6 +26,9 @@ from forward_report import sections, table  # noqa: E402  # as above
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
 
 PAGE = HERE.parent / "docs" / "bench.md"
+KEPT = HERE.parent / "build" / "bench"
+"""Figures of each part, so that they are not lost if a later part fails."""
+
 PACKAGES = ("pyspark", "pyarrow", "numba", "numpy")
 KERNEL_GOALS = (
     ("decode to columns, CRC checked, 1 KiB records, uncompressed", "MB/s", 5000),
@@ -35,7 +38,10 @@ KERNEL_GOALS = (
 
 def run(script: str, *arguments: str) -> dict:
     command = [sys.executable, str(HERE / script), *arguments]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"{script}.json").write_bytes(found)
+    return json.loads(found)
 
 
 def processor() -> str:

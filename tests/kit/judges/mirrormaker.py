@@ -71,7 +71,7 @@ class MirrorMakerTools(ApacheTools):
             topic: The topic whose offsets are translated.
             groups: A regular expression.
             folder: The worker's directory.
-            interval_s: How often checkpoints are written.
+            interval_s: How often groups are looked up, and checkpoints are written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         worker = {
@@ -94,7 +94,7 @@ class MirrorMakerTools(ApacheTools):
             "topics": topic,
             "groups": groups,
             "emit.checkpoints.interval.seconds": interval_s,
-            "refresh.groups.interval.seconds": 1,
+            "refresh.groups.interval.seconds": interval_s,
             "checkpoints.topic.replication.factor": 1,
             "offset-syncs.topic.replication.factor": 1,
         }
