@@ -32,6 +32,7 @@ SECTIONS: Final = (
     ("Identity", "`credentials.write`, `credentials.read`"),
     ("Column", "`keys`, `values`"),
     ("Groups", "`mirrors[].groups`"),
+    ("Until", "`mirrors[].until`"),
     ("Flush", "`flush`"),
     ("Daily", "`flush.daily`"),
     ("SharedFilesystem", "`destination`, `type: filesystem`"),

@@ -15,6 +15,7 @@ from logmirror.locations import FolderLocation, S3Identity, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.takeover_spec import Takeover
+from logmirror.mirror.until import Until
 from logmirror.stores.mounts import mount_point
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ def _mirror_spec(mirror: MirrorSettings, limits: Limits) -> MirrorSpec:
             for destination in mirror.destinations
         ),
         chain_start=mirror.chain_start,
+        until=None
+        if mirror.until is None
+        else Until(time_ms=mirror.until.time_ms, offset=mirror.until.offset),
     )
 
 

@@ -44,6 +44,9 @@ from logmirror.config.scalars import (  # noqa: TC001  # pydantic evaluates the 
     Topic,
     UnpackedSize,
 )
+from logmirror.config.until_model import (
+    UntilModel,  # noqa: TC001  # pydantic evaluates the annotation
+)
 from logmirror.model import ColumnType  # noqa: TC001  # pydantic evaluates the annotation
 
 
@@ -124,6 +127,10 @@ class MirrorModel(ArchiveLayoutModel):
     default 0: it is an error if the source's log starts later, because records are lost. Only for
     destinations of type `filesystem` and `s3`: a replica in Kafka starts where the source's log
     starts."""
+
+    until: UntilModel | None = None
+    """Where the copy ends, for example to restore a topic up to a point in time. By default it does
+    not end."""
 
 
 class LimitsModel(Model):

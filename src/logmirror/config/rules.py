@@ -194,6 +194,10 @@ def _check_mirrors(source: Source, root: dict[str, Any]) -> None:
         if layout.get("compaction") is not None and mirror.get("chain-start") is not None:
             message = "has no effect with compaction: log, which starts at the log start offset"
             source.add_problem(f"{path}.chain-start", message, "remove it")
+        is_archive = kafka_rules.types_of(mirror, one, path) != {"kafka"}
+        if is_archive and layout.get("format") == "native" and mirror.get("until") is not None:
+            message = "would split a batch, and native objects hold whole batches"
+            source.add_problem(f"{path}.until", message, "use format: parquet or ndjson")
         flows.extend(_flows(path, mirror, one))
     _check_directories(source, [flow for flow in flows if not source.is_broken(flow.path)])
 

@@ -52,6 +52,7 @@ from logmirror.config.scalars import (
 from logmirror.config.schema import json_schema
 from logmirror.config.secret_rules import with_secrets
 from logmirror.config.source import parse
+from logmirror.config.until_model import UntilSettings, until_settings
 from logmirror.model import ColumnTypes, Limits
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ class MirrorSettings:
 
     groups: GroupsSettings | None = None
     """The consumer groups; None: they are not translated."""
+
+    until: UntilSettings | None = None
+    """Where the copy ends; None: it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +336,7 @@ def _mirror(
             value="bytes" if mirror.values is None else mirror.values.type,
         ),
         groups=None if mirror.groups is None else groups_settings(mirror.groups),
+        until=None if mirror.until is None else until_settings(mirror.until),
     )
 
 

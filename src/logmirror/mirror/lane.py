@@ -52,6 +52,8 @@ class LaneKey(NamedTuple):
 
     source: ConnectionSettings
     place: object
+    ends: bool
+    """Whether the mirrors have `until`: the lane copies up to it, and ends."""
 
 
 def place_of(spec: DestinationSpec) -> object:
@@ -78,9 +80,9 @@ def lanes_of(
         parts: dict[LaneKey, list[tuple[str, DestinationSpec]]] = defaultdict(list)
         for name, spec in mirror.destinations:
             is_shared = shares_reads and not spec.follows
-            parts[LaneKey(mirror.source, "archives" if is_shared else place_of(spec))].append(
-                (name, spec)
-            )
+            place = "archives" if is_shared else place_of(spec)
+            key = LaneKey(mirror.source, place, ends=mirror.until is not None)
+            parts[key].append((name, spec))
         for key, destinations in parts.items():
             found[key].append(replace(mirror, destinations=tuple(destinations)))
     kept = dict(list(found.items())[:LANES_MAX])
@@ -136,6 +138,7 @@ class Lane:
         self._tick = Tick(self.table, context, engine, progress)
         self._record_lag = RecordLag(context.brief_client, context.clock, context.observer)
         self._has_targets = False
+        self._ends = all(mirror.until for mirror in mirrors)
 
     @property
     def has_begun(self) -> bool:
@@ -166,6 +169,7 @@ class Lane:
             LogmirrorError: The process must end.
         """
         table, stopping = self.table, stopping_since_ms is not None
+        until_now |= self._ends
         with self.progress.doing("open"):
             self._discovery.run(until_now=until_now)
         with self.progress.doing("poll"):

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from logmirror import failpoints
 from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError
+from logmirror.mirror import until
 from logmirror.mirror.backoff import RETRIABLE
 from logmirror.mirror.drift import DriftSchedule
 from logmirror.mirror.opening import Opening
 from logmirror.mirror.source_views import compared_views
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.flow_table import FlowTable, LoopContext
+    from logmirror.model import TopicPartition
 
 
 class SourcePoll:
@@ -58,13 +60,22 @@ class SourcePoll:
         for source, states in by_source.items():
             partitions = {state.flow.source for state in states}
             try:
-                ends = self._context.client(source).list_offsets(partitions, LATEST)
+                client = self._context.client(source)
+                ends = client.list_offsets(partitions, LATEST)
+                limits = until.limits(client, self._wanted(states), ends, self._clock)
             except LogmirrorError as error:
                 self._poll_failed(states, error)
                 continue
             for state in states:
-                self._update(state, ends[state.flow.source], now_ms, wall_ms)
+                self._update(state, ends[state.flow.source], limits, now_ms, wall_ms)
         failpoints.reach("plan.positions")
+
+    def _wanted(self, states: Iterable[FlowState]) -> Iterator[tuple[TopicPartition, until.Until]]:
+        """Yield where the flows end that have no target yet."""
+        for state in states:
+            wanted = self._table.mirror_of[state.flow].until
+            if wanted is not None and state.target is None:
+                yield state.flow.source, wanted
 
     def _poll_failed(self, states: Sequence[FlowState], error: LogmirrorError) -> None:
         """Fail the flows of a request that failed.
@@ -83,12 +94,18 @@ class SourcePoll:
                     cause = its_own
             self._table.fail(state, cause)
 
-    def _update(self, state: FlowState, end: int, now_ms: int, wall_ms: int) -> None:
+    def _update(
+        self, state: FlowState, polled: int, limits: until.Limits, now_ms: int, wall_ms: int
+    ) -> None:
+        end, wanted = polled, self._table.mirror_of[state.flow].until
         try:
             if end < state.position:
                 state.outdated()  # the topic may have been recreated
             if state.position_stale:
                 end = self._read_position(state)
+            if wanted is not None:  # the limits are those of the polled end
+                limit = limits.get((state.flow.source, wanted))
+                end = min(polled, until.limited(state, limit, end))
         except LogmirrorError as error:
             self._table.fail(state, error)
             return

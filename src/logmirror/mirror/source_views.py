@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.ports import ChainStart, DestinationSpec
+    from logmirror.mirror.until import Until
     from logmirror.model import TopicPartition
 
 
@@ -35,6 +36,9 @@ class MirrorSpec:
     """Effective name and settings of each destination."""
 
     chain_start: ChainStart
+
+    until: Until | None = None
+    """Where the copy ends. None: it does not."""
 
 
 def flows_of(spec: MirrorSpec, numbers: Iterable[int]) -> list[tuple[FlowId, DestinationSpec]]:

@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from logmirror.clock import SYSTEM_CLOCK, Clock
-from logmirror.cluster.client import EARLIEST, FetchResult
+from logmirror.cluster.client import EARLIEST, NO_OFFSET, FetchResult
 from logmirror.errors import PositionError
 from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
@@ -67,6 +67,15 @@ class Log:
         known = [one.leader_epoch for one in headers if one.leader_epoch <= epoch]
         return EpochEnd(max(known, default=epoch), min(later, default=self.end))
 
+    def first_since(self, timestamp_ms):
+        """Respond as a broker does to a lookup by time; -1: there is no such record.
+
+        Batches count as a whole: give each record one of its own.
+        """
+        headers = [parse_header(batch, 0) for batch in self.batches]
+        found = [h.base_offset for h in headers if h.max_timestamp_ms >= timestamp_ms]
+        return min(found, default=NO_OFFSET)
+
     @property
     def end(self):
         if self.last_stable_offset is not None:
@@ -110,6 +119,8 @@ class ScriptedClient:
 
     def list_offsets(self, partitions, at, *, read_committed=True):
         del read_committed  # high watermark and last stable offset are the same here
+        if at >= 0:
+            return {tp: self.logs[tp].first_since(at) for tp in partitions}
         return {
             tp: self.logs[tp].log_start if at == EARLIEST else self.logs[tp].end
             for tp in partitions
@@ -132,7 +143,7 @@ class ScriptedClient:
     ):
         self.fetches += 1
         log = self.logs[partition]
-        if topic_id != self.topic_id:
+        if topic_id not in {None, self.topic_id}:
             raise PositionError("the topic was deleted and created again")
         if not log.log_start <= offset <= log.end:
             raise PositionError(
@@ -272,7 +283,16 @@ class SteppingClock(Clock):
 
 @contextlib.contextmanager
 def service(  # noqa: PLR0913  # each test says only what it cares about
-    client, store, *, spec=None, chain_start=None, clock=None, slots=2, names=("d",), **more
+    client,
+    store,
+    *,
+    spec=None,
+    clock=None,
+    slots=2,
+    names=("d",),
+    chain_start=None,
+    until=None,
+    **more,
 ):
     """Yield (service, runner) of a whole driver loop over a scripted source.
 
@@ -287,6 +307,7 @@ def service(  # noqa: PLR0913  # each test says only what it cares about
         partitions=None,
         destinations=tuple((name, spec) for name in names),
         chain_start=chain_start,
+        until=until,
     )
     clock = clock or SYSTEM_CLOCK
 

@@ -1,0 +1,88 @@
+"""`until` with a real cluster: the copy has the records before a time, wherever it was killed.
+
+Method: the source has transactions, whose markers are younger than all records, and timestamps that
+step back. librdkafka reads the committed records of the source: the replicas must have those before
+the first record of the time, with their offsets or in their order. The run ends by itself, and is
+killed in between.
+"""
+
+import json
+from itertools import takewhile
+
+import pytest
+
+from kit.judges.clients import odd_messages, produce, rows_by_librdkafka
+from kit.judges.gaps import write_transactions
+from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster
+from logmirror.failpoints import VARIABLE
+
+PARTITIONS = 2
+START_MS = 1_700_000_000_000
+ENDED = 0
+BEYOND = 69
+
+
+def rows_before(bootstrap, topic, partition, time_ms):
+    """The committed records before the first one with at least this timestamp."""
+    rows = rows_by_librdkafka(bootstrap, topic, partition=partition)
+    return list(takewhile(lambda row: row.timestamp_ms < time_ms, rows))
+
+
+def fill(broker, topic):
+    """Write transactions and odd messages; return a time in the middle of them."""
+    broker.create_topic(topic, partitions=PARTITIONS)
+    for partition in range(PARTITIONS):
+        write_transactions(broker.bootstrap, topic, partition, start_ms=START_MS)
+        messages = odd_messages(2_000, seed=partition, start_ms=START_MS + 20_000)
+        produce(broker.bootstrap, topic, messages, partition=partition)
+    return START_MS + 30_000
+
+
+@pytest.mark.parametrize("offsets", ["preserve", "translate"])
+def test_a_replica_has_exactly_the_records_before_a_time(kafka_431, topic_name, tmp_path, offsets):
+    broker, bootstrap = kafka_431, kafka_431.bootstrap
+    time_ms = fill(broker, topic_name)
+    copied = f"{topic_name}-{offsets}"
+    mirror = mirror_to_cluster(topic_name, bootstrap, bootstrap, topic=copied, offsets=offsets)
+    config = tmp_path / "mirror.yaml"
+    config.write_text(config_text(mirror | {"until": {"time": time_ms}}))
+
+    point = {"preserve": "produce.answered#2", "translate": "translate.committed#1"}[offsets]
+    with InlineRun(config, folder=tmp_path, environment={VARIABLE: point}) as run:
+        assert run.wait() != ENDED, "the crash point was not reached"
+    for _ in range(2):
+        with InlineRun(config, folder=tmp_path) as run:
+            assert run.wait() == ENDED, run.text
+
+    for partition in range(PARTITIONS):
+        expected = rows_before(bootstrap, topic_name, partition, time_ms)
+        assert 400 < len(expected) < 2_200, "the time is in the middle"
+        found = list(rows_by_librdkafka(bootstrap, copied, partition=partition))
+        if offsets == "translate":
+            expected, found = ([row[1:] for row in rows] for rows in (expected, found))
+        assert found == expected
+
+    config.write_text(config_text(mirror | {"until": {"time": time_ms - 10_000}}))
+    with InlineRun(config, folder=tmp_path) as run:
+        assert run.wait() == BEYOND, run.text
+    assert "beyond `until`" in run.text
+
+
+def test_an_archive_ends_before_an_offset(kafka_431, topic_name, tmp_path):
+    fill(kafka_431, topic_name)
+    lake = {"name": "lake", "type": "filesystem", "root": str(tmp_path / "lake")}
+    mirror = mirror_to_cluster(topic_name, kafka_431.bootstrap, "unused:1") | {
+        "format": "ndjson",
+        "flush": {"max-time-ms": 60_000, "max-bytes": 100_000_000, "max-offsets": 1_000},
+        "destinations": [lake],
+        "until": {"offset": 1_234},
+    }
+    config = tmp_path / "mirror.yaml"
+    config.write_text(config_text(mirror))
+    with InlineRun(config, folder=tmp_path) as run:
+        assert run.wait() == ENDED, run.text
+    for partition in range(PARTITIONS):
+        last = max((tmp_path / "lake").glob(f"*/{partition}/*.ndjson"))
+        assert last.name == f"{1_000:020}-{1_233:020}.ndjson"
+        offsets = [json.loads(line)["offset"] for line in last.read_text().splitlines()]
+        assert offsets == list(range(1_000, 1_234))
