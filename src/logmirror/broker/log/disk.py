@@ -87,6 +87,10 @@ class Disk:
         """Open an existing file for reading."""
         return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
+    def read_start(self, path: Path, size_bytes: int) -> bytes:
+        """Read the first bytes of a file."""
+        return os.pread(self.open_for_reading(path).fd, size_bytes, 0)
+
     def append(self, file: OpenFile, data: memoryview) -> None:
         """Append all of `data`. After an error, an unknown part of it is in the file."""
         written = os.write(file.fd, data)

@@ -404,10 +404,14 @@ class PartitionLog:
     def take_offline(self, failure: LogmirrorError) -> None:
         """Refuse all further requests, and fail all waiting ones (L3)."""
         self.failure = failure
+        self.fail_waiters(failure)
+        self._notify_watchers()
+
+    def fail_waiters(self, failure: LogmirrorError) -> None:
+        """Fail all waiting requests. Their records may become durable later."""
         waiters, self._ack_waiters = self._ack_waiters, deque()
         for _, done in waiters:
             done(failure)
-        self._notify_watchers()
 
     # Reading
 
