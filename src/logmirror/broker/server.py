@@ -115,11 +115,14 @@ def serve(
             held.callback(bucket.close)
             _LOG.info("%s: taken over, epoch %d", options.bucket, bucket.epoch)
         database = database_path(options.log_dirs)
-        metadata = held.enter_context(contextlib.closing(MetadataStore(database)))
-        state = StateStore(database.with_name("state.sqlite"))
-        held.enter_context(contextlib.closing(state))
-        security = SecurityStore(database.with_name(FILE_NAME))
-        held.enter_context(contextlib.closing(security))
+        paths = database, database.with_name("state.sqlite"), database.with_name(FILE_NAME)
+        shipping = [None if bucket is None else bucket.restored(path) for path in paths]
+        metadata = held.enter_context(contextlib.closing(MetadataStore(paths[0], shipping[0])))
+        state = held.enter_context(contextlib.closing(StateStore(paths[1], shipping[1])))
+        security = held.enter_context(contextlib.closing(SecurityStore(paths[2], shipping[2])))
+        if bucket is not None:
+            for path, found in zip(paths, (metadata, state, security), strict=True):
+                bucket.snapshots.add(path.stem, found.snapshot)
         for file in cluster_id_files(options.log_dirs, metadata.cluster_id):
             Disk().write_synced(file, [metadata.cluster_id.encode()])
             Disk().sync_folder(file.parent)

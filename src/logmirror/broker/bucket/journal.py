@@ -15,7 +15,6 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as WaitError
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
@@ -35,9 +34,6 @@ MAX_OBJECT_BYTES: Final = 8 * 1024 * 1024
 
 _FIRST_PAUSE_MS: Final = 100
 _LONGEST_PAUSE_MS: Final = 2_000
-SHIP_S: Final = 30.0
-"""How long a change of a database waits for the bucket."""
-
 
 class Submission(NamedTuple):
     """Entries that become durable together."""
@@ -103,14 +99,13 @@ class Journal:
         return UnavailableError("the broker is stopping") if self._closing.is_set() else None
 
     def ship(self, name: str, payload: bytes, *, is_snapshot: bool = False) -> None:
-        """Make a change of a database durable, or a snapshot of it. Blocks.
+        """Make a change of a database durable, or a snapshot of it. Blocks until that is known.
 
         Changes are durable in the order of the calls. A snapshot must hold every change that was
         shipped before it, and none that was not.
 
         Raises:
-            UnavailableError: The bucket cannot be written for `SHIP_S`, or the broker is stopping.
-                The change may become durable later.
+            UnavailableError: The broker is stopping, and the bucket cannot be written.
             FencedError: Another broker took the log dir over.
         """
         entry = of_database(Kind.SNAPSHOT if is_snapshot else Kind.CHANGE, name, payload)
@@ -123,12 +118,7 @@ class Journal:
                 outcome.set_exception(error)
 
         self.submit(Submission(len(payload), lambda: [entry], done))
-        try:
-            outcome.result(SHIP_S)
-        except WaitError as error:
-            raise UnavailableError(
-                "the bucket cannot be written", hint="see the broker's log", database=name
-            ) from error
+        outcome.result()
 
     def close(self, timeout_s: float) -> None:
         """Write what was submitted, at most for some time, and end the thread."""

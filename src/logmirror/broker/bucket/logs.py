@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logmirror import failpoints
 from logmirror.broker.bucket.chain import PRODUCERS, commit_name
+from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshots, restore
 from logmirror.broker.bucket.files import BucketDisk
 from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.recovery import READERS, take_over
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from logmirror.broker.bucket.chain import Key
-    from logmirror.broker.bucket.recovery import DatabaseEntries, Recovered
+    from logmirror.broker.bucket.recovery import Recovered
     from logmirror.broker.bucket.tails import Stretch
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import TopicRow
@@ -102,16 +103,18 @@ class BucketLogs:
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
         self._closing = threading.Event()
         self._uploads = ThreadPoolExecutor(1, "logmirror-upload")
-        self.when_snapshot_due: Callable[[str], None] = lambda _: None
+        self.snapshots = Snapshots()
 
     @property
     def logs(self) -> list[PartitionLog]:
         """The logs of all partitions."""
         return list(self._keys)
 
-    def database(self, name: str) -> DatabaseEntries:
-        """Return what the chain holds of a database."""
-        return self._recovered.databases[name]
+    def restored(self, path: Path) -> DatabaseShipping:
+        """Write a database as the chain has it; returns where its changes go."""
+        name = path.stem
+        restore(path, self._recovered.databases[name])
+        return DatabaseShipping(self.journal, name)
 
     def key_of(self, log: PartitionLog) -> Key:
         """Return topic ID and partition of a log."""
@@ -122,7 +125,7 @@ class BucketLogs:
         with self.journal.lock:
             held = self._coverage.holding(before_ms, most)
         for name in held.names:
-            self.when_snapshot_due(name)
+            self.snapshots.due(name)
         return [(self._by_key[key], end) for key, end in held.ends.items() if key in self._by_key]
 
     # Opening
