@@ -57,7 +57,7 @@ def location_of(text: str) -> S3Location:
     """
     bucket, _, prefix = text.removeprefix(_SCHEME).partition("/")
     prefix = prefix.rstrip("/")
-    if not bucket or not all(prefix.split("/")) and prefix:
+    if not bucket or (prefix and not all(prefix.split("/"))):
         raise UsageError("--log-dir must be s3://BUCKET/PREFIX", found=text)
     has_endpoint = any(os.environ.get(name) for name in _ENDPOINTS)
     return S3Location(bucket=bucket, prefix=prefix, path_style=has_endpoint)
@@ -67,8 +67,8 @@ def location_of(text: str) -> S3Location:
 def _working_folder(work_dir: Path | None) -> Iterator[Path]:
     """Yield an empty folder, which is removed in the end."""
     if work_dir is None:
-        with tempfile.TemporaryDirectory(prefix="logmirror-broker-") as folder:
-            yield Path(folder) / "work"
+        with tempfile.TemporaryDirectory(prefix="logmirror-broker-") as temporary:
+            yield Path(temporary) / "work"
         return
     folder = work_dir / "logmirror-work"
     try:

@@ -60,9 +60,7 @@ class Recording(sqlite3.Connection):
 
 def connected(path: Path) -> Recording:
     """Open a connection outside transactions, for all threads."""
-    found = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, factory=Recording
-    )
+    found = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Recording)
     found.statements = []
     return found
 

@@ -66,8 +66,8 @@ class BrokerOptions:
     """The folder of all topics: `<log_dir>/<topic>/<partition>/`. Created if it does not exist."""
 
     bucket: str = ""
-    """Where the log dir is, if it is in a bucket: `s3://bucket/prefix`. Then `log_dir` is the working
-    folder: copies, which no start reads."""
+    """Where the log dir is, if it is in a bucket: `s3://bucket/prefix`. Then `log_dir` is the
+    working folder: copies, which no start reads."""
 
     commit_interval_ms: int = 100
     """In a bucket: least time between two commit objects. It bounds the requests per second."""
@@ -77,7 +77,7 @@ class BrokerOptions:
     retry."""
 
     commit_age_ms: int = 600_000
-    """In a bucket: a partition whose oldest commit is older is sealed, so that a start reads few."""
+    """In a bucket: a partition whose oldest commit is older is sealed; a start reads few."""
 
     max_commits: int = 5_000
     """In a bucket: the same, if there are more commits than this."""

@@ -121,8 +121,9 @@ def serve(
         state = held.enter_context(contextlib.closing(StateStore(paths[1], shipping[1])))
         security = held.enter_context(contextlib.closing(SecurityStore(paths[2], shipping[2])))
         if bucket is not None:
-            for path, found in zip(paths, (metadata, state, security), strict=True):
-                bucket.snapshots.add(path.stem, found.snapshot)
+            makers = metadata.snapshot, state.snapshot, security.snapshot
+            for path, make in zip(paths, makers, strict=True):
+                bucket.snapshots.add(path.stem, make)
         for file in cluster_id_files(options.log_dirs, metadata.cluster_id):
             Disk().write_synced(file, [metadata.cluster_id.encode()])
             Disk().sync_folder(file.parent)
@@ -179,7 +180,7 @@ async def _serve(
     store, state, security = stores
     loop = asyncio.get_running_loop()
     max_connections, max_files = _share_files(options.max_connections)
-    disk = Disk(max_files=max_files) if bucket is None else bucket.disk
+    disk = _disk(max_files, bucket)
     cache = SegmentCache(disk, max_loaded=min(DEFAULT_LOADED_SEGMENTS, max_files // 2))
     with (
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
@@ -191,8 +192,7 @@ async def _serve(
         commits = _commits(options, flushers, disk, bucket)
         topics = Topics(options, store, others, disk, cache, commits, bucket)
         topics.load()
-        if isinstance(commits, BucketCommit):
-            commits.opened()
+        commits.opened()
         await topics.create_missing()
         groups = _groups(options, state, topics)
         transactions = TransactionService(
@@ -221,8 +221,7 @@ async def _serve(
         housekeeping, compactor = _background(broker, disk, cleaners)
         keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
         stop = _stop_on_signals(loop)
-        if isinstance(commits, BucketCommit):
-            commits.fenced.add_done_callback(lambda _: stop.set())
+        commits.fenced.add_done_callback(lambda _: stop.set())
         if options.stop_with_stdin:
             loop.add_reader(_STDIN, _read_stdin, loop, stop)
         _collect_rarely()
@@ -240,8 +239,15 @@ async def _serve(
         await transactions.stop()
         groups.stop()
         await topics.close()
-        if isinstance(commits, BucketCommit) and commits.fenced.done():
+        if commits.fenced.done():
             raise commits.fenced.result()
+
+
+def _disk(max_files: int, bucket: BucketLogs | None) -> Disk:
+    if bucket is None:
+        return Disk(max_files=max_files)
+    bucket.disk.max_files = max_files
+    return bucket.disk
 
 
 def _commits(

@@ -1,9 +1,8 @@
-"""Goal: whatever fails, and whoever wakes late, nothing acknowledged is lost, doubled or changed."""
+"""Nothing acknowledged is lost, repeated or changed, whatever fails and in which order."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +13,9 @@ from logmirror.broker.bucket.chain import Coverage
 from logmirror.broker.bucket.chain_writer import ChainWriter
 from logmirror.errors import FencedError, LogmirrorError
 from logmirror.stores.base import AlreadyExistsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SEEDS = sized(150, 1_000, 10_000)
 _BUG_SEEDS = 2_000
@@ -99,7 +101,7 @@ def test_a_fence_that_is_not_looked_behind_is_found(tmp_path, monkeypatch):
 
 
 def _take_over_without_fence(self: Any) -> None:
-    """Begin behind what is there, as if nobody else could write."""
+    """Begin behind what is there, as if no other owner could write."""
     found = list(self._store.names(chain_writer.COMMITS))
     self.epoch, self.next_sequence = len(found) + 1, 1_000 * (1 + int(self._writer))
 

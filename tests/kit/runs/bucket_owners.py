@@ -134,7 +134,7 @@ class Owner:
             self.is_over = True
             self.world.turns.end()
 
-    def _patiently(self, call: Callable[[], Any]) -> Any:
+    def _until_done(self, call: Callable[[], Any]) -> Any:
         while True:
             try:
                 return call()
@@ -146,7 +146,7 @@ class Owner:
     def open(self) -> None:
         """Take the bucket over and read it."""
         writer = b"%08d" % self.number
-        owner, found = self._patiently(lambda: take_over(self.store, writer, self._spool))
+        owner, found = self._until_done(lambda: take_over(self.store, writer, self._spool))
         self.journal = Journal(owner, found.coverage, interval_ms=0)
         self.journal.pause = lambda _: None
         self.changes = list(found.databases["broker"].changes)
@@ -161,12 +161,12 @@ class Owner:
 
     def _open_partition(self, number: int, found: Any) -> None:
         folder = folder_of("t", TOPIC, number)
-        objects, _ = self._patiently(
+        objects, _ = self._until_done(
             lambda: sealed_objects(self.store, folder, self.starts[number])
         )
         end = objects[-1].next if objects else None
         for one in objects:
-            body = self._patiently(lambda o=one: self.store.read(object_name(folder, o[0], o[1])))
+            body = self._until_done(lambda o=one: self.store.read(object_name(folder, o[0], o[1])))
             self._remember(number, one.first, body)
             self.sealed[number].append((one.first, one.next))
         stretches = found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
@@ -242,13 +242,13 @@ class Owner:
 
     def _upload(self, number: int, first: int, end: int) -> None:
         folder, body = folder_of("t", TOPIC, number), self._body(number, first, end)
-        self._patiently(lambda: upload(self.store, folder, first, end, [body], b"state"))
+        self._until_done(lambda: upload(self.store, folder, first, end, [body], b"state"))
         self.sealed[number].append((first, end))
         self.journal.coverage.covered((TOPIC.bytes, number), end)
 
     def _remove(self) -> None:
         for sequence in self.journal.coverage.take_removable():
-            self._patiently(lambda s=sequence: self.store.delete(commit_name(s)))
+            self._until_done(lambda s=sequence: self.store.delete(commit_name(s)))
 
     def _change(self, text: bytes | None = None) -> None:
         text = text or b"c%d" % self.world.next_change()
@@ -271,7 +271,7 @@ class Owner:
             self.world.starts[number] = max(self.world.starts[number], end)
             first, end = self.sealed[number].pop(0)
             name = object_name(folder_of("t", TOPIC, number), first, end)
-            self._patiently(lambda: self.store.delete(name))
+            self._until_done(lambda: self.store.delete(name))
 
 
 class World:

@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,7 +28,7 @@ from logmirror.errors import CorruptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from logmirror.broker.bucket.commit_format import Commit, Entry
+    from logmirror.broker.bucket.commit_format import Entry
 
 COMMITS: Final = ".logmirror/broker/commits"
 PRODUCERS: Final = ".logmirror/broker/producers"
@@ -58,7 +59,7 @@ def needed(sequences: Sequence[int], is_fence: Callable[[int], bool]) -> Sequenc
         CorruptionError: An object is missing.
     """
     start = 0
-    for number, (before, after) in enumerate(zip(sequences, sequences[1:], strict=False), 1):
+    for number, (before, after) in enumerate(itertools.pairwise(sequences), 1):
         if after == before + 1:
             continue
         start = number

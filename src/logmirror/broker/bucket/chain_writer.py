@@ -114,7 +114,6 @@ class ChainWriter:
                 "another broker took over this log dir", name=later[0], epoch=self.epoch
             )
 
-
     def commits(self) -> Sequence[int]:
         """Return the sequence numbers of all objects that may be needed.
 

@@ -2,7 +2,7 @@
 
     appended, due ... -> [gather] -> pieces of many partitions -> one commit object -> responses
 
-One gathering is on its way at a time; what is appended meanwhile is in the next one. An outage of
+One gathering is in flight at a time; what is appended meanwhile is in the next one. An outage of
 the bucket takes no partition offline: the bytes stay, and become durable when it is back. Producers
 that wait for longer than `commit_timeout_ms` get an error that their clients retry.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.log.disk import OpenFile
     from logmirror.broker.log.partition_log import PartitionLog
-    from logmirror.broker.log.segment import Segment, SparseIndex
+    from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.sync_job import SyncJob
 
 _LOG: Final = logging.getLogger(__name__)
@@ -93,7 +93,6 @@ class BucketCommit(GroupCommit):
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight = 0
         self._began_ms = SYSTEM_CLOCK.monotonic_ms() - interval_ms
-        self.fenced: asyncio.Future[FencedError] = self._loop.create_future()
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         bucket.journal.when_fenced = lambda error: self._soon(self._fence, error)
 
@@ -140,9 +139,7 @@ class BucketCommit(GroupCommit):
         for number, (ranges, cut) in enumerate(pieces, 1):
             is_last = number == len(pieces)
 
-            def done(
-                _: int, error: BaseException | None, *, is_last: bool = is_last
-            ) -> None:
+            def done(_: int, error: BaseException | None, *, is_last: bool = is_last) -> None:
                 if is_last or error is not None:
                     self._soon(self._committed, log, job, running, error)
 
@@ -155,7 +152,9 @@ class BucketCommit(GroupCommit):
         self, log: PartitionLog, job: SyncJob
     ) -> Iterator[tuple[list[_Range], tuple[int, int] | None]]:
         """Yield what one submission holds: batches, and the cut of a segment behind them."""
-        ends = [(seal.segment, seal.segment.size_bytes, seal.segment.next_offset) for seal in job.seals]
+        ends = [
+            (seal.segment, seal.segment.size_bytes, seal.segment.next_offset) for seal in job.seals
+        ]
         tail = job.tail, job.tail_bytes, job.end_offset
         for segment, end, next_offset in [*ends, tail]:
             place = self._places.get(log, _Place(-1, 0))
@@ -169,7 +168,7 @@ class BucketCommit(GroupCommit):
             yield [], None
 
     def opened(self) -> None:
-        """Note that everything the logs hold is in the chain. Called once, before any append."""
+        """See `GroupCommit.opened`; everything that the logs hold is in the chain."""
         for log in self._bucket.logs:
             if log.tail is not None:
                 self._places[log] = _Place(log.tail.first, log.tail.size_bytes)
@@ -191,7 +190,10 @@ class BucketCommit(GroupCommit):
             if error is None:
                 for seal in job.seals:
                     first, after = seal.segment.first, seal.segment.next_offset
-                    source, target = open_path(job.folder, first), sealed_path(job.folder, first, after)
+                    source, target = (
+                        open_path(job.folder, first),
+                        sealed_path(job.folder, first, after),
+                    )
                     self._disk.rename(source, target)
         except OSError as failed:
             error = failed
@@ -257,7 +259,7 @@ class BucketCommit(GroupCommit):
 def _ranges(segment: Segment, start: int, end: int, next_offset: int) -> Iterator[_Range]:
     """Split a part of a file at batch boundaries."""
     _, file, index = opened(segment)
-    first = _offset_at(segment, index, file, start, next_offset)
+    first = _offset_at(segment, file, start, next_offset)
     while start < end:
         stop, after = end, next_offset
         if end - start > _PIECE_BYTES:
@@ -270,9 +272,7 @@ def _ranges(segment: Segment, start: int, end: int, next_offset: int) -> Iterato
         start, first = stop, after
 
 
-def _offset_at(
-    segment: Segment, index: SparseIndex, file: OpenFile, position: int, end: int
-) -> int:
+def _offset_at(segment: Segment, file: OpenFile, position: int, end: int) -> int:
     """Return the base offset of the batch at a position; `end` behind the last one."""
     if position == 0:
         return segment.first
@@ -285,9 +285,7 @@ def _reader(
     key: tuple[bytes, int], ranges: list[_Range], cut: tuple[int, int] | None
 ) -> Callable[[], list[Entry]]:
     def read() -> list[Entry]:
-        entries = [
-            Entry(Kind.DATA, *key, one.first, one.next, _whole(one)) for one in ranges
-        ]
+        entries = [Entry(Kind.DATA, *key, one.first, one.next, _whole(one)) for one in ranges]
         if cut is not None:
             entries.append(Entry(Kind.CUT, *key, *cut))
         return entries

@@ -112,7 +112,9 @@ class Snapshots:
         if name in self._busy or name not in self._makers:
             return
         self._busy.add(name)
-        threading.Thread(target=self._make, args=(name,), name="logmirror-snapshot", daemon=True).start()
+        threading.Thread(
+            target=self._make, args=(name,), name="logmirror-snapshot", daemon=True
+        ).start()
 
     def _make(self, name: str) -> None:
         try:

@@ -103,13 +103,12 @@ class BucketDisk(Disk):
         return f"{self._folders[path.parent]}/{path.name}"
 
     def _fetched(self, path: Path) -> OpenFile:
-        part = path.with_name(f".{secrets.token_hex(8)}.fetched")
+        size, part = 0, path.with_name(f".{secrets.token_hex(8)}.fetched")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._store.open(self._name(path)) as source, part.open("wb") as target:
                 while data := source.read(_COPY_BYTES):
-                    target.write(data)
-                size = target.tell()
+                    size += target.write(data)
             file = super().open_for_reading(part)
             part.replace(path)
         except (LogmirrorError, KeyError) as error:

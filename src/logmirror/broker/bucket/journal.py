@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
-from logmirror.broker.bucket.chain import Coverage
 from logmirror.broker.bucket.commit_format import Entry, Kind, of_database
 from logmirror.clock import SYSTEM_CLOCK, jittered_ms
 from logmirror.errors import FencedError, LogmirrorError, UnavailableError
@@ -26,6 +25,7 @@ from logmirror.errors import FencedError, LogmirrorError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from logmirror.broker.bucket.chain import Coverage
     from logmirror.broker.bucket.chain_writer import ChainWriter
 
 _LOG: Final = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ MAX_OBJECT_BYTES: Final = 8 * 1024 * 1024
 
 _FIRST_PAUSE_MS: Final = 100
 _LONGEST_PAUSE_MS: Final = 2_000
+
 
 class Submission(NamedTuple):
     """Entries that become durable together."""
@@ -65,7 +66,8 @@ class Journal:
     ) -> None:
         self._writer = writer
         self.coverage = coverage
-        self._interval_ms, self._check_ms = interval_ms, check_ms
+        self.interval_ms, self._check_ms = 0, check_ms
+        self._least_ms = interval_ms
         self._waiting: deque[Submission] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -84,6 +86,10 @@ class Journal:
     def start(self) -> None:
         """Start the thread. What was submitted before is written then."""
         self._thread.start()
+
+    def opened(self) -> None:
+        """Keep the interval from now on; the steps of a start depend on each other."""
+        self.interval_ms = self._least_ms
 
     def submit(self, submission: Submission) -> None:
         """Make entries durable, in the order of the calls. Never blocks."""
@@ -130,7 +136,7 @@ class Journal:
     # The thread
 
     def _run(self) -> None:
-        began_ms = -self._interval_ms
+        began_ms = SYSTEM_CLOCK.monotonic_ms()
         while True:
             with self._changed:
                 if not self._waiting and not self._closing.is_set():
@@ -142,7 +148,7 @@ class Journal:
                 self._check()
                 continue
             if not self._closing.is_set():
-                SYSTEM_CLOCK.sleep_ms(began_ms + self._interval_ms - SYSTEM_CLOCK.monotonic_ms())
+                SYSTEM_CLOCK.sleep_ms(began_ms + self.interval_ms - SYSTEM_CLOCK.monotonic_ms())
             began_ms = SYSTEM_CLOCK.monotonic_ms()
             self.commit()
 

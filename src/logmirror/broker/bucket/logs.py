@@ -1,6 +1,6 @@
 """A log dir in a bucket: opens its partitions, seals, removes and deletes.
 
-One thread uploads and deletes, in order. It tries again until the bucket answers: a segment's
+One thread uploads and deletes, in order. It tries again until the bucket responds: a segment's
 commits stay until its object exists, so nothing depends on when that is.
 """
 
@@ -10,8 +10,8 @@ import itertools
 import logging
 import shutil
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logmirror import failpoints
@@ -28,10 +28,10 @@ from logmirror.broker.bucket.sealed_objects import (
     sealed_objects,
     upload,
 )
+from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.broker.log.open_segments import read_open, remember
 from logmirror.broker.log.partition_log import PartitionLog
-from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
 from logmirror.clock import jittered_ms, new_nonce
@@ -40,9 +40,9 @@ from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from logmirror.broker.bucket.chain import Key
-    from logmirror.broker.bucket.recovery import Recovered
     from logmirror.broker.bucket.tails import Stretch
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import TopicRow
@@ -102,6 +102,7 @@ class BucketLogs:
         self._listed: dict[Key, _Listed | LogmirrorError] = {}
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
         self._closing = threading.Event()
+        self._removable: deque[int] = deque()
         self._uploads = ThreadPoolExecutor(1, "logmirror-upload")
         self.snapshots = Snapshots()
 
@@ -264,6 +265,7 @@ class BucketLogs:
 
     def opened(self) -> None:
         """Finish the opening: remove the copies of commits, upload what was cut and not sealed."""
+        self.journal.opened()
         shutil.rmtree(self._spool, ignore_errors=True)
         self._recovered.tails.clear()
         self._recovered.databases.clear()
@@ -304,19 +306,11 @@ class BucketLogs:
     def _remove_commits(self) -> None:
         with self.journal.lock:
             removable = self._coverage.take_removable()
-        for number, sequence in enumerate(removable):
-            try:
-                self._store.delete(commit_name(sequence))
-            except LogmirrorError as error:
-                # Later ones must not be removed before it. They are at the next start.
-                _LOG.warning("commits could not be removed: %s", error)
-                self._submit(lambda: self._delete_commits(removable[number:]))
-                return
+        self._removable.extend(removable)
+        while self._removable:  # in order (K1); one that fails is tried again first
+            self._store.delete(commit_name(self._removable[0]))
+            self._removable.popleft()
             failpoints.reach("bucket.removed")
-
-    def _delete_commits(self, sequences: list[int]) -> None:
-        for sequence in sequences:
-            self._store.delete(commit_name(sequence))
 
     # Deleting
 
@@ -357,9 +351,9 @@ class BucketLogs:
     # The thread
 
     def _submit(self, work: Callable[[], None]) -> Future[Any]:
-        return self._uploads.submit(self._patiently, work)
+        return self._uploads.submit(self._until_done, work)
 
-    def _patiently(self, work: Callable[[], None]) -> None:
+    def _until_done(self, work: Callable[[], None]) -> None:
         for attempt in itertools.count():
             if self._closing.is_set():
                 raise UnavailableError("the broker is stopping")
@@ -389,4 +383,3 @@ def _parts(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while data := file.read(_COPY_BYTES):
             yield data
-

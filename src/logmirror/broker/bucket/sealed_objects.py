@@ -1,9 +1,10 @@
 """The objects of sealed segments in a store, and the producer states beside them.
 
-    <topic>@<topic ID>/<partition>/<first>-<last>.batches             a native archive object
-    .logmirror/broker/producers/<topic>@<topic ID>/<partition>/<next> producer state before an offset
+    <topic>@<topic ID>/<partition>/<first>-<last>.batches   a native archive object
+    .logmirror/broker/producers/<topic>@<topic ID>/<partition>/<next>
+                                                            producer state before an offset
 
-The topic ID is in the name because an owner that wakes from a pause may go on to delete a topic that
+The topic ID is in the name because an owner that wakes from a pause may still delete a topic that
 was created again meanwhile: no name is ever used again.
 """
 

@@ -62,10 +62,10 @@ class Disk:
     """
 
     def __init__(self, *, max_files: int | None = None) -> None:
-        self._max_files = max_files
+        self.max_files = max_files
 
     def _check_room(self, path: Path) -> None:
-        if self._max_files is not None and OpenFile.count() >= self._max_files:
+        if self.max_files is not None and OpenFile.count() >= self.max_files:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     def make_folder(self, path: Path) -> None:

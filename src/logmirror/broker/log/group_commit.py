@@ -47,6 +47,11 @@ class GroupCommit:
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
         self._beside: dict[PartitionLog, asyncio.Future[None]] = {}
         self._touched: set[PartitionLog] = set()
+        self.fenced: asyncio.Future[LogmirrorError] = self._loop.create_future()
+        """Completes when another broker took the logs over; see `bucket.commits`."""
+
+    def opened(self) -> None:
+        """Note that all logs are open. Called once, before any append."""
 
     def schedule(self, log: PartitionLog) -> None:
         """Flush what the log holds, now or when its rule requires it.

@@ -56,7 +56,7 @@ class PartitionLog:
     """The log of one partition.
 
     Args:
-        folder: `<log dir>/<topic>/<partition>`. Created with the first record.
+        folder: `<log dir>/<topic>/<partition>`, created with the first record.
         segments: The existing segments, in ascending order, without a gap.
         tail: The open segment, which is also the last of `segments`.
         log_start: The log start offset.
@@ -173,11 +173,7 @@ class PartitionLog:
         return base_offset
 
     def check_online(self) -> None:
-        """Check that the partition is online.
-
-        Raises:
-            StorageError: It is offline.
-        """
+        """Raise `StorageError` if the partition is offline."""
         if self.failure is not None:
             raise StorageError(
                 "partition is offline", folder=str(self.folder), cause=str(self.failure)
