@@ -307,10 +307,12 @@ def test_a_crash_at_each_step_loses_nothing(brokers, point):
     broker = brokers()
     broker.start()
     create(broker, "t")
-    nth = {"bucket.committed": "#20", "bucket.fenced": "#1"}.get(point, "#2")
+    nth = {"bucket.committed": "#20", "bucket.fenced": "#1", "bucket.deleted": "#1"}.get(
+        point, "#2"
+    )
     broker.stop()
     broker.crash_at = point + nth
-    broker.start(waits=point != "bucket.fenced")
+    broker.start(waits=point not in {"bucket.fenced", "bucket.removed"})
     with Load(broker.bootstrap, "t", **{"enable.idempotence": True}) as load:
         if point == "bucket.deleted":
             load.wait_for(3_000)

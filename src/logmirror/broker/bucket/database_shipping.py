@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from logmirror.errors import CorruptionError, LogmirrorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from logmirror.broker.bucket.journal import Journal
@@ -97,15 +97,25 @@ def _decoded(change: bytes) -> list[tuple[str, list[Any]]]:
 
 
 class Snapshots:
-    """Makes snapshots of databases when the chain has many of their changes. Never blocks."""
+    """Makes snapshots of databases when the chain has many of their changes. Never blocks.
 
-    def __init__(self) -> None:
-        self._makers: dict[str, Any] = {}
+    Args:
+        when_made: Called after each.
+    """
+
+    def __init__(self, when_made: Callable[[], object]) -> None:
+        self._when_made = when_made
+        self._makers: dict[str, Callable[[], None]] = {}
         self._busy: set[str] = set()
 
-    def add(self, name: str, make: Any) -> None:  # noqa: ANN401  # a function without arguments
+    def add(self, name: str, make: Callable[[], None]) -> None:
         """Add a database."""
         self._makers[name] = make
+
+    def all_due(self) -> None:
+        """Make a snapshot of each database: the commits of earlier owners can be removed then."""
+        for name in self._makers:
+            self.due(name)
 
     def due(self, name: str) -> None:
         """Make a snapshot in a thread of its own, if none is being made."""
@@ -121,5 +131,7 @@ class Snapshots:
             self._makers[name]()
         except LogmirrorError as error:
             _LOG.warning("database %s: no snapshot was made: %s", name, error)
+        else:
+            self._when_made()
         finally:
             self._busy.discard(name)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 MAX_OBJECT_BYTES: Final = 8 * 1024 * 1024
-"""Size at which an object takes no more submissions."""
+"""Limit for an object that holds more than one submission."""
 
 _FIRST_PAUSE_MS: Final = 100
 _LONGEST_PAUSE_MS: Final = 2_000
@@ -158,9 +158,10 @@ class Journal:
 
     def _take(self) -> list[Submission]:
         with self._changed:
-            taken, size = [self._waiting.popleft()], 0
-            while self._waiting and size < MAX_OBJECT_BYTES:
-                size += taken[-1].size_bytes
+            taken = [self._waiting.popleft()]
+            size = taken[0].size_bytes
+            while self._waiting and size + self._waiting[0].size_bytes <= MAX_OBJECT_BYTES:
+                size += self._waiting[0].size_bytes
                 taken.append(self._waiting.popleft())
             return taken
 

@@ -6,6 +6,7 @@ commits stay until its object exists, so nothing depends on when that is.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import shutil
@@ -104,7 +105,7 @@ class BucketLogs:
         self._closing = threading.Event()
         self._removable: deque[int] = deque()
         self._uploads = ThreadPoolExecutor(1, "logmirror-upload")
-        self.snapshots = Snapshots()
+        self.snapshots = Snapshots(self._snapshot_made)
 
     @property
     def logs(self) -> list[PartitionLog]:
@@ -269,6 +270,7 @@ class BucketLogs:
         shutil.rmtree(self._spool, ignore_errors=True)
         self._recovered.tails.clear()
         self._recovered.databases.clear()
+        self.snapshots.all_due()
         pending, self._pending = self._pending, []
         for key, in_bucket, segment, producers in pending:
             self._submit_upload(key, in_bucket, segment, segment.path, producers)
@@ -311,6 +313,11 @@ class BucketLogs:
             self._store.delete(commit_name(self._removable[0]))
             self._removable.popleft()
             failpoints.reach("bucket.removed")
+
+    def _snapshot_made(self) -> None:
+        if not self._closing.is_set():
+            with contextlib.suppress(RuntimeError):  # the broker is stopping
+                self._submit(self._remove_commits)
 
     # Deleting
 

@@ -89,7 +89,8 @@ class Disk:
 
     def read_start(self, path: Path, size_bytes: int) -> bytes:
         """Read the first bytes of a file."""
-        return os.pread(self.open_for_reading(path).fd, size_bytes, 0)
+        file = self.open_for_reading(path)
+        return os.pread(file.fd, size_bytes, 0)
 
     def append(self, file: OpenFile, data: memoryview) -> None:
         """Append all of `data`. After an error, an unknown part of it is in the file."""
