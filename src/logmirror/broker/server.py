@@ -195,11 +195,8 @@ async def _serve(
         commits.opened()
         await topics.create_missing()
         groups = _groups(options, state, topics)
-        transactions = TransactionService(
-            _coordinator(options), state, store, topics, commits, others, SYSTEM_CLOCK
-        )
-        transactions.groups = TransactionOffsets(groups, topics)
-        transactions.load()
+        parts = state, store, topics, commits, others
+        transactions = _transactions(options, groups, *parts)
         broker = Broker(
             options=options,
             store=store,
@@ -296,6 +293,23 @@ def _announce(options: BrokerOptions, bound: list[Bound]) -> None:
             "those of the last %d ms",
             options.flush_ms,
         )
+
+
+def _transactions(  # noqa: PLR0913, PLR0917  # the broker's parts
+    options: BrokerOptions,
+    groups: GroupService,
+    state: StateStore,
+    store: MetadataStore,
+    topics: Topics,
+    commits: GroupCommit,
+    executor: Executor,
+) -> TransactionService:
+    """Restore the transactions. Blocks."""
+    coordinator = _coordinator(options)
+    found = TransactionService(coordinator, state, store, topics, commits, executor, SYSTEM_CLOCK)
+    found.groups = TransactionOffsets(groups, topics)
+    found.load()
+    return found
 
 
 def _coordinator(options: BrokerOptions) -> Coordinator:
