@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
+    from logmirror.broker.options import BrokerOptions
     from logmirror.config.settings import Settings
     from logmirror.reports import (
         CheckReport,
@@ -425,3 +426,12 @@ def read_plan(text: str) -> list[GroupPlan]:
     from logmirror.groups import plan  # noqa: PLC0415  # see the module
 
     return plan.read_plan(text)
+
+
+def serve_bucket(
+    options: BrokerOptions, work_dir: Path | None, on_ready: Callable[[str, int], None]
+) -> None:
+    """Run the embedded broker on a bucket; see `app.broker.serve_bucket`."""
+    from logmirror.app import broker  # noqa: PLC0415  # see above
+
+    broker.serve_bucket(options, work_dir, on_ready)

@@ -88,6 +88,16 @@ TAKEOVER_POINTS: Final = (
 )
 """The same for the start of a flow that continues MirrorMaker's copy, which happens once."""
 
+BUCKET_POINTS: Final = (
+    "bucket.fenced",  # broker: log dir taken over, nothing read
+    "bucket.committed",  # broker: a commit object durable, no response yet
+    "bucket.snapshot",  # broker: producer state of a segment durable, its object not created
+    "bucket.sealed",  # broker: a segment's object durable, its commits not removed
+    "bucket.removed",  # broker: one more commit removed
+    "bucket.deleted",  # broker: one more deleted segment removed
+)
+"""The same for the embedded broker's log in a bucket."""
+
 _reached: dict[str, int] = {}
 _listeners: list[Callable[[str], None]] = []
 

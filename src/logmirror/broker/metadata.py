@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from logmirror.broker.database import Shipping
+
 _SCHEMA_VERSION: Final = "2"
 _OLDER_VERSIONS: Final = ("1",)
 _SCHEMA: Final = """
@@ -93,10 +95,10 @@ def short_form(value: uuid.UUID) -> str:
 class MetadataStore:
     """The broker's database. Safe to call from several threads; each call is one transaction."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
         self._lock = threading.Lock()
         self._next_producer_id = self._producer_ids_end = 0
-        self._database = Database(path, _SCHEMA)
+        self._database = Database(path, _SCHEMA, shipping=shipping)
         self._database.setting("next_producer_id", "1")
         self.cluster_id = self._database.setting("cluster_id", short_form(new_uuid()))
         version = self._database.setting("schema", _SCHEMA_VERSION)
@@ -111,6 +113,10 @@ class MetadataStore:
                 expected=_SCHEMA_VERSION,
                 found=version,
             )
+
+    def snapshot(self) -> None:
+        """Ship the whole database."""
+        self._database.snapshot()
 
     def close(self) -> None:
         """Close the database."""

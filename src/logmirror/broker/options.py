@@ -65,6 +65,26 @@ class BrokerOptions:
     log_dir: Path
     """The folder of all topics: `<log_dir>/<topic>/<partition>/`. Created if it does not exist."""
 
+    bucket: str = ""
+    """Where the log dir is, if it is in a bucket: `s3://bucket/prefix`. Then `log_dir` is the
+    working folder: copies, which no start reads."""
+
+    commit_interval_ms: int = 100
+    """In a bucket: least time between two commit objects. It bounds the requests per second."""
+
+    commit_timeout_ms: int = 20_000
+    """In a bucket: a producer that has waited for it for this long gets an error that clients
+    retry."""
+
+    commit_age_ms: int = 600_000
+    """In a bucket: a partition whose oldest commit is older is sealed; a start reads few."""
+
+    max_commits: int = 5_000
+    """In a bucket: the same, if there are more commits than this."""
+
+    cache_bytes: int = 10 * 1024**3
+    """In a bucket: limit for the files in the working folder that are in the bucket too."""
+
     more_log_dirs: tuple[Path, ...] = ()
     """Further folders of topics. A new partition goes to the folder with the fewest partitions."""
 

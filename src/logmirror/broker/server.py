@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from logmirror.broker.broker import Broker
+from logmirror.broker.bucket.commits import BucketCommit
+from logmirror.broker.bucket.logs import BucketLogs
 from logmirror.broker.compaction import Compactor
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.options import BrokerOptions
+    from logmirror.stores.base import BlobStore
 
 _LOG: Final = logging.getLogger(__name__)
 _FLUSH_THREADS: Final = 4
@@ -70,7 +73,12 @@ collector. With its defaults, thousands of requests that wait made it visit all 
 again: half of the CPU time of a rebalance of 1,000 groups, in pauses of up to 0.5 s."""
 
 
-def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> None:
+def serve(
+    options: BrokerOptions,
+    *,
+    on_ready: Callable[[str, int], None],
+    store: BlobStore | None = None,
+) -> None:
     """Run a broker until SIGTERM or SIGINT, then stop it cleanly.
 
     Blocks. Outside the main thread it receives no signals and runs until the process ends.
@@ -79,8 +87,10 @@ def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> No
         options: The broker's settings.
         on_ready: Called once with host and port of the first listener, when the broker accepts
             connections.
+        store: The log dir, if it is in a bucket (`BrokerOptions.bucket`).
 
     Raises:
+        FencedError: Another broker took over the log dir in the bucket.
         UsageError: The log directory is not writable or in use by another broker, or a listener
             cannot be bound or would not authenticate clients of other hosts.
         UnavailableError: The broker's database is not usable.
@@ -94,16 +104,30 @@ def serve(options: BrokerOptions, *, on_ready: Callable[[str, int], None]) -> No
         check_different(options.log_dirs)
         for path in options.log_dirs:
             held.enter_context(_held(path))
+        bucket = None
+        if store is not None:
+            bucket = BucketLogs(
+                store,
+                options.log_dir,
+                interval_ms=options.commit_interval_ms,
+                cache_bytes=options.cache_bytes,
+            )
+            held.callback(bucket.close)
+            _LOG.info("%s: taken over, epoch %d", options.bucket, bucket.epoch)
         database = database_path(options.log_dirs)
-        store = held.enter_context(contextlib.closing(MetadataStore(database)))
-        state = StateStore(database.with_name("state.sqlite"))
-        held.enter_context(contextlib.closing(state))
-        security = SecurityStore(database.with_name(FILE_NAME))
-        held.enter_context(contextlib.closing(security))
-        for file in cluster_id_files(options.log_dirs, store.cluster_id):
-            Disk().write_synced(file, [store.cluster_id.encode()])
+        paths = database, database.with_name("state.sqlite"), database.with_name(FILE_NAME)
+        shipping = [None if bucket is None else bucket.restored(path) for path in paths]
+        metadata = held.enter_context(contextlib.closing(MetadataStore(paths[0], shipping[0])))
+        state = held.enter_context(contextlib.closing(StateStore(paths[1], shipping[1])))
+        security = held.enter_context(contextlib.closing(SecurityStore(paths[2], shipping[2])))
+        if bucket is not None:
+            makers = metadata.snapshot, state.snapshot, security.snapshot
+            for path, make in zip(paths, makers, strict=True):
+                bucket.snapshots.add(path.stem, make)
+        for file in cluster_id_files(options.log_dirs, metadata.cluster_id):
+            Disk().write_synced(file, [metadata.cluster_id.encode()])
             Disk().sync_folder(file.parent)
-        uvloop.run(_serve(options, (store, state, security), bound, on_ready))
+        uvloop.run(_serve(options, (metadata, state, security), bound, on_ready, bucket))
 
 
 @contextlib.contextmanager
@@ -151,11 +175,12 @@ async def _serve(
     stores: tuple[MetadataStore, StateStore, SecurityStore],
     bound: list[Bound],
     on_ready: Callable[[str, int], None],
+    bucket: BucketLogs | None,
 ) -> None:
     store, state, security = stores
     loop = asyncio.get_running_loop()
     max_connections, max_files = _share_files(options.max_connections)
-    disk = Disk(max_files=max_files)
+    disk = _disk(max_files, bucket)
     cache = SegmentCache(disk, max_loaded=min(DEFAULT_LOADED_SEGMENTS, max_files // 2))
     with (
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
@@ -164,16 +189,14 @@ async def _serve(
         ThreadPoolExecutor(1, "logmirror-clean") as cleaners,
         contextlib.ExitStack() as monitored,
     ):
-        commits = GroupCommit(flushers, disk, max_unflushed_bytes=options.max_unflushed_bytes)
-        topics = Topics(options, store, others, disk, cache, commits)
+        commits = _commits(options, flushers, disk, bucket)
+        topics = Topics(options, store, others, disk, cache, commits, bucket)
         topics.load()
+        commits.opened()
         await topics.create_missing()
         groups = _groups(options, state, topics)
-        transactions = TransactionService(
-            _coordinator(options), state, store, topics, commits, others, SYSTEM_CLOCK
-        )
-        transactions.groups = TransactionOffsets(groups, topics)
-        transactions.load()
+        parts = state, store, topics, commits, others
+        transactions = _transactions(options, groups, *parts)
         broker = Broker(
             options=options,
             store=store,
@@ -195,6 +218,7 @@ async def _serve(
         housekeeping, compactor = _background(broker, disk, cleaners)
         keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
         stop = _stop_on_signals(loop)
+        commits.fenced.add_done_callback(lambda _: stop.set())
         if options.stop_with_stdin:
             loop.add_reader(_STDIN, _read_stdin, loop, stop)
         _collect_rarely()
@@ -212,6 +236,33 @@ async def _serve(
         await transactions.stop()
         groups.stop()
         await topics.close()
+        if commits.fenced.done():
+            raise commits.fenced.result()
+
+
+def _disk(max_files: int, bucket: BucketLogs | None) -> Disk:
+    if bucket is None:
+        return Disk(max_files=max_files)
+    bucket.disk.max_files = max_files
+    return bucket.disk
+
+
+def _commits(
+    options: BrokerOptions, executor: Executor, disk: Disk, bucket: BucketLogs | None
+) -> GroupCommit:
+    """Return what makes the logs durable, on the disk or in a bucket."""
+    limit = options.max_unflushed_bytes
+    if bucket is None:
+        return GroupCommit(executor, disk, max_unflushed_bytes=limit)
+    return BucketCommit(
+        executor,
+        bucket,
+        interval_ms=options.commit_interval_ms,
+        timeout_ms=options.commit_timeout_ms,
+        max_unflushed_bytes=limit,
+        tail_age_ms=options.commit_age_ms,
+        max_commits=options.max_commits,
+    )
 
 
 def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Housekeeping, Compactor]:
@@ -234,14 +285,31 @@ def _collect_rarely() -> None:
 
 def _announce(options: BrokerOptions, bound: list[Bound]) -> None:
     for host, port, _, endpoint in bound:
-        name = endpoint.name
-        _LOG.info("listening on %s:%d (%s), log directory %s", host, port, name, options.log_dir)
+        name, place = endpoint.name, options.bucket or options.log_dir
+        _LOG.info("listening on %s:%d (%s), log directory %s", host, port, name, place)
     if not options.flush_on_ack:
         _LOG.warning(
             "records are acknowledged before they are flushed: a power loss can take away "
             "those of the last %d ms",
             options.flush_ms,
         )
+
+
+def _transactions(  # noqa: PLR0913, PLR0917  # the broker's parts
+    options: BrokerOptions,
+    groups: GroupService,
+    state: StateStore,
+    store: MetadataStore,
+    topics: Topics,
+    commits: GroupCommit,
+    executor: Executor,
+) -> TransactionService:
+    """Restore the transactions. Blocks."""
+    coordinator = _coordinator(options)
+    found = TransactionService(coordinator, state, store, topics, commits, executor, SYSTEM_CLOCK)
+    found.groups = TransactionOffsets(groups, topics)
+    found.load()
+    return found
 
 
 def _coordinator(options: BrokerOptions) -> Coordinator:

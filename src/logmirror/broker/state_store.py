@@ -18,6 +18,7 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logmirror.broker.database import Shipping, connected
 from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
@@ -55,12 +56,15 @@ class StateStore:
 
     Args:
         path: The database, created if it does not exist.
+        shipping: Where changes are durable, if that is elsewhere too.
 
     Raises:
         UnavailableError: The database cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
+        self._shipping = shipping
+        self._lock = threading.Lock()
         self._path = path
         self._failure: LogmirrorError | None = None
         self._handed: list[_Handed] = []
@@ -68,10 +72,13 @@ class StateStore:
         self._is_closing = False
         self._thread: threading.Thread | None = None
         try:
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database = connected(path)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.execute(_SCHEMA)
+            statements = self._database.take()
+            if shipping is not None:
+                shipping.ship(statements)
         except sqlite3.Error as error:
             raise self._error(error) from error
 
@@ -149,21 +156,37 @@ class StateStore:
             del self._handed[: len(batch)]
             return batch
 
-    def _commit(self, batch: list[_Handed]) -> UnavailableError | None:
+    def _commit(self, batch: list[_Handed]) -> LogmirrorError | None:
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            for handed in batch:
-                for kind, key, value in handed.changes:
-                    if value is None:
-                        self._database.execute(_DELETE, (kind, key))
-                    else:
-                        self._database.execute(_PUT, (kind, key, value))
-            self._database.execute("COMMIT")
+            with self._lock:
+                self._database.execute("BEGIN IMMEDIATE")
+                for handed in batch:
+                    for kind, key, value in handed.changes:
+                        if value is None:
+                            self._database.execute(_DELETE, (kind, key))
+                        else:
+                            self._database.execute(_PUT, (kind, key, value))
+                statements = self._database.take()
+                if statements and self._shipping is not None:
+                    self._shipping.ship(statements)
+                self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                self._database.execute("ROLLBACK")
+            self._roll_back()
             return self._error(error)
+        except LogmirrorError as error:
+            self._roll_back()
+            return error
         return None
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._database.execute("ROLLBACK")
+
+    def snapshot(self) -> None:
+        """Ship the whole database. Blocks; in any thread."""
+        with self._lock:
+            if self._shipping is not None and self._failure is None:
+                self._shipping.snapshot(self._database)
 
 
 def _end(batch: list[_Handed], failure: LogmirrorError | None) -> None:

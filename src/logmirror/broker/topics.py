@@ -27,10 +27,11 @@ from logmirror.errors import LogmirrorError, PositionError, UnavailableError, Us
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log.durable_ends import EndSlot
     from logmirror.broker.log.group_commit import GroupCommit
@@ -91,8 +92,10 @@ class Topics:
         disk: Disk,
         cache: SegmentCache,
         commits: GroupCommit,
+        bucket: BucketLogs | None = None,
     ) -> None:
         self._commits = commits
+        self._bucket = bucket
         self._options = options
         self._dirs = LogDirs(options.log_dirs)
         self._store = store
@@ -123,9 +126,11 @@ class Topics:
         A partition that cannot be opened is offline; the others are not affected.
         """
         for row in self._store.deleting():
-            self._remove_files(row.name)
+            self._remove_files(row, ())
             self._store.end_deletion(row.name)
         rows = self._store.topics()
+        if self._bucket is not None:
+            self._bucket.list_all(rows)
         self._check_accepted(rows)
         self._ends.keep_only([row.topic_id for row in rows])
         older = {at: DurableEnd(*end) for at, end in self._store.older_durable_ends().items()}
@@ -139,7 +144,8 @@ class Topics:
                 durable = max((end for end in known if end is not None), default=None)
                 log = self._recovered(row, number, durable, synced)
                 end = log.durable_end() if log.failure is None else durable
-                if end is not None and end.offset and end != slot.end:
+                is_new = end is not None and end.offset and end != slot.end
+                if end is not None and is_new and self._bucket is None:
                     ends.append((slot, end))
                 logs.append(log)
             self._admit(row, logs)
@@ -167,6 +173,10 @@ class Topics:
         folder = self._dirs.find(row.name, partition)
         configs = TopicConfigs(row.configs, self._options)
         try:
+            if self._bucket is not None:
+                return self._bucket.open_log(
+                    row, partition, folder, self._cache, configs.segment_bytes
+                )
             return recover(
                 folder,
                 disk=self._disk,
@@ -218,7 +228,7 @@ class Topics:
 
     def _admit(self, row: TopicRow, logs: list[PartitionLog]) -> Topic:
         configs = TopicConfigs(row.configs, self._options)
-        self._share(row.topic_id.bytes, 0, logs, configs)
+        self._share(row.name, row.topic_id, 0, logs, configs)
         topic = Topic(
             name=row.name,
             topic_id=row.topic_id,
@@ -231,13 +241,21 @@ class Topics:
         return topic
 
     def _share(
-        self, topic_id: bytes, first: int, logs: list[PartitionLog], configs: TopicConfigs
+        self,
+        name: str,
+        topic_id: uuid.UUID,
+        first: int,
+        logs: list[PartitionLog],
+        configs: TopicConfigs,
     ) -> None:
         """Connect logs with what the partitions share."""
         rule = self._flush_rule(configs)
         for number, log in enumerate(logs, first):
             log.producers.share(self._producers)
-            log.end_slot = self._ends.slot(topic_id, number)
+            if self._bucket is None:
+                log.end_slot = self._ends.slot(topic_id.bytes, number)
+            else:
+                self._bucket.admit(log, name, topic_id, number)
             log.flush_rule = rule
 
     def _flush_rule(self, configs: TopicConfigs) -> FlushRule:
@@ -312,7 +330,13 @@ class Topics:
         if self._dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-        return TopicConfigs(configs, self._options)
+        return self._allowed(TopicConfigs(configs, self._options))
+
+    def _allowed(self, configs: TopicConfigs) -> TopicConfigs:
+        if self._bucket is not None and configs.is_compacted:
+            reason = "cleanup.policy=compact is not supported in a bucket; use delete"
+            raise RefusedTopicError(ErrorCode.INVALID_CONFIG, reason)
+        return configs
 
     def _check_room(self, more: int) -> None:
         if self.partition_count + more > self._options.max_partitions:
@@ -348,7 +372,7 @@ class Topics:
                 self._executor, self._store.set_partition_count, topic.name, count
             )
             logs = await self._new_logs(topic.name, range(before, count), topic.configs)
-            self._share(topic.topic_id.bytes, before, logs, topic.configs)
+            self._share(topic.name, topic.topic_id, before, logs, topic.configs)
             topic.logs += tuple(logs)
             _LOG.info("topic %s: partitions increased to %d", topic.name, count)
 
@@ -382,7 +406,7 @@ class Topics:
     ) -> None:
         async with self._changing:
             self._check_there(topic)
-            configs = TopicConfigs(changed(topic.configs), self._options)
+            configs = self._allowed(TopicConfigs(changed(topic.configs), self._options))
             if dry_run:
                 return
             loop = asyncio.get_running_loop()
@@ -454,11 +478,19 @@ class Topics:
                 await self._commits.quiesce(log)
             self._ends.forget(topic.topic_id.bytes, len(topic.logs))
             self._dirs.remove(log.folder for log in topic.logs)
-            await loop.run_in_executor(self._executor, self._remove_files, topic.name)
+            row = TopicRow(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_count=len(topic.logs),
+                configs={},
+            )
+            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
             await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
             _LOG.info("topic %s deleted", topic.name)
 
-    def _remove_files(self, name: str) -> None:
-        for folder in self._dirs.folders(name):
+    def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
+        if self._bucket is not None:
+            self._bucket.delete_topic(row, logs)
+        for folder in self._dirs.folders(row.name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from logmirror.broker.options import BrokerOptions, Listener
 
 _DEFAULTS: Final = {
+    "work_dir": None,
+    "commit_interval_ms": 100,
     "listen": "127.0.0.1:9092",
     "auto_create": True,
     "partitions": 1,
@@ -61,12 +63,29 @@ _ConfigOption = Annotated[
     ),
 ]
 _LogDirOption = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         metavar="DIR",
         help="Directory of the topics; created if missing. Repeatable: a new partition goes to "
-        "the directory with the fewest.",
+        "the directory with the fewest. Or s3://BUCKET/PREFIX.",
         show_default=False,
+    ),
+]
+_WorkDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory for copies of what is in the bucket, with --log-dir s3://...",
+        show_default="a temporary one",
+    ),
+]
+_CommitIntervalOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=60_000,
+        help="Least time between two objects of acknowledged records, with --log-dir s3://...",
+        show_default="100",
     ),
 ]
 _ListenOption = Annotated[
@@ -227,6 +246,8 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     *,
     config: _ConfigOption = None,
     log_dir: _LogDirOption = None,
+    work_dir: _WorkDirOption = None,
+    commit_interval_ms: _CommitIntervalOption = None,
     listen: _ListenOption = None,
     auto_create: _AutoCreateOption = None,
     partitions: _PartitionsOption = None,
@@ -281,13 +302,17 @@ def broker(  # noqa: PLR0913  # one parameter for each option
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
         max_session_ms=max_session_ms,
+        work_dir=work_dir,
+        commit_interval_ms=commit_interval_ms,
     )
     log_to_stderr(log_level)
     loss = tuple(accept_data_loss or ())
-    _serve(_options(value, stop_with_stdin=stop_with_stdin, accept_data_loss=loss), demo_data)
+    options = _options(value, stop_with_stdin=stop_with_stdin, accept_data_loss=loss)
+    directory = value("work_dir")
+    _serve(options, None if directory is None else Path(directory), demo_data)
 
 
-def _serve(options: BrokerOptions, demo_data: str | None) -> None:
+def _serve(options: BrokerOptions, work_dir: Path | None, demo_data: str | None) -> None:
     from logmirror.broker.server import serve  # noqa: PLC0415  # only this command needs it
 
     with contextlib.ExitStack() as running:
@@ -300,7 +325,12 @@ def _serve(options: BrokerOptions, demo_data: str | None) -> None:
                 address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 running.enter_context(fill.filling(address, demo_data))
 
-        serve(options, on_ready=on_ready)
+        if options.bucket:
+            from logmirror.api import serve_bucket  # noqa: PLC0415  # loads the client of S3
+
+            serve_bucket(options, work_dir, on_ready)
+        else:
+            serve(options, on_ready=on_ready)
 
 
 def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noqa: ANN401  # fields
@@ -317,9 +347,12 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
     host, port = _parsed("--listen", parse_address, value("listen"))
     parse = functools.partial(parse_topic, partitions=value("partitions"))
     log_dirs = [Path(path) for path in value("log_dir")]
+    bucket = _bucket(value)
     return BrokerOptions(
         log_dir=log_dirs[0],
         more_log_dirs=tuple(log_dirs[1:]),
+        bucket=bucket,
+        commit_interval_ms=value("commit_interval_ms"),
         host=host,
         port=port,
         auto_create_topics=value("auto_create"),
@@ -342,6 +375,21 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         max_session_ms=value("max_session_ms"),
         **fixed,
     )
+
+
+def _bucket(value: Callable[[str], Any]) -> str:
+    """Return the log dir if it is in a bucket, else an empty text.
+
+    Raises:
+        UsageError: It is given beside others, or an option does not apply.
+    """
+    names = [str(name) for name in value("log_dir")]
+    found = [name for name in names if name.startswith("s3://")]
+    if found and len(names) > 1:
+        raise UsageError("a log directory in a bucket must be the only one", found=names)
+    if not found and value("work_dir") is not None:
+        raise UsageError("--work-dir is for a log directory in a bucket", found=names)
+    return found[0] if found else ""
 
 
 def _values(config: Path | None, **given: object) -> Callable[[str], Any]:

@@ -13,8 +13,26 @@ from logmirror.cli.output import printable
 from logmirror.errors import UsageError
 
 _NameArgument = Annotated[str, typer.Argument(help="The user's name.", show_default=False)]
+
+
+def _directory(text: str) -> Path:
+    if text.startswith("s3://"):
+        raise UsageError(
+            "users in a bucket are changed by their broker",
+            hint="use kafka-configs.sh --entity-type users --entity-name NAME",
+            found=text,
+        )
+    return Path(text)
+
+
 _LogDirOption = Annotated[
-    Path, typer.Option(help="Directory of the broker's topics.", show_default=False)
+    Path,
+    typer.Option(
+        help="Directory of the broker's topics.",
+        show_default=False,
+        parser=_directory,
+        metavar="PATH",
+    ),
 ]
 
 

@@ -66,7 +66,13 @@ class BrokerModel(Model):
 
     log_dir: _Several
     """Directory of the topics, or a list of them. A new partition goes to the directory with the
-    fewest partitions."""
+    fewest partitions. Or `s3://BUCKET/PREFIX`, alone."""
+
+    work_dir: _File = None
+    """Directory for copies of what is in the bucket; by default a temporary one."""
+
+    commit_interval_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
+    """Least time between two objects of acknowledged records in the bucket."""
 
     listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:9092"
     """`HOST:PORT`; port 0: any free port."""
@@ -143,6 +149,8 @@ class BrokerSettings:
     """The settings of the embedded broker; see `BrokerModel`."""
 
     log_dir: tuple[str, ...]
+    work_dir: str | None
+    commit_interval_ms: int
     listen: str
     auto_create: bool
     partitions: int

@@ -192,7 +192,9 @@ def is_unknown_to_store(error: LogmirrorError) -> bool:
 
 
 class Calls:
-    """Requests to one bucket. Not thread-safe; each process creates its own.
+    """Requests to one bucket; each process creates its own.
+
+    Threads may share it. What one of them learns, that the store is away, the others use.
 
     Args:
         location: Bucket, endpoint, credentials.

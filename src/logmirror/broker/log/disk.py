@@ -62,10 +62,10 @@ class Disk:
     """
 
     def __init__(self, *, max_files: int | None = None) -> None:
-        self._max_files = max_files
+        self.max_files = max_files
 
     def _check_room(self, path: Path) -> None:
-        if self._max_files is not None and OpenFile.count() >= self._max_files:
+        if self.max_files is not None and OpenFile.count() >= self.max_files:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     def make_folder(self, path: Path) -> None:
@@ -86,6 +86,11 @@ class Disk:
     def open_for_reading(self, path: Path) -> OpenFile:
         """Open an existing file for reading."""
         return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def read_start(self, path: Path, size_bytes: int) -> bytes:
+        """Read the first bytes of a file."""
+        file = self.open_for_reading(path)
+        return os.pread(file.fd, size_bytes, 0)
 
     def append(self, file: OpenFile, data: memoryview) -> None:
         """Append all of `data`. After an error, an unknown part of it is in the file."""

@@ -10,6 +10,7 @@ when a request waits for it, at the limit of unflushed bytes, and at the end.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from logmirror.broker.log.unflushed_limit import DEFAULT_UNFLUSHED_BYTES, Unflus
 from logmirror.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from logmirror.broker.log.disk import Disk
@@ -45,6 +47,11 @@ class GroupCommit:
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
         self._beside: dict[PartitionLog, asyncio.Future[None]] = {}
         self._touched: set[PartitionLog] = set()
+        self.fenced: asyncio.Future[LogmirrorError] = self._loop.create_future()
+        """Completes when another broker took the logs over; see `bucket.commits`."""
+
+    def opened(self) -> None:
+        """Note that all logs are open. Called once, before any append."""
 
     def schedule(self, log: PartitionLog) -> None:
         """Flush what the log holds, now or when its rule requires it.
@@ -141,9 +148,14 @@ class GroupCommit:
         segments = log.take_deleted() if log not in self._removing else []
         if not segments:
             return
-        removing = self._loop.run_in_executor(self._executor, _remove, self._disk, segments)
+        removing = self._loop.run_in_executor(self._executor, self._removal(log), segments)
         self._removing[log] = removing
         removing.add_done_callback(lambda done: self._removed(log, done))
+
+    def _removal(self, log: PartitionLog) -> Callable[[list[Segment]], None]:
+        """Return the function that removes the files of a log; it blocks."""
+        del log
+        return functools.partial(_remove, self._disk)
 
     def _removed(self, log: PartitionLog, done: asyncio.Future[None]) -> None:
         del self._removing[log]

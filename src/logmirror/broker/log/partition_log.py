@@ -56,7 +56,7 @@ class PartitionLog:
     """The log of one partition.
 
     Args:
-        folder: `<log dir>/<topic>/<partition>`. Created with the first record.
+        folder: `<log dir>/<topic>/<partition>`, created with the first record.
         segments: The existing segments, in ascending order, without a gap.
         tail: The open segment, which is also the last of `segments`.
         log_start: The log start offset.
@@ -173,11 +173,7 @@ class PartitionLog:
         return base_offset
 
     def check_online(self) -> None:
-        """Check that the partition is online.
-
-        Raises:
-            StorageError: It is offline.
-        """
+        """Raise `StorageError` if the partition is offline."""
         if self.failure is not None:
             raise StorageError(
                 "partition is offline", folder=str(self.folder), cause=str(self.failure)
@@ -404,10 +400,14 @@ class PartitionLog:
     def take_offline(self, failure: LogmirrorError) -> None:
         """Refuse all further requests, and fail all waiting ones (L3)."""
         self.failure = failure
+        self.fail_waiters(failure)
+        self._notify_watchers()
+
+    def fail_waiters(self, failure: LogmirrorError) -> None:
+        """Fail all waiting requests. Their records may become durable later."""
         waiters, self._ack_waiters = self._ack_waiters, deque()
         for _, done in waiters:
             done(failure)
-        self._notify_watchers()
 
     # Reading
 

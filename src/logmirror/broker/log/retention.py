@@ -91,9 +91,9 @@ def first_time(segment: Segment, disk: Disk) -> int:
     Raises:
         OSError: The file cannot be read.
     """
-    file = disk.open_for_reading(segment.path)
-    found = os.pread(file.fd, _MAX_TIMESTAMP.size, _MAX_TIMESTAMP_AT)
-    return int(_MAX_TIMESTAMP.unpack(found)[0]) if len(found) == _MAX_TIMESTAMP.size else -1
+    found = disk.read_start(segment.path, _MAX_TIMESTAMP_AT + _MAX_TIMESTAMP.size)
+    is_whole = len(found) == _MAX_TIMESTAMP_AT + _MAX_TIMESTAMP.size
+    return int(_MAX_TIMESTAMP.unpack_from(found, _MAX_TIMESTAMP_AT)[0]) if is_whole else -1
 
 
 def read_age(segment: Segment, cache: SegmentCache, disk: Disk, *, older_than_ms: int) -> int:

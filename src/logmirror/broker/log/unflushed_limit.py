@@ -19,10 +19,12 @@ class UnflushedLimit:
 
     Attributes:
         size_bytes: Unflushed bytes of all these logs.
+        counts_all: Whether logs that flush before each response count too.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self.counts_all = False
         self._sizes: dict[PartitionLog, int] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self.size_bytes = 0
@@ -30,7 +32,7 @@ class UnflushedLimit:
     def count(self, log: PartitionLog) -> None:
         """Take over what a log has unflushed."""
         size_bytes = 0
-        if log.failure is None and not log.flush_rule.on_ack:
+        if log.failure is None and (self.counts_all or not log.flush_rule.on_ack):
             size_bytes = log.unflushed.size_bytes
         self.size_bytes += size_bytes - self._sizes.pop(log, 0)
         if size_bytes:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from logmirror.broker.database import Shipping
+
 FILE_NAME: Final = "security.sqlite"
 _SCHEMA_VERSION: Final = b"1"
 _SCHEMA: Final = """
@@ -49,7 +51,7 @@ CREATE TABLE IF NOT EXISTS acls (
 class SecurityStore:
     """The database. Safe to call from several threads and processes; each call is a transaction."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
         self._changes = 0
         self._seen: tuple[int, int] | None = None
         try:
@@ -58,7 +60,7 @@ class SecurityStore:
             raise UsageError(
                 "the broker's database of users is not writable", path=str(path), cause=str(error)
             ) from error
-        self._database = Database(path, _SCHEMA, "secure_delete=ON")
+        self._database = Database(path, _SCHEMA, "secure_delete=ON", shipping=shipping)
         version = self._database.setting("schema", _SCHEMA_VERSION)
         self._decoy_key = self._database.setting("decoy_key", secrets.token_bytes(32))
         if version != _SCHEMA_VERSION:
@@ -69,6 +71,10 @@ class SecurityStore:
                 expected=_SCHEMA_VERSION.decode(),
                 found=version.decode(errors="replace"),
             )
+
+    def snapshot(self) -> None:
+        """Ship the whole database."""
+        self._database.snapshot()
 
     def close(self) -> None:
         """Close the database."""

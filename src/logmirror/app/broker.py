@@ -1,0 +1,92 @@
+"""`logmirror broker --log-dir s3://...`: the embedded broker on a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logmirror.broker.server import serve
+from logmirror.clock import new_writer_id
+from logmirror.errors import UsageError
+from logmirror.locations import S3Location
+from logmirror.stores.opening import begin_writing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from logmirror.broker.options import BrokerOptions
+
+_SCHEME: Final = "s3://"
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+def serve_bucket(
+    options: BrokerOptions, work_dir: Path | None, on_ready: Callable[[str, int], None]
+) -> None:
+    """Run a broker whose log dir is in a bucket until SIGTERM or SIGINT.
+
+    Args:
+        options: The broker's settings, with `bucket`.
+        work_dir: Where its working folder is; None: a temporary one.
+        on_ready: As in `serve`.
+
+    Raises:
+        FencedError: Another broker took over the log dir.
+        UsageError: The location is not one, the store replaces existing objects, or another broker
+            uses the folder; or as in `serve`.
+        UnavailableError: The bucket cannot be reached.
+        CorruptionError: Objects of the bucket are damaged or missing.
+    """
+    with contextlib.ExitStack() as held:
+        store = begin_writing(location_of(options.bucket), new_writer_id(), held)
+        folder = held.enter_context(_working_folder(work_dir))
+        serve(replace(options, log_dir=folder), on_ready=on_ready, store=store)
+
+
+def location_of(text: str) -> S3Location:
+    """Return the location that `s3://bucket/prefix` means; the rest is as in the AWS tools.
+
+    Raises:
+        UsageError: It has no bucket, or a prefix that is none.
+    """
+    bucket, _, prefix = text.removeprefix(_SCHEME).partition("/")
+    prefix = prefix.rstrip("/")
+    if not bucket or (prefix and not all(prefix.split("/"))):
+        raise UsageError("--log-dir must be s3://BUCKET/PREFIX", found=text)
+    has_endpoint = any(os.environ.get(name) for name in _ENDPOINTS)
+    return S3Location(bucket=bucket, prefix=prefix, path_style=has_endpoint)
+
+
+@contextlib.contextmanager
+def _working_folder(work_dir: Path | None) -> Iterator[Path]:
+    """Yield an empty folder, which is removed in the end."""
+    if work_dir is None:
+        with tempfile.TemporaryDirectory(prefix="logmirror-broker-") as temporary:
+            yield Path(temporary) / "work"
+        return
+    folder = work_dir / "logmirror-work"
+    try:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(work_dir / "logmirror-work.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(
+            "working directory is not writable", path=str(work_dir), cause=str(error)
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                "working directory is in use by another broker", path=str(work_dir)
+            ) from error
+        shutil.rmtree(folder, ignore_errors=True)
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -1,0 +1,1 @@
+"""A log dir in a bucket: commit objects, sealed segments, and who may write them."""

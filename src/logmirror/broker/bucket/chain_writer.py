@@ -1,0 +1,132 @@
+"""The end of the chain in a store: taking it over, and creating the next object (`chain`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logmirror.broker.bucket.chain import COMMITS, commit_name, needed, sequence_of
+from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, decode, encode
+from logmirror.errors import FencedError, UnavailableError
+from logmirror.stores.base import AlreadyExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from logmirror.stores.base import BlobStore
+
+_TAKEOVERS_MAX: Final = 100
+
+
+class ChainWriter:
+    """The owner of a chain.
+
+    Args:
+        store: The log dir.
+        writer: 8 random bytes.
+
+    Attributes:
+        epoch: The owner's epoch.
+        next_sequence: The number of the next object.
+        oldest: The oldest object that was needed when the log dir was taken over.
+    """
+
+    def __init__(self, store: BlobStore, writer: bytes) -> None:
+        self._store, self._writer = store, writer
+        self.epoch = self.next_sequence = self.oldest = 0
+
+    def take_over(self) -> None:
+        """Become the owner (K3).
+
+        Raises:
+            UnavailableError: The store cannot be reached, or others take over all the time.
+            CorruptionError: The newest object is damaged.
+        """
+        for _ in range(_TAKEOVERS_MAX):
+            found = [
+                s for n in self._store.tail(COMMITS).names if (s := sequence_of(n)) is not None
+            ]
+            epoch = 0
+            if found:
+                try:
+                    newest = decode(self._store.read(commit_name(found[-1])))
+                except KeyError:
+                    continue  # its owner has created newer ones, and removed it
+                epoch, self.oldest = newest.epoch, newest.oldest
+            self.epoch, self.next_sequence = epoch + 1, found[-1] + 1 if found else 0
+            try:
+                self.create(self.packed([Entry(Kind.FENCE, bytes(16))], self.oldest))
+                self.check()  # K4
+            except FencedError:
+                continue
+            return
+        raise UnavailableError("other brokers take over this log dir all the time")
+
+    def packed(self, entries: Iterable[Entry], oldest: int) -> bytes:
+        """Return the bytes of the next object."""
+        next_one = Commit(self.next_sequence, self.epoch, self._writer, tuple(entries), oldest)
+        return encode(next_one)
+
+    def create(self, data: bytes) -> int:
+        """Create the next object; returns its sequence number.
+
+        After an error other than `FencedError` it is not known whether it exists: only the same
+        bytes may be tried again.
+
+        Raises:
+            FencedError: Another owner took the log dir over.
+            UnavailableError: The store cannot be reached.
+            OutcomeUnknownError: The response was lost.
+            UsageError: The store refused the request.
+        """
+        name = commit_name(self.next_sequence)
+        try:
+            self._store.create(name, data)
+        except AlreadyExistsError as error:
+            if not self._is_ours(name, data):
+                raise FencedError(
+                    "another broker took over this log dir",
+                    hint="this one has stopped, and acknowledged nothing since; clients that wait "
+                    "for it must be sent to the other one",
+                    name=name,
+                    epoch=self.epoch,
+                ) from error
+        self.next_sequence += 1
+        return self.next_sequence - 1
+
+    def _is_ours(self, name: str, data: bytes) -> bool:
+        try:
+            return self._store.read(name) == data
+        except KeyError:
+            return False  # only a later owner removes the object at our end
+
+    def check(self) -> None:
+        """Check that no other owner has taken over, without writing.
+
+        Raises:
+            FencedError: One has.
+        """
+        name = commit_name(self.next_sequence - 1).rpartition("/")[2]
+        later = [
+            n for n in self._store.tail(COMMITS, after=name).names if sequence_of(n) is not None
+        ]
+        if later:
+            raise FencedError(
+                "another broker took over this log dir", name=later[0], epoch=self.epoch
+            )
+
+    def commits(self) -> Sequence[int]:
+        """Return the sequence numbers of all objects that may be needed.
+
+        Raises:
+            CorruptionError: Some are missing.
+        """
+        bounds = range(self.oldest, self.next_sequence)
+        names = self._store.names(COMMITS)
+        found = [s for n in names if (s := sequence_of(n)) is not None and s in bounds]
+        return needed(found, self._is_fence)
+
+    def _is_fence(self, sequence: int) -> bool:
+        try:
+            return decode(self._store.read(commit_name(sequence))).is_fence
+        except KeyError:
+            return True  # its owner has removed it since the listing

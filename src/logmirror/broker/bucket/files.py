@@ -1,0 +1,126 @@
+"""The working folder of a log dir in a bucket: its files are copies, fetched when they are missing.
+
+A sealed segment may be removed from it once its object exists. Beyond a limit the files that were
+not opened for longest are removed; responses in progress keep theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from logmirror.broker.log.disk import Disk, OpenFile
+from logmirror.errors import LogmirrorError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logmirror.stores.base import BlobStore
+
+_LOG: Final = logging.getLogger(__name__)
+_COPY_BYTES: Final = 4 * 1024 * 1024
+
+
+class BucketDisk(Disk):
+    """System calls in the working folder; opens what is only in the bucket, too.
+
+    Args:
+        store: The log dir.
+        cache_bytes: Limit for the files whose objects exist.
+        max_files: As in `Disk`.
+
+    Attributes:
+        fetched_files: Objects that were fetched.
+        fetched_bytes: Their bytes.
+        opened_files: Files that were opened for reading, fetched or not.
+    """
+
+    def __init__(self, store: BlobStore, *, cache_bytes: int, max_files: int | None = None) -> None:
+        super().__init__(max_files=max_files)
+        self._store, self._cache_bytes = store, cache_bytes
+        self._lock = threading.Lock()
+        self._folders: dict[Path, str] = {}
+        self._kept: OrderedDict[Path, int] = OrderedDict()
+        self._kept_bytes = 0
+        self.fetched_files = self.fetched_bytes = self.opened_files = 0
+
+    def connect(self, folder: Path, in_bucket: str) -> None:
+        """Fetch the missing files of a partition's folder from a folder of the bucket."""
+        self._folders[folder] = in_bucket
+
+    def disconnect(self, folder: Path) -> None:
+        """Forget the folder of a partition that was deleted."""
+        self._folders.pop(folder, None)
+
+    def keep(self, path: Path, size_bytes: int) -> None:
+        """Note a file whose object exists; remove files beyond the limit."""
+        removed = []
+        with self._lock:
+            self._kept_bytes += size_bytes - self._kept.pop(path, 0)
+            self._kept[path] = size_bytes
+            while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
+                oldest, size = self._kept.popitem(last=False)
+                self._kept_bytes -= size
+                removed.append(oldest)
+        for oldest in removed:
+            oldest.unlink(missing_ok=True)
+
+    def unlink(self, path: Path) -> None:
+        """See `Disk.unlink`."""
+        with self._lock:
+            self._kept_bytes -= self._kept.pop(path, 0)
+        super().unlink(path)
+
+    def open_for_reading(self, path: Path) -> OpenFile:
+        """See `Disk.open_for_reading`; fetches the file if it is missing."""
+        self.opened_files += 1
+        with self._lock:
+            if path in self._kept:
+                self._kept.move_to_end(path)
+        try:
+            return super().open_for_reading(path)
+        except FileNotFoundError:
+            if path.parent not in self._folders:
+                raise
+        return self._fetched(path)
+
+    def read_start(self, path: Path, size_bytes: int) -> bytes:
+        """See `Disk.read_start`; fetches these bytes only."""
+        if path.exists() or path.parent not in self._folders:
+            return super().read_start(path, size_bytes)
+        try:
+            with self._store.open(self._name(path)) as source:
+                return source.read(size_bytes)
+        except (LogmirrorError, KeyError) as error:
+            raise _failed(path, error) from error
+
+    def _name(self, path: Path) -> str:
+        return f"{self._folders[path.parent]}/{path.name}"
+
+    def _fetched(self, path: Path) -> OpenFile:
+        size, part = 0, path.with_name(f".{secrets.token_hex(8)}.fetched")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._store.open(self._name(path)) as source, part.open("wb") as target:
+                while data := source.read(_COPY_BYTES):
+                    size += target.write(data)
+            file = super().open_for_reading(part)
+            part.replace(path)
+        except (LogmirrorError, KeyError) as error:
+            raise _failed(path, error) from error
+        finally:
+            part.unlink(missing_ok=True)
+        self.fetched_files += 1
+        self.fetched_bytes += size
+        self.keep(path, size)
+        return file
+
+
+def _failed(path: Path, error: Exception) -> OSError:
+    _LOG.warning("%s: could not be fetched from the bucket: %s", path, error)
+    return OSError(errno.EIO, f"could not be fetched from the bucket: {error}", os.fspath(path))

@@ -1,0 +1,351 @@
+"""Goal: what a broker on a bucket has acknowledged is found by the next one, on any machine.
+
+Content is compared by partition, offset and value, never by counts.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.servers.bucket_broker import BucketBroker
+from kit.tiers import sized
+from logmirror.failpoints import BUCKET_POINTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+PARTITIONS = 4
+SMALL = ("--override", "log.segment.bytes=100000")
+KILLS = sized(3, 8, 30)
+
+
+class Load:
+    """A producer in a thread, and what was acknowledged to it."""
+
+    def __init__(self, bootstrap: str, topic: str, **options: object) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 2,
+                "message.timeout.ms": 120_000,
+                "batch.num.messages": 50,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "log_level": 0,
+                **options,
+            }
+        )
+        self.acked: dict[tuple[int, int], bytes] = {}
+        self.failures: list[object] = []
+        self.sent = 0
+        self._topic = topic
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _delivered(self, error: object, message: Any) -> None:
+        if error is not None:
+            self.failures.append(error)
+        else:
+            self.acked[message.partition(), message.offset()] = message.value()
+
+    def _run(self) -> None:
+        while not self._done.is_set():
+            value = b"%d-" % self.sent + b"x" * (self.sent % 700)
+            if len(self._producer) < 2_000:
+                self._producer.produce(
+                    self._topic,
+                    value=value,
+                    partition=self.sent % PARTITIONS,
+                    on_delivery=self._delivered,
+                )
+                self.sent += 1
+            self._producer.poll(0.01 if len(self._producer) > 200 else 0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def flush(self, timeout_s: float = 60) -> int:
+        """Wait for what was sent; returns how much was not delivered."""
+        return self._producer.flush(timeout_s)
+
+    def wait_for(self, count: int, timeout_s: float = 60) -> None:
+        """Wait until so many more records are acknowledged."""
+        until, deadline = len(self.acked) + count, time.monotonic() + timeout_s
+        while len(self.acked) < until:
+            assert time.monotonic() < deadline, "the producer makes no progress"
+            time.sleep(0.01)
+
+
+def create(broker: BucketBroker, topic: str, partitions: int = PARTITIONS) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
+
+
+def stored(
+    broker: BucketBroker, topic: str, starts: Mapping[int, int] | None = None
+) -> dict[tuple[int, int], bytes | None]:
+    return {
+        (partition, row.offset): row.value
+        for partition in range(PARTITIONS)
+        for row in rows_by_librdkafka(
+            broker.bootstrap, topic, partition=partition, start=(starts or {}).get(partition, 0)
+        )
+    }
+
+
+@pytest.fixture
+def brokers(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> Iterator[Callable[..., BucketBroker]]:
+    """Make brokers on one bucket, each with a machine of its own."""
+    made: list[BucketBroker] = []
+
+    def make(*options: str, **more: Any) -> BucketBroker:
+        broker = BucketBroker(
+            tmp_path / f"machine-{len(made)}", s3_server, bucket, *SMALL, *options, **more
+        )
+        made.append(broker)
+        return broker
+
+    yield make
+    for broker in made:
+        broker.__exit__()
+
+
+@pytest.mark.thinned
+def test_machines_that_burn_down_lose_nothing_acknowledged(brokers):
+    broker = brokers().start()
+    create(broker, "t")
+    chance = random.Random(5)
+    with Load(broker.bootstrap, "t", **{"enable.idempotence": True}) as load:
+        for _ in range(KILLS):
+            load.wait_for(chance.randint(100, 2_000))
+            broker.kill()
+            broker.start()
+        load.wait_for(100)
+    assert load.flush() == 0
+    assert load.failures == []
+    broker.kill()
+    broker.start()
+
+    found = stored(broker, "t")
+    assert found == load.acked
+    assert len(found) == load.sent
+    by_partition = defaultdict(list)
+    for partition, offset in sorted(found):
+        by_partition[partition].append(int((found[partition, offset] or b"").split(b"-")[0]))
+    assert all(numbers == sorted(numbers) for numbers in by_partition.values())
+
+
+def test_a_paused_owner_acknowledges_nothing_after_it_wakes(brokers):
+    first, second = brokers().start(), brokers()
+    create(first, "t")
+    with Load(first.bootstrap, "t") as load:
+        load.wait_for(500)
+        first.pause()
+        acked_before = dict(load.acked)
+        second.start()
+        produce(second.bootstrap, "t", [Message(value=b"from the new owner")], partition=0)
+        after = stored(second, "t")
+        first.resume()
+        assert first.wait() == 69
+        time.sleep(0.2)  # an acknowledgement in flight would have arrived
+
+    assert "fenced" in first.log.read_text()
+    # What was acknowledged before or in the moment of the pause is there; nothing later is.
+    assert {at: after.get(at) for at in load.acked} == load.acked
+    assert acked_before.items() <= load.acked.items()
+    assert stored(second, "t") == after
+    assert second.stop() == 0
+
+
+def test_an_idle_owner_learns_that_it_was_replaced(brokers):
+    first, second = brokers().start(), brokers().start()
+    assert first.wait() == 69
+    create(second, "t")
+
+
+@pytest.mark.parametrize("acks", ["all", "1"])
+def test_an_outage_of_the_bucket_is_waited_for(brokers, s3_server, acks):
+    broker = brokers().start()
+    create(broker, "t")
+    with Load(broker.bootstrap, "t", acks=acks) as load:
+        load.wait_for(500)
+        s3_server.kill()
+        try:
+            acked = dict(load.acked)
+            partition, offset = max(acked)
+            reader = {"group.id": "none", "enable.auto.commit": False}
+            consumer = Consumer({"bootstrap.servers": broker.bootstrap, **reader})
+            consumer.assign([TopicPartition("t", partition, offset)])
+            message = consumer.poll(10)
+            assert message is not None
+            assert (message.error(), message.value()) == (None, acked[partition, offset])
+            consumer.close()
+            time.sleep(3)  # an outage of some seconds
+            assert broker.alive
+        finally:
+            s3_server.start()
+        load.wait_for(500)
+    assert load.flush() == 0
+    assert load.failures == []
+    broker.kill()
+    broker.start()
+    found = stored(broker, "t")
+    assert {at: found.get(at) for at in load.acked} == load.acked
+
+
+def test_producers_get_an_error_that_they_retry_and_nothing_is_stored_twice(brokers, s3_server):
+    """An outage that is longer than `commit_timeout_ms`; idempotence makes the repetition safe."""
+    broker = brokers().start()
+    create(broker, "t")
+    with Load(broker.bootstrap, "t", **{"enable.idempotence": True}) as load:
+        load.wait_for(200)
+        s3_server.kill()
+        try:
+            time.sleep(25)
+        finally:
+            s3_server.start()
+        load.wait_for(200)
+    assert load.flush() == 0
+    assert load.failures == []
+    found = stored(broker, "t")
+    assert found == load.acked
+    assert len(set(found.values())) == len(found) == load.sent
+
+
+def test_without_flush_on_ack_records_are_readable_at_once(brokers, s3_server):
+    broker = brokers("--no-flush-on-ack").start()
+    create(broker, "t")
+    # A producer ID needs the database, which is durable in the bucket in any case.
+    produce(broker.bootstrap, "t", [Message(value=b"first")], partition=3)
+    s3_server.kill()
+    try:
+        offsets = produce(
+            broker.bootstrap, "t", [Message(value=b"%d" % n) for n in range(50)], partition=0
+        )
+        rows = list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))
+    finally:
+        s3_server.start()
+    assert [row.offset for row in rows] == offsets == list(range(50))
+
+    assert broker.stop() == 0
+    broker.start()
+    rows = list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))
+    assert [row.value for row in rows] == [b"%d" % n for n in range(50)]
+
+
+def test_a_stop_commits_what_is_not_flushed(brokers):
+    broker = brokers("--no-flush-on-ack").start()
+    create(broker, "t")
+    produce(broker.bootstrap, "t", [Message(value=b"%d" % n) for n in range(50)], partition=1)
+    assert broker.stop() == 0
+    broker.start()
+    rows = list(rows_by_librdkafka(broker.bootstrap, "t", partition=1))
+    assert [row.value for row in rows] == [b"%d" % n for n in range(50)]
+
+
+def test_groups_and_settings_are_in_the_bucket(brokers):
+    broker = brokers().start()
+    create(broker, "t")
+    produce(broker.bootstrap, "t", [Message(value=b"%d" % n) for n in range(10)], partition=2)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "readers"})
+    consumer.commit(offsets=[TopicPartition("t", 2, 7)], asynchronous=False)
+    consumer.close()
+    broker.kill()
+    broker.start()
+
+    again = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "readers"})
+    assert again.committed([TopicPartition("t", 2)], 10)[0].offset == 7
+    again.close()
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
+    assert len(topics["t"].partitions) == PARTITIONS
+
+
+def test_deleted_records_and_topics_do_not_come_back(brokers, s3_server, bucket):
+    broker = brokers().start()
+    for topic in ("t", "gone"):
+        create(broker, topic)
+        messages = [Message(value=b"x" * 1000) for _ in range(1_000)]
+        produce(broker.bootstrap, topic, messages, partition=0)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_records([TopicPartition("t", 0, 500)])[TopicPartition("t", 0)].result(20)
+    admin.delete_topics(["gone"])["gone"].result(20)
+    create(broker, "gone")
+    names = [str(path) for path in s3_server.files(bucket).rglob("*.batches")]
+    assert not [name for name in names if "/gone@" in name]
+    assert not [name for name in names if int(name.rpartition("-")[2].split(".")[0]) < 500]
+    broker.kill()
+    broker.start()
+
+    rows = rows_by_librdkafka(broker.bootstrap, "t", partition=0, start=500)
+    assert [row.offset for row in rows] == list(range(500, 1_000))
+    with pytest.raises(KafkaException, match="Offset out of range"):
+        list(rows_by_librdkafka(broker.bootstrap, "t", partition=0, start=499))
+    assert list(rows_by_librdkafka(broker.bootstrap, "gone", partition=0)) == []
+
+
+@pytest.mark.parametrize("point", BUCKET_POINTS)
+def test_a_crash_at_each_step_loses_nothing(brokers, point):
+    broker = brokers()
+    broker.start()
+    create(broker, "t")
+    nth = {"bucket.committed": "#20", "bucket.fenced": "#1", "bucket.deleted": "#1"}.get(
+        point, "#2"
+    )
+    broker.stop()
+    broker.crash_at = point + nth
+    broker.start(waits=point not in {"bucket.fenced", "bucket.removed"})
+    with Load(broker.bootstrap, "t", **{"enable.idempotence": True}) as load:
+        if point == "bucket.deleted":
+            load.wait_for(3_000)
+            admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+            admin.delete_records([TopicPartition("t", 0, 500)])
+        assert broker.wait() == -9
+        broker.crash_at = ""
+        broker.start()
+        load.wait_for(100)
+    assert load.flush() == 0
+    assert load.failures == []
+    start = 500 if point == "bucket.deleted" else 0
+    found = stored(broker, "t", {0: start})
+    assert found == {at: v for at, v in load.acked.items() if at[0] or at[1] >= start}
+
+
+def test_requests_do_not_grow_with_partitions(brokers, s3_server, bucket):
+    broker = brokers("--commit-interval-ms", "200").start()
+    create(broker, "wide", 200)
+    commits = s3_server.files(bucket) / "kafka/.logmirror/broker/commits"
+    before, began = len(list(commits.iterdir())), time.monotonic()
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
+    for number in range(4_000):
+        producer.produce("wide", value=b"%d" % number, partition=number % 200)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    made, took = len(list(commits.iterdir())) - before, time.monotonic() - began
+    assert made <= took / 0.2 + 3
+
+
+def test_compaction_is_refused(brokers):
+    broker = brokers().start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    topic = NewTopic("t", 1, 1, config={"cleanup.policy": "compact"})
+    with pytest.raises(Exception, match="not supported in a bucket"):
+        admin.create_topics([topic])["t"].result(20)

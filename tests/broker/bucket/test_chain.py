@@ -1,0 +1,195 @@
+"""The bytes of commit objects and the rules of their chain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logmirror.broker.bucket.chain import Coverage, commit_name, needed
+from logmirror.broker.bucket.chain_writer import ChainWriter
+from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, decode, encode, of_database
+from logmirror.broker.bucket.tails import Piece, Stretch, Tail
+from logmirror.errors import CorruptionError, FencedError, OutcomeUnknownError
+from logmirror.testing.memory_store import MemoryStore
+
+TOPIC = b"t" * 16
+
+entries = st.builds(
+    Entry,
+    st.sampled_from(Kind),
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    st.binary(max_size=50),
+)
+commits = st.builds(
+    Commit,
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    st.binary(min_size=8, max_size=8),
+    st.lists(entries, max_size=5).map(tuple),
+    st.integers(0, 2**63 - 1),
+)
+
+
+def data(first: int, after: int, body: bytes = b"x") -> Entry:
+    return Entry(Kind.DATA, TOPIC, 0, first, after, body)
+
+
+@given(commits)
+def test_what_is_encoded_is_decoded(commit):
+    assert decode(encode(commit)) == commit
+
+
+@given(commits, st.data())
+def test_each_changed_bit_is_noticed(commit, chosen):
+    damaged = bytearray(encode(commit))
+    at = chosen.draw(st.integers(0, len(damaged) * 8 - 1))
+    damaged[at // 8] ^= 1 << at % 8
+    with pytest.raises(CorruptionError):
+        decode(bytes(damaged))
+
+
+@given(commits, st.data())
+def test_each_missing_end_is_noticed(commit, chosen):
+    whole = encode(commit)
+    with pytest.raises(CorruptionError):
+        decode(whole[: chosen.draw(st.integers(0, len(whole) - 1))])
+    with pytest.raises(CorruptionError):
+        decode(whole + b"\0")
+
+
+def test_a_number_is_given_once():
+    store = MemoryStore()
+    old, new = ChainWriter(store, b"o" * 8), ChainWriter(store, b"n" * 8)
+    old.take_over()
+    assert old.create(old.packed([data(0, 1)], 0)) == 1
+    new.take_over()
+
+    with pytest.raises(FencedError):
+        old.create(old.packed([data(1, 2)], 0))
+    with pytest.raises(FencedError):
+        old.check()
+    assert (old.epoch, new.epoch) == (1, 2)
+    assert new.create(new.packed([data(1, 3)], 0)) == 3
+    new.check()
+
+
+def test_a_lost_response_is_looked_up():
+    store = MemoryStore()
+    writer = ChainWriter(store, b"w" * 8)
+    writer.take_over()
+    packed = writer.packed([data(0, 1)], 0)
+    store.create(commit_name(1), packed)
+
+    assert writer.create(packed) == 1
+
+
+def test_an_error_is_not_an_outcome():
+    def lose(operation: str, name: str) -> None:
+        if operation == "create" and name == commit_name(1):
+            raise OutcomeUnknownError("lost")
+
+    store = MemoryStore(before=lose)
+    writer = ChainWriter(store, b"w" * 8)
+    writer.take_over()
+    with pytest.raises(OutcomeUnknownError):
+        writer.create(writer.packed([data(0, 1)], 0))
+    assert writer.next_sequence == 1
+
+
+def test_a_fence_at_a_number_that_was_removed_does_not_count():
+    store = MemoryStore()
+    owner = ChainWriter(store, b"o" * 8)
+    owner.take_over()
+
+    def go_on(operation: str, name: str) -> None:
+        if operation == "create" and name == commit_name(1):
+            store.before = lambda *_: None
+            for _ in range(2):
+                owner.create(owner.packed([], 0))
+            store.delete(commit_name(1))
+
+    store.before = go_on
+    late = ChainWriter(store, b"l" * 8)
+    late.take_over()
+    assert late.next_sequence == 4
+    with pytest.raises(FencedError):
+        owner.create(owner.packed([], 0))
+
+
+def test_a_gap_in_the_chain_is_an_error():
+    assert needed([3, 4, 5], lambda _: False) == [3, 4, 5]
+    with pytest.raises(CorruptionError):
+        needed([3, 5], lambda _: False)
+    assert needed([1, 3, 5, 6], {1, 3}.__contains__) == [5, 6]
+
+
+def test_a_fence_stays_for_those_that_wake_late():
+    coverage = Coverage()
+    for sequence in range(3):
+        coverage.add(sequence, [], 0, is_fence=sequence == 1)
+    coverage.add(3, [], 0)
+    assert coverage.take_removable() == [0, 2]
+    assert coverage.oldest == 3
+
+
+def test_commits_are_needed_until_all_of_them_is_elsewhere():
+    coverage = Coverage()
+    coverage.add(0, [data(0, 5), of_database(Kind.CHANGE, "broker", b"a")], 0)
+    coverage.add(1, [data(5, 9)], 0)
+    coverage.add(2, [], 0)
+    coverage.covered((TOPIC, 0), 9)
+    assert coverage.take_removable() == []
+    coverage.add(3, [of_database(Kind.SNAPSHOT, "broker", b"b")], 0)
+    assert coverage.take_removable() == [0, 1, 2]
+    assert coverage.take_removable() == []
+    coverage.add(4, [], 0)
+    assert coverage.take_removable() == []
+    coverage.add(5, [of_database(Kind.SNAPSHOT, "broker", b"c")], 0)
+    assert coverage.take_removable() == [3, 4]
+
+
+def test_a_deleted_topic_needs_nothing():
+    coverage = Coverage()
+    coverage.add(0, [data(0, 5)], 0)
+    coverage.add(1, [data(5, 7)], 0)
+    coverage.gone(TOPIC)
+    assert coverage.take_removable() == [0]
+
+
+def test_what_holds_old_commits_is_known():
+    coverage = Coverage()
+    coverage.add(0, [data(0, 5), of_database(Kind.CHANGE, "broker", b"a")], 0)
+    coverage.add(1, [data(5, 9)], 100)
+    assert coverage.holding(50, most=10) == ({(TOPIC, 0): 5}, {"broker"})
+    assert coverage.holding(0, most=10) == ({}, set())
+    assert coverage.holding(0, most=0) == ({(TOPIC, 0): 9}, {"broker"})
+
+
+def piece(first: int, after: int) -> Piece:
+    return Piece(first, after, Path("spool"), 0, 1)
+
+
+def test_a_tail_is_rebuilt_with_its_cuts():
+    tail = Tail([piece(0, 3), piece(3, 5), piece(5, 6), piece(6, 8)], {0: 5})
+    sealed, rest = (piece(0, 3), piece(3, 5)), (piece(5, 6), piece(6, 8))
+    assert tail.stretches(None, 0) == [Stretch(0, 5, sealed), Stretch(5, None, rest)]
+    assert tail.stretches(5, 0) == [Stretch(5, None, rest)]
+    assert tail.stretches(8, 0) == []
+    assert tail.stretches(None, 5) == [Stretch(5, None, rest)]
+
+
+def test_missing_pieces_are_an_error():
+    with pytest.raises(CorruptionError):
+        Tail([piece(0, 3), piece(4, 5)]).stretches(None, 0)
+    with pytest.raises(CorruptionError):
+        Tail([piece(4, 5)]).stretches(3, 0)
+    with pytest.raises(CorruptionError):
+        Tail([piece(4, 5)]).stretches(None, 0)
+    with pytest.raises(CorruptionError):
+        Tail([piece(2, 5)]).stretches(3, 0)

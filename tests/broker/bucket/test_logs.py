@@ -1,0 +1,222 @@
+"""Partitions of a log dir in a store in memory: what is opened, refused, split and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logmirror.broker.bucket.chain import COMMITS
+from logmirror.broker.bucket.commit_format import decode
+from logmirror.broker.bucket.commits import BucketCommit
+from logmirror.broker.bucket.files import BucketDisk
+from logmirror.broker.bucket.logs import BucketLogs
+from logmirror.broker.bucket.sealed_objects import folder_of, object_name
+from logmirror.broker.log.batch_check import check_batch
+from logmirror.broker.log.producer_state import ProducerState
+from logmirror.broker.log.segment_cache import SegmentCache
+from logmirror.broker.metadata import TopicRow
+from logmirror.errors import CorruptionError
+from logmirror.testing.memory_store import MemoryStore
+from logmirror.wire.records import Record, encode_reference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logmirror.broker.log.partition_log import PartitionLog
+
+TOPIC = uuid.UUID(int=77)
+FOLDER = folder_of("t", TOPIC, 0)
+SEGMENTS = 10_000
+OPEN_S = 5.0
+
+
+def row(partitions: int = 1, **starts: int) -> TopicRow:
+    return TopicRow(
+        name="t",
+        topic_id=TOPIC,
+        partition_count=partitions,
+        configs={},
+        log_starts={int(name[1:]): start for name, start in starts.items()},
+    )
+
+
+def batch(value: bytes) -> memoryview:
+    return memoryview(bytearray(encode_reference([Record(0, 0, 0, None, value, ())])))
+
+
+class Machine:
+    """The logs of a log dir, open on an event loop."""
+
+    def __init__(self, store: MemoryStore, folder: Path, topic: TopicRow) -> None:
+        self.bucket = BucketLogs(store, folder, interval_ms=1, cache_bytes=1 << 30)
+        self._executor = ThreadPoolExecutor(1)
+        self.commits = BucketCommit(
+            self._executor,
+            self.bucket,
+            interval_ms=1,
+            timeout_ms=1_000,
+            max_unflushed_bytes=1 << 30,
+            tail_age_ms=1 << 40,
+            max_commits=1_000,
+        )
+        self.bucket.list_all([topic])
+        self.logs: list[PartitionLog] = []
+        cache = SegmentCache(self.bucket.disk)
+        for number in range(topic.partition_count):
+            place = folder / "t" / str(number)
+            log = self.bucket.open_log(topic, number, place, cache, 1 << 30)
+            self.bucket.admit(log, "t", TOPIC, number)
+            self.logs.append(log)
+        self.commits.opened()
+
+    async def append(self, number: int, value: bytes) -> None:
+        log, data = self.logs[number], batch(value)
+        log.append(data, check_batch(data, max_bytes=1 << 26))
+        self.commits.schedule(log)
+
+    async def flush(self) -> None:
+        for log in self.logs:
+            await self.commits.flushed(log, log.log_end)
+
+    def close(self) -> None:
+        self.bucket.close()
+        self._executor.shutdown()
+
+
+def bytes_of(log: PartitionLog) -> bytes:
+    found = log.read(log.log_start, 1 << 40, at_least_one=True)
+    return b"".join(os.pread(one.file.fd, one.size_bytes, one.position) for one in found)
+
+
+def test_a_large_backlog_is_split_at_batches_and_comes_back(tmp_path):
+    store = MemoryStore()
+
+    async def write() -> list[bytes]:
+        machine = Machine(store, tmp_path / "one", row(2))
+        for number in range(30):
+            await machine.append(number % 2, bytes([number]) * 1_000_000)
+        await machine.append(0, b"small")
+        await machine.flush()
+        machine.close()
+        return [bytes_of(log) for log in machine.logs]
+
+    async def read() -> list[bytes]:
+        machine = Machine(store, tmp_path / "two", row(2))
+        machine.close()
+        assert [log.high_watermark for log in machine.logs] == [16, 15]
+        return [bytes_of(log) for log in machine.logs]
+
+    assert asyncio.run(write()) == asyncio.run(read())
+    sizes = [len(data) for name, data in store.objects.items() if name.startswith(COMMITS)]
+    assert max(sizes) < 9_000_000
+    commits = [decode(store.objects[name]) for name in store.objects if name.startswith(COMMITS)]
+    assert sum(len(commit.entries) for commit in commits) > 6
+
+
+def test_ten_thousand_segments_are_opened_by_their_names(tmp_path):
+    store = MemoryStore()
+    body = bytes(batch(b"x"))
+    for first in range(SEGMENTS):
+        store.objects[object_name(FOLDER, first, first + 1)] = body
+    read: list[str] = []
+
+    def note(operation: str, name: str) -> None:
+        if operation in {"read", "open"}:
+            read.append(name)
+
+    async def open_all() -> PartitionLog:
+        machine = Machine(store, tmp_path / "one", row())
+        machine.close()
+        return machine.logs[0]
+
+    store.before = note
+    state = ProducerState().to_bytes(SEGMENTS)
+    store.objects[f".logmirror/broker/producers/{FOLDER}/{SEGMENTS:020d}"] = state
+    began = time.monotonic()
+    log = asyncio.run(open_all())
+    assert time.monotonic() - began < OPEN_S
+    assert len(log.segments) == SEGMENTS == log.high_watermark
+    assert not [name for name in read if name.startswith(FOLDER)]
+
+
+def test_a_missing_producer_state_is_read_from_the_log(tmp_path):
+    store = MemoryStore()
+
+    async def write() -> None:
+        machine = Machine(store, tmp_path / "one", row())
+        await machine.append(0, b"a")
+        machine.logs[0].roll()
+        await machine.flush()
+        await machine.append(0, b"b")
+        await machine.flush()
+        machine.bucket._uploads.submit(lambda: None).result()  # noqa: SLF001  # waits for the object
+        machine.close()
+
+    async def read() -> bytes:
+        machine = Machine(store, tmp_path / "two", row())
+        machine.close()
+        return b"".join(path.read_bytes() for path in (tmp_path / "two/t/0").iterdir())
+
+    asyncio.run(write())
+    for name in [name for name in store.objects if "/producers/" in name]:
+        del store.objects[name]
+    found = asyncio.run(read())
+    assert found.count(b"a") >= 1
+    assert found.count(b"b") >= 1
+
+
+@pytest.mark.parametrize("lost", ["object", "first object"])
+def test_a_missing_object_is_an_error_and_not_a_shorter_log(tmp_path, lost):
+    store = MemoryStore()
+    for first in range(3):
+        store.objects[object_name(FOLDER, first, first + 1)] = bytes(batch(b"x"))
+    del store.objects[object_name(FOLDER, 1, 2) if lost == "object" else object_name(FOLDER, 0, 1)]
+
+    async def open_all() -> None:
+        Machine(store, tmp_path / "one", row())
+
+    with pytest.raises(CorruptionError):
+        asyncio.run(open_all())
+
+
+def test_a_changed_commit_is_named(tmp_path):
+    store = MemoryStore()
+
+    async def write() -> None:
+        machine = Machine(store, tmp_path / "one", row())
+        await machine.append(0, b"a")
+        await machine.flush()
+        machine.close()
+
+    asyncio.run(write())
+    name = f"{COMMITS}/{1:020d}"
+    data = bytearray(store.objects[name])
+    data[-1] ^= 1
+    store.objects[name] = bytes(data)
+    store.objects[f"{COMMITS}/{2:020d}"] = store.objects[f"{COMMITS}/{0:020d}"]
+    with pytest.raises(CorruptionError) as caught:
+        asyncio.run(write())
+    assert caught.value.facts["name"] == name
+
+
+def test_the_working_folder_has_a_limit(tmp_path):
+    store = MemoryStore()
+    for number in range(5):
+        store.objects[f"b/{number}"] = bytes(100)
+    disk = BucketDisk(store, cache_bytes=250)
+    disk.connect(tmp_path, "b")
+    opened = [disk.open_for_reading(tmp_path / str(number)) for number in range(5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+    assert [os.fstat(file.fd).st_size for file in opened] == [100] * 5
+    disk.open_for_reading(tmp_path / "3")
+    disk.open_for_reading(tmp_path / "0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "3"]
+    assert disk.fetched_files == 6
+    with pytest.raises(OSError, match="could not be fetched"):
+        disk.open_for_reading(tmp_path / "missing")

@@ -1,0 +1,115 @@
+"""Nothing acknowledged is lost, repeated or changed, whatever fails and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kit.runs.bucket_owners import Crashed, World
+from kit.tiers import sized
+from logmirror.broker.bucket import chain_writer
+from logmirror.broker.bucket.chain import Coverage
+from logmirror.broker.bucket.chain_writer import ChainWriter
+from logmirror.errors import FencedError, LogmirrorError
+from logmirror.stores.base import AlreadyExistsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEEDS = sized(150, 1_000, 10_000)
+_BUG_SEEDS = 2_000
+
+
+@pytest.mark.thinned
+def test_no_seed_loses_anything(tmp_path):
+    kinds = set()
+    crashed = fenced = acked = 0
+    for seed in range(SEEDS):
+        world = World(seed, tmp_path / str(seed))
+        problems = world.run()
+        assert problems == [], f"seed {seed}"
+        crashed += any(type(one.end) is Crashed for one in world.turns.owners)
+        fenced += any(type(one.end) is FencedError for one in world.turns.owners)
+        acked += len(world.acked)
+        kinds |= {name.split("/")[0] for name in world.store.objects}
+    assert len(kinds) == 2  # commits and objects
+    assert min(crashed, fenced) > SEEDS / 4
+    assert acked > 10 * SEEDS
+
+
+def found_by(tmp_path: Path, bug: str = "") -> list[str]:
+    for seed in range(_BUG_SEEDS):
+        if problems := World(seed, tmp_path / str(seed), bug=bug).run():
+            return problems
+    return []
+
+
+def test_a_store_that_replaces_is_found(tmp_path, monkeypatch):
+    def add(self: Any, name: str, data: bytes) -> None:
+        self.objects[name] = data
+
+    monkeypatch.setattr("logmirror.testing.memory_store.MemoryStore._add", add)
+    assert found_by(tmp_path)
+
+
+def test_a_number_that_is_used_again_after_an_unknown_outcome_is_found(tmp_path, monkeypatch):
+    def create(self: Any, data: bytes) -> int:
+        name = chain_writer.commit_name(self.next_sequence)
+        try:
+            self._store.create(name, data)
+        except AlreadyExistsError:
+            pass
+        except LogmirrorError:
+            self.next_sequence += 1
+            raise
+        self.next_sequence += 1
+        return int(self.next_sequence) - 1
+
+    monkeypatch.setattr(ChainWriter, "create", create)
+    assert found_by(tmp_path)
+
+
+def test_an_owner_that_believes_every_object_is_its_own_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(ChainWriter, "_is_ours", lambda *_: True)
+    assert found_by(tmp_path)
+
+
+def test_commits_that_are_removed_too_early_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(Coverage, "_missing", lambda *_: False)
+    assert found_by(tmp_path)
+
+
+def test_a_takeover_without_a_fence_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(ChainWriter, "take_over", _take_over_without_fence)
+    assert found_by(tmp_path)
+
+
+def test_a_fence_that_is_removed_is_found(tmp_path, monkeypatch):
+    add = Coverage.add
+
+    def as_any_other(self: Any, *args: Any, is_fence: bool = False) -> None:
+        add(self, *args)
+
+    monkeypatch.setattr(Coverage, "add", as_any_other)
+    assert found_by(tmp_path)
+
+
+def test_a_fence_that_is_not_looked_behind_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(ChainWriter, "check", lambda _: None)
+    assert found_by(tmp_path)
+
+
+def _take_over_without_fence(self: Any) -> None:
+    """Begin behind what is there, as if no other owner could write."""
+    found = list(self._store.names(chain_writer.COMMITS))
+    self.epoch, self.next_sequence = len(found) + 1, 1_000 * (1 + int(self._writer))
+
+
+def test_objects_without_a_cut_in_the_chain_are_found(tmp_path):
+    assert found_by(tmp_path, bug="cut late")
+
+
+def test_a_commit_that_is_removed_before_its_object_exists_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.runs.bucket_owners.upload", lambda *_: None)
+    assert found_by(tmp_path)

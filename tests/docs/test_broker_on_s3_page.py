@@ -1,0 +1,81 @@
+"""docs/broker-on-s3.md: its commands run as they are on the page, but for the port."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kit.servers.machine import HOST, free_ports
+from kit.servers.s3 import S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGE: Final = (ROOT / "docs" / "broker-on-s3.md").read_text(encoding="utf-8")
+BLOCKS: Final = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+TIMEOUT_S: Final = 60
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_commands_of_the_page_run(tmp_path):
+    port = free_ports(1)[0]
+    with S3Server(tmp_path / "s3") as server:
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "BUCKET": server.new_bucket(),
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_ACCESS_KEY_ID": server.access_key,
+            "AWS_SECRET_ACCESS_KEY": server.secret_key,
+            "AWS_REGION": "us-east-1",
+        }
+        folder = tmp_path / "user"
+        folder.mkdir()
+        log = tmp_path / "shell.log"
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(
+                ["sh", "-e"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=folder,
+            ) as shell,
+        ):
+            assert shell.stdin is not None
+            for number, block in enumerate(BLOCKS):
+                mark = tmp_path / f"done-{number}"
+                shell.stdin.write(f"{block.replace('9092', str(port))}touch {mark}\n".encode())
+                shell.stdin.flush()
+                wait_until(mark.exists)
+                if block.rstrip().endswith("BROKER=$!"):
+                    wait_until(lambda: listens(port))
+            shell.stdin.write(b"wait $BROKER\n")
+            shell.stdin.close()
+            code = shell.wait(TIMEOUT_S)
+        assert code == 0, log.read_text()
+    lines = (folder / "orders.txt").read_text().split()
+    assert lines == [str(number) for number in range(1, 1001)]
+    assert not (folder / "machine-1").exists()

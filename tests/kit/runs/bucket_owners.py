@@ -1,0 +1,347 @@
+"""Owners of one bucket in turns that a seed draws, each step of which may fail, be late, or be the
+last one. The chain, the journal, the recovery and the objects are the product's own code.
+
+An owner keeps records of `PARTITIONS` partitions in memory, commits, seals, removes and deletes
+them. The judge compares what was acknowledged with what a last owner finds.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from logmirror.broker.bucket.chain import commit_name
+from logmirror.broker.bucket.commit_format import Entry, Kind, of_database
+from logmirror.broker.bucket.journal import Journal, Submission
+from logmirror.broker.bucket.recovery import take_over
+from logmirror.broker.bucket.sealed_objects import (
+    folder_of,
+    object_name,
+    sealed_objects,
+    upload,
+)
+from logmirror.errors import FencedError, LogmirrorError, OutcomeUnknownError, UnavailableError
+from logmirror.testing.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PARTITIONS: Final = 2
+TOPIC: Final = uuid.UUID(int=7)
+_RECORD: Final = 8
+STEPS: Final = 60
+
+
+class Crashed(BaseException):
+    """The process of an owner ended."""
+
+
+class Turns:
+    """Lets one owner run at a time, up to its next request."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self._main = threading.Semaphore(0)
+        self.owners: list[Owner] = []
+
+    def run(self) -> None:
+        """Run all owners to their ends."""
+        while live := [one for one in self.owners if not one.is_over]:
+            one = self.chance.choice(live)
+            one.turn.release()
+            self._main.acquire()
+
+    def wait(self, owner: Owner) -> None:
+        """Let others run."""
+        self._main.release()
+        owner.turn.acquire()
+
+    def end(self) -> None:
+        """An owner's thread ends."""
+        self._main.release()
+
+
+class OwnStore:
+    """The store, as one owner reaches it."""
+
+    def __init__(self, owner: Owner, store: MemoryStore) -> None:
+        self._owner, self._store = owner, store
+
+    def __getattr__(self, operation: str) -> Any:
+        real = getattr(self._store, operation)
+        if operation in {"stage", "discard"}:
+            return real
+
+        def call(*args: Any, **more: Any) -> Any:
+            if threading.current_thread() is not self._owner.thread:
+                return real(*args, **more)
+            fault = self._owner.before_request()
+            if fault == "before":
+                raise UnavailableError("not sent")
+            found = real(*args, **more)
+            if operation == "names":
+                found = iter(list(found))
+            self._owner.after_request()
+            if fault == "after" and operation in {"create", "publish", "delete"}:
+                raise OutcomeUnknownError("lost")
+            return found
+
+        return call
+
+
+class Owner:
+    """A broker on the bucket, reduced to what it does to the bucket."""
+
+    def __init__(self, world: World, number: int, spool: Path) -> None:
+        self.world, self.number = world, number
+        self.turn = threading.Semaphore(0)
+        self.is_over = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self._spool = spool
+        self._chance = world.turns.chance
+        self.store: Any = OwnStore(self, world.store)
+        self.end: BaseException | None = None
+        self.failure: BaseException | None = None
+        self.ends = [0] * PARTITIONS
+        self.parts: list[list[tuple[int, bytes]]] = [[] for _ in range(PARTITIONS)]
+        self.firsts = [0] * PARTITIONS
+        self.starts = [0] * PARTITIONS
+        self.sealed: list[list[tuple[int, int]]] = [[] for _ in range(PARTITIONS)]
+
+    def before_request(self) -> str:
+        self.world.turns.wait(self)
+        if self._chance.random() < self.world.crash_rate:
+            raise Crashed
+        return self._chance.choices(["", "before", "after"], [8, 1, 1])[0]
+
+    def after_request(self) -> None:
+        if self._chance.random() < self.world.crash_rate:
+            raise Crashed
+
+    def _run(self) -> None:
+        self.turn.acquire()
+        try:
+            self._live()
+        except (Crashed, FencedError) as end:
+            self.end = end
+        except BaseException as error:  # noqa: BLE001  # reported by the judge
+            self.failure = error
+        finally:
+            self.is_over = True
+            self.world.turns.end()
+
+    def _until_done(self, call: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return call()
+            except FencedError:
+                raise
+            except (UnavailableError, OutcomeUnknownError):
+                continue
+
+    def open(self) -> None:
+        """Take the bucket over and read it."""
+        writer = b"%08d" % self.number
+        owner, found = self._until_done(lambda: take_over(self.store, writer, self._spool))
+        self.journal = Journal(owner, found.coverage, interval_ms=0)
+        self.journal.pause = lambda _: None
+        self.changes = list(found.databases["broker"].changes)
+        if found.databases["broker"].snapshot:
+            self.changes = found.databases["broker"].snapshot.split(b",") + self.changes
+        for one in self.changes:
+            partition, _, start = one.partition(b":")
+            if start:
+                self.starts[int(partition)] = max(self.starts[int(partition)], int(start))
+        for number in range(PARTITIONS):
+            self._open_partition(number, found)
+
+    def _open_partition(self, number: int, found: Any) -> None:
+        folder = folder_of("t", TOPIC, number)
+        objects, _ = self._until_done(
+            lambda: sealed_objects(self.store, folder, self.starts[number])
+        )
+        end = objects[-1].next if objects else None
+        for one in objects:
+            body = self._until_done(lambda o=one: self.store.read(object_name(folder, o[0], o[1])))
+            self._remember(number, one.first, body)
+            self.sealed[number].append((one.first, one.next))
+        stretches = found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
+        self.ends[number] = max(end or 0, self.starts[number])
+        for stretch in stretches:
+            bodies = []
+            for piece in stretch.pieces:
+                whole = piece.file.read_bytes()
+                bodies.append(whole[piece.position : piece.position + piece.size_bytes])
+            self._remember(number, stretch.first, b"".join(bodies))
+            self.ends[number] = stretch.pieces[-1].next
+            if stretch.next is not None:
+                self._upload(number, stretch.first, stretch.next)
+        self.journal.coverage.covered((TOPIC.bytes, number), end or 0)
+        self.firsts[number] = self.ends[number]
+        last = stretches[-1] if stretches else None
+        if last is not None and last.next is None:
+            self.firsts[number] = last.first
+
+    def _remember(self, number: int, first: int, body: bytes) -> None:
+        for at in range(0, len(body), _RECORD):
+            self.parts[number].append((first + at // _RECORD, body[at : at + _RECORD]))
+
+    def _body(self, number: int, first: int, after: int) -> bytes:
+        return b"".join(value for offset, value in self.parts[number] if first <= offset < after)
+
+    def _live(self) -> None:
+        self.open()
+        for _ in range(STEPS):
+            kind = self._chance.choices(
+                ["commit", "seal", "change", "snapshot", "delete"], [10, 3, 2, 1, 1]
+            )[0]
+            getattr(self, f"_{kind}")()
+
+    def _commit_all(self, entries: list[Entry]) -> int:
+        outcome: list[tuple[int, BaseException | None]] = []
+        self.journal.submit(Submission(0, lambda: entries, lambda *found: outcome.append(found)))
+        self.journal.commit()
+        [(sequence, error)] = outcome
+        if error is not None:
+            raise error
+        return sequence
+
+    def _commit(self, cut: int | None = None) -> None:
+        entries, acks = list[Entry](), []
+        for number in range(PARTITIONS):
+            count = self._chance.randint(0, 3)
+            first = self.ends[number]
+            values = [self.world.new_value() for _ in range(count)]
+            if values:
+                body = b"".join(values)
+                entries.append(Entry(Kind.DATA, TOPIC.bytes, number, first, first + count, body))
+                self._remember(number, first, body)
+                self.ends[number] += count
+                acks += [(number, first + at, value) for at, value in enumerate(values)]
+            if number == cut and self.firsts[number] < self.ends[number]:
+                bounds = self.firsts[number], self.ends[number]
+                entries.append(Entry(Kind.CUT, TOPIC.bytes, number, *bounds))
+        if self.world.bug == "cut late":
+            entries = [entry for entry in entries if entry.kind != Kind.CUT]
+        self._commit_all(entries)
+        for number, offset, value in acks:
+            self.world.acked[number, offset] = value
+
+    def _seal(self) -> None:
+        number = self._chance.randrange(PARTITIONS)
+        self._commit(cut=number)
+        first, end = self.firsts[number], self.ends[number]
+        if first < end:
+            self._upload(number, first, end)
+            self.firsts[number] = end
+            self._remove()
+
+    def _upload(self, number: int, first: int, end: int) -> None:
+        folder, body = folder_of("t", TOPIC, number), self._body(number, first, end)
+        self._until_done(lambda: upload(self.store, folder, first, end, [body], b"state"))
+        self.sealed[number].append((first, end))
+        self.journal.coverage.covered((TOPIC.bytes, number), end)
+
+    def _remove(self) -> None:
+        for sequence in self.journal.coverage.take_removable():
+            self._until_done(lambda s=sequence: self.store.delete(commit_name(s)))
+
+    def _change(self, text: bytes | None = None) -> None:
+        text = text or b"c%d" % self.world.next_change()
+        sequence = self._commit_all([of_database(Kind.CHANGE, "broker", text)])
+        self.changes.append(text)
+        self.world.changes.append((sequence, text))
+
+    def _snapshot(self) -> None:
+        if self.changes:
+            whole = b",".join(self.changes)
+            self._commit_all([of_database(Kind.SNAPSHOT, "broker", whole)])
+            self._remove()
+
+    def _delete(self) -> None:
+        number = self._chance.randrange(PARTITIONS)
+        if len(self.sealed[number]) > 1:
+            _, end = self.sealed[number][0]
+            self._change(b"%d:%d" % (number, end))
+            self.starts[number] = max(self.starts[number], end)
+            self.world.starts[number] = max(self.world.starts[number], end)
+            first, end = self.sealed[number].pop(0)
+            name = object_name(folder_of("t", TOPIC, number), first, end)
+            self._until_done(lambda: self.store.delete(name))
+
+
+class World:
+    """A bucket, its owners and what they acknowledged."""
+
+    def __init__(self, seed: int, spool: Path, *, owners: int = 4, bug: str = "") -> None:
+        self.turns = Turns(random.Random(seed))
+        self.store = MemoryStore()
+        self.spool, self.bug = spool, bug
+        self.crash_rate = self.turns.chance.choice([0, 0.005, 0.02])
+        self.acked: dict[tuple[int, int], bytes] = {}
+        self.changes: list[tuple[int, bytes]] = []
+        self.starts: dict[int, int] = defaultdict(int)
+        self._values = self._changes = 0
+        self._owners = owners
+        self.problems: list[str] = []
+
+    def new_value(self) -> bytes:
+        self._values += 1
+        return b"%08d" % self._values
+
+    def next_change(self) -> int:
+        self._changes += 1
+        return self._changes
+
+    def run(self) -> list[str]:
+        """Run the owners, then a last one that finds everything; return what is wrong."""
+        for number in range(self._owners):
+            owner = Owner(self, number, self._folder(number))
+            owner.thread.start()
+            self.turns.owners.append(owner)
+        self.turns.run()
+        self.problems += [
+            f"owner {one.number}: {one.failure!r}" for one in self.turns.owners if one.failure
+        ]
+        last = Owner(self, 99, self._folder(99))
+        last.thread = threading.Thread()  # its requests never fail
+        try:
+            last.open()
+        except LogmirrorError as error:
+            return [*self.problems, f"cannot be opened: {error!r}"]
+        self._judge(last)
+        return self.problems
+
+    def _folder(self, number: int) -> Path:
+        folder = self.spool / str(number)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _judge(self, last: Owner) -> None:
+        values: list[bytes] = []
+        for number in range(PARTITIONS):
+            found = dict(last.parts[number])
+            start = last.starts[number]
+            if len(found) != len(last.parts[number]):
+                self.problems.append(f"partition {number} has an offset twice")
+            offsets = sorted(offset for offset in found if offset >= start)
+            if offsets != list(range(start, start + len(offsets))):
+                self.problems.append(f"partition {number} has a gap: {offsets}")
+            values += found.values()
+            for (partition, offset), value in self.acked.items():
+                if partition == number and offset >= start and found.get(offset) != value:
+                    self.problems.append(f"acknowledged {number}/{offset} is {found.get(offset)}")
+            if start < self.starts[number]:
+                self.problems.append(f"partition {number}: deleted records are back")
+        if len(values) != len(set(values)):
+            self.problems.append("a record is stored twice")
+        changes = [text for _, text in sorted(self.changes)]
+        missing = [one for one in changes if one not in last.changes]
+        if missing:
+            self.problems.append(f"changes are missing: {missing}")
+        if [one for one in last.changes if one in changes] != changes:
+            self.problems.append("changes are in another order")
