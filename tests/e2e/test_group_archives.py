@@ -309,3 +309,10 @@ def test_an_archive_alone_has_snapshots_while_its_mirror_runs_and_a_stop_ends_it
     for command in (("compact", "--min-objects", "2"), ("verify", "--deep"), ("status",)):
         done = logmirror(*command, "-c", world.config)
         assert done.returncode == 0, done.stdout + done.stderr
+    root = Path(world.mirror["destinations"][0]["root"])
+    [folder] = {path.parent for path in root.rglob("0/*-*.parquet")}
+    sorted(folder.glob("*-*.parquet"))[1].unlink()  # a gap in the chain of partition 0
+    commit(world, world.source, group, offset + 10, offset + 10)
+    archive_now(world)
+    damaged = json.loads(snapshots(only)[-1].read_bytes())["positions"]
+    assert damaged == [[0, None], position[1]]
