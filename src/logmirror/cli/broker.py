@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -23,9 +24,10 @@ from logmirror.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from logmirror.broker.options import BrokerOptions, Listener
+    from logmirror.broker.options import Archive, BrokerOptions, Listener
 
 _DEFAULTS: Final = {
+    "archive": (),
     "listen": "127.0.0.1:9092",
     "auto_create": True,
     "partitions": 1,
@@ -66,6 +68,14 @@ _LogDirOption = Annotated[
         metavar="DIR",
         help="Directory of the topics; created if missing. Repeatable: a new partition goes to "
         "the directory with the fewest.",
+        show_default=False,
+    ),
+]
+_ArchiveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIR|s3://BUCKET/PREFIX",
+        help="Serve an archive of a mirror as read-only topics. Repeatable.",
         show_default=False,
     ),
 ]
@@ -227,6 +237,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     *,
     config: _ConfigOption = None,
     log_dir: _LogDirOption = None,
+    archive: _ArchiveOption = None,
     listen: _ListenOption = None,
     auto_create: _AutoCreateOption = None,
     partitions: _PartitionsOption = None,
@@ -261,6 +272,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     value = _values(
         config,
         log_dir=log_dir,
+        archive=archive,
         listen=listen,
         auto_create=auto_create,
         partitions=partitions,
@@ -320,6 +332,7 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
     return BrokerOptions(
         log_dir=log_dirs[0],
         more_log_dirs=tuple(log_dirs[1:]),
+        archives=_archives(value("archive")),
         host=host,
         port=port,
         auto_create_topics=value("auto_create"),
@@ -342,6 +355,14 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         max_session_ms=value("max_session_ms"),
         **fixed,
     )
+
+
+def _archives(texts: Iterable[str]) -> tuple[Archive, ...]:
+    if not texts:
+        return ()
+    from logmirror.api import open_archives  # noqa: PLC0415  # only archives need it
+
+    return open_archives(texts, os.environ)
 
 
 def _values(config: Path | None, **given: object) -> Callable[[str], Any]:

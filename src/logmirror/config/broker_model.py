@@ -68,6 +68,10 @@ class BrokerModel(Model):
     """Directory of the topics, or a list of them. A new partition goes to the directory with the
     fewest partitions."""
 
+    archive: _Several = Field(default_factory=list)
+    """A directory or `s3://BUCKET/PREFIX`, or a list of them: archives of mirrors, served as
+    read-only topics. A bucket is accessed with the defaults of the AWS SDK."""
+
     listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:9092"
     """`HOST:PORT`; port 0: any free port."""
 
@@ -143,6 +147,7 @@ class BrokerSettings:
     """The settings of the embedded broker; see `BrokerModel`."""
 
     log_dir: tuple[str, ...]
+    archive: tuple[str, ...]
     listen: str
     auto_create: bool
     partitions: int
