@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from logmirror.broker.options import BrokerOptions
+    from logmirror.broker.options import Archive, BrokerOptions
     from logmirror.config.settings import Settings
     from logmirror.reports import (
         CheckReport,
@@ -102,6 +102,13 @@ def _only(settings: Settings, names: Collection[str]) -> Settings:
             raise UsageError("no such mirror in the configuration", mirror=name, mirrors=known)
     chosen = tuple(mirror for mirror in settings.mirrors if mirror.name in names)
     return dataclasses.replace(settings, mirrors=chosen)
+
+
+def open_archives(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[Archive, ...]:
+    """Return archives for the embedded broker to mount; see `app.archives`."""
+    from logmirror.app.archives import open_archives as opened  # noqa: PLC0415  # see the module
+
+    return opened(texts, environ)
 
 
 def run(  # noqa: PLR0913  # one parameter for each thing a caller may set

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from logmirror.stores.base import BlobStore
 
 
 class SecurityProtocol(enum.StrEnum):
@@ -59,6 +61,21 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """An archive of mirrors, to be mounted as read-only topics."""
+
+    root: str
+    """Where it is, for messages."""
+
+    store: BlobStore
+    local: Callable[[str], Path] | None = None
+    """Maps a name to its path, if the archive is a directory."""
+
+    utf8: bool = False
+    """Keys and values of NDJSON are text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
     """Settings of one embedded broker. Only `log_dir` has no default."""
 
@@ -87,6 +104,12 @@ class BrokerOptions:
 
     more_log_dirs: tuple[Path, ...] = ()
     """Further folders of topics. A new partition goes to the folder with the fewest partitions."""
+
+    archives: tuple[Archive, ...] = ()
+    """Archives that are mounted as read-only topics."""
+
+    archive_cache_bytes: int = 1024**3
+    """Limit for the local copies of archive objects."""
 
     host: str = "127.0.0.1"
     """The address of the only listener, if `listeners` is empty. Its clients are not

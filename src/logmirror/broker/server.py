@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import gc
 import logging
 import os
@@ -50,7 +51,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -194,6 +195,7 @@ async def _serve(
         topics.load()
         commits.opened()
         await topics.create_missing()
+        unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
         parts = state, store, topics, commits, others
         transactions = _transactions(options, groups, *parts)
@@ -235,6 +237,7 @@ async def _serve(
         await connections.stop()
         await transactions.stop()
         groups.stop()
+        await unmount()
         await topics.close()
         if commits.fenced.done():
             raise commits.fenced.result()
@@ -263,6 +266,22 @@ def _commits(
         tail_age_ms=options.commit_age_ms,
         max_commits=options.max_commits,
     )
+
+
+async def _mount(
+    options: BrokerOptions, topics: Topics, disk: Disk, cache: SegmentCache
+) -> Callable[[], Awaitable[None]]:
+    """Mount the archives; returns what stops following them."""
+    if not options.archives:
+        return functools.partial(asyncio.sleep, 0)
+    from logmirror.broker.archives.copies import LocalCopies  # noqa: PLC0415  # only for archives
+    from logmirror.broker.archives.mounts import Mounts  # noqa: PLC0415  # the same
+
+    folder = options.log_dir / PRIVATE / "archive-copies"
+    copies = LocalCopies(folder, cache, options.archive_cache_bytes)
+    mounts = Mounts(options.archives, topics, disk, cache, copies=copies)
+    await mounts.open()
+    return mounts.close
 
 
 def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Housekeeping, Compactor]:

@@ -42,6 +42,9 @@ _Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger(__name__)
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 MAX_TOPIC_PARTITIONS: Final = 10_000
+ARCHIVE_CONFIGS: Final = {"cleanup.policy": "compact"}
+"""Settings of topics of archives. Offsets may be missing, as in a compacted topic, and a mirror
+takes `compact` as the cause. Nothing is compacted or deleted."""
 
 
 class RefusedTopicError(Exception):
@@ -65,6 +68,8 @@ class Topic:
     topic_id: uuid.UUID
     configs: TopicConfigs
     logs: tuple[PartitionLog, ...]
+    is_archive: bool = False
+    """Whether it is mounted from an archive, so that nothing of it can be changed."""
 
 
 def check_name(name: str) -> None:
@@ -347,6 +352,21 @@ class Topics:
         """Refuse a topic that was deleted while the change waited."""
         if self.by_id.get(topic.topic_id.bytes) is not topic:
             raise RefusedTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+        if topic.is_archive:
+            reason = "the topic is mounted from an archive, read-only"
+            raise RefusedTopicError(ErrorCode.POLICY_VIOLATION, reason)
+
+    def mount(self, name: str, topic_id: uuid.UUID, logs: tuple[PartitionLog, ...]) -> None:
+        """Add a topic of an archive, or add partitions to one."""
+        topic = self.by_name.get(name)
+        if topic is not None:
+            topic.logs = logs
+        else:
+            configs = TopicConfigs(ARCHIVE_CONFIGS, self._options)
+            topic = Topic(name=name, topic_id=topic_id, configs=configs, logs=logs, is_archive=True)
+            self.by_name[name] = topic
+            self.by_id[topic_id.bytes] = topic
+        self.version += 1
 
     async def add_partitions(self, topic: Topic, count: int, *, dry_run: bool) -> None:
         """Increase a topic's partition count to `count`.

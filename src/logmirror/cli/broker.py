@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -23,11 +24,12 @@ from logmirror.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from logmirror.broker.options import BrokerOptions, Listener
+    from logmirror.broker.options import Archive, BrokerOptions, Listener
 
 _DEFAULTS: Final = {
     "work_dir": None,
     "commit_interval_ms": 100,
+    "archive": (),
     "listen": "127.0.0.1:9092",
     "auto_create": True,
     "partitions": 1,
@@ -86,6 +88,14 @@ _CommitIntervalOption = Annotated[
         max=60_000,
         help="Least time between two objects of acknowledged records, with --log-dir s3://...",
         show_default="100",
+    ),
+]
+_ArchiveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIR|s3://BUCKET/PREFIX",
+        help="Serve an archive of a mirror as read-only topics. Repeatable.",
+        show_default=False,
     ),
 ]
 _ListenOption = Annotated[
@@ -248,6 +258,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     log_dir: _LogDirOption = None,
     work_dir: _WorkDirOption = None,
     commit_interval_ms: _CommitIntervalOption = None,
+    archive: _ArchiveOption = None,
     listen: _ListenOption = None,
     auto_create: _AutoCreateOption = None,
     partitions: _PartitionsOption = None,
@@ -282,6 +293,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     value = _values(
         config,
         log_dir=log_dir,
+        archive=archive,
         listen=listen,
         auto_create=auto_create,
         partitions=partitions,
@@ -353,6 +365,7 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         more_log_dirs=tuple(log_dirs[1:]),
         bucket=bucket,
         commit_interval_ms=value("commit_interval_ms"),
+        archives=_archives(value("archive")),
         host=host,
         port=port,
         auto_create_topics=value("auto_create"),
@@ -390,6 +403,14 @@ def _bucket(value: Callable[[str], Any]) -> str:
     if not found and value("work_dir") is not None:
         raise UsageError("--work-dir is for a log directory in a bucket", found=names)
     return found[0] if found else ""
+
+
+def _archives(texts: Iterable[str]) -> tuple[Archive, ...]:
+    if not texts:
+        return ()
+    from logmirror.api import open_archives  # noqa: PLC0415  # only archives need it
+
+    return open_archives(texts, os.environ)
 
 
 def _values(config: Path | None, **given: object) -> Callable[[str], Any]:

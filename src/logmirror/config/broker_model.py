@@ -74,6 +74,10 @@ class BrokerModel(Model):
     commit_interval_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
     """Least time between two objects of acknowledged records in the bucket."""
 
+    archive: _Several = Field(default_factory=list)
+    """A directory or `s3://BUCKET/PREFIX`, or a list of them: archives of mirrors, served as
+    read-only topics. A bucket is accessed with the defaults of the AWS SDK."""
+
     listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:9092"
     """`HOST:PORT`; port 0: any free port."""
 
@@ -151,6 +155,7 @@ class BrokerSettings:
     log_dir: tuple[str, ...]
     work_dir: str | None
     commit_interval_ms: int
+    archive: tuple[str, ...]
     listen: str
     auto_create: bool
     partitions: int

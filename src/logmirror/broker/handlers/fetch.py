@@ -302,13 +302,17 @@ class _Reading:
             self._left_out.add(place)
             return False
         loop = asyncio.get_running_loop()
+        source = segment.source
+        executor = self._broker.executor if source is None else source.executor
         try:
-            pinned[segment] = await loop.run_in_executor(
-                self._broker.executor, cache.loaded, segment
-            )
-        except (LogmirrorError, OSError):
+            pinned[segment] = await loop.run_in_executor(executor, cache.loaded, segment)
+        except (LogmirrorError, OSError) as error:
             if segment.is_deleted:
                 return True  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE
+            if source is not None and isinstance(error, LogmirrorError):
+                _LOG.warning("%s: %s", segment.path, error)
+                self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
+                return False
             _LOG.exception("%s: segment could not be read", segment.path)
             self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
             return False

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.log.mounted_log import MountedLog
 from logmirror.broker.log.segment import BatchAt, Segment, walk
 from logmirror.broker.security.acls import ResourceType
 from logmirror.errors import LogmirrorError
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.log.disk import OpenFile
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.wire.frames import RequestHeader
 
@@ -132,6 +134,8 @@ async def _response(
         refused = ErrorCode.UNSUPPORTED_VERSION
     if refused:
         return refused, *_NOT_FOUND
+    if committed and timestamp_ms == LATEST and not await _knows_stable_end(broker, log):
+        return ErrorCode.KAFKA_STORAGE_ERROR, *_NOT_FOUND
     fixed = {
         LATEST: log.last_stable_offset if committed else log.high_watermark,
         EARLIEST: log.log_start,
@@ -140,12 +144,33 @@ async def _response(
     }
     if timestamp_ms in fixed:
         return ErrorCode.NONE, -1, fixed[timestamp_ms]
+    return await _by_time(broker, name, wanted, log, committed=committed)
+
+
+async def _knows_stable_end(broker: Broker, log: PartitionLog) -> bool:
+    """Read what the last stable offset of an archive's partition depends on."""
+    loop = asyncio.get_running_loop()
+    try:
+        while isinstance(log, MountedLog) and (tail := log.unread_tail()) is not None:
+            await loop.run_in_executor(log.executor, broker.cache.loaded, tail)
+    except (LogmirrorError, OSError) as error:
+        _LOG.warning("%s: the end could not be read: %s", log.folder, error)
+        return False
+    return True
+
+
+async def _by_time(
+    broker: Broker, name: str, wanted: Message, log: PartitionLog, *, committed: bool
+) -> tuple[ErrorCode, int, int]:
+    """Look up a timestamp."""
+    timestamp_ms = wanted.timestamp
+    executor = log.executor if isinstance(log, MountedLog) else broker.executor
     loop = asyncio.get_running_loop()
     while True:
         segments = log.readable_segments()
         try:
             found_ms, offset = await loop.run_in_executor(
-                broker.executor, _find_time, broker.cache, segments, log.log_start, timestamp_ms
+                executor, _find_time, broker.cache, segments, log.log_start, timestamp_ms
             )
         except (LogmirrorError, OSError) as error:
             if any(segment.is_deleted for segment, _ in segments):
@@ -225,8 +250,11 @@ def _find_time(
     """Return timestamp and offset of the first matching record; (-1, -1) if there is none."""
     if timestamp_ms == MAX_TIMESTAMP:
         timestamp_ms = _largest(cache, segments, log_start)
-    for segment, end in segments:
+    for segment, readable in segments:
+        if segment.source is not None and -1 < (segment.newest_ms or -1) < timestamp_ms:
+            continue
         file, index = cache.loaded(segment)
+        end = readable if segment.source is None else segment.size_bytes
         segment.check_intact(log_start)
         position = index.first_interval_reaching(timestamp_ms)
         if position is None:
@@ -242,8 +270,9 @@ def _find_time(
 def _largest(cache: SegmentCache, segments: list[tuple[Segment, int]], log_start: int) -> int:
     """Return the largest timestamp of all readable records."""
     largest = 0
-    for segment, end in segments:
+    for segment, readable in segments:
         file, index = cache.loaded(segment)
+        end = readable if segment.source is None else segment.size_bytes
         segment.check_intact(log_start)
         if end == segment.size_bytes and segment.first >= log_start:
             largest = max(largest, index.max_timestamp_ms)

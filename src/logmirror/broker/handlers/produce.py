@@ -214,7 +214,7 @@ async def _joining(broker: Broker, request: ProduceRequest, caller: Caller, step
         if refused or broker.authorizer.refusal(caller, Api.PRODUCE, ResourceType.TOPIC, name):
             continue  # each batch is refused below
         for number, records in partitions:
-            exists = topic is not None and 0 <= number < len(topic.logs)
+            exists = topic is not None and 0 <= number < len(topic.logs) and not topic.is_archive
             if exists and records is not None and is_transactional(records):
                 writer = Writer(*writer_of(records))
                 wanted.setdefault(writer, set()).add((name, number))
@@ -258,13 +258,13 @@ def _appending(
         denied = broker.authorizer.refusal(caller, Api.PRODUCE, ResourceType.TOPIC, name)
         for number, records in partitions:
             topic = broker.topics.by_name.get(name)
-            if refused is not None:
-                responses.append(Produced(number, refused, -1, -1))
-            elif denied:
-                responses.append(Produced(number, denied, -1, -1))
+            if refusal := refused or denied:
+                responses.append(Produced(number, refusal, -1, -1))
             elif topic is None or not 0 <= number < len(topic.logs):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 responses.append(Produced(number, code, -1, -1))
+            elif topic.is_archive:
+                responses.append(Produced(number, ErrorCode.POLICY_VIOLATION, -1, -1))
             else:
                 while broker.commits.must_wait(topic.logs[number]):
                     yield broker.commits.room()

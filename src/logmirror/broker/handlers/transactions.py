@@ -195,6 +195,8 @@ async def _add_partitions(  # noqa: PLR0913, PLR0917  # the request's fields
     for partition, code in wrong.items():
         if not code and not _exists(broker, partition):
             wrong[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        elif not code and broker.topics.by_name[partition[0]].is_archive:
+            wrong[partition] = ErrorCode.POLICY_VIOLATION
     if any(wrong.values()):
         return {one: code or ErrorCode.OPERATION_NOT_ATTEMPTED for one, code in wrong.items()}
     if verify_only:

@@ -15,16 +15,18 @@ import os
 from array import array
 from bisect import bisect_left, bisect_right
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from logmirror.broker.log.disk import OpenFile
+    from logmirror.broker.log.mounted_transactions import TransactionEvents
 
 INDEX_INTERVAL_BYTES: Final = 16 * 1024
 _WALK_BYTES: Final = 16 * 1024
@@ -142,6 +144,26 @@ class SparseIndex:
         return None
 
 
+class SegmentSource(Protocol):
+    """Where the batches of a mounted object come from."""
+
+    executor: Executor
+    """For opening its objects."""
+
+    def path(self, segment: Segment) -> Path:
+        """Return the object's path, for messages."""
+        ...
+
+    def open(self, segment: Segment) -> OpenFile:
+        """Return a file of the object's batches, and set the segment's size. Blocks.
+
+        Raises:
+            LogmirrorError: The object cannot be read.
+            OSError: The file cannot be opened or written.
+        """
+        ...
+
+
 class Segment:
     """One segment. A log may have many thousands, so a sealed one that is not loaded is small.
 
@@ -159,10 +181,13 @@ class Segment:
         damage: What that check found, in order.
         newest_ms: The largest timestamp of its records, by which retention measures their age. If
             no record has one, the time of the last write. None: not known yet.
+        source: Of a mounted object: where its file comes from. Its size is 0 until it was opened.
+        events: Of a mounted object: its transactions, once it was checked.
     """
 
     __slots__ = (
         "damage",
+        "events",
         "file",
         "first",
         "folder",
@@ -174,6 +199,7 @@ class Segment:
         "newest_ms",
         "next_offset",
         "size_bytes",
+        "source",
     )
 
     def __init__(  # noqa: PLR0913  # a value with eight parts
@@ -200,10 +226,14 @@ class Segment:
         self.is_checked = False
         self.damage: tuple[Damage, ...] = ()
         self.newest_ms: int | None = None
+        self.source: SegmentSource | None = None
+        self.events: TransactionEvents | None = None
 
     @property
     def path(self) -> Path:
         """Path of the file. Changes once, when the segment is sealed."""
+        if self.source is not None:
+            return self.source.path(self)
         if self.is_sealed:
             return sealed_path(self.folder, self.first, self.next_offset)
         return open_path(self.folder, self.first)

@@ -78,6 +78,8 @@ class SegmentCache:
         return found
 
     def _opened(self, segment: Segment) -> OpenFile:
+        if segment.source is not None:
+            return segment.source.open(segment)
         file = self._disk.open_for_reading(segment.path)
         with self._lock:
             if segment.is_deleted:  # the path may be that of the segment that replaced it
@@ -107,6 +109,12 @@ class SegmentCache:
                 self._loaded.move_to_end(segment)
                 self._indexes.move_to_end(segment)
             return file, index
+
+    def close(self, segment: Segment) -> None:
+        """Let go of a segment's file; its index is kept."""
+        with self._lock:
+            self._loaded.pop(segment, None)
+            segment.file = None
 
     def sealed(self, segment: Segment) -> None:
         """Add a segment that was just sealed."""

@@ -16,10 +16,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.batch_scan import find_intact, scan
+from logmirror.broker.log.mounted_transactions import TransactionEvents
 from logmirror.broker.log.segment import Damage, Segment, SparseIndex
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
+    from logmirror.broker.log.batch_scan import StoredBatch
     from logmirror.broker.log.disk import OpenFile
 
 _LOG: Final = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ def load(segment: Segment, file: OpenFile) -> SparseIndex:
 def _check(segment: Segment, file: OpenFile) -> tuple[SparseIndex, tuple[Damage, ...]]:
     index, damage = SparseIndex(), list[Damage]()
     position, size, expected = 0, segment.size_bytes, segment.first
+    events = TransactionEvents() if segment.source is not None else None
     while position < size:
         # The first batch of an object may begin before it, if the copy began inside that batch.
         first = expected if segment.is_exact or position else 0
@@ -60,6 +63,8 @@ def _check(segment: Segment, file: OpenFile) -> tuple[SparseIndex, tuple[Damage,
             if batch.end > size or not expected <= batch.last_offset < segment.next_offset:
                 break
             index.add(batch.base_offset, batch.position, batch.max_timestamp_ms)
+            if events is not None:
+                _add(events, batch)
             expected, position = batch.last_offset + 1, batch.end
         if position < size:
             found = _next_intact(segment, file, position, expected, len(damage) + 1)
@@ -67,7 +72,15 @@ def _check(segment: Segment, file: OpenFile) -> tuple[SparseIndex, tuple[Damage,
             position, expected = found
     if segment.is_exact and expected != segment.next_offset:
         damage.append(Damage(size, size, expected, segment.next_offset))
+    segment.events = events
     return index, tuple(damage)
+
+
+def _add(events: TransactionEvents, batch: StoredBatch) -> None:
+    if batch.is_commit is not None:
+        events.ended(batch.producer_id, batch.last_offset, is_commit=batch.is_commit)
+    elif batch.is_transactional and batch.coordinator_epoch is None:
+        events.wrote(batch.producer_id, batch.base_offset)
 
 
 def _next_intact(

@@ -1,0 +1,1 @@
+"""Archives of mirrors as read-only topics."""

@@ -1,0 +1,295 @@
+"""Mounts archives: finds their topics, and follows the objects that a mirror adds.
+
+Opening an archive lists names and reads no object. One thread of each archive lists it again every
+`poll_ms`: the names after the last known one, and now and then the folders. A failure of the store
+is logged once and retried with growing pauses; what is known is served meanwhile as far as it was
+read, and everything else is KAFKA_STORAGE_ERROR, never OFFSET_OUT_OF_RANGE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logmirror.archive.chain import ArchiveObject, chain
+from logmirror.archive.claims import latest_claim
+from logmirror.archive.compactions import read_cover
+from logmirror.archive.naming import NATIVE, partition_folder, split_name
+from logmirror.broker.archives.objects import BackOff, Objects
+from logmirror.broker.log.mounted_log import MountedLog
+from logmirror.broker.log.segment import Segment
+from logmirror.broker.topics import RefusedTopicError, check_name
+from logmirror.errors import CorruptionError, LogmirrorError, UsageError
+
+if TYPE_CHECKING:
+    from logmirror.broker.archives.copies import LocalCopies
+    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.segment_cache import SegmentCache
+    from logmirror.broker.options import Archive
+    from logmirror.broker.topics import Topics
+
+_LOG: Final = logging.getLogger(__name__)
+_THREADS: Final = 4
+_FOLDERS_EVERY: Final = 5
+"""Polls between two listings of all folders."""
+
+_PAUSE_MAX_S: Final = 30.0
+
+
+class _Found(NamedTuple):
+    """A listing of one partition."""
+
+    extension: str
+    objects: tuple[ArchiveObject, ...]
+    failure: LogmirrorError | None
+
+
+@dataclass(slots=True, eq=False)
+class _Partition:
+    log: MountedLog
+    objects: Objects | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Mounted:
+    """One archive and what was found of it."""
+
+    archive: Archive
+    executor: ThreadPoolExecutor
+    back_off: BackOff = field(default_factory=BackOff)
+    topics: dict[str, dict[int, _Partition]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+
+
+class Mounts:
+    """The archives of one broker.
+
+    Args:
+        archives: What to mount.
+        topics: The broker's topics, which get one for each folder of partitions.
+        disk: The system calls.
+        cache: The broker's cache of segments.
+        copies: The local copies.
+        poll_ms: Interval of the listings.
+    """
+
+    def __init__(  # noqa: PLR0913  # the broker's parts
+        self,
+        archives: tuple[Archive, ...],
+        topics: Topics,
+        disk: Disk,
+        cache: SegmentCache,
+        *,
+        copies: LocalCopies,
+        poll_ms: int = 1000,
+    ) -> None:
+        self._topics = topics
+        self._disk = disk
+        self._cache = cache
+        self.copies = copies
+        self._poll_s = poll_ms / 1000
+        self._all = [
+            _Mounted(archive, ThreadPoolExecutor(_THREADS, "logmirror-archive"))
+            for archive in archives
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """List all archives once, and follow them.
+
+        Raises:
+            UsageError: Two topics have one name.
+        """
+        for mounted in self._all:
+            try:
+                await self._list_folders(mounted, is_start=True)
+            except UsageError:
+                raise
+            except LogmirrorError as error:
+                _LOG.warning("%s: cannot be listed yet: %s", mounted.archive.root, error)
+            self._tasks.append(asyncio.create_task(self._follow(mounted)))
+
+    async def close(self) -> None:
+        """Stop following."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for mounted in self._all:
+            mounted.executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _follow(self, mounted: _Mounted) -> None:
+        pause_s, polls = self._poll_s, 0
+        while True:
+            await asyncio.sleep(pause_s)
+            polls += 1
+            try:
+                await self._list_new(mounted)
+                if polls % _FOLDERS_EVERY == 0 or not mounted.topics:
+                    await self._list_folders(mounted, is_start=False)
+            except LogmirrorError as error:
+                if pause_s == self._poll_s:
+                    _LOG.warning("%s: cannot be listed: %s", mounted.archive.root, error)
+                pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
+            except Exception:  # noqa: BLE001  # a defect must not stop it for good
+                _LOG.exception("%s: cannot be listed", mounted.archive.root)
+                pause_s = _PAUSE_MAX_S
+            else:
+                pause_s = self._poll_s
+
+    async def _list_folders(self, mounted: _Mounted, *, is_start: bool) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(mounted.executor, _folders, mounted.archive)
+        for name, (topic_id, numbers) in found.items():
+            if name in mounted.refused:
+                continue
+            known = mounted.topics.get(name, {})
+            new = [number for number in numbers if number not in known]
+            if not new:
+                continue
+            if not known and not self._is_free(mounted, name, is_start=is_start):
+                continue
+            listings = await asyncio.gather(
+                *(
+                    loop.run_in_executor(mounted.executor, _listed, mounted.archive, name, number)
+                    for number in new
+                )
+            )
+            partitions = mounted.topics.setdefault(name, {})
+            for number, listing in zip(new, listings, strict=True):
+                partitions[number] = self._partition(mounted, name, number)
+                self._mount(mounted, partitions[number], name, number, listing)
+            for number in range(max(partitions)):
+                if number not in partitions:  # not archived: it has no records
+                    partitions[number] = self._partition(mounted, name, number)
+            logs = tuple(partitions[number].log for number in sorted(partitions))
+            self._topics.mount(name, topic_id, logs)
+
+    def _is_free(self, mounted: _Mounted, name: str, *, is_start: bool) -> bool:
+        problem = None
+        try:
+            check_name(name)
+        except RefusedTopicError as refused:
+            problem = refused.reason
+        if problem is None and name in self._topics.by_name:
+            problem = "there is a topic of this name"
+            if is_start:
+                raise UsageError(
+                    "an archive has the name of another topic",
+                    hint="delete or rename one of the two: the topic of the log directory, or the "
+                    "folder of the archive",
+                    archive=str(mounted.archive.root),
+                    topic=name,
+                )
+        if problem is not None:
+            mounted.refused.add(name)
+            _LOG.error("%s/%s: not mounted: %s", mounted.archive.root, name, problem)
+        return problem is None
+
+    def _partition(self, mounted: _Mounted, name: str, number: int) -> _Partition:
+        log = MountedLog(
+            Path(mounted.archive.root) / name / str(number),
+            disk=self._disk,
+            cache=self._cache,
+            executor=mounted.executor,
+        )
+        return _Partition(log)
+
+    def _mount(
+        self, mounted: _Mounted, partition: _Partition, name: str, number: int, found: _Found
+    ) -> None:
+        """Serve what a listing shows."""
+        log, archive = partition.log, mounted.archive
+        if found.failure is not None:
+            _LOG.error("%s-%d: offline: %s", name, number, found.failure)
+            log.take_offline(found.failure)
+            return
+        if log.failure is not None:
+            log.restore()
+        if not found.objects:
+            return
+        if partition.objects is None:
+            partition.objects = Objects(
+                archive.store,
+                root=Path(archive.root),
+                folder=partition_folder(name, number),
+                extension=found.extension,
+                local=archive.local,
+                copies=self.copies,
+                back_off=mounted.back_off,
+                executor=mounted.executor,
+                utf8=archive.utf8,
+            )
+            log.has_transactions = found.extension == NATIVE
+        partition.objects.is_outdated = False
+        segments = []
+        for one in found.objects:
+            segment = Segment(log.folder, one.first, one.last + 1, 0, is_exact=False)
+            segment.source = partition.objects
+            segments.append(segment)
+        log.mount(segments)
+
+    async def _list_new(self, mounted: _Mounted) -> None:
+        loop = asyncio.get_running_loop()
+        for name, partitions in mounted.topics.items():
+            for number, partition in list(partitions.items()):
+                objects, log = partition.objects, partition.log
+                work = mounted.archive, name, number
+                if objects is None or objects.is_outdated or log.failure is not None:
+                    found = await loop.run_in_executor(mounted.executor, _listed, *work)
+                    if found.failure is None or log.failure is None:
+                        self._mount(mounted, partition, name, number, found)
+                    continue
+                after = objects.name(log.segments[-1])
+                more = await loop.run_in_executor(
+                    mounted.executor, _added, *work, after, log.log_end
+                )
+                if more is not None:
+                    self._mount(mounted, partition, name, number, more)
+
+
+def _folders(archive: Archive) -> dict[str, tuple[uuid.UUID, list[int]]]:
+    """Return ID and partitions of each folder that has folders of partitions."""
+    found = {}
+    for name in archive.store.folders(""):
+        numbers = sorted(int(one) for one in archive.store.folders(name) if one.isdecimal())
+        if numbers:
+            claim = latest_claim(archive.store, name, numbers[0])
+            source_id = claim.topic_id if claim is not None else ""
+            digest = hashlib.sha256(f"logmirror archive\0{name}\0{source_id}".encode()).digest()
+            found[name] = uuid.UUID(bytes=digest[:16], version=4), numbers
+    return found
+
+
+def _listed(archive: Archive, name: str, number: int) -> _Found:
+    """List a partition. A chain that is damaged is a result; a store that fails is an error."""
+    folder = partition_folder(name, number)
+    extension = ""
+    for one in archive.store.names(folder):
+        parts = split_name(one)
+        if parts is not None:
+            extension = parts[2]
+            break
+    try:
+        cover = read_cover(archive.store, folder, extension=extension, start=None)
+    except CorruptionError as error:
+        return _Found(extension, (), error)
+    return _Found(extension, cover.objects, None)
+
+
+def _added(archive: Archive, name: str, number: int, after: str, log_end: int) -> _Found | None:
+    """List the objects after the last known one; None if there are none."""
+    names = list(archive.store.names(partition_folder(name, number), after))
+    if not names:
+        return None
+    extension = after.partition(".")[2]
+    try:
+        found = chain(names, extension=extension, start=log_end)
+    except CorruptionError:
+        return _listed(archive, name, number)
+    return _Found(extension, found.objects, None) if found.objects else None

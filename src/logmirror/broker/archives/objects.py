@@ -1,0 +1,220 @@
+"""The batches of an archive's objects, as files that the broker serves.
+
+A native object in a directory is served from its own file, if each of its batches has leader epoch
+0 and the last one ends at the end of the object. All others are copied (`copies`): native objects
+with leader epoch 0, which lies outside the checksum, and with batches without records for trailing
+offset gaps; rows of Parquet and NDJSON as `wire.serve_columns` encodes them.
+
+After a failure of the store, further objects fail at once until a pause is over, which grows with
+each failure. So a store that cannot be reached does not occupy all threads of its archive.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from struct import Struct
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from logmirror.archive.naming import NATIVE, format_name, partition_of
+from logmirror.broker.log.disk import OpenFile
+from logmirror.broker.log.segment import Segment, walk
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.model import OffsetRange
+from logmirror.wire.empty_batch import empty_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from logmirror.broker.archives.copies import LocalCopies
+    from logmirror.stores.base import BlobStore
+
+_COPY_BYTES: Final = 1024 * 1024
+_EPOCH: Final = Struct(">i")
+_EPOCH_AT: Final = 12
+_PAUSE_MS: Final = 500
+_PAUSE_MAX_MS: Final = 10_000
+
+
+class BackOff:
+    """Pauses after failures of one store. Safe to call from several threads."""
+
+    def __init__(self, now_ms: Callable[[], int] = SYSTEM_CLOCK.now_ms) -> None:
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._until_ms = self._pause_ms = 0
+        self._failure: LogmirrorError | None = None
+
+    def check(self) -> None:
+        """Raise the error of the last failure, while its pause lasts."""
+        with self._lock:
+            if self._failure is not None and self._now_ms() < self._until_ms:
+                raise UnavailableError(
+                    "archive could not be read a moment ago", cause=str(self._failure)
+                )
+
+    def failed(self, failure: LogmirrorError) -> None:
+        """Begin a pause."""
+        with self._lock:
+            self._pause_ms = min(_PAUSE_MAX_MS, max(_PAUSE_MS, 2 * self._pause_ms))
+            self._until_ms = self._now_ms() + self._pause_ms
+            self._failure = failure
+
+    def succeeded(self) -> None:
+        """End the pauses."""
+        with self._lock:
+            self._failure, self._pause_ms = None, 0
+
+
+class Objects:
+    """The objects of one partition; a `SegmentSource`.
+
+    Args:
+        store: The archive's store.
+        root: Where it is, for messages.
+        folder: `<destination>/<partition>`.
+        extension: The format of the objects.
+        local: Maps a name to its path, if the store is a directory.
+        copies: The broker's local copies.
+        back_off: Of the store.
+        executor: For reading the objects.
+        utf8: NDJSON keys and values are text.
+    """
+
+    def __init__(  # noqa: PLR0913  # what the objects of a partition share
+        self,
+        store: BlobStore,
+        *,
+        root: Path,
+        folder: str,
+        extension: str,
+        local: Callable[[str], Path] | None,
+        copies: LocalCopies,
+        back_off: BackOff,
+        executor: Executor,
+        utf8: bool,
+    ) -> None:
+        self._store = store
+        self.root = root
+        self._folder = folder
+        self.extension = extension
+        self._local = local
+        self._copies = copies
+        self._back_off = back_off
+        self.executor = executor
+        self._utf8 = utf8
+        self.is_outdated = False
+        """Whether an object was gone when it was opened, so that the folder is listed again."""
+
+    def name(self, segment: Segment) -> str:
+        """Return the name of an object, without its folder."""
+        covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
+        return format_name(covered, self.extension)
+
+    def path(self, segment: Segment) -> Path:
+        """See `SegmentSource`."""
+        return self.root / self._folder / self.name(segment)
+
+    def open(self, segment: Segment) -> OpenFile:
+        """See `SegmentSource`."""
+        self._back_off.check()
+        try:
+            file = self._opened(segment)
+        except KeyError as error:
+            self.is_outdated = True
+            raise UnavailableError(
+                "object is not in the archive any more; its folder is listed again",
+                path=str(self.path(segment)),
+            ) from error
+        except UnavailableError as error:
+            self._back_off.failed(error)
+            raise
+        self._back_off.succeeded()
+        return file
+
+    def _opened(self, segment: Segment) -> OpenFile:
+        if self._local is not None and self.extension == NATIVE:
+            try:
+                path = self._local(f"{self._folder}/{self.name(segment)}")
+                file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except FileNotFoundError:
+                raise KeyError(self.name(segment)) from None
+            size_bytes = os.fstat(file.fd).st_size
+            if _is_served_as_it_is(file, size_bytes, segment):
+                segment.size_bytes = size_bytes
+                return file
+        return self._copies.open(segment, lambda out: self._write(segment, out))
+
+    def _write(self, segment: Segment, out: BinaryIO) -> None:
+        """Write the batches of an object."""
+        name = self.name(segment)
+        if self.extension == NATIVE:
+            with self._store.open(f"{self._folder}/{name}") as source:
+                shutil.copyfileobj(source, out, _COPY_BYTES)
+            out.flush()
+            end = _without_epochs(out, segment)
+            out.seek(0, os.SEEK_END)
+            out.writelines(empty_batches(end, segment.next_offset - 1))
+            return
+        self._refuse_snapshot(name)
+        # pyarrow and numba, which only these formats need
+        from logmirror.archive.reader import iterate  # noqa: PLC0415  # see above
+        from logmirror.wire.serve_columns import serve_columns  # noqa: PLC0415  # see above
+
+        rows = iterate(self._store, self._folder, name, utf8=self._utf8)
+        try:
+            out.writelines(serve_columns(rows, segment.first, segment.next_offset - 1))
+        except LogmirrorError as error:
+            raise error.add_facts(name=name, partition=partition_of(self._folder)) from error
+
+    def _refuse_snapshot(self, name: str) -> None:
+        from logmirror.archive.naming import PARQUET  # noqa: PLC0415  # with the others
+
+        if self.extension != PARQUET:
+            return
+        import pyarrow.parquet as pq  # noqa: PLC0415  # only Parquet needs it
+
+        from logmirror.archive.metadata import ObjectMetadata  # noqa: PLC0415  # the same
+
+        try:
+            with self._store.open(f"{self._folder}/{name}") as file:
+                pairs = pq.read_metadata(file).metadata
+        except ValueError as error:
+            raise CorruptionError("not a whole Parquet file", name=name) from error
+        metadata = ObjectMetadata.from_key_values(pairs, name=name)
+        if metadata is not None and metadata.is_snapshot:
+            raise CorruptionError(
+                "snapshots are not served",
+                hint="read them with logmirror.dataframes",
+                name=name,
+                folder=self._folder,
+            )
+
+
+def _is_served_as_it_is(file: OpenFile, size_bytes: int, segment: Segment) -> bool:
+    end = segment.first
+    try:
+        for batch in walk(file, 0, size_bytes):
+            if os.pread(file.fd, _EPOCH.size, batch.position + _EPOCH_AT) != bytes(_EPOCH.size):
+                return False
+            end = batch.last_offset + 1
+    except CorruptionError:
+        return True  # the check that follows finds and reports the damage
+    return end == segment.next_offset
+
+
+def _without_epochs(out: BinaryIO, segment: Segment) -> int:
+    """Set the leader epoch of all batches to 0; returns the offset at which they end."""
+    file = OpenFile(os.dup(out.fileno()))
+    end = segment.first
+    try:
+        for batch in walk(file, 0, os.fstat(file.fd).st_size):
+            os.pwrite(file.fd, bytes(_EPOCH.size), batch.position + _EPOCH_AT)
+            end = batch.last_offset + 1
+    except CorruptionError:
+        return segment.next_offset  # nothing is added; the check that follows reports the damage
+    return end

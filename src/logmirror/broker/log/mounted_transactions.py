@@ -1,0 +1,47 @@
+"""The transactions of one mounted object, for readers of committed records.
+
+A marker applies to all batches of its producer since the marker before, perhaps in an earlier
+object. So an object knows three things: the aborted transactions that end in it, those that are
+open at its end, and the first marker of each producer, which decides what was open before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from logmirror.broker.log.partition_transactions import Aborted
+
+
+class TransactionEvents:
+    """The transactions of one object. Add its batches in order."""
+
+    __slots__ = ("aborted", "first_outcomes", "open")
+
+    def __init__(self) -> None:
+        self.aborted: list[Aborted] = []
+        """Those whose marker is in the object, with their first offset in it."""
+
+        self.open: dict[int, int] = {}
+        """First offset in the object, by producer ID, of those whose marker is not in it."""
+
+        self.first_outcomes: dict[int, bool] = {}
+        """Whether the first marker of a producer commits, by producer ID."""
+
+    def wrote(self, producer_id: int, base_offset: int) -> None:
+        """Add a transactional batch."""
+        self.open.setdefault(producer_id, base_offset)
+
+    def ended(self, producer_id: int, offset: int, *, is_commit: bool) -> None:
+        """Add a marker."""
+        self.first_outcomes.setdefault(producer_id, is_commit)
+        first = self.open.pop(producer_id, None)
+        if first is not None and not is_commit:
+            self.aborted.append(Aborted(producer_id, first, offset, offset + 1))
+
+
+class Outcome(NamedTuple):
+    """The outcome of an object's transactions."""
+
+    aborted: list[Aborted]
+    undecided: int | None
+    """The first offset of the oldest one without a marker; None: all have one."""

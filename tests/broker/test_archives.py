@@ -1,0 +1,208 @@
+"""Goal: an archive that a mirror wrote is served as read-only topics, at the original offsets.
+
+Method: the embedded broker is the source; `logmirror` copies it to each format; a second broker,
+started by its command line, mounts the archive. librdkafka reads both with both isolation levels.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.runs.commands import mirror, wait_until, write_config
+from kit.runs.inline_run import run_now
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+from kit.servers.mounted import MountingBroker
+from kit.servers.s3 import S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMATS = ("native", "parquet", "ndjson")
+TOPIC = "odd"
+SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}
+RAW = {**SOON, "isolation.level": "read_uncommitted"}
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Iterator[Any]:
+    """A source with transactions, markers, odd records and a trimmed start; its archives."""
+    folder = tmp_path_factory.mktemp("archives")
+    with EmbeddedBroker(folder / "source") as source:
+        create_topic(source.bootstrap, TOPIC, 2, {})
+        fill(source.bootstrap)
+        for form in FORMATS:
+            copy(source.bootstrap, folder, form)
+        yield source.bootstrap, folder
+
+
+def fill(bootstrap):
+    for number in range(2):
+        produce(bootstrap, TOPIC, odd_messages(200, seed=number), partition=number)
+        committed = [(odd_messages(7, seed=n), n % 3 != 0) for n in range(12)]
+        produce_transactions(
+            bootstrap, TOPIC, committed, partition=number, transactional_id=f"id-{number}"
+        )
+    produce(bootstrap, TOPIC, odd_messages(20, seed=9), config={"compression.type": "lz4"})
+
+
+def copy(bootstrap, folder, form, **more):
+    one = mirror(TOPIC, bootstrap, folder / form, form=form, max_offsets=25, **more)
+    one["name"] = TOPIC
+    config = write_config(folder / f"{form}.json", one)
+    result = run_now(config)
+    assert result.returncode == 0, result.stderr
+
+
+def rows(bootstrap, number, config=SOON):
+    return list(rows_by_librdkafka(bootstrap, TOPIC, partition=number, config=config))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_archive_in_a_directory_equals_its_source(world, tmp_path, form):
+    source, folder = world
+    with MountingBroker(tmp_path / "log", folder / form) as served:
+        for number in range(2):
+            wanted = rows(source, number)
+            assert len(wanted) > 200
+            assert rows(served, number) == wanted
+        if form == "native":  # the aborted records are in the objects, as they were in the log
+            assert rows(served, 0, RAW) == rows(source, 0, RAW) != rows(source, 0)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+def access(server):
+    """The variables of the AWS SDK for a server."""
+    location = server.location("any")
+    return {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ACCESS_KEY_ID": location.write.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": location.write.secret_access_key,
+        "AWS_REGION": location.region or "us-east-1",
+    }
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_archive_in_a_bucket_equals_its_source(world, s3, tmp_path, form):
+    source, folder = world
+    bucket = s3.new_bucket()
+    client = s3.client()
+    for path in (folder / form).rglob("*"):
+        if path.is_file() and ".logmirror/staged" not in str(path):
+            client.put_object(
+                Bucket=bucket,
+                Key=f"kept/{path.relative_to(folder / form)}",
+                Body=path.read_bytes(),
+            )
+    with MountingBroker(tmp_path / "log", f"s3://{bucket}/kept", **access(s3)) as served:
+        for number in range(2):
+            assert rows(served, number) == rows(source, number)
+
+
+def test_new_objects_appear_and_a_group_resumes(world, tmp_path):
+    source, folder = world
+    objects = sorted((folder / "native" / TOPIC / "0").glob("*.batches"))
+    partition = tmp_path / "archive" / TOPIC / "0"
+    partition.mkdir(parents=True)
+    shutil.copy(objects[0], partition)
+    wanted = rows(source, 0, RAW)
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        begun = rows(served, 0, RAW)
+        assert begun == wanted[: len(begun)]
+        assert begun
+        commit(served, begun[-1].offset + 1)
+        for one in objects[1:]:
+            shutil.copy(one, partition / f".{one.name}")
+            (partition / f".{one.name}").rename(partition / one.name)
+        wait_until(
+            lambda: rows(served, 0, RAW) == wanted, what=lambda: "new objects", timeout_s=TIMEOUT_S
+        )
+        topic_id = id_of(served)
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        assert id_of(served) == topic_id
+        assert resumed_at(served) == begun[-1].offset + 1
+
+
+def commit(bootstrap, offset):
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers"})
+    consumer.commit(offsets=[TopicPartition(TOPIC, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+def resumed_at(bootstrap):
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "readers",
+            "auto.offset.reset": "error",
+            "isolation.level": "read_uncommitted",
+        }
+    )
+    consumer.subscribe([TOPIC])
+    found = consumer.poll(TIMEOUT_S)
+    consumer.close()
+    assert found.error() is None
+    return found.offset()
+
+
+def id_of(bootstrap):
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    found = admin.describe_topics(TopicCollection([TOPIC]))[TOPIC].result(TIMEOUT_S)
+    return str(found.topic_id)
+
+
+def test_writes_are_refused_and_a_log_dir_beside_it_works(world, tmp_path):
+    _, folder = world
+    with MountingBroker(tmp_path / "log", folder / "native") as served:
+        admin = AdminClient({"bootstrap.servers": served})
+        with pytest.raises(KafkaException, match="POLICY_VIOLATION"):
+            admin.create_partitions([NewPartitions(TOPIC, 5)])[TOPIC].result(TIMEOUT_S)
+        with pytest.raises(KafkaException, match="exists"):
+            admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].result(TIMEOUT_S)
+        with pytest.raises(KafkaException, match="POLICY_VIOLATION"):
+            admin.delete_topics([TOPIC])[TOPIC].result(TIMEOUT_S)
+        with pytest.raises(KafkaException, match="POLICY_VIOLATION"):
+            next(iter(admin.delete_records([TopicPartition(TOPIC, 0, 5)]).values())).result(
+                TIMEOUT_S
+            )
+        failures = []
+        producer = Producer({"bootstrap.servers": served})
+        producer.produce(TOPIC, b"value", on_delivery=lambda error, _: failures.append(error))
+        assert producer.flush(TIMEOUT_S) == 0
+        assert [error.name() for error in failures] == ["POLICY_VIOLATION"]
+        create_topic(served, "own", 1, {})
+        produce(served, "own", odd_messages(3, seed=1))
+
+
+def test_a_topic_of_the_same_name_is_refused_at_the_start(world, tmp_path):
+    _, folder = world
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        create_topic(broker.bootstrap, TOPIC, 1, {})
+    command = [sys.executable, "-m", "logmirror", "broker", "--log-dir", str(broker.log_dir)]
+    command += ["--listen", "127.0.0.1:0", "--archive", str(folder / "native")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert result.returncode == 2
+    assert "an archive has the name of another topic" in result.stderr
+
+
+def test_a_gap_takes_one_partition_offline(world, tmp_path):
+    source, folder = world
+    shutil.copytree(folder / "native" / TOPIC, tmp_path / "archive" / TOPIC)
+    sorted((tmp_path / "archive" / TOPIC / "0").glob("*.batches"))[2].unlink()
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        assert rows(served, 1) == rows(source, 1)
+    assert "odd-0: offline: gap in the chain" in (tmp_path / "log.log").read_text()

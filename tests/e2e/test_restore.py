@@ -1,0 +1,58 @@
+"""Goal: an archive is restored into Apache Kafka at the original offsets, and read by its tools.
+
+Method: a source with transactions, copied to an archive of each format; a broker that mounts the
+archive; `logmirror run` with that broker as the source and Apache Kafka as the destination; Apache
+Kafka's console consumer on the mounted topic, and librdkafka on both clusters.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.runs.commands import mirror, write_config
+from kit.runs.inline_run import mirror_to_cluster, run_now
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+from kit.servers.mounted import MountingBroker
+
+FORMATS = ("native", "parquet", "ndjson")
+SOON = {"fetch.wait.max.ms": 20}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    with EmbeddedBroker(tmp_path_factory.mktemp("source")) as source:
+        yield source.bootstrap
+
+
+def rows(bootstrap, topic):
+    return list(rows_by_librdkafka(bootstrap, topic, config=SOON))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_restored_topic_equals_the_original(source, kafka_431, apache_tools, tmp_path, form):
+    topic = f"restored-{form}"
+    create_topic(source, topic, 1, {})
+    produce(source, topic, odd_messages(100, seed=1))
+    transactions = [(odd_messages(7, seed=n), n % 3 != 0) for n in range(6)]
+    produce_transactions(source, topic, transactions, transactional_id=topic)
+    archived = mirror(topic, source, tmp_path / "kept", form=form, max_offsets=25)
+    archived["name"] = topic
+    wanted = rows(source, topic)
+    assert len(wanted) == 100 + 4 * 7
+
+    copied = run_now(write_config(tmp_path / "archive.json", archived))
+    assert copied.returncode == 0, copied.stderr
+    with MountingBroker(tmp_path / "log", tmp_path / "kept") as mounted:
+        restore = mirror_to_cluster(topic, mounted, kafka_431.bootstrap)
+        result = run_now(write_config(tmp_path / "restore.json", restore))
+        assert result.returncode == 0, result.stderr
+        at = ("--bootstrap-server", mounted, "--topic", topic, "--isolation-level")
+        limits = ("read_committed", "--max-messages", str(len(wanted)), "--from-beginning")
+        shown = ("--property", "print.offset=true", "--property", "print.value=false")
+        found = apache_tools.run("kafka-console-consumer", *at, *limits, *shown).stdout
+    assert [int(line.partition(":")[2]) for line in found.split() if ":" in line] == [
+        row.offset for row in wanted
+    ]
+    assert rows(kafka_431.bootstrap, topic) == wanted
