@@ -30,7 +30,7 @@ from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.options import BrokerOptions
-from logmirror.broker.topics import Topic, Topics
+from logmirror.broker.topics import Topics
 from logmirror.clock import Clock
 from logmirror.wire.records import Record, encode_reference
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.topic import Topic
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

@@ -24,8 +24,9 @@ from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import PRODUCER_ID_BLOCK, MetadataStore, TopicRow
 from logmirror.broker.options import BrokerOptions
+from logmirror.broker.topic import RefusedTopicError
 from logmirror.broker.topic_configs import RefusedConfigError, TopicConfigs
-from logmirror.broker.topics import RefusedTopicError, Topics
+from logmirror.broker.topics import Topics
 from logmirror.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:

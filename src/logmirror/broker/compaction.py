@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import MetadataStore
+    from logmirror.broker.topic import Topic
     from logmirror.broker.topic_configs import TopicConfigs
-    from logmirror.broker.topics import Topic, Topics
+    from logmirror.broker.topics import Topics
     from logmirror.clock import Clock
 
 _LOG: Final = logging.getLogger(__name__)

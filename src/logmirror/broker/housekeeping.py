@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.reading import StorageError
 from logmirror.broker.log.retention import NO_LIMIT, expired, read_age
-from logmirror.broker.topics import RefusedTopicError
+from logmirror.broker.topic import RefusedTopicError
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.segment_cache import SegmentCache
+    from logmirror.broker.topic import Topic
     from logmirror.broker.topic_configs import TopicConfigs
-    from logmirror.broker.topics import Topic, Topics
+    from logmirror.broker.topics import Topics
     from logmirror.clock import Clock
 
 _LOG: Final = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logmirror.broker.broker import Broker
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.protocol.connections import Connections
-    from logmirror.broker.topics import Topic
+    from logmirror.broker.topic import Topic
     from logmirror.monitoring.metrics import Labels, Metric
 
     Numbers = list[tuple[Labels, float]]

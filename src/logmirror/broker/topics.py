@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logmirror.broker.error_codes import ErrorCode
@@ -22,8 +20,9 @@ from logmirror.broker.log.producer_limit import ProducerLimit
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log_dirs.placement import LogDirs
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
+from logmirror.broker.topic import RefusedTopicError, Topic, TopicDeletedError, check_name
 from logmirror.broker.topic_configs import TopicConfigs
-from logmirror.errors import LogmirrorError, PositionError, UnavailableError, UsageError
+from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     import uuid
@@ -40,50 +39,10 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger(__name__)
-_LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 MAX_TOPIC_PARTITIONS: Final = 10_000
 ARCHIVE_CONFIGS: Final = {"cleanup.policy": "compact"}
 """Settings of topics of archives. Offsets may be missing, as in a compacted topic, and a mirror
 takes `compact` as the cause. Nothing is compacted or deleted."""
-
-
-class RefusedTopicError(Exception):
-    """A topic cannot be created, changed or deleted. `code` is Kafka's error code for it."""
-
-    def __init__(self, code: ErrorCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-
-
-class TopicDeletedError(PositionError):
-    """The topic was deleted while a request waited for it."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Topic:
-    """A topic and the logs of its partitions, by number. Only `Topics` changes it."""
-
-    name: str
-    topic_id: uuid.UUID
-    configs: TopicConfigs
-    logs: tuple[PartitionLog, ...]
-    is_archive: bool = False
-    """Whether it is mounted from an archive, so that nothing of it can be changed."""
-
-
-def check_name(name: str) -> None:
-    """Check a topic name: Kafka's rules, and no leading dot, which marks the broker's own files.
-
-    Raises:
-        RefusedTopicError: The name is not allowed.
-    """
-    if not _LEGAL_NAME.fullmatch(name):
-        reason = (
-            "a topic name has 1 to 249 letters, digits, dots, dashes and underscores, "
-            "and does not begin with a dot"
-        )
-        raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
 
 
 class Topics:

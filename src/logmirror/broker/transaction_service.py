@@ -27,7 +27,7 @@ from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.partition_transactions import Marker
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.state_store import Change
-from logmirror.broker.topics import TopicDeletedError
+from logmirror.broker.topic import TopicDeletedError
 from logmirror.broker.transactions.coordinator import RefusedTransactionError, Write, Writer
 from logmirror.broker.transactions.markers import marker_epoch
 from logmirror.broker.transactions.transaction import KIND, NO_ID, PREPARED, State

@@ -24,7 +24,7 @@ from logmirror.archive.naming import NATIVE, partition_folder, split_name
 from logmirror.broker.archives.objects import BackOff, Objects
 from logmirror.broker.log.mounted_log import MountedLog
 from logmirror.broker.log.segment import Segment
-from logmirror.broker.topics import RefusedTopicError, check_name
+from logmirror.broker.topic import RefusedTopicError, check_name
 from logmirror.errors import CorruptionError, LogmirrorError, UsageError
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from logmirror.broker.apis import ADVERTISED_FROM, TRANSACTION_VERSION, VERSIONS
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import CLUSTER_NAME, Operation, ResourceType
+from logmirror.broker.topic import RefusedTopicError, Topic, check_name
 from logmirror.broker.topic_configs import RefusedConfigError, wanted_configs
-from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 

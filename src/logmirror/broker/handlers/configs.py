@@ -21,6 +21,7 @@ from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
+from logmirror.broker.topic import RefusedTopicError, Topic, check_name
 from logmirror.broker.topic_configs import (
     ConfigEntry,
     ConfigSource,
@@ -31,7 +32,6 @@ from logmirror.broker.topic_configs import (
     broker_defaults,
     wanted_configs,
 )
-from logmirror.broker.topics import RefusedTopicError, Topic, check_name
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 

@@ -18,13 +18,13 @@ from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
-from logmirror.broker.topics import RefusedTopicError
+from logmirror.broker.topic import RefusedTopicError
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, response_kind
 
 if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
-    from logmirror.broker.topics import Topic
+    from logmirror.broker.topic import Topic
     from logmirror.wire.frames import RequestHeader
 
 _LOG: Final = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ from logmirror.broker.log.batch_check import (
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.log.reading import StorageError
 from logmirror.broker.security.acls import ResourceType
-from logmirror.broker.topics import TopicDeletedError
+from logmirror.broker.topic import TopicDeletedError
 from logmirror.broker.transactions.coordinator import RefusedTransactionError, Writer
 from logmirror.failpoints import reach
 from logmirror.wire.serve_produce import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.log.partition_log import PartitionLog
-    from logmirror.broker.topics import Topic
+    from logmirror.broker.topic import Topic
     from logmirror.broker.transactions.transaction import Partition
 
     Checked = BatchFacts | RefusedBatchError

@@ -28,7 +28,7 @@ from logmirror.broker.log.partition_transactions import Marker
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.log.reading import StorageError
 from logmirror.broker.security.acls import Operation, ResourceType
-from logmirror.broker.topics import TopicDeletedError
+from logmirror.broker.topic import TopicDeletedError
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
