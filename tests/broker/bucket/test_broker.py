@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
-from kit.tiers import sized
+from kit.tiers import all_but, sized
 from logmirror.failpoints import BUCKET_POINTS
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import S3Server
 
+pytestmark = pytest.mark.thinned
 PARTITIONS = 4
 SMALL = ("--override", "log.segment.bytes=100000")
 KILLS = sized(3, 8, 30)
@@ -129,7 +130,6 @@ def brokers(
         broker.__exit__()
 
 
-@pytest.mark.thinned
 def test_machines_that_burn_down_lose_nothing_acknowledged(brokers):
     broker = brokers().start()
     create(broker, "t")
@@ -212,6 +212,7 @@ def test_an_outage_of_the_bucket_is_waited_for(brokers, s3_server, acks):
     assert {at: found.get(at) for at in load.acked} == load.acked
 
 
+@pytest.mark.gate("it waits for 25 s")
 def test_producers_get_an_error_that_they_retry_and_nothing_is_stored_twice(brokers, s3_server):
     """An outage that is longer than `commit_timeout_ms`; idempotence makes the repetition safe."""
     broker = brokers().start()
@@ -250,6 +251,23 @@ def test_without_flush_on_ack_records_are_readable_at_once(brokers, s3_server):
     broker.start()
     rows = list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))
     assert [row.value for row in rows] == [b"%d" % n for n in range(50)]
+
+
+@pytest.mark.gate("it waits for 20 s")
+def test_a_stop_ends_without_the_bucket(brokers, s3_server):
+    broker = brokers().start()
+    create(broker, "t")
+    with Load(broker.bootstrap, "t", **{"message.timeout.ms": 5_000}) as load:
+        load.wait_for(100)
+        s3_server.kill()
+        try:
+            assert broker.stop() == 0
+        finally:
+            s3_server.start()
+    load.flush()
+    broker.start()
+    found = stored(broker, "t")
+    assert {at: found.get(at) for at in load.acked} == load.acked
 
 
 def test_a_stop_commits_what_is_not_flushed(brokers):
@@ -302,7 +320,9 @@ def test_deleted_records_and_topics_do_not_come_back(brokers, s3_server, bucket)
     assert list(rows_by_librdkafka(broker.bootstrap, "gone", partition=0)) == []
 
 
-@pytest.mark.parametrize("point", BUCKET_POINTS)
+@pytest.mark.parametrize(
+    "point", all_but(BUCKET_POINTS, "bucket.committed", "bucket.removed", reason="the same steps")
+)
 def test_a_crash_at_each_step_loses_nothing(brokers, point):
     broker = brokers()
     broker.start()

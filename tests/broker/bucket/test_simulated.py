@@ -17,11 +17,11 @@ from logmirror.stores.base import AlreadyExistsError
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.thinned
 SEEDS = sized(150, 1_000, 10_000)
 _BUG_SEEDS = 2_000
 
 
-@pytest.mark.thinned
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
     crashed = fenced = acked = 0

@@ -242,6 +242,7 @@ class BucketCommit(GroupCommit):
     async def drain(self) -> None:
         """Commit everything appended, and wait for it, at most `DRAIN_S`."""
         deadline = self._loop.time() + DRAIN_S
+        self._bucket.journal.give_up_after(DRAIN_S)
         while self._loop.time() < deadline:
             for log in {*self._scheduled, *self._timers, *self.unflushed.logs}:
                 if log not in self._running:

@@ -126,6 +126,12 @@ class Journal:
         self.submit(Submission(len(payload), lambda: [entry], done))
         outcome.result()
 
+    def give_up_after(self, timeout_s: float) -> None:
+        """Fail what is not durable by then, so that a stopping broker ends without the bucket."""
+        timer = threading.Timer(timeout_s, self.close, (0.0,))
+        timer.daemon = True
+        timer.start()
+
     def close(self, timeout_s: float) -> None:
         """Write what was submitted, at most for some time, and end the thread."""
         with self._changed:
