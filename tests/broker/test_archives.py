@@ -206,3 +206,75 @@ def test_a_gap_takes_one_partition_offline(world, tmp_path):
     with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
         assert rows(served, 1) == rows(source, 1)
     assert "odd-0: offline: gap in the chain" in (tmp_path / "log.log").read_text()
+
+
+def test_an_outage_of_the_store_is_no_lost_offset_and_ends(world, tmp_path):
+    source, folder = world
+    with S3Server(tmp_path / "s3") as server:
+        bucket = server.new_bucket()
+        client = server.client()
+        for path in (folder / "parquet" / TOPIC).rglob("*.parquet"):
+            key = str(path.relative_to(folder / "parquet"))
+            client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+        broker = MountingBroker(tmp_path / "log", f"s3://{bucket}", **access(server))
+        with broker as served:
+            server.kill()
+            admin = AdminClient({"bootstrap.servers": served})
+            create_topic(served, "own", 1, {})
+            produce(served, "own", odd_messages(3, seed=1))
+            assert TOPIC in admin.list_topics(timeout=TIMEOUT_S).topics
+            consumer = Consumer(
+                {
+                    "bootstrap.servers": served,
+                    "group.id": "unused",
+                    "auto.offset.reset": "error",
+                    "reconnect.backoff.max.ms": 200,
+                }
+            )
+            consumer.assign([TopicPartition(TOPIC, 0, 0)])
+            assert consumer.poll(3) is None  # an offset out of range would be an error here
+            server.start()
+            record = consumer.poll(TIMEOUT_S)
+            consumer.close()
+            assert record is not None
+            assert record.error() is None
+            assert rows(served, 1) == rows(source, 1)
+
+
+def test_a_timestamp_is_found_as_at_the_source(world, tmp_path):
+    source, folder = world
+    times = sorted({row.timestamp_ms for row in rows(source, 0)})[::40]
+    for form in FORMATS:
+        with MountingBroker(tmp_path / form, folder / form) as served:
+            for time_ms in times:
+                assert found_at(served, time_ms) == found_at(source, time_ms)
+
+
+def found_at(bootstrap, time_ms):
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", **RAW})
+    found = consumer.offsets_for_times([TopicPartition(TOPIC, 0, time_ms)], timeout=TIMEOUT_S)
+    consumer.close()
+    return found[0].offset
+
+
+def test_leader_epochs_and_a_gap_at_the_end_do_not_stop_a_consumer(world, tmp_path):
+    source, folder = world
+    partition = tmp_path / "archive" / TOPIC / "0"
+    shutil.copytree(folder / "native" / TOPIC / "0", partition)
+    *_, newest = sorted(partition.glob("*.batches"))
+    content = bytearray(newest.read_bytes())
+    content[12:16] = (7).to_bytes(4, "big")
+    first, last = (int(part) for part in newest.stem.split("-"))
+    newest.unlink()
+    (partition / f"{first:020d}-{last + 10:020d}.batches").write_bytes(content)
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        assert rows(served, 0) == rows(source, 0)
+        consumer = Consumer(
+            {"bootstrap.servers": served, "group.id": "unused", "enable.partition.eof": True}
+        )
+        consumer.assign([TopicPartition(TOPIC, 0, last)])
+        while (found := consumer.poll(TIMEOUT_S)) is not None and found.error() is None:
+            assert found.leader_epoch() in {0, None}
+        consumer.close()
+        assert found is not None
+        assert found.offset() == last + 11

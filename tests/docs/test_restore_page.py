@@ -1,0 +1,50 @@
+"""docs/restore.md: its commands, as they are on the page, restore a topic into Apache Kafka."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.runs.commands import mirror, write_config
+from kit.runs.inline_run import run_now
+from kit.runs.page import Reader, blocks, commands
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+
+PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "restore.md").read_text()
+SOON: Final = {"fetch.wait.max.ms": 20}
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """`archive`, as the page has it, and the rows of its source."""
+    with EmbeddedBroker(tmp_path / "source") as source:
+        create_topic(source.bootstrap, "orders", 1, {})
+        produce(source.bootstrap, "orders", odd_messages(50, seed=1))
+        aborted = [(odd_messages(5, seed=2), False), (odd_messages(5, seed=3), True)]
+        produce_transactions(source.bootstrap, "orders", aborted, transactional_id="id")
+        written = mirror("orders", source.bootstrap, tmp_path / "archive")
+        written["name"] = "orders"
+        copied = run_now(write_config(tmp_path / "archive.json", written))
+        assert copied.returncode == 0, copied.stderr
+        return list(rows_by_librdkafka(source.bootstrap, "orders", config=SOON))
+
+
+def test_the_commands_of_the_page_restore_the_topic(archive, kafka_431, tmp_path):
+    reader = Reader(
+        tmp_path,
+        "127.0.0.1:9092",
+        servers={"127.0.0.1:9192": kafka_431.bootstrap},
+        with_spark=False,
+    )
+    serve, restore = commands(PAGE)
+    reader.write("restore.yaml", *blocks(PAGE, "yaml"))
+    try:
+        reader.leave_running(serve, until=lambda text: "listening on" in text)
+        reader.type(restore)
+    finally:
+        reader.end()
+    assert list(rows_by_librdkafka(kafka_431.bootstrap, "orders", config=SOON)) == archive
