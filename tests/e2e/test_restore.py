@@ -7,6 +7,8 @@ Kafka's console consumer on the mounted topic, and librdkafka on both clusters.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import pytest
 
 from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
@@ -48,6 +50,11 @@ def test_a_restored_topic_equals_the_original(source, kafka_431, apache_tools, t
         restore = mirror_to_cluster(topic, mounted, kafka_431.bootstrap)
         result = run_now(write_config(tmp_path / "restore.json", restore))
         assert result.returncode == 0, result.stderr
+        time_ms = wanted[60].timestamp_ms + 1
+        earlier = restore | {"until": {"time": time_ms}}
+        earlier["destinations"][0]["topic"] = f"{topic}-earlier"
+        result = run_now(write_config(tmp_path / "earlier.json", earlier))
+        assert result.returncode == 0, result.stderr
         at = ("--bootstrap-server", mounted, "--topic", topic, "--isolation-level")
         limits = ("read_committed", "--max-messages", str(len(wanted)), "--from-beginning")
         shown = ("--property", "print.offset=true", "--property", "print.value=false")
@@ -56,3 +63,6 @@ def test_a_restored_topic_equals_the_original(source, kafka_431, apache_tools, t
         row.offset for row in wanted
     ]
     assert rows(kafka_431.bootstrap, topic) == wanted
+    before = list(takewhile(lambda row: row.timestamp_ms < time_ms, wanted))
+    assert 10 < len(before) < len(wanted)
+    assert rows(kafka_431.bootstrap, f"{topic}-earlier") == before

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.model import TimestampType, TopicPartition
+from logmirror.wire.checksum import crc32c
 from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, syncs_topic
 from logmirror.wire.records import Record, encode_reference
 
@@ -206,7 +207,7 @@ class OffsetSyncWriter:
             Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), ())
             for at, (key, pair) in enumerate(syncs)
         ]
-        return memoryview(bytearray(encode_reference(records, leader_epoch=-1)))
+        return memoryview(bytearray(encode_reference(records, leader_epoch=-1, checksum=crc32c)))
 
     def finish(self) -> None:
         """Wait for the syncs in flight."""

@@ -37,6 +37,7 @@ from logmirror.groups.emission import LastCheckpoints
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.source.compare import chunks
 from logmirror.source.partition import FetchBuffer, KafkaSource
+from logmirror.wire.checksum import crc32c
 from logmirror.wire.mirrormaker import (
     Heartbeat,
     decode_checkpoint,
@@ -442,7 +443,7 @@ def _batch(
         Record(at, now_ms, TimestampType.CREATE_TIME, key, value, _headers(topic_id))
         for at, (key, value, topic_id) in enumerate(records)
     ]
-    return bytearray(encode_reference(made, leader_epoch=-1)), len(made)
+    return bytearray(encode_reference(made, leader_epoch=-1, checksum=crc32c)), len(made)
 
 
 def _headers(topic_id: bytes | None) -> tuple[tuple[bytes, bytes], ...]:

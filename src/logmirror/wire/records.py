@@ -46,7 +46,7 @@ from logmirror.wire.batch_header import (
 from logmirror.wire.compression import Codec, compress, decompress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MAX_BATCH_BYTES: Final = 256 * 1024 * 1024
 """The most that one batch may hold decompressed."""
@@ -315,6 +315,7 @@ def encode_reference(  # noqa: PLR0913  # one keyword for each header field
     transactional: bool = False,
     control: bool = False,
     attribute_bits: int = 0,
+    checksum: Callable[[bytes], int] = crc32c_reference,
 ) -> bytes:
     """One batch around `records`, which may be none; their `timestamp_type` is not looked at.
 
@@ -333,6 +334,7 @@ def encode_reference(  # noqa: PLR0913  # one keyword for each header field
         transactional: The attribute bit.
         control: The attribute bit.
         attribute_bits: More bits to set, for odd batches.
+        checksum: CRC-32C; that of `wire.checksum` is a thousand times as fast.
     """
     if base_offset is None:
         base_offset = records[0].offset
@@ -352,7 +354,7 @@ def encode_reference(  # noqa: PLR0913  # one keyword for each header field
         *(producer_id, producer_epoch, base_sequence, len(records)),
     )
     tail += payload
-    crc = crc32c_reference(tail)
+    crc = checksum(tail)
     return struct.pack(">qiibI", base_offset, len(tail) + 9, leader_epoch, MAGIC, crc) + tail
 
 
