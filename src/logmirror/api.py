@@ -104,11 +104,13 @@ def _only(settings: Settings, names: Collection[str]) -> Settings:
     return dataclasses.replace(settings, mirrors=chosen)
 
 
-def open_archives(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[Archive, ...]:
+def open_archives(
+    texts: Iterable[str], environ: Mapping[str, str], *, utf8: bool | None = None
+) -> tuple[Archive, ...]:
     """Return archives for the embedded broker to mount; see `app.archives`."""
     from logmirror.app.archives import open_archives as opened  # noqa: PLC0415  # see the module
 
-    return opened(texts, environ)
+    return opened(texts, environ, utf8=utf8)
 
 
 def run(  # noqa: PLR0913  # one parameter for each thing a caller may set

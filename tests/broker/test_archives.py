@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
-from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.judges.clients import (
+    Message,
+    odd_messages,
+    produce,
+    produce_transactions,
+    rows_by_librdkafka,
+)
 from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import run_now
 from kit.servers.embedded import EmbeddedBroker
@@ -77,6 +83,36 @@ def test_an_archive_in_a_directory_equals_its_source(world, tmp_path, form):
             assert rows(served, number) == wanted
         if form == "native":  # the aborted records are in the objects, as they were in the log
             assert rows(served, 0, RAW) == rows(source, 0, RAW) != rows(source, 0)
+
+
+@pytest.mark.parametrize("encoding", ["", "utf8"])
+def test_ndjson_is_served_with_its_encoding_and_not_without(world, tmp_path, encoding):
+    source, _ = world
+    topic = f"text-{encoding}"
+    create_topic(source, topic, 1, {})
+    produce(source, topic, [Message(b"", b"dGV4dA=="), Message(None, b"text")])
+    one = mirror(topic, source, tmp_path / "kept", form="ndjson")
+    one |= {"name": topic, "encoding": "utf8"}
+    copied = run_now(write_config(tmp_path / "text.json", one))
+    assert copied.returncode == 0, copied.stderr
+
+    broker = MountingBroker(tmp_path / "log", tmp_path / "kept", encoding=encoding)
+    with broker as served:
+        if encoding:
+            wanted = list(rows_by_librdkafka(source, topic, config=SOON))
+            assert list(rows_by_librdkafka(served, topic, config=SOON)) == wanted
+        else:
+            assert "--archive-encoding base64 or utf8" in broker.log.read_text()
+            with pytest.raises(KafkaException, match="No leaders found"):
+                end_of(served, topic)
+
+
+def end_of(bootstrap, topic):
+    """The end of partition 0 by one request, of which the error is not retried."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = {TopicPartition(topic, 0): OffsetSpec.latest()}
+    (found,) = admin.list_offsets(wanted, request_timeout=5).values()
+    return found.result().offset
 
 
 @pytest.fixture(scope="module")

@@ -19,18 +19,21 @@ _S3: Final = "s3://"
 _READER: Final = "broker"
 
 
-def open_archives(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[Archive, ...]:
+def open_archives(
+    texts: Iterable[str], environ: Mapping[str, str], *, utf8: bool | None = None
+) -> tuple[Archive, ...]:
     """Return archives to mount.
 
     Args:
         texts: Directories, and `s3://bucket/prefix`.
         environ: Has `AWS_ENDPOINT_URL`, if the buckets are not in AWS. Credentials and region are
             the defaults of the AWS SDK.
+        utf8: See `Archive`.
 
     Raises:
         UsageError: A directory does not exist, or a bucket has no name.
     """
-    return tuple(_opened(_location(text, environ)) for text in texts)
+    return tuple(_opened(_location(text, environ), utf8) for text in texts)
 
 
 def _location(text: str, environ: Mapping[str, str]) -> StoreLocation:
@@ -51,9 +54,9 @@ def _location(text: str, environ: Mapping[str, str]) -> StoreLocation:
     return FolderLocation(str(Path(text).absolute()))
 
 
-def _opened(location: StoreLocation) -> Archive:
+def _opened(location: StoreLocation, utf8: bool | None) -> Archive:
     store = open_store(location, _READER)
     if isinstance(location, FolderLocation):
         root = Path(location.root)
-        return Archive(root=location.root, store=store, local=root.joinpath)
-    return Archive(root=str(location), store=store)
+        return Archive(root=location.root, store=store, local=root.joinpath, utf8=utf8)
+    return Archive(root=str(location), store=store, utf8=utf8)

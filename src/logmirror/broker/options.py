@@ -71,8 +71,8 @@ class Archive:
     local: Callable[[str], Path] | None = None
     """Maps a name to its path, if the archive is a directory."""
 
-    utf8: bool = False
-    """Keys and values of NDJSON are text."""
+    utf8: bool | None = None
+    """Whether keys and values of NDJSON are text; None: not known, so NDJSON is not served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

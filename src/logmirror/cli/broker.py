@@ -30,6 +30,7 @@ _DEFAULTS: Final = {
     "work_dir": None,
     "commit_interval_ms": 100,
     "archive": (),
+    "archive_encoding": None,
     "listen": "127.0.0.1:9092",
     "auto_create": True,
     "partitions": 1,
@@ -95,6 +96,13 @@ _ArchiveOption = Annotated[
     typer.Option(
         metavar="DIR|s3://BUCKET/PREFIX",
         help="Serve an archive of a mirror as read-only topics. Repeatable.",
+        show_default=False,
+    ),
+]
+_ArchiveEncodingOption = Annotated[
+    Literal["base64", "utf8"] | None,
+    typer.Option(
+        help="The `encoding` with which NDJSON was archived, which is not served without.",
         show_default=False,
     ),
 ]
@@ -259,6 +267,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     work_dir: _WorkDirOption = None,
     commit_interval_ms: _CommitIntervalOption = None,
     archive: _ArchiveOption = None,
+    archive_encoding: _ArchiveEncodingOption = None,
     listen: _ListenOption = None,
     auto_create: _AutoCreateOption = None,
     partitions: _PartitionsOption = None,
@@ -294,6 +303,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
         config,
         log_dir=log_dir,
         archive=archive,
+        archive_encoding=archive_encoding,
         listen=listen,
         auto_create=auto_create,
         partitions=partitions,
@@ -365,7 +375,7 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         more_log_dirs=tuple(log_dirs[1:]),
         bucket=bucket,
         commit_interval_ms=value("commit_interval_ms"),
-        archives=_archives(value("archive")),
+        archives=_archives(value("archive"), value("archive_encoding")),
         host=host,
         port=port,
         auto_create_topics=value("auto_create"),
@@ -405,12 +415,13 @@ def _bucket(value: Callable[[str], Any]) -> str:
     return found[0] if found else ""
 
 
-def _archives(texts: Iterable[str]) -> tuple[Archive, ...]:
+def _archives(texts: Iterable[str], encoding: str | None) -> tuple[Archive, ...]:
     if not texts:
         return ()
     from logmirror.api import open_archives  # noqa: PLC0415  # only archives need it
 
-    return open_archives(texts, os.environ)
+    utf8 = None if encoding is None else encoding == "utf8"
+    return open_archives(texts, os.environ, utf8=utf8)
 
 
 def _values(config: Path | None, **given: object) -> Callable[[str], Any]:

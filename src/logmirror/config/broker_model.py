@@ -19,6 +19,9 @@ from logmirror.config.addresses import (
     parse_topic,
 )
 from logmirror.config.base_model import Model
+from logmirror.config.scalars import (
+    Encoding,  # noqa: TC001  # pydantic evaluates the annotation
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +80,10 @@ class BrokerModel(Model):
     archive: _Several = Field(default_factory=list)
     """A directory or `s3://BUCKET/PREFIX`, or a list of them: archives of mirrors, served as
     read-only topics. A bucket is accessed with the defaults of the AWS SDK."""
+
+    archive_encoding: Encoding | None = None
+    """The `encoding` with which NDJSON was archived. NDJSON does not show it, and is not served
+    without."""
 
     listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:9092"
     """`HOST:PORT`; port 0: any free port."""
@@ -156,6 +163,7 @@ class BrokerSettings:
     work_dir: str | None
     commit_interval_ms: int
     archive: tuple[str, ...]
+    archive_encoding: str | None
     listen: str
     auto_create: bool
     partitions: int

@@ -20,15 +20,20 @@ class MountingBroker:
     Args:
         folder: Its log directory; its log is beside it.
         archives: Directories and `s3://bucket/prefix`.
+        encoding: `--archive-encoding`; empty: none.
         environment: Further variables.
     """
 
-    def __init__(self, folder: Path, *archives: object, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *archives: object, encoding: str = "base64", **environment: str
+    ) -> None:
         self.log = folder.with_suffix(".log")
         command = [sys.executable, "-m", "logmirror", "broker", "--log-dir", str(folder)]
         command += ["--listen", "127.0.0.1:0"]
         for one in archives:
             command += ["--archive", str(one)]
+        if encoding:
+            command += ["--archive-encoding", encoding]
         self._command, self._environment = command, {**os.environ, **environment}
         self._process: subprocess.Popen[str]
 

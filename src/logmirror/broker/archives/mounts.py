@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logmirror.archive.chain import ArchiveObject, chain
 from logmirror.archive.claims import latest_claim
 from logmirror.archive.compactions import read_cover
-from logmirror.archive.naming import NATIVE, partition_folder, split_name
+from logmirror.archive.naming import NATIVE, NDJSON, partition_folder, split_name
 from logmirror.broker.archives.objects import BackOff, Objects
 from logmirror.broker.log.mounted_log import MountedLog
 from logmirror.broker.log.segment import Segment
@@ -206,7 +206,8 @@ class Mounts:
         """Serve what a listing shows."""
         log, archive = partition.log, mounted.archive
         if found.failure is not None:
-            _LOG.error("%s-%d: offline: %s", name, number, found.failure)
+            failure = found.failure
+            _LOG.error("%s-%d: offline: %s; %s", name, number, failure, failure.hint)
             log.take_offline(found.failure)
             return
         if log.failure is not None:
@@ -275,11 +276,21 @@ def _listed(archive: Archive, name: str, number: int) -> _Found:
         if parts is not None:
             extension = parts[2]
             break
+    if extension == NDJSON and archive.utf8 is None:
+        return _Found(extension, (), _unknown_encoding(archive))
     try:
         cover = read_cover(archive.store, folder, extension=extension, start=None)
     except CorruptionError as error:
         return _Found(extension, (), error)
     return _Found(extension, cover.objects, None)
+
+
+def _unknown_encoding(archive: Archive) -> UsageError:
+    return UsageError(
+        "NDJSON does not show how its keys and values are encoded",
+        hint="give --archive-encoding base64 or utf8, as `encoding` of the mirror that wrote it",
+        archive=str(archive.root),
+    )
 
 
 def _added(archive: Archive, name: str, number: int, after: str, log_end: int) -> _Found | None:

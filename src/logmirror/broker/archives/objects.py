@@ -96,7 +96,7 @@ class Objects:
         copies: LocalCopies,
         back_off: BackOff,
         executor: Executor,
-        utf8: bool,
+        utf8: bool | None,
     ) -> None:
         self._store = store
         self.root = root
@@ -165,7 +165,7 @@ class Objects:
         from logmirror.archive.reader import iterate  # noqa: PLC0415  # see above
         from logmirror.wire.serve_columns import serve_columns  # noqa: PLC0415  # see above
 
-        rows = iterate(self._store, self._folder, name, utf8=self._utf8)
+        rows = iterate(self._store, self._folder, name, utf8=bool(self._utf8))
         try:
             out.writelines(serve_columns(rows, segment.first, segment.next_offset - 1))
         except LogmirrorError as error:
