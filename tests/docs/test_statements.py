@@ -81,7 +81,10 @@ def test_each_marked_test_is_named_on_the_page() -> None:
 def test_the_pages_name_every_option_of_the_broker_and_no_other() -> None:
     pages = "\n".join(
         (DOCS / name).read_text()
-        for name in ("embedded-broker.md", "broker.md", "broker-security.md", "configuration.md")
+        for name in (
+            *("embedded-broker.md", "broker.md", "broker-on-s3.md", "broker-security.md"),
+            "configuration.md",
+        )
     )
     offered = set(_OPTION.findall(logmirror("broker", "--help").stdout))
     offered |= set(_OPTION.findall(logmirror("broker", "users", "add", "--help").stdout))

@@ -297,36 +297,10 @@ def broker(  # noqa: PLR0913  # one parameter for each option
 
     Acknowledged records are on disk, unless --no-flush-on-ack. Prints its address when it listens.
     """
+    given = locals()
     from logmirror.monitoring.logs import log_to_stderr  # noqa: PLC0415  # only this command needs it
 
-    value = _values(
-        config,
-        log_dir=log_dir,
-        archive=archive,
-        archive_encoding=archive_encoding,
-        listen=listen,
-        auto_create=auto_create,
-        partitions=partitions,
-        flush_on_ack=flush_on_ack,
-        topic=topic,
-        override=override,
-        monitoring_port=monitoring_port,
-        monitoring_host=monitoring_host,
-        listener=listener,
-        advertise=advertise,
-        allow_anonymous=allow_anonymous,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-        tls_client_auth=tls_client_auth,
-        sasl_mechanism=sasl_mechanism,
-        super_user=super_user,
-        max_connections=max_connections,
-        max_connections_per_address=max_connections_per_address,
-        max_session_ms=max_session_ms,
-        work_dir=work_dir,
-        commit_interval_ms=commit_interval_ms,
-    )
+    value = _values(config, **{name: given[name] for name in ("log_dir", *_DEFAULTS)})
     log_to_stderr(log_level)
     loss = tuple(accept_data_loss or ())
     options = _options(value, stop_with_stdin=stop_with_stdin, accept_data_loss=loss)
