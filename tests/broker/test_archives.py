@@ -20,6 +20,7 @@ from kit.judges.clients import (
     odd_messages,
     produce,
     produce_transactions,
+    rows_by_kcat,
     rows_by_librdkafka,
 )
 from kit.runs.commands import mirror, wait_until, write_config
@@ -81,6 +82,8 @@ def test_an_archive_in_a_directory_equals_its_source(world, tmp_path, form):
             wanted = rows(source, number)
             assert len(wanted) > 200
             assert rows(served, number) == wanted
+            found = rows_by_kcat(served, TOPIC, partition=number)
+            assert found == [row._replace(headers=()) for row in wanted]
         if form == "native":  # the aborted records are in the objects, as they were in the log
             assert rows(served, 0, RAW) == rows(source, 0, RAW) != rows(source, 0)
 
