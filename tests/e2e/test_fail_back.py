@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
-from kit.judges.copies import anomalies, copy, forget_connections
+from kit.judges.copies import anomalies, copy, copying, forget_connections
 from kit.judges.gaps import log_bounds
+from kit.runs.cleaning import set_config
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.fail_over import write
-from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster
+from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster, run_now
 from kit.runs.replica_groups import PARTITIONS, World, commit, committed
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
-from logmirror.errors import PositionError
+from logmirror.cluster.client import ClusterClient
+from logmirror.errors import PositionError, UsageError
+from logmirror.model import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -146,6 +149,50 @@ def test_records_that_were_not_copied_before_the_failover_are_not_written_over(
             there = rows_by_librdkafka(clusters.b, clusters.topic, partition=number)
             here = rows_by_librdkafka(clusters.a, name, partition=number)
             assert [row[1:] for row in here] == [row[1:] for row in there]
+
+
+def test_an_old_topic_that_is_compacted_is_refused(clusters):
+    produce(clusters.b, clusters.topic, [Message(b"key", b"new")])
+    set_config(clusters.a, clusters.topic, "cleanup.policy", "compact")
+    before = clusters.bounds()
+
+    with pytest.raises(UsageError) as raised:
+        copy(clusters.back)
+
+    assert "cleanup.policy" in str(raised.value)
+    assert clusters.bounds() == before
+    copy(clusters.back_into(f"{clusters.topic}-2"))  # what the page says
+    name = f"{clusters.topic}-2"
+    assert anomalies(clusters.b, clusters.topic, clusters.a, name, partitions=NUMBERS) == []
+
+
+def test_a_record_that_returns_while_it_is_waited_for_is_not_written(
+    clusters, tmp_path, monkeypatch
+):
+    """RecordsReturn on brokers: the source had no such record when the mirror read its position."""
+    topic, config = clusters.topic, tmp_path / "there.yaml"
+    config.write_text(config_text({**clusters.there, "groups": None}))
+    back = clusters.back | {"partitions": [0]}  # a single one is waited for by a fetch
+    end, fetch, codes = clusters.bounds()[0][1], ClusterClient.fetch, []
+
+    def fetched(client, where, offset, *arguments, **options):
+        if (where, offset, codes) == (TopicPartition(topic, 0), end, []):
+            codes.append(None)
+            produce(clusters.a, topic, [Message(b"key", b"first")])
+            codes.append(run_now(config).returncode)
+        return fetch(client, where, offset, *arguments, **options)
+
+    monkeypatch.setattr(ClusterClient, "fetch", fetched)
+    expected = clusters.values(clusters.a)
+    expected[0].append(b"first")
+
+    with pytest.raises(PositionError) as raised, copying(back) as run:
+        wait_until(lambda: not run.is_alive(), what=lambda: f"{codes}", timeout_s=90)
+
+    assert codes == [None, 0]
+    facts = raised.value.facts
+    assert (facts["reason"], facts["expected"], facts["found"]) == ("RecordsReturn", end, end + 1)
+    assert [clusters.values(server) for server in (clusters.a, clusters.b)] == [expected] * 2
 
 
 def test_mirrors_in_both_directions_copy_nothing_twice(clusters, tmp_path):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kit.servers.kafka import ApacheKafka
 
 _TIMEOUT_S: Final = 60
+_LAG: Final = "min.compaction.lag.ms"
 
 
 def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
@@ -40,13 +41,13 @@ def clean(broker: ApacheKafka, topic: str, partitions: int) -> None:
 
 def stop_cleaning(broker: ApacheKafka, topic: str) -> None:
     """Stop the cleaning of a topic, so that its records do not change while they are compared."""
-    _set_compaction_lag(broker, topic, 10**12)
+    set_config(broker.bootstrap, topic, _LAG, f"{10**12}")
     time.sleep(1.5)  # the cleaner may be about to begin: it checks every second
 
 
 def start_cleaning(broker: ApacheKafka, topic: str) -> None:
     """Allow cleaning again after `stop_cleaning`."""
-    _set_compaction_lag(broker, topic, 0)
+    set_config(broker.bootstrap, topic, _LAG, "0")
 
 
 def delete_records(broker: ApacheKafka, topic: str, offset: int) -> None:
@@ -56,14 +57,11 @@ def delete_records(broker: ApacheKafka, topic: str, offset: int) -> None:
     assert admin.delete_records([where])[where].result(30).low_watermark == offset
 
 
-def _set_compaction_lag(broker: ApacheKafka, topic: str, lag_ms: int) -> None:
-    entry = ConfigEntry(
-        "min.compaction.lag.ms",
-        str(lag_ms),
-        incremental_operation=AlterConfigOpType.SET,
-    )
+def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """Change one setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(_TIMEOUT_S)
 
 
