@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kit.judges.copies import copy, forget_connections
+from kit.judges.gaps import COMPACTED, log_bounds, write_duplicated_keys
 from kit.judges.services import JavaByClient, JavaConsumer, Librdkafka, Streams
+from kit.runs.cleaning import clean, stop_cleaning
+from kit.runs.commands import logmirror
 from kit.runs.fail_over import Lives, live_twice, unread, world_of, write
-from kit.runs.replica_groups import PARTITIONS
+from kit.runs.replica_groups import PARTITIONS, commit, committed
 from kit.servers.embedded import EmbeddedBroker
 from kit.tiers import all_but
 
@@ -87,3 +91,36 @@ def test_from_apache_kafka_to_the_embedded_broker(case, kafka_431, topic_name, t
 )
 def test_between_releases_of_apache_kafka(case, kafka_392, kafka_431, topic_name, tmp_path):
     fail_over(case, topic_name, tmp_path, kafka_392, kafka_431.bootstrap)
+
+
+@pytest.mark.parametrize("offsets", ["preserve", "translate"])
+def test_a_group_of_a_compacted_topic_skips_no_record_that_is_left(
+    offsets, kafka_431, topic_name, tmp_path
+):
+    """Groups at every tenth offset: most of these offsets have no record any more."""
+    with EmbeddedBroker(tmp_path / "broker") as embedded:
+        servers = kafka_431.bootstrap, embedded.bootstrap
+        world = world_of(tmp_path, topic_name, offsets, *servers, config=COMPACTED)
+        for number in range(PARTITIONS):
+            write_duplicated_keys(world.source, topic_name, number, seed=number)
+        clean(kafka_431, topic_name, PARTITIONS)
+        stop_cleaning(kafka_431, topic_name)
+        source = [world.rows(world.source, number) for number in range(PARTITIONS)]
+        ends = [log_bounds(world.source, topic_name, number)[1] for number in range(PARTITIONS)]
+        places = {f"{topic_name}-{at}": at for at in (*range(0, min(ends), 10), min(ends))}
+        left = {row.offset for row in source[0]}
+        assert len(left.intersection(places.values())) < len(places) / 2
+        for group, at in places.items():
+            commit(world, world.source, group, at, at)
+        copy(world.mirror)
+        forget_connections()
+
+        done = logmirror("run", "--only", "groups", "--until-now", "-c", world.config)
+
+        assert done.returncode == 0, done.stderr
+        replica = [world.rows(world.destination, number) for number in range(PARTITIONS)]
+        for group, at in places.items():
+            for number, start in enumerate(committed(world, world.destination, group)):
+                rest, expected = unread(replica[number], start), unread(source[number], at)
+                assert rest[-len(expected) :] == expected, (group, number, start)
+                assert offsets == "translate" or rest == expected, (group, number, start)

@@ -48,10 +48,17 @@ class Lives(NamedTuple):
     """The values that it processed at the replica."""
 
 
-def world_of(folder: Path, topic: str, offsets: str, *servers: str, **groups: Any) -> World:
-    """A topic with transactions, and a mirror that translates its groups, not yet running."""
+def world_of(
+    folder: Path,
+    topic: str,
+    offsets: str,
+    *servers: str,
+    config: Mapping[str, str] | None = None,
+    **groups: Any,
+) -> World:
+    """A new topic with this configuration, and a mirror that translates its groups, not running."""
     source, destination = servers
-    create_topic(source, topic, PARTITIONS, {})
+    create_topic(source, topic, PARTITIONS, {key: str(v) for key, v in (config or {}).items()})
     mirror = mirror_to_cluster(topic, source, destination, name=f"{topic}-b", offsets=offsets)
     mirror["groups"] = {
         "source-alias": topic,
@@ -60,9 +67,9 @@ def world_of(folder: Path, topic: str, offsets: str, *servers: str, **groups: An
         "sync-group-offsets": True,
         **groups,
     }
-    config = folder / "logmirror.yaml"
-    config.write_text(config_text(mirror))
-    return World(source, destination, topic, config, folder / "plan.json", mirror)
+    path = folder / "logmirror.yaml"
+    path.write_text(config_text(mirror))
+    return World(source, destination, topic, path, folder / "plan.json", mirror)
 
 
 def write(server: str, topic: str, seed: int) -> None:
