@@ -170,7 +170,7 @@ def test_a_client_that_disconnects_does_not_undo_its_commit(tmp_path):
 def test_after_a_failed_write_nothing_is_acknowledged(tmp_path, caplog):
     async def test(service: GroupService, store: SlowStore) -> None:
         await commit(service, 5)
-        store._database.execute("PRAGMA query_only=ON")  # noqa: SLF001  # as a disk that fails
+        store._database._connection.execute("PRAGMA query_only=ON")  # noqa: SLF001  # as a disk that fails
         for action in (commit(service, 6), commit(service, 7), join(service)):
             with pytest.raises(RefusedError) as refused:
                 await action

@@ -65,10 +65,10 @@ def test_after_a_failed_commit_nothing_more_is_written(path):
     async def run():
         store = StateStore(path)
         await store.write([Change("group", b"a", b"1")])
-        store._database.execute("PRAGMA query_only=ON")  # noqa: SLF001  # as a disk that fails
+        store._database._connection.execute("PRAGMA query_only=ON")  # noqa: SLF001  # as a disk that fails
         writes = [store.write([Change("group", b"a", b"2")]) for _ in range(3)]
         found = await asyncio.gather(*writes, return_exceptions=True)
-        store._database.execute("PRAGMA query_only=OFF")  # noqa: SLF001  # the same
+        store._database._connection.execute("PRAGMA query_only=OFF")  # noqa: SLF001  # the same
         found.append((await asyncio.gather(store.write([]), return_exceptions=True))[0])
         store.close()
         return found

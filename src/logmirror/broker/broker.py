@@ -61,6 +61,9 @@ class Broker:
     cache: SegmentCache
     commits: GroupCommit
     executor: Executor
+    changers: Executor
+    """For changes of the databases, which may wait for a bucket for long."""
+
     checkers: Executor
     """For the checks of large batches, so that they delay nothing else."""
 

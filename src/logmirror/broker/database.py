@@ -1,4 +1,14 @@
-"""A small SQLite database of the broker: WAL mode, synchronous=FULL, one transaction a call."""
+"""A small SQLite database of the broker: WAL mode, synchronous=FULL, one transaction a call.
+
+Where its changes are durable elsewhere (`Shipping`), the file is a copy that no start reads:
+
+- D1 A transaction's statements are shipped before COMMIT, and only if they changed something.
+  What other calls read is therefore in both places. They are deterministic: the same statements in
+  the same order make the same content.
+- D2 If they cannot be shipped, they are rolled back. If COMMIT fails behind them, the file lacks a
+  change that the other place has. Then every later transaction and snapshot fails until a start.
+- D3 The file is not flushed (synchronous=OFF): a crash loses it anyway.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +17,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from logmirror.errors import CorruptionError, UnavailableError
+from logmirror.errors import CorruptionError, InternalError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _CHANGES: Final = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER"})
@@ -24,45 +34,52 @@ class Shipping(Protocol):
         """Make the statements of a transaction durable, before it is committed here."""
         ...
 
-    def snapshot(self, database: Recording) -> None:
-        """Make the whole database durable."""
+    def snapshot(self, whole: Callable[[], bytes], size_bytes: int) -> Callable[[], None]:
+        """Hand over the whole database; the next call of `ship` is behind it.
+
+        Args:
+            whole: Returns its bytes.
+            size_bytes: How many these are.
+
+        Returns:
+            A function that waits until it is durable.
+        """
         ...
 
 
 class Recording(sqlite3.Connection):
     """A connection that remembers the statements of the transaction in progress."""
 
-    statements: list[tuple[str, list[Any]]]
+    def __init__(self, *arguments: Any, **more: Any) -> None:  # noqa: ANN401  # those of SQLite
+        super().__init__(*arguments, **more)
+        self._statements: list[tuple[str, list[Any]]] = []
 
     def execute(self, statement: str, values: Iterable[Any] = (), /) -> sqlite3.Cursor:  # type: ignore[override]  # values by position only
         """See `sqlite3.Connection.execute`."""
         kept = list(values)
-        self._remember(statement, kept)
-        return super().execute(statement, kept)
+        cursor = super().execute(statement, kept)
+        self._remember(statement, [kept])
+        return cursor
 
     def executemany(self, statement: str, rows: Iterable[Iterable[Any]], /) -> sqlite3.Cursor:  # type: ignore[override]  # the same
         """See `sqlite3.Connection.executemany`."""
         kept = [list(values) for values in rows]
-        for values in kept:
-            self._remember(statement, values)
-        return super().executemany(statement, kept)
+        cursor = super().executemany(statement, kept)
+        self._remember(statement, kept)
+        return cursor
 
-    def _remember(self, statement: str, values: list[Any]) -> None:
+    def _remember(self, statement: str, rows: list[list[Any]]) -> None:
         first = statement.split(None, 1)[:1]
         if first and first[0].upper() in _CHANGES:
-            self.statements.append((statement, values))
+            self._statements += ((statement, values) for values in rows)
 
-    def take(self) -> list[tuple[str, list[Any]]]:
-        """Return the statements since the last call."""
-        taken, self.statements = self.statements, []
-        return taken
+    def begin(self) -> None:
+        """Forget the statements of a transaction that was rolled back."""
+        self._statements = []
 
-
-def connected(path: Path) -> Recording:
-    """Open a connection outside transactions, for all threads."""
-    found = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Recording)
-    found.statements = []
-    return found
+    def taken(self) -> list[tuple[str, list[Any]]]:
+        """Return the statements since `begin`."""
+        return self._statements
 
 
 class Database:
@@ -85,50 +102,88 @@ class Database:
         self.path = path
         self._shipping = shipping
         self._is_behind = False
-        self._lock = threading.Lock()
-        try:
-            self._connection = connected(path)
-        except sqlite3.Error as error:
-            raise _translated(error, path) from error
-        with self.lock() as connection:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", *pragmas):
+        self._lock, self._read_lock = threading.Lock(), threading.Lock()
+        kind = sqlite3.Connection if shipping is None else Recording
+        synchronous = "FULL" if shipping is None else "OFF"
+        with self._translating():
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, factory=kind
+            )
+        with self._lent() as connection:
+            for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", *pragmas):
                 connection.execute(f"PRAGMA {pragma}")
         with self.transaction() as connection:
             for statement in schema.split(";"):
                 connection.execute(statement)
+        with self._translating():
+            self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._reader.execute("PRAGMA query_only=ON")
 
     @contextmanager
-    def lock(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection, outside a transaction. Each statement is its own."""
-        with self._lock:
-            try:
-                yield self._connection
-            except sqlite3.Error as error:
-                raise _translated(error, self.path) from error
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    @contextmanager
+    def _lent(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._translating():
+            yield self._connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection for reading what is durable. Never waits for a transaction."""
+        with self._read_lock, self._translating():
+            yield self._reader
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection. The changes are durable at the end, or none was made."""
-        with self.lock() as connection:
-            if self._is_behind:
-                raise UnavailableError(
-                    "the broker's database is behind its copy in the bucket",
-                    hint="a change could not be written here; restart the broker",
-                    path=str(self.path),
-                )
+        """Lend the connection. The changes are durable at the end, or none was made.
+
+        Raises:
+            UnavailableError: The database is not usable, or behind its copy elsewhere (D2).
+            LogmirrorError: The changes could not be shipped.
+        """
+        with self._lent() as connection:
+            self._check_not_behind()
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                self._connection.take()
+                if isinstance(connection, Recording):
+                    connection.begin()
+                before = self._version()
                 yield connection
-                statements = self._connection.take()
-                if statements and self._shipping is not None:
-                    self._shipping.ship(statements)
-                    self._is_behind = True
+                if self._version() != before:
+                    self._ship()
                 connection.execute("COMMIT")
                 self._is_behind = False
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+
+    def _version(self) -> tuple[int, int]:
+        """Return two numbers of which one changes with every change of the content."""
+        if self._shipping is None:
+            return 0, 0
+        schema = self._connection.execute("PRAGMA schema_version").fetchone()[0]
+        return schema, self._connection.total_changes
+
+    def _ship(self) -> None:
+        if not isinstance(self._connection, Recording) or self._shipping is None:
+            return
+        statements = self._connection.taken()
+        if not statements:
+            raise InternalError("a change of the broker's database was not recorded")
+        self._shipping.ship(statements)
+        self._is_behind = True
+
+    def _check_not_behind(self) -> None:
+        if self._is_behind:
+            raise UnavailableError(
+                "the broker's database is behind its copy in the bucket",
+                hint="a change could not be written here; restart the broker",
+                path=str(self.path),
+            )
 
     def setting(self, name: str, default: _Value) -> _Value:
         """Return a setting; stores `default` first if it is not set."""
@@ -140,14 +195,20 @@ class Database:
         return found
 
     def snapshot(self) -> None:
-        """Ship the whole database."""
-        with self.lock():
-            if self._shipping is not None:
-                self._shipping.snapshot(self._connection)
+        """Ship the whole database, and wait for it. Later changes need not."""
+        if self._shipping is None:
+            return
+        with self._lent() as connection:
+            self._check_not_behind()
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+            wait = self._shipping.snapshot(connection.serialize, pages * page_bytes)
+        wait()
 
     def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
+        """Close the connections."""
+        with self._lock, self._read_lock:
+            self._reader.close()
             self._connection.close()
 
 
@@ -155,4 +216,9 @@ def _translated(error: sqlite3.Error, path: Path) -> UnavailableError | Corrupti
     text = str(error)
     if "not a database" in text or "malformed" in text:
         return CorruptionError("the broker's database is damaged", path=str(path), cause=text)
-    return UnavailableError("the broker's database is not usable", path=str(path), cause=text)
+    return UnavailableError(
+        "the broker's database is not usable",
+        hint="check free space and the health of the disk, then restart the broker",
+        path=str(path),
+        cause=text,
+    )

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _FLUSH_THREADS: Final = 4
 _OTHER_THREADS: Final = 4
+_CHANGE_THREADS: Final = 2
 _CHECK_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
 _FILES_FOR_US: Final = 128
@@ -179,13 +180,13 @@ async def _serve(
     bucket: BucketLogs | None,
 ) -> None:
     store, state, security = stores
-    loop = asyncio.get_running_loop()
     max_connections, max_files = _share_files(options.max_connections)
     disk = _disk(max_files, bucket)
     cache = SegmentCache(disk, max_loaded=min(DEFAULT_LOADED_SEGMENTS, max_files // 2))
     with (
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
+        ThreadPoolExecutor(_CHANGE_THREADS, "logmirror-change") as changers,
         ThreadPoolExecutor(_CHECK_THREADS, "logmirror-check") as checkers,
         ThreadPoolExecutor(1, "logmirror-clean") as cleaners,
         contextlib.ExitStack() as monitored,
@@ -197,8 +198,7 @@ async def _serve(
         await topics.create_missing()
         unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
-        parts = state, store, topics, commits, others
-        transactions = _transactions(options, groups, *parts)
+        transactions = _transactions(options, groups, state, store, topics, commits, changers)
         broker = Broker(
             options=options,
             store=store,
@@ -212,6 +212,7 @@ async def _serve(
             cache=cache,
             commits=commits,
             executor=others,
+            changers=changers,
             checkers=checkers,
             port=bound[0].port,
         )
@@ -219,10 +220,8 @@ async def _serve(
         servers = [await accept(one, connections) for one in bound]
         housekeeping, compactor = _background(broker, disk, cleaners)
         keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
-        stop = _stop_on_signals(loop)
+        stop = _stop_on_signals(with_stdin=options.stop_with_stdin)
         commits.fenced.add_done_callback(lambda _: stop.set())
-        if options.stop_with_stdin:
-            loop.add_reader(_STDIN, _read_stdin, loop, stop)
         _collect_rarely()
         _announce(options, bound)
         monitored.enter_context(_monitored(broker, connections))
@@ -396,11 +395,13 @@ def _share_files(wanted: int) -> tuple[int, int]:
     return connections, files - connections
 
 
-def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    stop = asyncio.Event()
+def _stop_on_signals(*, with_stdin: bool) -> asyncio.Event:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+    if with_stdin:
+        loop.add_reader(_STDIN, _read_stdin, loop, stop)
     return stop
 
 

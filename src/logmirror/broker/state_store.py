@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.broker.database import Shipping, connected
-from logmirror.errors import LogmirrorError, UnavailableError
+from logmirror.broker.database import Database
+from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from logmirror.broker.database import Shipping
 
 _SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS state ("
@@ -63,32 +64,12 @@ class StateStore:
     """
 
     def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
-        self._shipping = shipping
-        self._lock = threading.Lock()
-        self._path = path
         self._failure: LogmirrorError | None = None
         self._handed: list[_Handed] = []
         self._has_work = threading.Condition()
         self._is_closing = False
         self._thread: threading.Thread | None = None
-        try:
-            self._database = connected(path)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.execute(_SCHEMA)
-            statements = self._database.take()
-            if shipping is not None:
-                shipping.ship(statements)
-        except sqlite3.Error as error:
-            raise self._error(error) from error
-
-    def _error(self, error: sqlite3.Error) -> UnavailableError:
-        return UnavailableError(
-            "the coordinators' database is not usable",
-            hint="check free space and the health of the disk, then restart the broker",
-            path=str(self._path),
-            cause=str(error),
-        )
+        self._database = Database(path, _SCHEMA, shipping=shipping)
 
     def load(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys and values of a kind, by key. Blocks; called before the broker listens.
@@ -97,10 +78,8 @@ class StateStore:
             UnavailableError: The database cannot be read.
         """
         select = "SELECT key, value FROM state WHERE kind = ? ORDER BY key"
-        try:
-            yield from self._database.execute(select, (kind,))
-        except sqlite3.Error as error:
-            raise self._error(error) from error
+        with self._database.reading() as database:
+            yield from database.execute(select, (kind,))
 
     def write(self, changes: Iterable[Change]) -> asyncio.Future[None]:
         """Make changes durable, all of them or none.
@@ -158,35 +137,20 @@ class StateStore:
 
     def _commit(self, batch: list[_Handed]) -> LogmirrorError | None:
         try:
-            with self._lock:
-                self._database.execute("BEGIN IMMEDIATE")
+            with self._database.transaction() as database:
                 for handed in batch:
                     for kind, key, value in handed.changes:
                         if value is None:
-                            self._database.execute(_DELETE, (kind, key))
+                            database.execute(_DELETE, (kind, key))
                         else:
-                            self._database.execute(_PUT, (kind, key, value))
-                statements = self._database.take()
-                if statements and self._shipping is not None:
-                    self._shipping.ship(statements)
-                self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back()
-            return self._error(error)
+                            database.execute(_PUT, (kind, key, value))
         except LogmirrorError as error:
-            self._roll_back()
             return error
         return None
 
-    def _roll_back(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            self._database.execute("ROLLBACK")
-
     def snapshot(self) -> None:
         """Ship the whole database. Blocks; in any thread."""
-        with self._lock:
-            if self._shipping is not None and self._failure is None:
-                self._shipping.snapshot(self._database)
+        self._database.snapshot()
 
 
 def _end(batch: list[_Handed], failure: LogmirrorError | None) -> None:

@@ -212,6 +212,32 @@ def test_an_outage_of_the_bucket_is_waited_for(brokers, s3_server, acks):
     assert {at: found.get(at) for at in load.acked} == load.acked
 
 
+def test_changes_that_wait_for_the_bucket_delay_no_other_requests(brokers, s3_server):
+    """More producers than the broker has threads ask for producer IDs, which are in the bucket."""
+    broker = brokers().start()
+    create(broker, "t")
+    produce(broker.bootstrap, "t", [Message(value=b"x", timestamp_ms=1_000)], partition=0)
+    broker.stop()
+    broker.start()  # with no producer IDs in reserve
+    common = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
+    waiting = [Producer({**common, "enable.idempotence": True}) for _ in range(12)]
+    s3_server.kill()
+    try:
+        for producer in waiting:
+            producer.produce("t", b"later", partition=1)
+            producer.poll(0.2)
+        reader = Consumer({**common, "group.id": "none"})
+        for _ in range(3):
+            [found] = reader.offsets_for_times([TopicPartition("t", 0, 500)], timeout=5)
+            assert (found.offset, found.error) == (0, None)
+        reader.close()
+    finally:
+        s3_server.start()
+    assert [producer.flush(30) for producer in waiting] == [0] * len(waiting)
+    rows = list(rows_by_librdkafka(broker.bootstrap, "t", partition=1))
+    assert [row.value for row in rows] == [b"later"] * len(waiting)
+
+
 @pytest.mark.gate("it waits for 25 s")
 def test_producers_get_an_error_that_they_retry_and_nothing_is_stored_twice(brokers, s3_server):
     """An outage that is longer than `commit_timeout_ms`; idempotence makes the repetition safe."""
@@ -327,9 +353,8 @@ def test_a_crash_at_each_step_loses_nothing(brokers, point):
     broker = brokers()
     broker.start()
     create(broker, "t")
-    nth = {"bucket.committed": "#20", "bucket.fenced": "#1", "bucket.deleted": "#1"}.get(
-        point, "#2"
-    )
+    first = {"bucket.fenced", "bucket.deleted", "bucket.removed"}
+    nth = "#1" if point in first else "#20" if point == "bucket.committed" else "#2"
     broker.stop()
     broker.crash_at = point + nth
     broker.start(waits=point not in {"bucket.fenced", "bucket.removed"})

@@ -1,8 +1,13 @@
 """Keeps a database of the broker in the chain: its changes, and now and then all of it.
 
-A transaction's statements are in the chain before it is committed locally, so nothing is reported
-that another machine would not find. Its outcome is waited for without a limit of time: with a local
-file that disagrees with the chain, no later change could be made.
+A transaction's statements are in the chain before it is committed locally (`broker/database`), so
+nothing is reported that another machine would not find. Its outcome is waited for without a limit
+of time: with a local file that disagrees with the chain, no later change could be made.
+
+A snapshot is taken between two transactions, and handed over before the next one is: so it holds
+the changes before it in the chain, and no others. It is in memory three times while it is written.
+A database of more than `MAX_SNAPSHOT_BYTES` stays in the chain as its changes. A start is slow
+then, and the log says why.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from logmirror.errors import CorruptionError, LogmirrorError
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,9 +29,13 @@ if TYPE_CHECKING:
 
     from logmirror.broker.bucket.journal import Journal
     from logmirror.broker.bucket.recovery import DatabaseEntries
-    from logmirror.broker.database import Recording
 
 _LOG: Final = logging.getLogger(__name__)
+MAX_SNAPSHOT_BYTES: Final = 128 * 1024 * 1024
+"""Limit for a snapshot; an object that is read at once may have 256 MiB."""
+
+_RETRY_MS: Final = 600_000
+"""Time after a snapshot that could not be made until the next one."""
 
 
 class DatabaseShipping:
@@ -47,21 +58,33 @@ class DatabaseShipping:
         """
         self._journal.ship(self._name, _encoded(statements))
 
-    def snapshot(self, database: Recording) -> None:
-        """Put the whole database into the chain. The caller lets no other change happen."""
-        self._journal.ship(self._name, database.serialize(), is_snapshot=True)
+    def snapshot(self, whole: Callable[[], bytes], size_bytes: int) -> Callable[[], None]:
+        """See `Shipping.snapshot`.
+
+        Raises:
+            UnavailableError: The database is too large.
+        """
+        if size_bytes > MAX_SNAPSHOT_BYTES:
+            raise UnavailableError(
+                "the database is too large for a snapshot",
+                hint="its changes stay in the bucket, and a start reads all of them; fewer groups, "
+                "topics or users make it smaller",
+                size_bytes=size_bytes,
+                limit_bytes=MAX_SNAPSHOT_BYTES,
+            )
+        return self._journal.begin_shipping(self._name, whole(), is_snapshot=True).result
 
 
 def restore(path: Path, found: DatabaseEntries) -> None:
-    """Write a database as the chain has it.
+    """Write a database as the chain has it; only the owner may read it.
 
     Raises:
         CorruptionError: A change cannot be applied.
     """
-    if found.snapshot is not None:
-        path.write_bytes(found.snapshot)
-    elif not found.changes:
+    if found.snapshot is None and not found.changes:
         return
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(found.snapshot or b"")
     database = sqlite3.connect(path, isolation_level=None)
     try:
         database.execute("BEGIN")
@@ -107,6 +130,7 @@ class Snapshots:
         self._when_made = when_made
         self._makers: dict[str, Callable[[], None]] = {}
         self._busy: set[str] = set()
+        self._not_before_ms: dict[str, int] = {}
 
     def add(self, name: str, make: Callable[[], None]) -> None:
         """Add a database."""
@@ -119,7 +143,8 @@ class Snapshots:
 
     def due(self, name: str) -> None:
         """Make a snapshot in a thread of its own, if none is being made."""
-        if name in self._busy or name not in self._makers:
+        is_early = SYSTEM_CLOCK.monotonic_ms() < self._not_before_ms.get(name, 0)
+        if is_early or name in self._busy or name not in self._makers:
             return
         self._busy.add(name)
         threading.Thread(
@@ -130,6 +155,7 @@ class Snapshots:
         try:
             self._makers[name]()
         except LogmirrorError as error:
+            self._not_before_ms[name] = SYSTEM_CLOCK.monotonic_ms() + _RETRY_MS
             _LOG.warning("database %s: no snapshot was made: %s", name, error)
         else:
             self._when_made()

@@ -104,15 +104,24 @@ class Journal:
     def _closed(self) -> LogmirrorError | None:
         return UnavailableError("the broker is stopping") if self._closing.is_set() else None
 
-    def ship(self, name: str, payload: bytes, *, is_snapshot: bool = False) -> None:
-        """Make a change of a database durable, or a snapshot of it. Blocks until that is known.
-
-        Changes are durable in the order of the calls. A snapshot must hold every change that was
-        shipped before it, and none that was not.
+    def ship(self, name: str, payload: bytes) -> None:
+        """Make a change of a database durable. Blocks until that is known.
 
         Raises:
             UnavailableError: The broker is stopping, and the bucket cannot be written.
             FencedError: Another broker took the log dir over.
+        """
+        self.begin_shipping(name, payload).result()
+
+    def begin_shipping(
+        self, name: str, payload: bytes, *, is_snapshot: bool = False
+    ) -> Future[None]:
+        """Hand over a change of a database or a snapshot of it; durable in the order of the calls.
+
+        A snapshot must hold every change that was handed over before it, and none that was not.
+
+        Returns:
+            Ends when it is durable, or with an error as in `ship`.
         """
         entry = of_database(Kind.SNAPSHOT if is_snapshot else Kind.CHANGE, name, payload)
         outcome: Future[None] = Future()
@@ -124,7 +133,7 @@ class Journal:
                 outcome.set_exception(error)
 
         self.submit(Submission(len(payload), lambda: [entry], done))
-        outcome.result()
+        return outcome
 
     def give_up_after(self, timeout_s: float) -> None:
         """Fail what is not durable by then, so that a stopping broker ends without the bucket."""

@@ -181,7 +181,7 @@ async def _apply(broker: Broker, added: list[Acl], removed: list[Acl]) -> ErrorC
     loop = asyncio.get_running_loop()
     try:
         change = broker.security.change_acls
-        await loop.run_in_executor(broker.executor, change, added, removed)
+        await loop.run_in_executor(broker.changers, change, added, removed)
     except LogmirrorError:
         _LOG.exception("ACLs could not be changed")
         return ErrorCode.KAFKA_STORAGE_ERROR

@@ -157,7 +157,7 @@ async def _alter(
     loop = asyncio.get_running_loop()
     rows = [(who.text(), quota.value, value) for who, quota, value in changes]
     try:
-        await loop.run_in_executor(broker.executor, broker.store.change_quotas, rows)
+        await loop.run_in_executor(broker.changers, broker.store.change_quotas, rows)
     except LogmirrorError:
         _LOG.exception("client quotas could not be changed")
         return [(code or ErrorCode.KAFKA_STORAGE_ERROR, reason) for code, reason in outcomes]

@@ -62,7 +62,7 @@ async def init_producer_id(
         return await init_transactions(broker, header, request, caller)
     loop = asyncio.get_running_loop()
     try:
-        producer_id = await loop.run_in_executor(broker.executor, broker.store.next_producer_id)
+        producer_id = await loop.run_in_executor(broker.changers, broker.store.next_producer_id)
     except LogmirrorError:
         _LOG.exception("no producer id could be reserved")
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -122,7 +122,7 @@ async def alter_user_scram_credentials(
     else:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(broker.executor, _alter, broker, request, codes)
+            await loop.run_in_executor(broker.changers, _alter, broker, request, codes)
         except LogmirrorError:
             _LOG.exception("users could not be changed")
             codes = dict.fromkeys(codes, ErrorCode.KAFKA_STORAGE_ERROR)

@@ -52,8 +52,7 @@ class SecurityStore:
     """The database. Safe to call from several threads and processes; each call is a transaction."""
 
     def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
-        self._changes = 0
-        self._seen: tuple[int, int] | None = None
+        self._seen: int | None = None
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
@@ -86,19 +85,19 @@ class SecurityStore:
         """Return mechanisms and iterations of each user, by name."""
         found: dict[str, list[tuple[Mechanism, int]]] = {}
         select = "SELECT user, mechanism, iterations FROM credentials ORDER BY user, mechanism"
-        with self._database.lock() as database:
+        with self._database.reading() as database:
             for user, mechanism, iterations in database.execute(select):
                 found.setdefault(user, []).append((Mechanism(mechanism), iterations))
         return found
 
     def users_if_changed(self) -> frozenset[str] | None:
         """Return the names of all users; None if no user has changed since the last call."""
-        with self._database.lock() as database:
-            # It changes with every commit of another process.
-            others = database.execute("PRAGMA data_version").fetchone()[0]
-            if self._seen == (others, self._changes):
+        with self._database.reading() as database:
+            # It changes with every commit of another connection or process.
+            version = database.execute("PRAGMA data_version").fetchone()[0]
+            if self._seen == version:
                 return None
-            self._seen = others, self._changes
+            self._seen = version
             rows = database.execute("SELECT DISTINCT user FROM credentials").fetchall()
         return frozenset(user for (user,) in rows)
 
@@ -116,7 +115,6 @@ class SecurityStore:
             )
             insert = "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?, ?, ?)"
             database.executemany(insert, rows)
-            self._changes += 1
 
     def credential(self, user: str, mechanisms: Collection[Mechanism]) -> tuple[Credential, bool]:
         """Return a user's credential for the first of the mechanisms that it has.
@@ -131,7 +129,7 @@ class SecurityStore:
             "SELECT mechanism, iterations FROM credentials GROUP BY mechanism, iterations "
             "ORDER BY count(*) DESC, mechanism"
         )
-        with self._database.lock() as database:
+        with self._database.reading() as database:
             rows = database.execute(select, (user,)).fetchall()
             others = database.execute(usual).fetchall()
         has = {row[1]: Credential(Mechanism(row[1]), *row[2:]) for row in rows}
@@ -154,7 +152,7 @@ class SecurityStore:
 
     def acls(self) -> list[Acl]:
         """Return all ACLs."""
-        with self._database.lock() as database:
+        with self._database.reading() as database:
             return [Acl(*row) for row in database.execute("SELECT * FROM acls")]
 
     def change_acls(self, added: Collection[Acl], removed: Collection[Acl]) -> None:
