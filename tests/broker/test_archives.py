@@ -247,6 +247,14 @@ def test_a_gap_takes_one_partition_offline(world, tmp_path):
     assert "odd-0: offline: gap in the chain" in (tmp_path / "log.log").read_text()
 
 
+def test_a_partition_without_a_folder_is_empty(world, tmp_path):
+    source, folder = world
+    shutil.copytree(folder / "native" / TOPIC / "1", tmp_path / "archive" / TOPIC / "1")
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        assert rows(served, 0) == []
+        assert rows(served, 1) == rows(source, 1)
+
+
 def test_an_outage_of_the_store_is_no_lost_offset_and_ends(world, tmp_path):
     source, folder = world
     with S3Server(tmp_path / "s3") as server:

@@ -25,6 +25,7 @@ from logmirror.mirror.lane import LANES_MAX, lanes_of, seat_count
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.mirror.service import LanePorts, Service
 from logmirror.mirror.source_views import MirrorSpec
+from logmirror.mirror.until import Until
 from logmirror.testing import MemoryStore
 from logmirror.to_archive.commit import Committer
 from logmirror.to_archive.destination import ArchiveDestination
@@ -44,7 +45,7 @@ def cluster(settings, topic="t"):
     return KafkaSpec(cluster=settings, topic=topic)
 
 
-def mirror(source, *specs, name="m"):
+def mirror(source, *specs, name="m", until=None):
     destinations = tuple((f"d{number}", spec) for number, spec in enumerate(specs))
     return MirrorSpec(
         name=name,
@@ -53,6 +54,7 @@ def mirror(source, *specs, name="m"):
         partitions=None,
         destinations=destinations,
         chain_start=None,
+        until=until,
     )
 
 
@@ -93,6 +95,15 @@ def test_archives_of_a_source_share_a_lane_if_the_run_ends():
 def test_the_number_of_lanes_is_limited_and_no_destination_is_lost():
     specs = [folder(f"/{number}", f"/{number}") for number in range(3 * LANES_MAX)]
     assert sizes([mirror(A, *specs)]) == [3] * LANES_MAX
+
+
+def test_mirrors_that_end_share_no_lane_with_those_that_do_not():
+    specs = [folder(f"/{number}", f"/{number}") for number in range(3 * LANES_MAX)]
+    ending, endless = mirror(A, *specs, name="m", until=Until(offset=1)), mirror(A, *specs)
+    lanes = lanes_of([endless, ending], shares_reads=False)
+    assert sum(len(one.destinations) for group in lanes.values() for one in group) == 2 * len(specs)
+    for group in lanes.values():
+        assert len({one.until for one in group}) == 1
 
 
 def test_a_lane_into_clusters_has_two_seats():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from logmirror.app.bucket_location import SCHEME, bucket_location
 from logmirror.broker.options import Archive
 from logmirror.errors import UsageError
-from logmirror.locations import FolderLocation, S3Location
+from logmirror.locations import FolderLocation
 from logmirror.stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from logmirror.locations import StoreLocation
 
-_S3: Final = "s3://"
 _READER: Final = "broker"
 
 
@@ -26,8 +26,7 @@ def open_archives(
 
     Args:
         texts: Directories, and `s3://bucket/prefix`.
-        environ: Has `AWS_ENDPOINT_URL`, if the buckets are not in AWS. Credentials and region are
-            the defaults of the AWS SDK.
+        environ: See `bucket_location`.
         utf8: See `Archive`.
 
     Raises:
@@ -37,18 +36,8 @@ def open_archives(
 
 
 def _location(text: str, environ: Mapping[str, str]) -> StoreLocation:
-    if text.startswith(_S3):
-        bucket, _, prefix = text.removeprefix(_S3).partition("/")
-        if not bucket:
-            raise UsageError("--archive has no bucket", hint="s3://bucket/prefix", found=text)
-        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
-        return S3Location(
-            bucket=bucket,
-            prefix=prefix.strip("/"),
-            region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION", ""),
-            endpoint=endpoint,
-            path_style=bool(endpoint),
-        )
+    if text.startswith(SCHEME):
+        return bucket_location("--archive", text, environ)
     if not Path(text).is_dir():
         raise UsageError("--archive is not a directory", found=text)
     return FolderLocation(str(Path(text).absolute()))

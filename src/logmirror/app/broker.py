@@ -9,21 +9,18 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from logmirror.app.bucket_location import bucket_location
 from logmirror.broker.server import serve
 from logmirror.clock import new_writer_id
 from logmirror.errors import UsageError
-from logmirror.locations import S3Location
 from logmirror.stores.opening import begin_writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logmirror.broker.options import BrokerOptions
-
-_SCHEME: Final = "s3://"
-_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 def serve_bucket(
@@ -44,23 +41,10 @@ def serve_bucket(
         CorruptionError: Objects of the bucket are damaged or missing.
     """
     with contextlib.ExitStack() as held:
-        store = begin_writing(location_of(options.bucket), new_writer_id(), held)
+        location = bucket_location("--log-dir", options.bucket, os.environ)
+        store = begin_writing(location, new_writer_id(), held)
         folder = held.enter_context(_working_folder(work_dir))
         serve(replace(options, log_dir=folder), on_ready=on_ready, store=store)
-
-
-def location_of(text: str) -> S3Location:
-    """Return the location that `s3://bucket/prefix` means; the rest is as in the AWS tools.
-
-    Raises:
-        UsageError: It has no bucket, or a prefix that is none.
-    """
-    bucket, _, prefix = text.removeprefix(_SCHEME).partition("/")
-    prefix = prefix.rstrip("/")
-    if not bucket or (prefix and not all(prefix.split("/"))):
-        raise UsageError("--log-dir must be s3://BUCKET/PREFIX", found=text)
-    has_endpoint = any(os.environ.get(name) for name in _ENDPOINTS)
-    return S3Location(bucket=bucket, prefix=prefix, path_style=has_endpoint)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("logmirror.mirror")
 
 LANES_MAX: Final = 32
-"""Limit for the lanes of a process: each needs a thread and a slot. Further pairs share lanes."""
+"""Limit for the lanes of a process that end, and for those that do not: each needs a thread and a
+slot. Further pairs share lanes of their kind."""
 
 FLUSH_MS: Final = 10_000
 """After a stop, no slice starts later than this. A slice that runs then may finish."""
@@ -85,9 +86,12 @@ def lanes_of(
             parts[key].append((name, spec))
         for key, destinations in parts.items():
             found[key].append(replace(mirror, destinations=tuple(destinations)))
-    kept = dict(list(found.items())[:LANES_MAX])
-    for number, further in enumerate(list(found.values())[LANES_MAX:]):
-        list(kept.values())[number % LANES_MAX].extend(further)
+    kept: dict[LaneKey, list[MirrorSpec]] = {}
+    for ends in (False, True):
+        of_kind = [(key, group) for key, group in found.items() if key.ends == ends]
+        kept |= dict(of_kind[:LANES_MAX])
+        for number, (_, further) in enumerate(of_kind[LANES_MAX:]):
+            of_kind[number % LANES_MAX][1].extend(further)
     return kept
 
 

@@ -74,7 +74,8 @@ class Nowhere:
         del statements
 
     def snapshot(self, whole: object, size_bytes: int) -> Callable[[], None]:
-        raise NotImplementedError
+        del whole, size_bytes
+        return lambda: None
 
 
 class Stores:

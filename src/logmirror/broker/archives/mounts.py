@@ -1,7 +1,8 @@
 """Mounts archives: finds their topics, and follows the objects that a mirror adds.
 
-Opening an archive lists names and reads no object. One thread of each archive lists it again every
-`poll_ms`: the names after the last known one, and now and then the folders. A failure of the store
+Opening an archive lists names and reads no object. Each archive is listed again every second, and
+in a bucket, where each listing of a partition is paid for, every 10 s: the names after the last
+known one, and now and then the folders. A failure of the store
 is logged once and retried with growing pauses; what is known is served meanwhile as far as it was
 read, and everything else is KAFKA_STORAGE_ERROR, never OFFSET_OUT_OF_RANGE.
 """
@@ -39,6 +40,8 @@ _THREADS: Final = 4
 _FOLDERS_EVERY: Final = 5
 """Polls between two listings of all folders."""
 
+_POLL_S: Final = 1.0
+_BUCKET_POLL_S: Final = 10.0
 _PAUSE_MAX_S: Final = 30.0
 
 
@@ -76,10 +79,9 @@ class Mounts:
         disk: The system calls.
         cache: The broker's cache of segments.
         copies: The local copies.
-        poll_ms: Interval of the listings.
     """
 
-    def __init__(  # noqa: PLR0913  # the broker's parts
+    def __init__(  # the broker's parts
         self,
         archives: tuple[Archive, ...],
         topics: Topics,
@@ -87,13 +89,11 @@ class Mounts:
         cache: SegmentCache,
         *,
         copies: LocalCopies,
-        poll_ms: int = 1000,
     ) -> None:
         self._topics = topics
         self._disk = disk
         self._cache = cache
         self.copies = copies
-        self._poll_s = poll_ms / 1000
         self._all = [
             _Mounted(archive, ThreadPoolExecutor(_THREADS, "logmirror-archive"))
             for archive in archives
@@ -124,7 +124,8 @@ class Mounts:
             mounted.executor.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self, mounted: _Mounted) -> None:
-        pause_s, polls = self._poll_s, 0
+        poll_s = _BUCKET_POLL_S if mounted.archive.local is None else _POLL_S
+        pause_s, polls = poll_s, 0
         while True:
             await asyncio.sleep(pause_s)
             polls += 1
@@ -133,14 +134,14 @@ class Mounts:
                 if polls % _FOLDERS_EVERY == 0 or not mounted.topics:
                     await self._list_folders(mounted, is_start=False)
             except LogmirrorError as error:
-                if pause_s == self._poll_s:
+                if pause_s == poll_s:
                     _LOG.warning("%s: cannot be listed: %s", mounted.archive.root, error)
                 pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
             except Exception:  # noqa: BLE001  # a defect must not stop it for good
                 _LOG.exception("%s: cannot be listed", mounted.archive.root)
                 pause_s = _PAUSE_MAX_S
             else:
-                pause_s = self._poll_s
+                pause_s = poll_s
 
     async def _list_folders(self, mounted: _Mounted, *, is_start: bool) -> None:
         loop = asyncio.get_running_loop()

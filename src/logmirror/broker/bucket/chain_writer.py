@@ -85,7 +85,7 @@ class ChainWriter:
             if not self._is_ours(name, data):
                 raise FencedError(
                     "another broker took over this log dir",
-                    hint="this one has stopped, and acknowledged nothing since; clients that wait "
+                    hint="this one has stopped, and has written nothing since; clients that wait "
                     "for it must be sent to the other one",
                     name=name,
                     epoch=self.epoch,
