@@ -245,6 +245,7 @@ def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the
             cache=cache,
             commits=commits,
             executor=executor,
+            changers=executor,
             checkers=executor,
             port=1,
             **stack.enter_context(coordinators(tmp_path, store, topics, commits, executor)),

@@ -74,6 +74,7 @@ def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]])
                         cache=cache,
                         commits=commits,
                         executor=executor,
+                        changers=executor,
                         checkers=executor,
                         port=1,
                         **others,

@@ -197,6 +197,7 @@ async def running(root: Path, configs: Mapping[str, str] = {}) -> AsyncIterator[
                 cache=cache,
                 commits=commits,
                 executor=executor,
+                changers=executor,
                 checkers=executor,
                 port=1,
                 **others,

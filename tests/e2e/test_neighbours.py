@@ -98,14 +98,14 @@ class Plant:
         found = [object_names(folder / str(number)) for number in range(PARTITIONS)]
         return [int(names[-1].split(".")[0].split("-")[1]) + 1 if names else 0 for names in found]
 
-    def wait_for(self, *flows):
+    def wait_for(self, *flows, timeout_s=60):
         """Wait until destinations hold all that was produced."""
         for flow in flows:
             expected = [self.produced[flow.partition(" to ")[0]]] * PARTITIONS
             wait_until(
                 lambda flow=flow, expected=expected: self.ends(flow) == expected,
                 what=lambda flow=flow, expected=expected: f"{expected} in {flow}",
-                timeout_s=60,
+                timeout_s=timeout_s,
             )
 
 
@@ -152,7 +152,7 @@ def test_what_halts_drips_or_refuses_holds_up_no_other_flow(tmp_path):
         run = stack.enter_context(Run(plant.config, folder=tmp_path))
         for source in plant.produced:
             plant.produce(source)
-        plant.wait_for(*FLOWS)
+        plant.wait_for(*FLOWS, timeout_s=180)  # Spark and five processes start beside other tests
 
         for disturb, held_up in disturbances(plant).values():
             with disturb():

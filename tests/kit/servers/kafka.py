@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from kit.servers.apache import ApacheTools
@@ -262,6 +262,7 @@ class ApacheKafka:
         while time.monotonic() < deadline and self._running().alive:
             if _lists_itself(self._ports["PLAINTEXT"]):
                 self._was_ready = True
+                _wait_for_coordinator(self.bootstrap, deadline)
                 return True
             time.sleep(0.1)
         return False
@@ -309,6 +310,23 @@ def delete_topic(bootstrap: str, name: str) -> None:
             message = f"topic {name} is still listed 30 s after it was deleted"
             raise TimeoutError(message)
         time.sleep(0.05)
+
+
+def _wait_for_coordinator(bootstrap: str, deadline: float) -> None:
+    """Wait until the broker has loaded its groups: librdkafka retries no commit before that."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "log_level": 0})
+    try:
+        while True:
+            try:
+                consumer.committed([TopicPartition("none", 0)], timeout=5)
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+    finally:
+        consumer.close()
 
 
 def _latest_offsets(admin: AdminClient, topic: str, partitions: int) -> None:
