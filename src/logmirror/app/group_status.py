@@ -127,7 +127,7 @@ def _replicas(spec: LinkSpec, offsets: _Offsets) -> Iterator[tuple[Replica, Grou
         for one in spec.replicas:
             is_mirrored = one.partitions is None or partition.partition in one.partitions
             if one.topic == partition.topic and is_mirrored:
-                yield Replica(one.mirror, partition, one.written), committed
+                yield Replica.of(one.mirror, partition, one.written), committed
 
 
 def _syncs(spec: LinkSpec, source: ClusterClient) -> Mapping[TopicPartition, SyncIndex]:

@@ -131,7 +131,7 @@ class _Planning:
             for name, one in written.items():
                 numbers = self._partitions(spec)
                 self._links[spec.source, name, one.cluster] += [
-                    Replica(spec.name, TopicPartition(spec.topic, number), one)
+                    Replica.of(spec.name, TopicPartition(spec.topic, number), one)
                     for number in numbers
                 ]
 

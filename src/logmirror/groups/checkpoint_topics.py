@@ -21,6 +21,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from logmirror import failpoints
 from logmirror.cluster.client import EARLIEST, LATEST
@@ -38,6 +40,7 @@ from logmirror.model import TimestampType, TopicPartition
 from logmirror.source.compare import chunks
 from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.wire.checksum import crc32c
+from logmirror.wire.columns import fixed_column
 from logmirror.wire.mirrormaker import (
     Heartbeat,
     decode_checkpoint,
@@ -50,8 +53,6 @@ from logmirror.wire.replication_policy import HEARTBEATS, ReplicationPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -381,14 +382,15 @@ def last_of_each_key(records: pa.Table) -> Iterator[Read]:
     Args:
         records: Columns `key`, `value`, `headers` and `is_aborted`.
     """
+    records = records.filter(pc.is_valid(records["key"])).combine_chunks()
     if not records.num_rows:
         return
     keys = records["key"].combine_chunks().dictionary_encode()
-    numbers = keys.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    rows = np.full(len(keys.dictionary) + 1, -1)
+    numbers = np.frombuffer(keys.indices.buffers()[1], np.int32, count=len(keys))
+    rows = np.empty(len(keys.dictionary), np.int64)
     rows[numbers] = np.arange(len(numbers))  # the last one of a key counts
-    places = np.sort(rows[:-1][rows[:-1] >= 0])
-    last = records.take(places)
+    places = np.sort(rows)
+    last = records.take(fixed_column(pa.int64(), places))
     for place, row in zip(places, _rows(last), strict=True):
         key = row[0]
         try:

@@ -255,7 +255,7 @@ class Link:
 
     def _mirrored(self, read: ReadOffsets) -> list[tuple[Replica, GroupOffset]]:
         return [
-            (Replica(spec.mirror, partition, spec.written), committed)
+            (Replica.of(spec.mirror, partition, spec.written), committed)
             for partition, committed in read.offsets.items()
             for spec in self._by_topic.get(partition.topic, ())
             if spec.partitions is None or partition.partition in spec.partitions

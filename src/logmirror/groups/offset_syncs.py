@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmirror.errors import CorruptionError
+from logmirror.wire.columns import boolean_column
 from logmirror.wire.mirrormaker import SYNC_BYTES, decode_sync_key
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class SyncIndex:
 
     def at_or_before(self, offset: int) -> Sync | None:
         """Return the last pair at or before a source offset; None if all are later."""
-        place = int(np.searchsorted(self._upstream, offset, side="right")) - 1
+        place = int(self._upstream.searchsorted(offset, "right")) - 1
         if place < 0:
             return None
         return Sync(int(self._upstream[place]), int(self._downstream[place]))
@@ -88,17 +89,15 @@ class OffsetSyncs:
 
     def add(self, records: pa.Table) -> None:
         """Add records in the order of the topic; columns `key` and `value`, of bytes."""
-        is_sync = pc.and_(
-            pc.is_valid(records["key"]),
-            pc.fill_null(pc.greater_equal(pc.binary_length(records["value"]), SYNC_BYTES), False),
-        )
-        syncs = records.filter(is_sync).combine_chunks()
+        keyed = records.filter(pc.is_valid(records["key"])).combine_chunks()
+        is_long = _lengths(keyed["value"].combine_chunks()) >= SYNC_BYTES
+        syncs = keyed.filter(boolean_column(is_long)).combine_chunks()
         self.skipped += records.num_rows - syncs.num_rows
         if not syncs.num_rows:
             return
         pairs = _pairs(syncs["value"].combine_chunks())
         keys = syncs["key"].combine_chunks().dictionary_encode()
-        numbers = keys.indices.to_numpy()
+        numbers = np.frombuffer(keys.indices.buffers()[1], np.int32, count=len(keys))
         order = np.argsort(numbers, kind="stable")
         bounds = np.searchsorted(numbers[order], np.arange(len(keys.dictionary) + 1))
         for number, key in enumerate(keys.dictionary.to_pylist()):
@@ -125,6 +124,12 @@ class OffsetSyncs:
             self._indexes[partition] = SyncIndex(np.concatenate([*before, *parts]))
         self._parts.clear()
         return self._indexes
+
+
+def _lengths(values: pa.Array) -> NDArray[np.int32]:
+    """Return the size of each value; of null 0, as decoded columns have it."""
+    edges = np.frombuffer(values.buffers()[1], np.int32)
+    return np.diff(edges[values.offset : values.offset + len(values) + 1])
 
 
 def _pairs(values: pa.Array) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from logmirror.cluster.client import EARLIEST
 from logmirror.cluster.retry import NotFoundError
@@ -30,11 +30,13 @@ class Replica(NamedTuple):
     mirror: str
     source: TopicPartition
     written: KafkaSpec
+    target: TopicPartition
+    """The partition at the destination."""
 
-    @property
-    def target(self) -> TopicPartition:
-        """The partition at the destination."""
-        return TopicPartition(self.written.topic, self.source.partition)
+    @classmethod
+    def of(cls, mirror: str, source: TopicPartition, written: KafkaSpec) -> Self:
+        """Return the replica of a partition."""
+        return cls(mirror, source, written, TopicPartition(written.topic, source.partition))
 
 
 def translation(

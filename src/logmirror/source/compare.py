@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logmirror.wire.columns import NO_ROWS
+from logmirror.wire.columns import NO_ROWS, boolean_column
 from logmirror.wire.scan import KIND_ABORTED, KIND_DATA
 
 if TYPE_CHECKING:
@@ -68,13 +68,17 @@ def chunks(  # noqa: PLR0913  # the range, and what of it is shown
         tables = [_EMPTY]
         for rows in decoder.decode(polled.fetched.buffer, batches, first=offset, end=end):
             batch = rows.to_arrow("", 0)
-            tables.append(pa.Table.from_batches([batch]).take(pa.array(range(batch.num_rows))))
+            tables.append(pa.Table.from_batches([_copied(batch)]))
         table = pa.concat_tables(tables).combine_chunks()
         if with_aborted:
             places = np.searchsorted(batches.last_offsets, table["offset"].to_numpy())
-            table = table.append_column("is_aborted", pa.array(is_aborted[places]))
+            table = table.append_column("is_aborted", boolean_column(is_aborted[places]))
         offset = min(int(batches.last_offsets[batches.count - 1]) + 1, end)
         yield table, offset
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 def rows(

@@ -41,6 +41,8 @@ __all__ = [
     "TIMESTAMP_TYPE",
     "Columns",
     "ContentDigest",
+    "boolean_column",
+    "fixed_column",
     "header_key_error",
     "payload_bytes",
 ]
@@ -192,9 +194,9 @@ class Columns:
                 self._binary("value", start, stop),
                 topics,
                 partitions,
-                _fixed(pa.int64(), self._all_offsets[start:stop]),
-                _fixed(TIMESTAMP_TYPE, self._all_timestamps[start:stop]),
-                _fixed(pa.int32(), self._all_types[start:stop]),
+                fixed_column(pa.int64(), self._all_offsets[start:stop]),
+                fixed_column(TIMESTAMP_TYPE, self._all_timestamps[start:stop]),
+                fixed_column(pa.int32(), self._all_types[start:stop]),
                 self._headers(topic, partition, start, stop),
             ],
             schema=SCHEMA,
@@ -207,7 +209,7 @@ class Columns:
             edges = np.array([0, len(name)], np.int32)
             buffers = [None, pa.py_buffer(edges), pa.py_buffer(name)]
             topics = pa.repeat(pa.Array.from_buffers(pa.string(), 1, buffers)[0], n)
-            partitions = _fixed(pa.int32(), np.full(n, partition, np.int32))
+            partitions = fixed_column(pa.int32(), np.full(n, partition, np.int32))
             self._constants = (topic, partition, n, topics, partitions)
         return topics.slice(0, n), partitions.slice(0, n)
 
@@ -293,8 +295,15 @@ def _bitmap(valid: Bytes) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _fixed(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+def fixed_column(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    """Return numbers as an Arrow array that shares their memory; `pa.array` would load pandas."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def boolean_column(values: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return truth values as an Arrow array; `pa.array` would load pandas."""
+    bits = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
 
 
 _STREAMS: Final = 12

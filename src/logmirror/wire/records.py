@@ -270,8 +270,13 @@ def _wrap(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
+_SHORT_VARINTS: Final = tuple(bytes([pattern]) for pattern in range(128))
+
+
 def _varint(value: int) -> bytes:
     pattern = (value << 1) ^ (value >> 63)
+    if pattern < len(_SHORT_VARINTS):
+        return _SHORT_VARINTS[pattern]
     out = bytearray()
     while pattern > 0x7F:  # noqa: PLR2004  # the continuation bit
         out.append((pattern & 0x7F) | 0x80)
