@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.judges.copies import copy
+from kit.judges.clients import odd_messages, produce
+from kit.judges.copies import copy, end_of
+from kit.judges.truth import object_names
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.inline_run import InlineRun, config_text, run_now
 from kit.runs.replica_groups import PARTITIONS, World, commit, committed, rest, world_of
@@ -30,9 +32,10 @@ from logmirror.archive.group_offsets import CommittedOffset, GroupEntry, Header,
 from logmirror.archive.group_snapshots import Snapshots
 from logmirror.failpoints import SNAPSHOT_POINTS, VARIABLE
 from logmirror.stores.filesystem import FilesystemStore
+from logmirror.testing import check_tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FLUSH = {"max-time-ms": 60_000, "max-bytes": 1 << 20, "max-offsets": 100}
 INTERVAL_MS = 200
@@ -277,6 +280,37 @@ def test_a_kill_at_any_moment_leaves_whole_snapshots(world, tmp_path, point):
     [last] = snapshots(world)
     assert content(last) == {group: [[0, 50], [1, 50]]}
     assert logmirror("verify", "-c", world.config).returncode == 0
+
+
+def test_groups_that_wait_for_a_halted_target_hold_up_neither_records_nor_snapshots(
+    target, topic_name, tmp_path
+):
+    with EmbeddedBroker(tmp_path / "source") as source:
+        made = world_of(tmp_path, topic_name, "preserve", source.bootstrap, target.bootstrap)
+        archive = {"type": "filesystem", "root": str(tmp_path / "archive")}
+        world = with_archive(made, archive, **{"sync-group-offsets": True, "interval-ms": 100})
+        world.mirror["flush"] = FLUSH | {"max-time-ms": 100}
+        world.config.write_text(config_text(world.mirror))
+        group, folder = f"{topic_name}-billing", tmp_path / "archive/files/0"
+        commit(world, world.source, group, 10, 10)
+        with InlineRun(world.config, folder=tmp_path) as run:
+
+            def wait_for(is_true: Callable[[], bool]) -> None:
+                wait_until(lambda: run.alive and is_true(), what=lambda: run.text, timeout_s=60)
+
+            wait_for(lambda: committed(world, world.destination, group) == [10, 10])
+            target.pause()
+            try:
+                commit(world, world.source, group, 20, 20)
+                wait_for(lambda: content(snapshots(world)[-1]) == {group: [[0, 20], [1, 20]]})
+                for seed in range(2):
+                    produce(source.bootstrap, topic_name, odd_messages(50, seed=seed))
+                    end = end_of(source.bootstrap, topic_name, 0)
+                    wait_for(lambda end=end: check_tiles(object_names(folder), 0, end) == [])
+                assert "groups not translated" not in run.text  # they wait
+            finally:
+                target.resume()
+            wait_for(lambda: committed(world, world.destination, group) == [20, 20])
 
 
 def test_an_archive_alone_has_snapshots_while_its_mirror_runs_and_a_stop_ends_it(world, tmp_path):

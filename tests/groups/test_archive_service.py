@@ -8,7 +8,7 @@ import pytest
 from kit.runs.commands import wait_until
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError, UsageError
-from logmirror.groups import archive_service
+from logmirror.groups import rounds
 from logmirror.groups.archive_link import ArchiveRound
 from logmirror.groups.archive_service import ArchiveService
 from logmirror.groups.archive_spec import ArchiveLinkSpec
@@ -53,7 +53,7 @@ def done():
 
 
 def test_an_archive_that_does_not_respond_delays_no_other_and_not_the_end(monkeypatch):
-    monkeypatch.setattr(archive_service, "JOIN_MS", 50)
+    monkeypatch.setattr(rounds, "JOIN_MS", 50)
     release = threading.Event()
     archives = Archives(stalled=lambda: release.wait(60) and done(), files=done)
     try:
@@ -71,7 +71,7 @@ def test_an_archive_that_does_not_respond_delays_no_other_and_not_the_end(monkey
 
 
 def test_a_failure_is_logged_counted_and_tried_again(monkeypatch, caplog):
-    monkeypatch.setattr(archive_service, "backoff_ms", lambda failures: failures)
+    monkeypatch.setattr(rounds, "backoff_ms", lambda failures: failures)
     failures = [UnavailableError("no response"), UnavailableError("no response")]
 
     def round_():

@@ -12,7 +12,8 @@ from kit.fakes.scripted import SteppingClock
 from kit.runs.commands import wait_until
 from logmirror.cluster.properties import connection_settings
 from logmirror.groups.link_spec import LinkSpec
-from logmirror.groups.service import JOIN_MS, GroupService
+from logmirror.groups.rounds import JOIN_MS
+from logmirror.groups.service import GroupService
 from logmirror.monitoring.metrics import Recorder
 
 
