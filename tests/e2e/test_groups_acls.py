@@ -311,3 +311,46 @@ def test_the_printed_permissions_suffice_for_a_take_over(world):
 
     rows = list(rows_by_librdkafka(world.broker.bootstrap, there))
     assert [row[1:] for row in rows] == [row[1:] for row in here]
+
+
+class Archived(Groups):
+    """An archive alone, with the offsets of a group beside it."""
+
+    def with_groups(self, root):
+        """Copy the records; return the mirror."""
+        self.fill()
+        self.commit(7)
+        mirror = self.to_files(root)
+        mirror["groups"] = {"source-alias": self.name, "include": [f"g-{self.name}"]}
+        self.grant(acls.printed(mirror))
+        acls.copied(mirror)
+        return mirror
+
+    def archived(self, root):
+        """The offsets of the newest snapshot; none if there is no snapshot."""
+        found = sorted(one for one in (root / ".logmirror/groups").rglob("*") if one.is_file())
+        return json.loads(found[-1].read_bytes())["groups"] if found else []
+
+
+def test_the_printed_permissions_suffice_for_the_groups_of_an_archive(broker, tmp_path):
+    world, root = Archived(broker), tmp_path / "archive"
+    mirror = world.with_groups(root)
+    assert ("group", "*", "literal", "Describe") in acls.printed(mirror)
+    assert not acls.printed(mirror, optional=True)
+
+    done = world.once(mirror, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    [group] = world.archived(root)
+    assert (group["group"], group["offsets"]) == (f"g-{world.name}", [[0, 7]])
+
+
+def test_without_describe_on_groups_a_snapshot_has_none_and_says_so(broker, tmp_path):
+    world, root = Archived(broker), tmp_path / "archive"
+    mirror = world.with_groups(root)
+    world.grant([acl for acl in acls.printed(mirror) if acl[0] != "group"])
+
+    done = world.once(mirror, tmp_path)
+
+    assert "a group is only visible with Describe on it" in done.stderr
+    assert world.archived(root) == []
