@@ -240,14 +240,7 @@ def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the
         await commits.drain()
         broker = Broker(
             options=options,
-            store=store,
-            topics=topics,
             cache=cache,
-            commits=commits,
-            executor=executor,
-            changers=executor,
-            checkers=executor,
-            port=1,
             **stack.enter_context(coordinators(tmp_path, store, topics, commits, executor)),
         )
         caller, offsets = Caller("127.0.0.1"), dict.fromkeys(range(count), 0)

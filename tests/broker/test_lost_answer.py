@@ -67,18 +67,7 @@ def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]])
                 topics = Topics(options, store, executor, disk, cache, commits)
                 await topics.create(TOPIC, 1, {})
                 with coordinators(root, store, topics, commits, executor) as others:
-                    broker = Broker(
-                        options=options,
-                        store=store,
-                        topics=topics,
-                        cache=cache,
-                        commits=commits,
-                        executor=executor,
-                        changers=executor,
-                        checkers=executor,
-                        port=1,
-                        **others,
-                    )
+                    broker = Broker(options=options, cache=cache, **others)
                     try:
                         await act(broker, disk)
                     finally:

@@ -190,18 +190,7 @@ async def running(root: Path, configs: Mapping[str, str] = {}) -> AsyncIterator[
         with coordinators(root, store, topics, commits, executor) as others:
             offsets = Offsets(others["state"])
             others["transactions"].groups = offsets
-            broker = Broker(
-                options=options,
-                store=store,
-                topics=topics,
-                cache=cache,
-                commits=commits,
-                executor=executor,
-                changers=executor,
-                checkers=executor,
-                port=1,
-                **others,
-            )
+            broker = Broker(options=options, cache=cache, **others)
             yield Parts(broker, offsets)
             await others["transactions"].stop()
             await commits.drain()

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 
 
 class Coordinators(TypedDict):
-    """Arguments of `Broker`."""
+    """All arguments of `Broker` but its options and its cache."""
 
+    store: MetadataStore
+    topics: Topics
+    commits: GroupCommit
+    executor: Executor
+    changers: Executor
+    checkers: Executor
+    port: int
     state: StateStore
     groups: GroupService
     transactions: TransactionService
@@ -54,6 +61,11 @@ def coordinators(
         groups = GroupService(GroupSettings(), state, SYSTEM_CLOCK, find_topic)
         transactions.groups = TransactionOffsets(groups, topics)
         found: Coordinators = {
+            "store": store,
+            "topics": topics,
+            "commits": commits,
+            **dict.fromkeys(("executor", "changers", "checkers"), executor),
+            "port": 1,
             "state": state,
             "groups": groups,
             "transactions": transactions,
