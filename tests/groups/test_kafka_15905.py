@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 import pytest
 
 from kit.judges.clients import Message, produce
-from kit.judges.mirror_translation import CheckpointStart, MirrorTranslation, Records, sync_records
+from kit.judges.mirror_translation import (
+    CheckpointStart,
+    MirrorTranslation,
+    Records,
+    sync_records,
+    table,
+)
 from kit.servers.apache import RELEASES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
@@ -55,18 +60,6 @@ def syncs(offsets: list[int]) -> Records:
 
 def checkpoint(upstream: int, downstream: int, group: str = "g") -> tuple[bytes, bytes]:
     return encode_checkpoint(Checkpoint(group, "orders", 0, upstream, downstream, ""))
-
-
-def table(records: Records) -> pa.Table:
-    keys, values = [key for key, _ in records], [value for _, value in records]
-    return pa.table(
-        {
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": [[] for _ in records],
-            "is_aborted": [False for _ in records],
-        }
-    )
 
 
 class Ours:

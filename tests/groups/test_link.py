@@ -15,9 +15,7 @@ import pytest
 
 from kit.fakes.scripted import SteppingClock
 from kit.runs.commands import wait_until
-from kit.runs.group_links import SYNCS, commit_offsets, committed_offset, link_world, linked
-from kit.servers.embedded import EmbeddedBroker
-from kit.servers.kafka import create_topic
+from kit.runs.group_links import commit_offsets, committed_offset, link_world, linked
 from kit.servers.machine import free_ports
 from logmirror.app.components import Clients
 from logmirror.clock import SYSTEM_CLOCK
@@ -28,21 +26,6 @@ from logmirror.groups.service import GroupService
 from logmirror.groups.translation import CAUSES
 from logmirror.monitoring import metrics
 from logmirror.monitoring.metrics import Recorder
-
-
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory):
-    with (
-        EmbeddedBroker(tmp_path_factory.mktemp("source")) as source,
-        EmbeddedBroker(tmp_path_factory.mktemp("target")) as target,
-    ):
-        create_topic(source.bootstrap, SYNCS, 1, {})
-        yield source, target
-
-
-@pytest.fixture
-def servers(brokers):
-    return brokers[0].bootstrap, brokers[1].bootstrap
 
 
 @pytest.fixture

@@ -10,10 +10,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 import pytest
 
-from kit.judges.mirror_translation import CheckpointStart, MirrorTranslation, Records, sync_records
+from kit.judges.mirror_translation import (
+    CheckpointStart,
+    MirrorTranslation,
+    sync_records,
+    table,
+)
 from kit.servers.apache import RELEASES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
@@ -43,18 +47,6 @@ Pairs = list[tuple[int, int]]
 def java(request) -> Iterator[MirrorTranslation]:
     with MirrorTranslation(request.param) as program:
         yield program
-
-
-def table(records: Records) -> pa.Table:
-    keys, values = [key for key, _ in records], [value for _, value in records]
-    return pa.table(
-        {
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": [[] for _ in records],
-            "is_aborted": [False for _ in records],
-        }
-    )
 
 
 class Both:

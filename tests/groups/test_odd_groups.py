@@ -42,21 +42,6 @@ from logmirror.wire import mirrormaker
 NONE = -1001
 
 
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory):
-    with (
-        EmbeddedBroker(tmp_path_factory.mktemp("source")) as source,
-        EmbeddedBroker(tmp_path_factory.mktemp("target")) as target,
-    ):
-        create_topic(source.bootstrap, SYNCS, 1, {})
-        yield source, target
-
-
-@pytest.fixture
-def servers(brokers):
-    return brokers[0].bootstrap, brokers[1].bootstrap
-
-
 @pytest.fixture
 def world(servers, topic_name):
     """Every offset has a sync."""

@@ -136,6 +136,8 @@ class Rounds(ABC, Generic[SpecT, LinkT]):
                 try:
                     if link is None:
                         link = opened.enter_context(self._open_link(spec))
+                        if self._stopping.is_set():
+                            return
                     self._round(spec, link)
                     failures = 0
                 except LogmirrorError as error:

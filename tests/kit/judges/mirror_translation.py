@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyarrow as pa
+
 from kit.judges.java_program import JavaProgram
 from kit.judges.mirrormaker import MirrorMakerTools
 from kit.servers.apache import VERSIONS
@@ -28,6 +30,19 @@ Records = list[tuple[bytes, bytes]]
 def sync_records(partition: TopicPartition, pairs: Iterable[tuple[int, int]]) -> Records:
     """Return offset syncs as records of their topic."""
     return [(encode_sync_key(partition), encode_sync(*pair)) for pair in pairs]
+
+
+def table(records: Records) -> pa.Table:
+    """Return records as columns, as readers of these topics get them."""
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": [[] for _ in records],
+            "is_aborted": [False for _ in records],
+        }
+    )
 
 
 class CheckpointStart(NamedTuple):
