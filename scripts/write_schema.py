@@ -41,6 +41,7 @@ SECTIONS: Final = (
     ("Limits", "`limits`"),
     ("Spark", "`spark`"),
     ("Broker", "`broker`"),
+    ("ArchiveBucket", "`broker.archive[]`"),
 )
 """Each mapping of the file and its heading, in the order of the page."""
 

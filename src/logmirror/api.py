@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.options import Archive, BrokerOptions
+    from logmirror.config.destinations import S3Destination
     from logmirror.config.settings import Settings
     from logmirror.reports import (
         CheckReport,
@@ -105,12 +106,15 @@ def _only(settings: Settings, names: Collection[str]) -> Settings:
 
 
 def open_archives(
-    texts: Iterable[str], environ: Mapping[str, str], *, utf8: bool | None = None
+    places: Iterable[str | S3Destination],
+    environ: Mapping[str, str],
+    *,
+    utf8: bool | None = None,
 ) -> tuple[Archive, ...]:
     """Return archives for the embedded broker to mount; see `app.archives`."""
     from logmirror.app.archives import open_archives as opened  # noqa: PLC0415  # see the module
 
-    return opened(texts, environ, utf8=utf8)
+    return opened(places, environ, utf8=utf8)
 
 
 def run(  # noqa: PLR0913  # one parameter for each thing a caller may set

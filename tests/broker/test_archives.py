@@ -9,9 +9,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import xxhash
 from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
@@ -29,6 +31,8 @@ from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.mounted import MountingBroker
 from kit.servers.s3 import S3Server
+from logmirror.archive.claims import Claim, claim_name
+from logmirror.model import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -304,6 +308,19 @@ def found_at(bootstrap, time_ms):
     return found[0].offset
 
 
+def claimed(archive, original, first, last, content):
+    """Write the claim that the writer of this object would have made."""
+    name = claim_name(TOPIC, 0, first)
+    claim = Claim.from_bytes((original / name).read_bytes(), name=name)
+    changed = replace(
+        claim,
+        covered=OffsetRange(first=first, last=last),
+        digest=f"xxh3:{xxhash.xxh3_128(content).hexdigest()}",
+    )
+    (archive / name).parent.mkdir(parents=True, exist_ok=True)
+    (archive / name).write_bytes(changed.to_bytes())
+
+
 def test_leader_epochs_and_a_gap_at_the_end_do_not_stop_a_consumer(world, tmp_path):
     source, folder = world
     partition = tmp_path / "archive" / TOPIC / "0"
@@ -314,6 +331,7 @@ def test_leader_epochs_and_a_gap_at_the_end_do_not_stop_a_consumer(world, tmp_pa
     first, last = (int(part) for part in newest.stem.split("-"))
     newest.unlink()
     (partition / f"{first:020d}-{last + 10:020d}.batches").write_bytes(content)
+    claimed(tmp_path / "archive", folder / "native", first, last + 10, bytes(content))
     with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
         assert rows(served, 0) == rows(source, 0)
         consumer = Consumer(

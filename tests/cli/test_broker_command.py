@@ -65,6 +65,55 @@ def test_options_override_the_file(served, tmp_path):
     assert found.topics == (("t", 1),)
 
 
+ARCHIVES = """
+broker:
+  log-dir: a
+  archive-cache-bytes: 5000000
+  archive:
+    - bucket: kept
+      prefix: kafka
+      endpoint: "https://minio.example:9000"
+      credentials: {access-key-id: reader, secret-access-key-env: READER_SECRET,
+                    access-key-id-env: READER_KEY}
+    - s3://other
+"""
+
+
+def test_a_bucket_of_archives_may_have_its_own_access(served, tmp_path, monkeypatch):
+    path = tmp_path / "broker.yaml"
+    path.write_text(ARCHIVES.replace("access-key-id: reader, ", ""))
+    monkeypatch.setenv("READER_KEY", "reader")
+    monkeypatch.delenv("READER_SECRET", raising=False)
+    with pytest.raises(ConfigError) as raised:
+        commands.run_plain(["broker", "-c", str(path)])
+    assert "READER_SECRET is not set" in str(raised.value.problems[0])
+    monkeypatch.setenv("READER_SECRET", "hidden")
+    section = logmirror.load(path).broker
+
+    own, other = section.archive
+    assert (own.bucket, own.prefix, own.path_style) == ("kept", "kafka", True)
+    assert own.endpoint == "https://minio.example:9000"
+    assert own.read == own.write
+    assert (own.read.access_key_id, own.read.secret_access_key) == ("reader", "hidden")
+    assert "hidden" not in repr(section)
+    assert other == "s3://other"
+    found = options_of(served, "-c", path)
+    assert [archive.root for archive in found.archives] == ["s3://kept/kafka", "s3://other"]
+    assert found.archive_cache_bytes == 5_000_000
+    assert options_of(served, "-c", path, "--archive-cache-bytes=7").archive_cache_bytes == 7
+
+
+def test_wrong_settings_of_an_archive_are_clear_errors(served, tmp_path):
+    path = tmp_path / "broker.yaml"
+    path.write_text(ARCHIVES.replace("endpoint:", "endpont:"))
+    with pytest.raises(ConfigError) as raised:
+        commands.run_plain(["broker", "-c", str(path)])
+    found = "\n".join(map(str, raised.value.problems))
+    assert "did you mean endpoint?" in found
+    assert "access-key-id is set too" in found
+    assert served == []
+
+
 SECURE = """
 broker:
   log-dir: a

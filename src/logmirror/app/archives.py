@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.app.bucket_location import SCHEME, bucket_location
+from logmirror.app.store_location import store_location
 from logmirror.broker.options import Archive
 from logmirror.errors import UsageError
 from logmirror.locations import FolderLocation
@@ -14,28 +15,34 @@ from logmirror.stores.opening import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from logmirror.config.destinations import S3Destination
     from logmirror.locations import StoreLocation
 
 _READER: Final = "broker"
 
 
 def open_archives(
-    texts: Iterable[str], environ: Mapping[str, str], *, utf8: bool | None = None
+    places: Iterable[str | S3Destination],
+    environ: Mapping[str, str],
+    *,
+    utf8: bool | None = None,
 ) -> tuple[Archive, ...]:
     """Return archives to mount.
 
     Args:
-        texts: Directories, and `s3://bucket/prefix`.
+        places: Directories, `s3://bucket/prefix`, and buckets with their own settings.
         environ: See `bucket_location`.
         utf8: See `Archive`.
 
     Raises:
         UsageError: A directory does not exist, or a bucket has no name.
     """
-    return tuple(_opened(_location(text, environ), utf8) for text in texts)
+    return tuple(_opened(_location(place, environ), utf8) for place in places)
 
 
-def _location(text: str, environ: Mapping[str, str]) -> StoreLocation:
+def _location(text: str | S3Destination, environ: Mapping[str, str]) -> StoreLocation:
+    if not isinstance(text, str):
+        return store_location(text)
     if text.startswith(SCHEME):
         return bucket_location("--archive", text, environ)
     if not Path(text).is_dir():

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from logmirror.app.store_location import store_location
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import FilesystemDestination, KafkaDestination
 from logmirror.errors import InternalError
 from logmirror.groups.archive_spec import ArchivedTopic, ArchiveLinkSpec
 from logmirror.groups.link_spec import LinkSpec, ReplicaSpec
-from logmirror.locations import FolderLocation, S3Identity, S3Location
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec
 from logmirror.mirror.takeover_spec import Takeover
 from logmirror.mirror.until import Until
-from logmirror.stores.mounts import mount_point
 
 if TYPE_CHECKING:
-    from logmirror.config.settings import MirrorSettings, S3Credentials, S3Destination, Settings
-    from logmirror.locations import StoreLocation
+    from logmirror.config.settings import MirrorSettings, S3Destination, Settings
     from logmirror.mirror.ports import DestinationSpec
     from logmirror.model import Limits
 
@@ -141,7 +139,7 @@ def _destination_spec(
     if mirror.flush is None:
         raise InternalError("a mirror into files without `flush`", mirror=mirror.name)
     return ArchiveSpec(
-        location=_location(destination),
+        location=store_location(destination),
         format=mirror.format,
         extension=_EXTENSIONS[mirror.format],
         compression=mirror.compression,
@@ -163,34 +161,3 @@ def _takeover(destination: KafkaDestination, mirror: MirrorSettings) -> Takeover
         return None
     source = connection_settings(mirror.source.bootstrap_servers, dict(mirror.source.properties))
     return Takeover(source=source, source_alias=mirror.groups.source_alias)
-
-
-def _location(destination: FilesystemDestination | S3Destination) -> StoreLocation:
-    if isinstance(destination, FilesystemDestination):
-        root = str(destination.root)
-        return FolderLocation(root, mount=mount_point(root))
-    return S3Location(
-        bucket=destination.bucket,
-        prefix=destination.prefix,
-        region=destination.region,
-        endpoint=destination.endpoint,
-        path_style=destination.path_style,
-        ca_file=destination.ca_file,
-        checksums=destination.checksums.replace("-", "_"),
-        sse=destination.sse,
-        kms_key_id=destination.kms_key_id,
-        require_atomic_create=destination.require_atomic_create,
-        write=_identity(destination.write),
-        read=_identity(destination.read),
-    )
-
-
-def _identity(credentials: S3Credentials) -> S3Identity:
-    return S3Identity(
-        access_key_id=credentials.access_key_id,
-        secret_access_key=credentials.secret_access_key,
-        session_token=credentials.session_token,
-        profile=credentials.profile,
-        role_arn=credentials.role_arn,
-        sts_endpoint=credentials.sts_endpoint,
-    )

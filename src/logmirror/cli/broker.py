@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from logmirror.broker.options import Archive, BrokerOptions, Listener
+    from logmirror.config.destinations import S3Destination
 
 _DEFAULTS: Final = {
     "work_dir": None,
     "commit_interval_ms": 100,
     "archive": (),
     "archive_encoding": None,
+    "archive_cache_bytes": 1024**3,
     "listen": "127.0.0.1:9092",
     "auto_create": True,
     "partitions": 1,
@@ -104,6 +106,14 @@ _ArchiveEncodingOption = Annotated[
     typer.Option(
         help="The `encoding` with which NDJSON was archived, which is not served without.",
         show_default=False,
+    ),
+]
+_ArchiveCacheOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Limit for the local copies of objects of archives.",
+        show_default="1073741824",
     ),
 ]
 _ListenOption = Annotated[
@@ -268,6 +278,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     commit_interval_ms: _CommitIntervalOption = None,
     archive: _ArchiveOption = None,
     archive_encoding: _ArchiveEncodingOption = None,
+    archive_cache_bytes: _ArchiveCacheOption = None,
     listen: _ListenOption = None,
     auto_create: _AutoCreateOption = None,
     partitions: _PartitionsOption = None,
@@ -350,6 +361,7 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         bucket=bucket,
         commit_interval_ms=value("commit_interval_ms"),
         archives=_archives(value("archive"), value("archive_encoding")),
+        archive_cache_bytes=value("archive_cache_bytes"),
         host=host,
         port=port,
         auto_create_topics=value("auto_create"),
@@ -389,7 +401,7 @@ def _bucket(value: Callable[[str], Any]) -> str:
     return found[0] if found else ""
 
 
-def _archives(texts: Iterable[str], encoding: str | None) -> tuple[Archive, ...]:
+def _archives(texts: Iterable[str | S3Destination], encoding: str | None) -> tuple[Archive, ...]:
     if not texts:
         return ()
     from logmirror.api import open_archives  # noqa: PLC0415  # only archives need it

@@ -1,15 +1,21 @@
 """The shape of the configuration file's section `broker`: the settings of `logmirror broker`.
 
 Each key has the name of the command's option, which overrides it. To add a setting: a field here
-and in `BrokerSettings`, an option in `cli/broker.py`, then `make schema`.
+and in `broker_settings`, an option in `cli/broker.py`, then `make schema`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 
 from logmirror.config.addresses import (
     parse_address,
@@ -19,6 +25,7 @@ from logmirror.config.addresses import (
     parse_topic,
 )
 from logmirror.config.base_model import Model
+from logmirror.config.destination_model import ArchiveBucketModel
 from logmirror.config.scalars import (
     Encoding,  # noqa: TC001  # pydantic evaluates the annotation
 )
@@ -64,6 +71,30 @@ _Mechanisms = Annotated[
 _File = Annotated[str, Field(min_length=1)] | None
 
 
+ARCHIVE_TAGS: Final = ("location", "bucket")
+"""What pydantic adds to the path of an archive: a text is a location."""
+
+
+def _archives_schema(schema: dict[str, Any]) -> None:
+    """Allow one archive in place of a list."""
+    listed = {key: schema.pop(key) for key in ("type", "items", "minItems")}
+    schema["anyOf"] = [*listed["items"].pop("oneOf"), listed]
+    listed["items"]["anyOf"] = schema["anyOf"][:2]
+
+
+_Archives = Annotated[
+    list[
+        Annotated[
+            Annotated[str, Field(min_length=1), Tag("location")]
+            | Annotated[ArchiveBucketModel, Tag("bucket")],
+            Discriminator(lambda one: "bucket" if isinstance(one, dict) else "location"),
+        ]
+    ],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1, json_schema_extra=_archives_schema),
+]
+
+
 class BrokerModel(Model):
     """The embedded broker. Each key is an option of `logmirror broker`, which overrides it."""
 
@@ -77,9 +108,14 @@ class BrokerModel(Model):
     commit_interval_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
     """Least time between two objects of acknowledged records in the bucket."""
 
-    archive: _Several = Field(default_factory=list)
-    """A directory or `s3://BUCKET/PREFIX`, or a list of them: archives of mirrors, served as
-    read-only topics. A bucket is accessed with the defaults of the AWS SDK."""
+    archive: _Archives = Field(default_factory=list)
+    """A directory, `s3://BUCKET/PREFIX` or a mapping, or a list of them: archives of mirrors,
+    served as read-only topics. A mapping has the settings of a bucket, as a mirror's destination:
+    `bucket`, `prefix`, `region`, `endpoint`, `path-style`, `ca-file` and `credentials`. Without,
+    a bucket is accessed with the defaults of the AWS SDK."""
+
+    archive_cache_bytes: Annotated[int, Field(ge=1)] = 1024**3
+    """Limit for the local copies of objects of archives, in bytes."""
 
     archive_encoding: Encoding | None = None
     """The `encoding` with which NDJSON was archived. NDJSON does not show it, and is not served
@@ -153,43 +189,3 @@ class BrokerModel(Model):
     max_session_ms: Annotated[int, Field(ge=0)] = 0
     """How long a login by SASL lasts, in ms. A connection whose client does not repeat it is closed
     at its next request. 0: logins have no end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings:
-    """The settings of the embedded broker; see `BrokerModel`."""
-
-    log_dir: tuple[str, ...]
-    work_dir: str | None
-    commit_interval_ms: int
-    archive: tuple[str, ...]
-    archive_encoding: str | None
-    listen: str
-    auto_create: bool
-    partitions: int
-    flush_on_ack: bool
-    topic: tuple[str, ...]
-    override: tuple[str, ...]
-    monitoring_port: int
-    monitoring_host: str
-    listener: tuple[str, ...]
-    advertise: tuple[str, ...]
-    allow_anonymous: bool
-    tls_certificate: str | None
-    tls_key: str | None
-    tls_client_ca: str | None
-    tls_client_auth: str
-    sasl_mechanism: tuple[str, ...]
-    super_user: tuple[str, ...]
-    max_connections: int
-    max_connections_per_address: int
-    max_session_ms: int
-
-
-def broker_settings(model: BrokerModel) -> BrokerSettings:
-    """Return the settings of a valid section."""
-    values: dict[str, Any] = {}
-    for field in fields(BrokerSettings):
-        value = getattr(model, field.name)
-        values[field.name] = tuple(value) if isinstance(value, list) else value
-    return BrokerSettings(**values)

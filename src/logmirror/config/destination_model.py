@@ -126,6 +126,32 @@ class CredentialsModel(IdentityModel):
     """Identity for listing and reading objects, instead of the keys at this level."""
 
 
+class ArchiveBucketModel(Model):
+    """An archive in a bucket of any S3-compatible store, with its own access."""
+
+    bucket: Bucket
+    """Name of the bucket."""
+
+    prefix: Prefix | None = None
+    """`prefix` of the mirror's destination, without leading and trailing slashes."""
+
+    region: str | None = None
+    """Region of the bucket; by default from the standard AWS sources."""
+
+    endpoint: Endpoint | None = None
+    """URL of a store other than Amazon S3, such as `https://minio.example:9000`."""
+
+    path_style: bool | None = None
+    """Whether the bucket's name is in the path instead of the host name. By default true if
+    `endpoint` is set."""
+
+    ca_file: str | None = None
+    """PEM file with the CA certificate that signed the store's certificate."""
+
+    credentials: IdentityModel = Field(default_factory=IdentityModel)
+    """Credentials for listing and reading objects."""
+
+
 class _BucketModel(_ArchiveModel):
     """Settings of a bucket, in both shapes."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from logmirror.config.destination_model import (
+    ArchiveBucketModel,
     FilesystemModel,
     IdentityModel,
     KafkaModel,
@@ -219,6 +220,22 @@ def _s3(bucket: S3Model | SharedS3Model, name: str) -> S3Destination:
         affects_readiness=bucket.affects_readiness,
         write=_credentials(credentials.write or credentials),
         read=_credentials(credentials.read or credentials),
+    )
+
+
+def archive_bucket(bucket: ArchiveBucketModel) -> S3Destination:
+    """Return the bucket of an archive that is only read."""
+    credentials = _credentials(bucket.credentials)
+    return S3Destination(
+        name="",
+        bucket=bucket.bucket,
+        prefix=bucket.prefix or "",
+        region=bucket.region or "",
+        endpoint=bucket.endpoint or "",
+        path_style=bool(bucket.endpoint) if bucket.path_style is None else bucket.path_style,
+        ca_file=bucket.ca_file or "",
+        write=credentials,
+        read=credentials,
     )
 
 

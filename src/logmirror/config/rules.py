@@ -68,6 +68,10 @@ def check(
     for path, part in _mappings(source.root):
         _refuse_unsupported(source, path, part)
         s3_rules.check_destination(source, path, part, environ, needs_variables=needs_variables)
+    for path, archive in values.items(
+        values.mapping(source.root, "broker") or {}, "archive", "broker"
+    ):
+        s3_rules.check_archive(source, path, archive, environ)
     model = None
     try:
         model = ConfigModel.model_validate(source.root)

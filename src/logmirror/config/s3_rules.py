@@ -40,6 +40,15 @@ def check_destination(
         _resolve_variables(source, where, identity, environ, is_needed=needs_variables)
 
 
+def check_archive(
+    source: Source, path: str, archive: dict[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Do the same for an archive of the embedded broker, which needs its variables to start."""
+    for where, identity in identities(archive, path):
+        _check_identity(source, where, identity)
+        _resolve_variables(source, where, identity, environ, is_needed=True)
+
+
 def _check_identity(source: Source, where: str, identity: dict[str, Any]) -> None:
     for key, secret in _PAIRS:
         given = [name for name in (key, secret) if identity.get(name) is not None]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from logmirror.config.broker_model import BrokerSettings, broker_settings
+from logmirror.config.broker_settings import BrokerSettings, broker_settings
 from logmirror.config.destination_model import (
     SharedFilesystemModel,
     SharedKafkaModel,

@@ -6,9 +6,10 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Final
 
-from logmirror.config.broker_model import BrokerModel
+from logmirror.config.broker_model import ARCHIVE_TAGS, BrokerModel
 from logmirror.config.destination_model import (
     DESTINATION_TYPES,
+    ArchiveBucketModel,
     CredentialsModel,
     FilesystemModel,
     IdentityModel,
@@ -52,6 +53,8 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "destination.s3.flush.daily": DailyModel,
     "spark": SparkModel,
     "broker": BrokerModel,
+    "broker.archive.bucket": ArchiveBucketModel,
+    "broker.archive.bucket.credentials": IdentityModel,
 }
 """The model of each mapping of the file, by its path without list indexes. A destination's keys
 depend on its type, which pydantic adds to the path."""
@@ -116,7 +119,9 @@ def suggest_key(loc: tuple[str | int, ...]) -> str:
 
 
 def without_type(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Return `loc` without the type of a destination, which pydantic adds."""
+    """Return `loc` without the type of a destination or an archive, which pydantic adds."""
+    if loc[:2] == ("broker", "archive"):
+        return loc[:3] + loc[4:] if loc[3:4] and loc[3] in ARCHIVE_TAGS else loc
     if loc[:1] == ("destination",):
         return loc[:1] + loc[2:] if loc[1:2] and loc[1] in DESTINATION_TYPES else loc
     depth = 4  # mirrors, index, destinations, index

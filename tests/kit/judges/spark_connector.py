@@ -9,6 +9,7 @@ with SparkConnector(bootstrap, folder) as spark:
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import traceback
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -19,6 +20,7 @@ from kit.servers.machine import temporary_folder
 from kit.servers.maven import maven_jars
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -90,9 +92,26 @@ class SparkConnector:
         """
         self._do("write", topic, count, partitions)
 
-    def read(self, topic: str) -> dict[int, list[Row]]:
-        """Return all committed records of a topic by partition, in the order of their offsets."""
-        found: dict[int, list[Row]] = self._do("read", topic)
+    def read(
+        self,
+        topic: str,
+        *,
+        start: Mapping[int, int] | None = None,
+        end: Mapping[int, int] | None = None,
+    ) -> dict[int, list[Row]]:
+        """Return committed records of a topic by partition, in the order of their offsets.
+
+        Args:
+            topic: The topic.
+            start: `startingOffsets`, of each partition; None: from the earliest.
+            end: `endingOffsets`, of each partition, exclusive; None: to the latest.
+        """
+        limits = {
+            option: json.dumps({topic: {str(n): offset for n, offset in offsets.items()}})
+            for option, offsets in (("startingOffsets", start), ("endingOffsets", end))
+            if offsets is not None
+        }
+        found: dict[int, list[Row]] = self._do("read", topic, limits)
         return found
 
     def stream(self, source: str, target: str) -> list[int]:
@@ -154,8 +173,9 @@ class _Work:
         options = {**self._kafka, "topic": topic, "kafka.compression.type": "zstd"}
         records.write.format("kafka").options(**options).save()
 
-    def read(self, topic: str) -> dict[int, list[Row]]:
-        source: DataFrame = self._session.read.format("kafka").options(**self._from(topic)).load()
+    def read(self, topic: str, limits: dict[str, str]) -> dict[int, list[Row]]:
+        options = self._from(topic) | limits
+        source: DataFrame = self._session.read.format("kafka").options(**options).load()
         columns = "offset, unix_millis(timestamp), timestampType, key, value, headers"
         found: dict[int, list[Row]] = {}
         for partition, *fields, headers in source.selectExpr(

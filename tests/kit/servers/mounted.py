@@ -8,28 +8,39 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
+from kit.servers.machine import HOST, free_ports
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _TIMEOUT_S: Final = 60
 
 
 class MountingBroker:
-    """A broker in a `with`, which returns its bootstrap servers.
+    """A broker in a `with`, which returns its bootstrap servers. A restart keeps port and data.
 
     Args:
         folder: Its log directory; its log is beside it.
         archives: Directories and `s3://bucket/prefix`.
         encoding: `--archive-encoding`; empty: none.
+        options: Further options of the command line.
         environment: Further variables.
     """
 
     def __init__(
-        self, folder: Path, *archives: object, encoding: str = "base64", **environment: str
+        self,
+        folder: Path,
+        *archives: object,
+        encoding: str = "base64",
+        options: Iterable[str] = (),
+        **environment: str,
     ) -> None:
         self.log = folder.with_suffix(".log")
+        (port,) = free_ports(1)
+        self.bootstrap = f"{HOST}:{port}"
         command = [sys.executable, "-m", "logmirror", "broker", "--log-dir", str(folder)]
-        command += ["--listen", "127.0.0.1:0"]
+        command += ["--listen", self.bootstrap, *options]
         for one in archives:
             command += ["--archive", str(one)]
         if encoding:
@@ -37,7 +48,8 @@ class MountingBroker:
         self._command, self._environment = command, {**os.environ, **environment}
         self._process: subprocess.Popen[str]
 
-    def __enter__(self) -> str:
+    def start(self) -> str:
+        """Start it; returns its bootstrap servers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -50,6 +62,16 @@ class MountingBroker:
         line = self._process.stdout.readline()
         assert line.startswith("listening on"), self.log.read_text()
         return line.split()[-1]
+
+    def kill(self) -> None:
+        """End it like `kill -9`."""
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait(_TIMEOUT_S)
+        self._process.stdout.close()
+
+    def __enter__(self) -> str:
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdout is not None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.archive.chain import ArchiveObject, chain
 from logmirror.archive.claims import latest_claim
-from logmirror.archive.compactions import read_cover
+from logmirror.archive.compactions import read_cover, resolve
 from logmirror.archive.naming import NATIVE, NDJSON, partition_folder, split_name
 from logmirror.broker.archives.objects import BackOff, Objects
 from logmirror.broker.log.mounted_log import MountedLog
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _THREADS: Final = 4
+_BUCKET_THREADS: Final = 16
+"""Of an archive in a bucket, where a listing waits for the network."""
+
+_LISTED_AT_ONCE: Final = 32
+"""Partitions that one job lists."""
+
 _FOLDERS_EVERY: Final = 5
 """Polls between two listings of all folders."""
 
@@ -95,7 +101,7 @@ class Mounts:
         self._cache = cache
         self.copies = copies
         self._all = [
-            _Mounted(archive, ThreadPoolExecutor(_THREADS, "logmirror-archive"))
+            _Mounted(archive, ThreadPoolExecutor(_threads(archive), "logmirror-archive"))
             for archive in archives
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -155,12 +161,14 @@ class Mounts:
                 continue
             if not known and not self._is_free(mounted, name, is_start=is_start):
                 continue
-            listings = await asyncio.gather(
-                *(
-                    loop.run_in_executor(mounted.executor, _listed, mounted.archive, name, number)
-                    for number in new
+            work = mounted.archive, name
+            jobs = (
+                loop.run_in_executor(mounted.executor, _all_listed, *work, part)
+                for part in (
+                    new[at:][:_LISTED_AT_ONCE] for at in range(0, len(new), _LISTED_AT_ONCE)
                 )
             )
+            listings = [one for job in await asyncio.gather(*jobs) for one in job]
             partitions = mounted.topics.setdefault(name, {})
             for number, listing in zip(new, listings, strict=True):
                 partitions[number] = self._partition(mounted, name, number)
@@ -268,19 +276,26 @@ def _folders(archive: Archive) -> dict[str, tuple[uuid.UUID, list[int]]]:
     return found
 
 
+def _threads(archive: Archive) -> int:
+    return _BUCKET_THREADS if archive.local is None else _THREADS
+
+
+def _all_listed(archive: Archive, name: str, numbers: list[int]) -> list[_Found]:
+    return [_listed(archive, name, number) for number in numbers]
+
+
 def _listed(archive: Archive, name: str, number: int) -> _Found:
     """List a partition. A chain that is damaged is a result; a store that fails is an error."""
     folder = partition_folder(name, number)
-    extension = ""
-    for one in archive.store.names(folder):
-        parts = split_name(one)
-        if parts is not None:
-            extension = parts[2]
-            break
+    names = list(archive.store.names(folder))
+    extension = next((parts[2] for parts in map(split_name, names) if parts is not None), "")
     if extension == NDJSON and archive.utf8 is None:
         return _Found(extension, (), _unknown_encoding(archive))
     try:
-        cover = read_cover(archive.store, folder, extension=extension, start=None)
+        try:
+            cover = resolve(archive.store, folder, names, extension=extension, start=None)
+        except CorruptionError:  # the listing may have missed concurrent changes
+            cover = read_cover(archive.store, folder, extension=extension, start=None)
     except CorruptionError as error:
         return _Found(extension, (), error)
     return _Found(extension, cover.objects, None)

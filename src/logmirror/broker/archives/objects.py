@@ -5,19 +5,24 @@ A native object in a directory is served from its own file, if each of its batch
 with leader epoch 0, which lies outside the checksum, and with batches without records for trailing
 offset gaps; rows of Parquet and NDJSON as `wire.serve_columns` encodes them.
 
+Before it is served, an object is compared with the digest of its claim (`witness`). One that is
+damaged is refused as a whole, and read again after a pause.
+
 After a failure of the store, further objects fail at once until a pause is over, which grows with
 each failure. So a store that cannot be reached does not occupy all threads of its archive.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from logmirror.archive.naming import NATIVE, format_name, partition_of
+from logmirror.archive.naming import NATIVE, PARQUET, format_name, partition_of
+from logmirror.broker.archives.witness import check_native, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
 from logmirror.clock import SYSTEM_CLOCK
@@ -26,7 +31,7 @@ from logmirror.model import OffsetRange
 from logmirror.wire.empty_batch import empty_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -53,9 +58,7 @@ class BackOff:
         """Raise the error of the last failure, while its pause lasts."""
         with self._lock:
             if self._failure is not None and self._now_ms() < self._until_ms:
-                raise UnavailableError(
-                    "archive could not be read a moment ago", cause=str(self._failure)
-                )
+                raise UnavailableError("could not be read a moment ago", cause=str(self._failure))
 
     def failed(self, failure: LogmirrorError) -> None:
         """Begin a pause."""
@@ -107,6 +110,7 @@ class Objects:
         self._back_off = back_off
         self.executor = executor
         self._utf8 = utf8
+        self._damaged: dict[Segment, BackOff] = {}
         self.is_outdated = False
         """Whether an object was gone when it was opened, so that the folder is listed again."""
 
@@ -121,20 +125,41 @@ class Objects:
 
     def open(self, segment: Segment) -> OpenFile:
         """See `SegmentSource`."""
+        with self._reading(segment):
+            return self._opened(segment)
+
+    def newest_ms(self, segment: Segment) -> int | None:
+        """See `SegmentSource`."""
+        if self.extension != PARQUET:
+            return None
+        from logmirror.broker.archives.rows import newest_ms  # noqa: PLC0415  # only Parquet
+
+        with self._reading(segment):
+            return newest_ms(self._store, self._folder, self.name(segment))
+
+    @contextlib.contextmanager
+    def _reading(self, segment: Segment) -> Iterator[None]:
+        """Translate errors, and fail at once where a read failed a moment ago."""
         self._back_off.check()
+        damaged = self._damaged.get(segment)
+        if damaged is not None:
+            damaged.check()
         try:
-            file = self._opened(segment)
+            yield
         except KeyError as error:
             self.is_outdated = True
             raise UnavailableError(
                 "object is not in the archive any more; its folder is listed again",
                 path=str(self.path(segment)),
             ) from error
+        except CorruptionError as error:
+            self._damaged.setdefault(segment, BackOff()).failed(error)
+            raise
         except UnavailableError as error:
             self._back_off.failed(error)
             raise
+        self._damaged.pop(segment, None)
         self._back_off.succeeded()
-        return file
 
     def _opened(self, segment: Segment) -> OpenFile:
         if self._local is not None and self.extension == NATIVE:
@@ -144,10 +169,18 @@ class Objects:
             except FileNotFoundError:
                 raise KeyError(self.name(segment)) from None
             size_bytes = os.fstat(file.fd).st_size
+            if not segment.is_checked:
+                self._check_native(file, segment)
             if _is_served_as_it_is(file, size_bytes, segment):
                 segment.size_bytes = size_bytes
                 return file
         return self._copies.open(segment, lambda out: self._write(segment, out))
+
+    def _check_native(self, file: OpenFile, segment: Segment) -> None:
+        covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
+        name = self.name(segment)
+        witness = read_witness(self._store, self._folder, covered, name=name)
+        check_native(file, covered, witness, name=name)
 
     def _write(self, segment: Segment, out: BinaryIO) -> None:
         """Write the batches of an object."""
@@ -156,43 +189,19 @@ class Objects:
             with self._store.open(f"{self._folder}/{name}") as source:
                 shutil.copyfileobj(source, out, _COPY_BYTES)
             out.flush()
+            self._check_native(OpenFile(os.dup(out.fileno())), segment)
             end = _without_epochs(out, segment)
             out.seek(0, os.SEEK_END)
             out.writelines(empty_batches(end, segment.next_offset - 1))
             return
-        self._refuse_snapshot(name)
         # pyarrow and numba, which only these formats need
-        from logmirror.archive.reader import iterate  # noqa: PLC0415  # see above
-        from logmirror.wire.serve_columns import serve_columns  # noqa: PLC0415  # see above
+        from logmirror.broker.archives.rows import checked_batches  # noqa: PLC0415  # see above
 
-        rows = iterate(self._store, self._folder, name, utf8=bool(self._utf8))
         try:
-            out.writelines(serve_columns(rows, segment.first, segment.next_offset - 1))
+            batches = checked_batches(self._store, self._folder, name, utf8=bool(self._utf8))
+            out.writelines(batches)
         except LogmirrorError as error:
             raise error.add_facts(name=name, partition=partition_of(self._folder)) from error
-
-    def _refuse_snapshot(self, name: str) -> None:
-        from logmirror.archive.naming import PARQUET  # noqa: PLC0415  # with the others
-
-        if self.extension != PARQUET:
-            return
-        import pyarrow.parquet as pq  # noqa: PLC0415  # only Parquet needs it
-
-        from logmirror.archive.metadata import ObjectMetadata  # noqa: PLC0415  # the same
-
-        try:
-            with self._store.open(f"{self._folder}/{name}") as file:
-                pairs = pq.read_metadata(file).metadata
-        except ValueError as error:
-            raise CorruptionError("not a whole Parquet file", name=name) from error
-        metadata = ObjectMetadata.from_key_values(pairs, name=name)
-        if metadata is not None and metadata.is_snapshot:
-            raise CorruptionError(
-                "snapshots are not served",
-                hint="read them with logmirror.dataframes",
-                name=name,
-                folder=self._folder,
-            )
 
 
 def _is_served_as_it_is(file: OpenFile, size_bytes: int, segment: Segment) -> bool:

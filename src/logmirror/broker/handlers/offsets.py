@@ -14,7 +14,8 @@ ListOffsets (key 2, versions 1-10):
 With read_committed, records behind the last stable offset are not found.
 
 A lookup by timestamp reads the index and the headers of one interval, and decodes one batch. It
-runs in the executor, because a cold segment is indexed first and a batch may be compressed. A
+runs in the executor, because a cold segment is indexed first and a batch may be compressed. Of an
+archive it reads few objects (`mounted_times`). A
 transaction marker counts as a record, as in Kafka: it has an offset and a timestamp. A lookup that
 would pass damaged records is an error: they may be what it looks for. A partition that a request
 names twice gets INVALID_REQUEST, once.
@@ -43,6 +44,7 @@ from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.log.mounted_log import MountedLog
+from logmirror.broker.log.mounted_times import first_reaching, newest_objects, newest_time
 from logmirror.broker.log.segment import BatchAt, Segment, walk
 from logmirror.broker.security.acls import ResourceType
 from logmirror.errors import LogmirrorError
@@ -248,11 +250,15 @@ def _find_time(
     cache: SegmentCache, segments: list[tuple[Segment, int]], log_start: int, timestamp_ms: int
 ) -> tuple[int, int]:
     """Return timestamp and offset of the first matching record; (-1, -1) if there is none."""
-    if timestamp_ms == MAX_TIMESTAMP:
+    if segments and segments[0][0].source is not None:
+        newest_ms = newest_time(cache, [segment for segment, _ in segments])
+        if timestamp_ms == MAX_TIMESTAMP:
+            few = segments[newest_objects(len(segments), newest_ms) :]
+            timestamp_ms = _largest(cache, few, log_start)
+        segments = segments[first_reaching(len(segments), newest_ms, timestamp_ms) :]
+    elif timestamp_ms == MAX_TIMESTAMP:
         timestamp_ms = _largest(cache, segments, log_start)
     for segment, readable in segments:
-        if segment.source is not None and -1 < (segment.newest_ms or -1) < timestamp_ms:
-            continue
         file, index = cache.loaded(segment)
         end = readable if segment.source is None else segment.size_bytes
         segment.check_intact(log_start)

@@ -130,11 +130,11 @@ class MountedLog(PartitionLog):
         self.check_online()
         if offset >= self.high_watermark:
             return [], []
-        tail = self.unread_tail()
-        if tail is not None:
-            raise ColdSegmentError(tail)
         number = max(0, bisect_right(self._firsts, offset) - 1)
         segment = self._segments[number]
+        tail = self.unread_tail()
+        if tail is not None and tail.first <= segment.first:  # a damaged one hides none before it
+            raise ColdSegmentError(tail)
         known = self._outcome(number)
         before = segment.next_offset if known.undecided is None else known.undecided
         found, end = self._read(offset, before, max_bytes, at_least_one, pinned)

@@ -163,6 +163,13 @@ class SegmentSource(Protocol):
         """
         ...
 
+    def newest_ms(self, segment: Segment) -> int | None:
+        """Return the largest timestamp of the object, if that needs less than `open`. Blocks.
+
+        -1: its records have none. Raises as `open` does.
+        """
+        ...
+
 
 class Segment:
     """One segment. A log may have many thousands, so a sealed one that is not loaded is small.

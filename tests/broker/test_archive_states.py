@@ -1,0 +1,265 @@
+"""Goal: an archive in any state is served as it is, or refused; never is anything else served.
+
+Method: a source with a trimmed, a compacted and a transactional topic, copied in each format. The
+copies are trimmed, merged and damaged, others are written as mirror-v3 writes them, and a broker
+mounts them. Partition, offset and content of every record are compared with the source.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from kit.judges.clients import (
+    Message,
+    odd_messages,
+    produce,
+    produce_transactions,
+    rows_by_librdkafka,
+)
+from kit.runs.commands import EXTENSIONS, FORMATS, logmirror, mirror, wait_until, write_config
+from kit.runs.inline_run import run_now
+from kit.runs.mirror_v3_archive import cut, odd_rows, write_chain
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+from kit.servers.mounted import MountingBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("archive-states")
+
+PARTITIONS = range(2)
+SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}
+TIMEOUT_S = 60
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "1",
+    "min.cleanable.dirty.ratio": "0",
+}
+TOPICS = ("trimmed", "compacted", "whole")
+
+
+class World(NamedTuple):
+    """A source's records by topic, and the folders of their archives by format."""
+
+    rows: dict[str, list[list[Any]]]
+    roots: dict[str, Path]
+    configs: dict[str, Path]
+
+
+def rows(bootstrap, topic, start=0):
+    return [
+        list(rows_by_librdkafka(bootstrap, topic, partition=n, start=start, config=SOON))
+        for n in PARTITIONS
+    ]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("states")
+    with EmbeddedBroker(folder / "source") as source:
+        server = source.bootstrap
+        for topic in TOPICS:
+            create_topic(server, topic, 2, COMPACTED if topic == "compacted" else {})
+        fill(server)
+        source.stop()  # so that no compaction is under way
+        source.start()
+        starts = {"trimmed": 63}
+        wanted = {topic: rows(server, topic, starts.get(topic, 0)) for topic in TOPICS}
+        assert len(wanted["trimmed"][0]) == 200 - 63
+        assert 0 < len(wanted["compacted"][0]) < 200
+        roots, configs = {}, {}
+        for form in FORMATS:
+            roots[form], configs[form] = folder / form, folder / f"{form}.json"
+            more = {"form": form, "max_offsets": 25, "chain_start": "earliest"}
+            archived = [
+                mirror(topic, server, folder / form, **more) | {"name": topic} for topic in TOPICS
+            ]
+            copied = run_now(write_config(configs[form], *archived))
+            assert copied.returncode == 0, copied.stderr
+        yield World(wanted, roots, configs)
+
+
+def fill(server):
+    for number in PARTITIONS:
+        at = {"partition": number}
+        produce(server, "trimmed", odd_messages(200, seed=number), **at)
+        produce(server, "whole", odd_messages(150, seed=10 + number), **at)
+        pieces = [(odd_messages(9, seed=n), n % 3 != 0) for n in range(6)]
+        produce_transactions(server, "whole", pieces, transactional_id=f"id-{number}", **at)
+        for turn in range(4):
+            keyed = [Message(b"%d" % (n % 40 + turn), b"%d-%d" % (turn, n)) for n in range(50)]
+            produce(server, "compacted", keyed, **at)
+    trimmed = [TopicPartition("trimmed", number, 63) for number in PARTITIONS]
+    admin = AdminClient({"bootstrap.servers": server})
+    for done in admin.delete_records(trimmed).values():
+        done.result(TIMEOUT_S)
+    wait_until(
+        lambda: all(len(found) < 150 for found in rows(server, "compacted")),
+        what=lambda: "compaction",
+        timeout_s=TIMEOUT_S,
+    )
+    never = {"value": "1000000000000", "incremental_operation": AlterConfigOpType.SET}
+    keep = ConfigEntry("min.compaction.lag.ms", **never)
+    changed = ConfigResource(ConfigResource.Type.TOPIC, "compacted", incremental_configs=[keep])
+    for done in admin.incremental_alter_configs([changed]).values():
+        done.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_trimmed_compacted_and_merged_archives_equal_their_source(world, form, tmp_path):
+    archive = tmp_path / "archive"
+    shutil.copytree(world.roots[form], archive)
+    config = tmp_path / "merged.json"
+    config.write_text(world.configs[form].read_text().replace(str(world.roots[form]), str(archive)))
+    before = set(archive.rglob(f"*.{EXTENSIONS[form]}"))
+    merged = logmirror("compact", "-c", str(config), "--min-objects", "2")
+    assert merged.returncode == 0, merged.stderr
+    made = set(archive.rglob(f"*.{EXTENSIONS[form]}")) - before
+    assert len(made) > len(TOPICS)
+    # The parts that a crash of the merge left behind, beside the merged objects.
+    shutil.copytree(world.roots[form] / "whole", archive / "whole", dirs_exist_ok=True)
+    # An archive whose first objects a person deleted.
+    for part in (archive / ".logmirror" / "claims", archive):
+        shutil.copytree(world.roots[form] / part.relative_to(archive) / "whole", part / "younger")
+    deleted = sorted((archive / "younger" / "0").iterdir())[:2]
+    for one in deleted:
+        one.unlink()
+    start = 1 + int(deleted[-1].name.partition(".")[0].rpartition("-")[2])
+
+    with MountingBroker(tmp_path / "log", world.roots[form]) as served:
+        for topic in TOPICS:
+            assert rows(served, topic, world.rows[topic][0][0].offset) == world.rows[topic]
+    with MountingBroker(tmp_path / "log-2", archive) as served:
+        for topic in TOPICS:
+            assert rows(served, topic, world.rows[topic][0][0].offset) == world.rows[topic]
+        found = list(rows_by_librdkafka(served, "younger", start=start, config=SOON))
+        assert found == [row for row in world.rows["whole"][0] if row.offset >= start]
+        assert ends(served, "younger")[0] == start
+        assert ends(served, "trimmed")[0] == 63
+
+
+def ends(server, topic):
+    """First and next offset of partition 0."""
+    consumer = Consumer({"bootstrap.servers": server, "group.id": "unused"})
+    found = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+    consumer.close()
+    return found
+
+
+MIRROR_V3 = (
+    ("ndjson", {}),
+    ("parquet", {"keys": "utf8", "values": "utf8", "compression": "snappy"}),
+    ("parquet", {"keys": "bytes", "values": "bytes"}),
+    ("parquet", {"keys": "head", "values": "head", "compression": "lz4"}),
+)
+
+
+def test_archives_of_mirror_v3_are_served_record_by_record(tmp_path):
+    wanted = {}
+    for number, (form, options) in enumerate(MIRROR_V3):
+        topic, text = f"topic-{number}", options.get("keys") == "utf8"
+        wanted[topic] = [odd_rows(200, first=40 * n, text=text) for n in PARTITIONS]
+        for n in PARTITIONS:
+            objects = cut(wanted[topic][n], 7, first=40 * n)
+            folder = tmp_path / "archive" / topic / str(n)
+            write_chain(folder, topic, n, objects, form=form, **options)
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        for topic, expected in wanted.items():
+            found = [
+                list(rows_by_librdkafka(served, topic, partition=n, start=40 * n, config=SOON))
+                for n in PARTITIONS
+            ]
+            assert found == expected
+
+
+def offsets_until(is_refused, consumer):
+    """What arrives until the broker has refused the next record, and a second longer."""
+    found, polls = [], 0
+    while polls < 10:
+        record = consumer.poll(0.1)
+        if record is not None:
+            assert record.error() is None
+            found.append(record.offset())
+        else:
+            polls += is_refused()
+    return found
+
+
+DAMAGE = {
+    "truncated": lambda data, _, __: data[: len(data) // 2],
+    "short": lambda data, form, _: without_end(data, form),
+    "flipped": lambda data, _, __: data[:-90] + bytes([data[-90] ^ 1]) + data[-89:],
+    "swapped": lambda _, __, other: other,
+    "empty": lambda _, __, ___: b"",
+}
+
+
+def without_end(data, form):
+    """Cut at a border, where the rest is well-formed: records are missing, and nothing else."""
+    if form == "ndjson":
+        return b"".join(data.splitlines(keepends=True)[:-3])
+    if form == "parquet":
+        return data[:-8]
+    at, starts = 0, []
+    while at < len(data):
+        starts.append(at)
+        at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+    return data[: starts[-1]]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_damaged_object_is_refused_and_a_repaired_one_is_served(world, form, tmp_path):
+    """One topic for each kind of damage, in the third object of its partition 0."""
+    archive = tmp_path / "archive"
+    originals = {}
+    for kind, spoil in DAMAGE.items():
+        for part in (archive / ".logmirror" / "claims", archive):
+            source = world.roots[form] / part.relative_to(archive) / "whole"
+            shutil.copytree(source, part / kind)
+        _, _, third, *_ = sorted((archive / kind / "0").iterdir())
+        (other,) = (archive / kind / "1").glob(third.name)
+        originals[third] = third.read_bytes()
+        third.write_bytes(spoil(originals[third], form, other.read_bytes()))
+        assert third.read_bytes() != originals[third]
+    first = int(third.name.partition("-")[0])
+    wanted = world.rows["whole"]
+    broker = MountingBroker(tmp_path / "log", archive)
+    with broker as served:
+        readers = {}
+        for kind in DAMAGE:
+            readers[kind] = Consumer(
+                {
+                    "bootstrap.servers": served,
+                    "group.id": "unused",
+                    "auto.offset.reset": "error",
+                    **SOON,
+                }
+            )
+            readers[kind].assign([TopicPartition(kind, 0, 0)])
+            line = f"/{kind}/0/{third.name}: "
+            found = offsets_until(lambda line=line: line in broker.log.read_text(), readers[kind])
+            assert found == [row.offset for row in wanted[0] if row.offset < first]
+            assert list(rows_by_librdkafka(served, kind, partition=1, config=SOON)) == wanted[1]
+        for path, content in originals.items():
+            repaired = path.with_name(f".{path.name}")
+            repaired.write_bytes(content)
+            repaired.rename(path)
+        for kind, reader in readers.items():
+            record = reader.poll(TIMEOUT_S)
+            assert record is not None
+            assert record.error() is None
+            assert record.offset() == next(r.offset for r in wanted[0] if r.offset >= first)
+            reader.close()
+            assert list(rows_by_librdkafka(served, kind, config=SOON)) == wanted[0]

@@ -1,0 +1,124 @@
+"""Goal: a restore from a bucket that is killed again and again ends as an exact copy.
+
+Method: an archive in an S3 server, a broker that mounts it, `logmirror run` into Apache Kafka. The
+run, the broker or both end by SIGKILL at random moments. A clean run finishes, and librdkafka reads
+the same records at the same offsets from the cluster as from the source of the archive.
+`LOGMIRROR_TEST_KILLS` is the number of kills, `LOGMIRROR_TEST_SEED` repeats a run's choices.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.runs.commands import FORMATS, mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+from kit.servers.mounted import MountingBroker
+from kit.servers.s3 import S3Server
+from kit.tiers import KILLS, all_but
+
+pytestmark = pytest.mark.timeout(1800)
+
+PARTITIONS = range(2)
+RECORDS = 2000
+PER_OBJECT = 40
+TARGETS = ("run", "broker", "both")
+SOON = {"fetch.wait.max.ms": 20}
+
+
+def rows(bootstrap, topic):
+    return [
+        list(rows_by_librdkafka(bootstrap, topic, partition=n, config=SOON)) for n in PARTITIONS
+    ]
+
+
+def end_of(bootstrap, topic):
+    """The sum of the high watermarks; 0 while the topic does not exist."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "log_level": 0})
+    try:
+        places = [TopicPartition(topic, n) for n in PARTITIONS]
+        return sum(consumer.get_watermark_offsets(place, 20)[1] for place in places)
+    except KafkaException:
+        return 0
+    finally:
+        consumer.close()
+
+
+def archived(folder, server, topic, form):
+    """Archive a topic in a new bucket; returns its records, and the bucket."""
+    bucket = server.new_bucket()
+    with EmbeddedBroker(folder / "source") as source:
+        create_topic(source.bootstrap, topic, len(PARTITIONS), {})
+        for number in PARTITIONS:
+            messages = odd_messages(RECORDS, seed=number)
+            at = {"partition": number}
+            small = {"batch.num.messages": 20}
+            produce(source.bootstrap, topic, messages, config=small, **at)
+            pieces = [(odd_messages(7, seed=n), n % 2 == 0) for n in range(4)]
+            produce_transactions(
+                source.bootstrap, topic, pieces, transactional_id=f"{number}", **at
+            )
+        places = [server.destination(bucket, prefix="kept", name=topic)]
+        one = mirror(
+            topic, source.bootstrap, "", form=form, max_offsets=PER_OBJECT, destinations=places
+        )
+        copied = run_now(write_config(folder / "archive.json", one))
+        assert copied.returncode == 0, copied.stderr
+        return rows(source.bootstrap, topic), bucket
+
+
+@pytest.mark.thinned
+@pytest.mark.parametrize("form", all_but(FORMATS, "parquet", reason="repeated kills"))
+def test_a_killed_restore_from_a_bucket_ends_exact(kafka_431, tmp_path, form):
+    seed = int(os.environ.get("LOGMIRROR_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"LOGMIRROR_TEST_SEED={seed}")  # noqa: T201  # pytest shows it when the test fails
+    chooser = random.Random(seed)
+    topic, cluster = f"killed-restore-{form}", kafka_431.bootstrap
+    with S3Server(tmp_path / "s3") as server:
+        wanted, bucket = archived(tmp_path, server, topic, form)
+        location = server.location(bucket)
+        access = {
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_ACCESS_KEY_ID": location.write.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": location.write.secret_access_key,
+            "AWS_REGION": location.region,
+        }
+        broker = MountingBroker(tmp_path / "log", f"s3://{bucket}/kept", **access)
+        with broker as mounted:
+            assert rows(mounted, topic) == wanted
+            restore = mirror_to_cluster(topic, mounted, cluster, max_batch_bytes=0)
+            config = write_config(tmp_path / "restore.json", restore)
+            total, hits = sum(found[-1].offset for found in wanted), 0
+            run = InlineRun(config, folder=tmp_path)
+            for number in range(KILLS):
+                before = end_of(cluster, topic)
+                wait_until(
+                    lambda end=before: end_of(cluster, topic) > min(end, total),
+                    what=lambda run=run: f"progress:\n{run.text}",
+                )
+                time.sleep(chooser.uniform(0, 0.3))
+                target = TARGETS[(seed + number) % len(TARGETS)]
+                assert run.alive, run.text
+                if target != "run":
+                    broker.kill()
+                if target != "broker":
+                    run.kill()
+                end = end_of(cluster, topic)
+                hits += end < total
+                print(f"killed {target} at {end} of {total}")  # noqa: T201  # the same
+                if target != "run":
+                    broker.start()
+                if target != "broker":
+                    run = InlineRun(config, folder=tmp_path)
+            run.kill()
+            result = run_now(config)
+            assert result.returncode == 0, result.stderr
+    assert hits > 0
+    assert rows(cluster, topic) == wanted
