@@ -19,7 +19,7 @@ import uvloop
 
 from logmirror.broker.broker import Broker
 from logmirror.broker.bucket.commits import BucketCommit
-from logmirror.broker.bucket.logs import BucketLogs
+from logmirror.broker.bucket_opening import open_bucket
 from logmirror.broker.compaction import Compactor
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.options import BrokerOptions
     from logmirror.stores.base import BlobStore
 
@@ -80,6 +81,7 @@ def serve(
     *,
     on_ready: Callable[[str, int], None],
     store: BlobStore | None = None,
+    on_standby: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, then stop it cleanly.
 
@@ -90,6 +92,7 @@ def serve(
         on_ready: Called once with host and port of the first listener, when the broker accepts
             connections.
         store: The log dir, if it is in a bucket (`BrokerOptions.bucket`).
+        on_standby: Called once before a standby waits for the owner of the log dir.
 
     Raises:
         FencedError: Another broker took over the log dir in the bucket.
@@ -108,12 +111,9 @@ def serve(
             held.enter_context(_held(path))
         bucket = None
         if store is not None:
-            bucket = BucketLogs(
-                store,
-                options.log_dir,
-                interval_ms=options.commit_interval_ms,
-                cache_bytes=options.cache_bytes,
-            )
+            bucket = open_bucket(options, store, on_standby)
+            if bucket is None:
+                return
             held.callback(bucket.close)
             _LOG.info("%s: taken over, epoch %d", options.bucket, bucket.epoch)
         database = database_path(options.log_dirs)

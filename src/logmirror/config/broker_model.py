@@ -77,6 +77,13 @@ class BrokerModel(Model):
     commit_interval_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
     """Least time between two objects of acknowledged records in the bucket."""
 
+    standby: bool = False
+    """With a log directory in a bucket: whether to wait until its owner is gone, and take over
+    then. Otherwise the broker takes it over at once."""
+
+    standby_timeout_ms: Annotated[int, Field(ge=5_000, le=3_600_000)] = 9_000
+    """How long the owner must show no sign of life until a standby takes over."""
+
     archive: _Several = Field(default_factory=list)
     """A directory or `s3://BUCKET/PREFIX`, or a list of them: archives of mirrors, served as
     read-only topics. A bucket is accessed with the defaults of the AWS SDK."""
@@ -162,6 +169,8 @@ class BrokerSettings:
     log_dir: tuple[str, ...]
     work_dir: str | None
     commit_interval_ms: int
+    standby: bool
+    standby_timeout_ms: int
     archive: tuple[str, ...]
     archive_encoding: str | None
     listen: str

@@ -83,6 +83,16 @@ class Journal:
         self.objects = self.object_bytes = 0
         self._thread = threading.Thread(target=self._run, name="logmirror-commits", daemon=True)
 
+    @property
+    def end(self) -> int:
+        """The last number of the chain that is known to exist."""
+        return self._writer.next_sequence - 1
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another owner took the log dir over."""
+        return self._failure is not None
+
     def start(self) -> None:
         """Start the thread. What was submitted before is written then."""
         self._thread.start()

@@ -19,6 +19,7 @@ from logmirror import failpoints
 from logmirror.broker.bucket.chain import PRODUCERS, commit_name
 from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshots, restore
 from logmirror.broker.bucket.files import BucketDisk
+from logmirror.broker.bucket.heartbeats import Heart
 from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.recovery import READERS, take_over
 from logmirror.broker.bucket.sealed_objects import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.bucket.chain import Key
+    from logmirror.broker.bucket.chain_writer import ChainWriter
     from logmirror.broker.bucket.tails import Stretch
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import TopicRow
@@ -53,6 +55,7 @@ _LOG: Final = logging.getLogger(__name__)
 _COPY_BYTES: Final = 4 * 1024 * 1024
 _PAUSE_S: Final = 2.0
 _CLOSE_S: Final = 10.0
+_SAY_S: Final = 2.0
 
 
 class _Listed(NamedTuple):
@@ -73,13 +76,15 @@ class BucketLogs:
         interval_ms: See `Journal`.
         cache_bytes: See `BucketDisk`.
         max_files: As in `Disk`.
+        behind: As in `ChainWriter.take_over`.
 
     Raises:
+        FencedError: The chain does not end with the number `behind`.
         CorruptionError: A commit object is damaged or missing.
         UnavailableError: The bucket cannot be reached.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the settings of a bucket
         self,
         store: BlobStore,
         folder: Path,
@@ -87,12 +92,25 @@ class BucketLogs:
         interval_ms: int,
         cache_bytes: int,
         max_files: int | None = None,
+        behind: int | None = None,
     ) -> None:
         self._store, self._folder = store, folder
         self.disk = BucketDisk(store, cache_bytes=cache_bytes, max_files=max_files)
         self._spool = folder / ".logmirror" / "spool"
-        self._spool.mkdir(parents=True)
-        writer, self._recovered = take_over(store, bytes.fromhex(new_nonce()), self._spool)
+        self._spool.mkdir(parents=True, exist_ok=True)
+        self._heart: Heart | None = None
+        try:
+            writer, self._recovered = take_over(
+                store,
+                bytes.fromhex(new_nonce()),
+                self._spool,
+                behind=behind,
+                when_fenced=self._show_life,
+            )
+        except BaseException:
+            if self._heart is not None:
+                self._heart.stop()
+            raise
         self.epoch = writer.epoch
         self._coverage = self._recovered.coverage
         self.journal = Journal(writer, self._coverage, interval_ms=interval_ms)
@@ -106,6 +124,10 @@ class BucketLogs:
         self._removable: deque[int] = deque()
         self._uploads = ThreadPoolExecutor(1, "logmirror-upload")
         self.snapshots = Snapshots(self._snapshot_made)
+
+    def _show_life(self, owner: ChainWriter) -> None:
+        self._heart = Heart(self._store, owner.epoch)
+        self._heart.start()
 
     @property
     def logs(self) -> list[PartitionLog]:
@@ -384,6 +406,10 @@ class BucketLogs:
         self.journal.close(_CLOSE_S)
         self._closing.set()
         self._uploads.shutdown(cancel_futures=True)
+        if self._heart is not None:
+            self._heart.stop()
+            if not self.journal.is_fenced:
+                self._heart.say_stopped(self.journal.end, _SAY_S)
 
 
 def _parts(path: Path) -> Iterator[bytes]:
