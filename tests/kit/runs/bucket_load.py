@@ -1,5 +1,5 @@
 """Clients of brokers on a bucket: a producer and a consumer in threads of their own, whatever
-happens to the brokers meanwhile, and a look at what is stored."""
+happens to the brokers meanwhile, and a reader of what is stored."""
 
 from __future__ import annotations
 

@@ -119,18 +119,19 @@ class Heart:
     def _write(self, beat: Heartbeat) -> None:
         try:
             self._store.create(f"{HEARTBEATS}/{beat.name}", b"")
-            self._remove_before(beat)
+            self._remove_others(beat)
         except LogmirrorError as error:
             _LOG.debug("heartbeat could not be written: %s", error)
         finally:
             with self._lock:
                 self._running -= 1
 
-    def _remove_before(self, beat: Heartbeat) -> None:
+    def _remove_others(self, beat: Heartbeat) -> None:
         with self._lock:
             must_sweep, self._has_swept = not self._has_swept, True
-            before = {name for name in self._old if name < beat.name}
-            self._old = self._old - before | {beat.name}
+            newest_name = max(self._old | {beat.name})  # not this one, if its request was slow
+            before = (self._old | {beat.name}) - {newest_name}
+            self._old = {newest_name}
         try:
             if must_sweep:  # those of earlier owners
                 before |= {name for name in self._store.names(HEARTBEATS) if name < beat.name}
