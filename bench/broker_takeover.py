@@ -21,6 +21,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 from confluent_kafka import Producer
 
@@ -75,7 +76,7 @@ class Trickle:
             raise RuntimeError(message)
         self.acked_s[number] = time.perf_counter()
 
-    def __enter__(self) -> Trickle:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -305,6 +305,11 @@ class BrokerOptions:
         )
 
     @property
+    def change_timeout_s(self) -> float | None:
+        """How long a request waits for a change to be durable; None: without a limit."""
+        return self.commit_timeout_ms / 1000 if self.bucket else None
+
+    @property
     def log_dirs(self) -> tuple[Path, ...]:
         """All log directories, in the order in which they were given."""
         return (self.log_dir, *self.more_log_dirs)

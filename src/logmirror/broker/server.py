@@ -20,6 +20,7 @@ import uvloop
 from logmirror.broker.broker import Broker
 from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.bucket_opening import open_bucket
+from logmirror.broker.changes import Changes
 from logmirror.broker.compaction import Compactor
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
@@ -213,6 +214,7 @@ async def _serve(
             commits=commits,
             executor=others,
             changers=changers,
+            changes=Changes(options.change_timeout_s),
             checkers=checkers,
             port=bound[0].port,
         )
@@ -326,6 +328,7 @@ def _transactions(  # noqa: PLR0913, PLR0917  # the broker's parts
     coordinator = _coordinator(options)
     found = TransactionService(coordinator, state, store, topics, commits, executor, SYSTEM_CLOCK)
     found.groups = TransactionOffsets(groups, topics)
+    found.timeout_s = options.change_timeout_s
     found.load()
     return found
 
@@ -356,6 +359,7 @@ def _groups(options: BrokerOptions, state: StateStore, topics: Topics) -> GroupS
         return None if topic is None else TopicInfo(topic.topic_id.bytes, len(topic.logs))
 
     groups = GroupService(settings, state, SYSTEM_CLOCK, find_topic)
+    groups.timeout_s = options.change_timeout_s
     groups.load({topic.name: topic.topic_id.bytes for topic in topics.by_name.values()})
     topics.when_deleted = groups.topic_deleted
     return groups
