@@ -66,6 +66,9 @@ _OTHER_THREADS: Final = 4
 _CHANGE_THREADS: Final = 2
 _CHECK_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
+_KEEPING_S: Final = 1.0
+"""How long a stop waits for what runs in the background, which may wait for a bucket."""
+
 _FILES_FOR_US: Final = 128
 """Descriptors reserved for the database, flushes and Python."""
 
@@ -230,11 +233,13 @@ async def _serve(
         on_ready(bound[0].host, bound[0].port)
         await _sweep_until(stop, connections, transactions)
         _LOG.info("stopping")
+        if bucket is not None:
+            bucket.begin_stop()
         housekeeping.stop()
         compactor.stop()
         for server in servers:
             server.close()
-        await keeping
+        await asyncio.wait([keeping], timeout=None if bucket is None else _KEEPING_S)
         await connections.stop()
         await transactions.stop()
         groups.stop()
@@ -242,6 +247,8 @@ async def _serve(
         await topics.close()
         if commits.fenced.done():
             raise commits.fenced.result()
+        if isinstance(commits, BucketCommit):
+            commits.check_drained()
 
 
 def _disk(max_files: int, bucket: BucketLogs | None) -> Disk:

@@ -199,23 +199,6 @@ def test_without_flush_on_ack_records_are_readable_at_once(brokers, s3_server):
     assert [row.value for row in rows] == [b"%d" % n for n in range(50)]
 
 
-@pytest.mark.gate("it waits for 20 s")
-def test_a_stop_ends_without_the_bucket(brokers, s3_server):
-    broker = brokers().start()
-    create(broker, "t")
-    with Load(broker.bootstrap, "t", **{"message.timeout.ms": 5_000}) as load:
-        load.wait_for(100)
-        s3_server.kill()
-        try:
-            assert broker.stop() == 0
-        finally:
-            s3_server.start()
-    load.flush()
-    broker.start()
-    found = stored(broker, "t")
-    assert {at: found.get(at) for at in load.acked} == load.acked
-
-
 def test_a_stop_commits_what_is_not_flushed(brokers):
     broker = brokers("--no-flush-on-ack").start()
     create(broker, "t")

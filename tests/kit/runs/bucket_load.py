@@ -88,6 +88,13 @@ class Load:
             assert time.monotonic() < deadline, "the producer makes no progress"
             time.sleep(0.01)
 
+    def wait_for_sent(self, count: int, timeout_s: float = 60) -> None:
+        """Wait until so many records were handed to the client in all."""
+        deadline = time.monotonic() + timeout_s
+        while self.sent < count:
+            assert time.monotonic() < deadline, "the producer's queue is full"
+            time.sleep(0.01)
+
 
 class Reading:
     """A consumer of all partitions in a thread. An offset that does not exist is an error."""
