@@ -442,9 +442,12 @@ def read_plan(text: str) -> list[GroupPlan]:
 
 
 def serve_bucket(
-    options: BrokerOptions, work_dir: Path | None, on_ready: Callable[[str, int], None]
+    options: BrokerOptions,
+    work_dir: Path | None,
+    on_ready: Callable[[str, int], None],
+    on_standby: Callable[[], None],
 ) -> None:
     """Run the embedded broker on a bucket; see `app.broker.serve_bucket`."""
     from logmirror.app import broker  # noqa: PLC0415  # see above
 
-    broker.serve_bucket(options, work_dir, on_ready)
+    broker.serve_bucket(options, work_dir, on_ready, on_standby)

@@ -130,6 +130,26 @@ def test_an_assignment_waits_for_the_disk(tmp_path):
     run(tmp_path / "state.sqlite", test)
 
 
+def test_requests_do_not_wait_longer_than_their_limit_and_the_change_is_made_later(tmp_path):
+    async def test(service: GroupService, store: SlowStore) -> None:
+        joined = await join(service)
+        service.timeout_s = 0.1
+        store.gate.clear()
+        request = SyncRequest(Identity("g", "m", joined.generation), None, None, {"m": b"share"})
+        sync = functools.partial(service.coordinator.sync, request)
+        for late in (delayed(service, sync), service.durable()):
+            with pytest.raises(RefusedError) as refused:
+                await late
+            assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        store.gate.set()
+        service.timeout_s = None
+        await service.durable()
+        synced: Any = await delayed(service, sync)
+        assert synced.assignment == b"share"
+
+    run(tmp_path / "state.sqlite", test)
+
+
 def test_a_response_that_cannot_be_encoded_fails_its_own_request_only(tmp_path):
     def defective(_: object) -> bytes:
         raise ValueError

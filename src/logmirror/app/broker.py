@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def serve_bucket(
-    options: BrokerOptions, work_dir: Path | None, on_ready: Callable[[str, int], None]
+    options: BrokerOptions,
+    work_dir: Path | None,
+    on_ready: Callable[[str, int], None],
+    on_standby: Callable[[], None],
 ) -> None:
     """Run a broker whose log dir is in a bucket until SIGTERM or SIGINT.
 
@@ -32,6 +35,7 @@ def serve_bucket(
         options: The broker's settings, with `bucket`.
         work_dir: Where its working folder is; None: a temporary one.
         on_ready: As in `serve`.
+        on_standby: As in `serve`.
 
     Raises:
         FencedError: Another broker took over the log dir.
@@ -44,7 +48,9 @@ def serve_bucket(
         location = bucket_location("--log-dir", options.bucket, os.environ)
         store = begin_writing(location, new_writer_id(), held)
         folder = held.enter_context(_working_folder(work_dir))
-        serve(replace(options, log_dir=folder), on_ready=on_ready, store=store)
+        serve(
+            replace(options, log_dir=folder), on_ready=on_ready, store=store, on_standby=on_standby
+        )
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ is durable.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
+from logmirror.broker.changes import LateChangeError, in_time
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.groups.coordinator import GroupCoordinator
 from logmirror.broker.groups.values import (
@@ -60,6 +60,9 @@ class GroupService:
         self._clock = clock
         self._last_write: asyncio.Future[None] | None = None
         self._failure: LogmirrorError | None = None
+        self.timeout_s: float | None = None
+        """How long a request waits until changes are durable; None: without a limit."""
+
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -96,11 +99,15 @@ class GroupService:
         """Wait until all changes so far are durable.
 
         Raises:
-            RefusedError: They could not be written.
+            RefusedError: They could not be written, or not in time.
         """
         if self._last_write is not None:
-            with contextlib.suppress(LogmirrorError):
-                await asyncio.shield(self._last_write)
+            try:
+                await in_time(self._last_write, self.timeout_s)
+            except LateChangeError:
+                raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from None
+            except LogmirrorError:
+                pass
         if self._failure is not None:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
@@ -136,6 +143,9 @@ class GroupService:
             self._reply(out.replies)
         elif out.replies:
             self._last_write.add_done_callback(lambda _: self._reply(out.replies))
+            if self.timeout_s is not None:
+                loop = asyncio.get_running_loop()
+                loop.call_later(self.timeout_s, self._reply_late, out.replies)
         self._set_timer()
 
     def _write(self, changes: Iterable[StateChange]) -> None:
@@ -152,8 +162,14 @@ class GroupService:
             self._failure = error
             _LOG.error("groups are not available: %s; %s", error, error.hint)
 
-    def _reply(self, replies: list[tuple[Token, JoinResult | SyncResult]]) -> None:
-        is_failed = self._failure is not None
+    def _reply_late(self, replies: list[tuple[Token, JoinResult | SyncResult]]) -> None:
+        """Respond to those whose changes are not durable yet; their clients repeat the request."""
+        self._reply(replies, is_late=True)
+
+    def _reply(
+        self, replies: list[tuple[Token, JoinResult | SyncResult]], *, is_late: bool = False
+    ) -> None:
+        is_failed = is_late or self._failure is not None
         for token, result in replies:
             waiting = cast("_Waiting", token)
             if waiting.response.done():

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from logmirror.broker.broker import Broker
+    from logmirror.broker.bucket.standby import Standby
     from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.options import BrokerOptions
     from logmirror.broker.protocol.connections import Connections
     from logmirror.broker.topic import Topic
+    from logmirror.monitoring.exposition import Values, Views
     from logmirror.monitoring.metrics import Labels, Metric
 
     Numbers = list[tuple[Labels, float]]
@@ -40,11 +43,18 @@ def endpoint(broker: Broker, connections: Connections) -> AbstractContextManager
         UnavailableError: Another process uses the port.
         UsageError: The address does not belong to this machine, or the port is not permitted.
     """
-    options = broker.options
+    values, views = BrokerValues(broker, connections), BrokerViews(broker, connections)
+    return endpoint_of(broker.options, values, views)
+
+
+def endpoint_of(
+    options: BrokerOptions, values: Values, views: Views
+) -> AbstractContextManager[int | None]:
+    """As `endpoint`, with other values."""
     return serve(
         options.monitoring_port,
-        BrokerValues(broker, connections),
-        BrokerViews(broker, connections),
+        values,
+        views,
         host=options.monitoring_host,
         catalogue=catalogue.BROKER_CATALOGUE,
         hint="give another port with --monitoring-port, or 0 for none; --monitoring-host is an "
@@ -108,6 +118,43 @@ class BrokerValues:
         for key, count in tuple(self._broker.traffic.errors.items()):
             found[key] += count
         return [((_api_name(key), _error_name(code)), n) for (key, code), n in found.items()]
+
+
+class NoValues:
+    """The metrics of a standby, which serves no client: none but those of its process."""
+
+    def numbers(self, metric: Metric, now_s: float = 0) -> Numbers:  # noqa: ARG002  # no metric has one
+        """Return nothing."""
+        return []
+
+    def distributions(self, metric: Metric) -> list[tuple[Labels, Distribution]]:  # noqa: ARG002  # the same
+        """Return nothing."""
+        return []
+
+
+class StandbyViews:
+    """Probes and status of a standby. Safe from any thread."""
+
+    def __init__(self, bucket: str, standby: Standby) -> None:
+        self._bucket, self._standby = bucket, standby
+
+    def not_live(self) -> list[str]:
+        """Return nothing: a standby that waits is as it should be."""
+        return []
+
+    def not_ready(self) -> list[str]:
+        """Return why clients are not served."""
+        return ["not ready: standby, waits until the owner of the log dir is gone"]
+
+    def status(self) -> dict[str, object]:
+        """Return the content of `/status.json`."""
+        heartbeat = self._standby.watch.heartbeat
+        return {
+            "standby": True,
+            "log_dirs": [self._bucket],
+            "owner_epoch": None if heartbeat is None else heartbeat.epoch,
+            "owner_quiet_ms": self._standby.watch.quiet_ms,
+        }
 
 
 class BrokerViews:

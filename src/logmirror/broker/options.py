@@ -102,6 +102,13 @@ class BrokerOptions:
     cache_bytes: int = 10 * 1024**3
     """In a bucket: limit for the files in the working folder that are in the bucket too."""
 
+    standby: bool = False
+    """In a bucket: wait until its owner is gone, instead of taking it over."""
+
+    standby_timeout_ms: int = 9_000
+    """How long an owner must show no sign of life until a standby takes over; Kafka's
+    `broker.session.timeout.ms`."""
+
     more_log_dirs: tuple[Path, ...] = ()
     """Further folders of topics. A new partition goes to the folder with the fewest partitions."""
 
@@ -296,6 +303,11 @@ class BrokerOptions:
                 advertised_host=self.advertised_host,
             ),
         )
+
+    @property
+    def change_timeout_s(self) -> float | None:
+        """How long a request waits for a change to be durable; None: without a limit."""
+        return self.commit_timeout_ms / 1000 if self.bucket else None
 
     @property
     def log_dirs(self) -> tuple[Path, ...]:

@@ -19,7 +19,8 @@ import uvloop
 
 from logmirror.broker.broker import Broker
 from logmirror.broker.bucket.commits import BucketCommit
-from logmirror.broker.bucket.logs import BucketLogs
+from logmirror.broker.bucket_opening import open_bucket
+from logmirror.broker.changes import Changes
 from logmirror.broker.compaction import Compactor
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.options import BrokerOptions
     from logmirror.stores.base import BlobStore
 
@@ -64,6 +66,9 @@ _OTHER_THREADS: Final = 4
 _CHANGE_THREADS: Final = 2
 _CHECK_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
+_KEEPING_S: Final = 1.0
+"""How long a stop waits for what runs in the background, which may wait for a bucket."""
+
 _FILES_FOR_US: Final = 128
 """Descriptors reserved for the database, flushes and Python."""
 
@@ -80,6 +85,7 @@ def serve(
     *,
     on_ready: Callable[[str, int], None],
     store: BlobStore | None = None,
+    on_standby: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, then stop it cleanly.
 
@@ -90,6 +96,7 @@ def serve(
         on_ready: Called once with host and port of the first listener, when the broker accepts
             connections.
         store: The log dir, if it is in a bucket (`BrokerOptions.bucket`).
+        on_standby: Called once before a standby waits for the owner of the log dir.
 
     Raises:
         FencedError: Another broker took over the log dir in the bucket.
@@ -108,12 +115,9 @@ def serve(
             held.enter_context(_held(path))
         bucket = None
         if store is not None:
-            bucket = BucketLogs(
-                store,
-                options.log_dir,
-                interval_ms=options.commit_interval_ms,
-                cache_bytes=options.cache_bytes,
-            )
+            bucket = open_bucket(options, store, on_standby)
+            if bucket is None:
+                return
             held.callback(bucket.close)
             _LOG.info("%s: taken over, epoch %d", options.bucket, bucket.epoch)
         database = database_path(options.log_dirs)
@@ -213,6 +217,7 @@ async def _serve(
             commits=commits,
             executor=others,
             changers=changers,
+            changes=Changes(options.change_timeout_s),
             checkers=checkers,
             port=bound[0].port,
         )
@@ -228,11 +233,13 @@ async def _serve(
         on_ready(bound[0].host, bound[0].port)
         await _sweep_until(stop, connections, transactions)
         _LOG.info("stopping")
+        if bucket is not None:
+            bucket.begin_stop()
         housekeeping.stop()
         compactor.stop()
         for server in servers:
             server.close()
-        await keeping
+        await asyncio.wait([keeping], timeout=None if bucket is None else _KEEPING_S)
         await connections.stop()
         await transactions.stop()
         groups.stop()
@@ -240,6 +247,8 @@ async def _serve(
         await topics.close()
         if commits.fenced.done():
             raise commits.fenced.result()
+        if isinstance(commits, BucketCommit):
+            commits.check_drained()
 
 
 def _disk(max_files: int, bucket: BucketLogs | None) -> Disk:
@@ -326,6 +335,7 @@ def _transactions(  # noqa: PLR0913, PLR0917  # the broker's parts
     coordinator = _coordinator(options)
     found = TransactionService(coordinator, state, store, topics, commits, executor, SYSTEM_CLOCK)
     found.groups = TransactionOffsets(groups, topics)
+    found.timeout_s = options.change_timeout_s
     found.load()
     return found
 
@@ -356,6 +366,7 @@ def _groups(options: BrokerOptions, state: StateStore, topics: Topics) -> GroupS
         return None if topic is None else TopicInfo(topic.topic_id.bytes, len(topic.logs))
 
     groups = GroupService(settings, state, SYSTEM_CLOCK, find_topic)
+    groups.timeout_s = options.change_timeout_s
     groups.load({topic.name: topic.topic_id.bytes for topic in topics.by_name.values()})
     topics.when_deleted = groups.topic_deleted
     return groups

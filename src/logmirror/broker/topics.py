@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.changes import Changes, in_time
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.durable_ends import BackgroundFlush, DurableEnd, DurableEnds
 from logmirror.broker.log.flush_rule import FlushRule
@@ -26,7 +27,7 @@ from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.options import BrokerOptions
 
-_Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger(__name__)
 MAX_TOPIC_PARTITIONS: Final = 10_000
 ARCHIVE_CONFIGS: Final = {"cleanup.policy": "compact"}
@@ -69,8 +69,7 @@ class Topics:
         self._producers = ProducerLimit(options.max_producers)
         self._ends = DurableEnds(options.log_dir / ".logmirror" / "durable-ends", disk)
         self._ends_flush = BackgroundFlush(self._ends)
-        self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Future[Any]] = set()
+        self._changes = Changes(options.change_timeout_s)
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
         self.version = 0
@@ -251,34 +250,21 @@ class Topics:
             RefusedTopicError: The topic exists, or its name, count or settings are not allowed.
             UnavailableError: The database could not be written.
         """
-        return await self._to_the_end(self._create(name, partition_count, configs, dry_run))
-
-    async def _to_the_end(self, change: Coroutine[Any, Any, _Result]) -> _Result:
-        """Complete a change even if the requesting client disconnects meanwhile.
-
-        A change that is cancelled halfway would leave memory and database in disagreement.
-        """
-        task = asyncio.ensure_future(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        return await self._changes.run(self._create(name, partition_count, configs, dry_run))
 
     async def _create(
         self, name: str, partition_count: int, configs: Mapping[str, str], dry_run: bool
     ) -> Topic | None:
-        async with self._changing:
-            count = self._options.default_partitions if partition_count == -1 else partition_count
-            checked = self._check_new(name, count, configs)
-            if dry_run:
-                return None
-            row = TopicRow(
-                name=name, topic_id=new_uuid(), partition_count=count, configs=dict(configs)
-            )
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, self._store.create_topic, row)
-            logs = await self._new_logs(name, range(count), checked)
-            _LOG.info("topic %s created with %d partitions", name, count)
-            return self._admit(row, logs)
+        count = self._options.default_partitions if partition_count == -1 else partition_count
+        checked = self._check_new(name, count, configs)
+        if dry_run:
+            return None
+        row = TopicRow(name=name, topic_id=new_uuid(), partition_count=count, configs=dict(configs))
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._store.create_topic, row)
+        logs = await self._new_logs(name, range(count), checked)
+        _LOG.info("topic %s created with %d partitions", name, count)
+        return self._admit(row, logs)
 
     def _check_new(
         self, name: str, partition_count: int, configs: Mapping[str, str]
@@ -334,26 +320,25 @@ class Topics:
             RefusedTopicError: The count is not allowed.
             UnavailableError: The database could not be written.
         """
-        await self._to_the_end(self._add_partitions(topic, count, dry_run))
+        await self._changes.run(self._add_partitions(topic, count, dry_run))
 
     async def _add_partitions(self, topic: Topic, count: int, dry_run: bool) -> None:
-        async with self._changing:
-            self._check_there(topic)
-            before = len(topic.logs)
-            if not before < count <= MAX_TOPIC_PARTITIONS:
-                reason = f"partitions: {before + 1} to {MAX_TOPIC_PARTITIONS}"
-                raise RefusedTopicError(ErrorCode.INVALID_PARTITIONS, reason)
-            self._check_room(count - before)
-            if dry_run:
-                return
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(
-                self._executor, self._store.set_partition_count, topic.name, count
-            )
-            logs = await self._new_logs(topic.name, range(before, count), topic.configs)
-            self._share(topic.name, topic.topic_id, before, logs, topic.configs)
-            topic.logs += tuple(logs)
-            _LOG.info("topic %s: partitions increased to %d", topic.name, count)
+        self._check_there(topic)
+        before = len(topic.logs)
+        if not before < count <= MAX_TOPIC_PARTITIONS:
+            reason = f"partitions: {before + 1} to {MAX_TOPIC_PARTITIONS}"
+            raise RefusedTopicError(ErrorCode.INVALID_PARTITIONS, reason)
+        self._check_room(count - before)
+        if dry_run:
+            return
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(
+            self._executor, self._store.set_partition_count, topic.name, count
+        )
+        logs = await self._new_logs(topic.name, range(before, count), topic.configs)
+        self._share(topic.name, topic.topic_id, before, logs, topic.configs)
+        topic.logs += tuple(logs)
+        _LOG.info("topic %s: partitions increased to %d", topic.name, count)
 
     async def set_configs(
         self,
@@ -375,7 +360,7 @@ class Topics:
             RefusedTopicError: The topic was deleted meanwhile.
             UnavailableError: The database could not be written.
         """
-        await self._to_the_end(self._set_configs(topic, changed, dry_run))
+        await self._changes.run(self._set_configs(topic, changed, dry_run))
 
     async def _set_configs(
         self,
@@ -383,22 +368,21 @@ class Topics:
         changed: Callable[[TopicConfigs], Mapping[str, str]],
         dry_run: bool,
     ) -> None:
-        async with self._changing:
-            self._check_there(topic)
-            configs = self._allowed(TopicConfigs(changed(topic.configs), self._options))
-            if dry_run:
-                return
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(
-                self._executor, self._store.set_configs, topic.name, configs.values
-            )
-            topic.configs = configs
-            for log in topic.logs:
-                log.segment_bytes = configs.segment_bytes
-                self._commits.touch(log)
-                log.flush_rule = self._flush_rule(configs)
-                self._commits.rule_changed(log)
-            _LOG.info("topic %s: settings changed to %s", topic.name, dict(configs.values))
+        self._check_there(topic)
+        configs = self._allowed(TopicConfigs(changed(topic.configs), self._options))
+        if dry_run:
+            return
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(
+            self._executor, self._store.set_configs, topic.name, configs.values
+        )
+        topic.configs = configs
+        for log in topic.logs:
+            log.segment_bytes = configs.segment_bytes
+            self._commits.touch(log)
+            log.flush_rule = self._flush_rule(configs)
+            self._commits.rule_changed(log)
+        _LOG.info("topic %s: settings changed to %s", topic.name, dict(configs.values))
 
     async def delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
         """Advance log start offsets and remove the files before them.
@@ -412,25 +396,30 @@ class Topics:
             RefusedTopicError: The topic was deleted meanwhile.
             UnavailableError: The database could not be written.
         """
-        await self._to_the_end(self._delete_records(topic, starts))
+        began_s = asyncio.get_running_loop().time()
+        logs = await self._changes.run(self._delete_records(topic, starts))
+        removal = asyncio.ensure_future(self._removed(logs))
+        await in_time(removal, self._changes.left_s(began_s))
 
-    async def _delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
-        async with self._changing:
-            self._check_there(topic)
-            later = {n: start for n, start in starts.items() if start > topic.logs[n].log_start}
-            for log, start in [(topic.logs[number], start) for number, start in later.items()]:
-                if start > log.durable:  # a power loss must not leave a log that ends before it
-                    await self._commits.flushed(log, start)
-            if later:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(
-                    self._executor, self._store.set_log_starts, topic.name, later
-                )
-            for number, start in later.items():
-                topic.logs[number].advance_start(start)
-                self._commits.remove_deleted(topic.logs[number])
-        for number in later:
-            await self._commits.wait_removed(topic.logs[number])
+    async def _removed(self, logs: Iterable[PartitionLog]) -> None:
+        for log in logs:
+            await self._commits.wait_removed(log)
+
+    async def _delete_records(self, topic: Topic, starts: Mapping[int, int]) -> list[PartitionLog]:
+        self._check_there(topic)
+        later = {n: start for n, start in starts.items() if start > topic.logs[n].log_start}
+        for log, start in [(topic.logs[number], start) for number, start in later.items()]:
+            if start > log.durable:  # a power loss must not leave a log that ends before it
+                await self._commits.flushed(log, start)
+        if later:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(
+                self._executor, self._store.set_log_starts, topic.name, later
+            )
+        for number, start in later.items():
+            topic.logs[number].advance_start(start)
+            self._commits.remove_deleted(topic.logs[number])
+        return [topic.logs[number] for number in later]
 
     async def delete(self, topic: Topic) -> None:
         """Delete a topic, its records and its files.
@@ -439,33 +428,32 @@ class Topics:
             RefusedTopicError: The topic was deleted meanwhile by another request.
             UnavailableError: The database could not be written.
         """
-        await self._to_the_end(self._delete(topic))
+        await self._changes.run(self._delete(topic))
 
     async def _delete(self, topic: Topic) -> None:
-        async with self._changing:
-            self._check_there(topic)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, self._store.begin_deletion, topic.name)
-            del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
-            self.version += 1
-            self.when_deleted(topic.name)
-            for log in topic.logs:
-                log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
-                log.producers.clear()
-                self._commits.touch(log)
-            for log in topic.logs:
-                await self._commits.quiesce(log)
-            self._ends.forget(topic.topic_id.bytes, len(topic.logs))
-            self._dirs.remove(log.folder for log in topic.logs)
-            row = TopicRow(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_count=len(topic.logs),
-                configs={},
-            )
-            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
-            await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
-            _LOG.info("topic %s deleted", topic.name)
+        self._check_there(topic)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._store.begin_deletion, topic.name)
+        del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
+        self.version += 1
+        self.when_deleted(topic.name)
+        for log in topic.logs:
+            log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
+            log.producers.clear()
+            self._commits.touch(log)
+        for log in topic.logs:
+            await self._commits.quiesce(log)
+        self._ends.forget(topic.topic_id.bytes, len(topic.logs))
+        self._dirs.remove(log.folder for log in topic.logs)
+        row = TopicRow(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partition_count=len(topic.logs),
+            configs={},
+        )
+        await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
+        await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
+        _LOG.info("topic %s deleted", topic.name)
 
     def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
         if self._bucket is not None:

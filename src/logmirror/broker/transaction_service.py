@@ -23,6 +23,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.changes import LateChangeError, in_time, pooled
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.partition_transactions import Marker
 from logmirror.broker.log.producer_state import RefusedSequenceError
@@ -87,6 +88,9 @@ class TransactionService:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[ErrorCode]] = {}
         """What changes a transactional ID, by ID."""
+
+        self.timeout_s: float | None = None
+        """How long a request waits until a change is durable; None: without a limit."""
 
         self._stuck: set[str] = set()
         """Transactions of which it was logged that they cannot be completed."""
@@ -211,12 +215,14 @@ class TransactionService:
         code, rows = self.groups.add_pending(writer.producer_id, group_id, member, offsets)
         if code is not ErrorCode.NONE:
             raise RefusedTransactionError(code)
-        await self._make_durable(rows)
+        await self._make_durable(rows, self.timeout_s)
         reach("transaction.offsets")
 
-    async def _make_durable(self, rows: Collection[Row]) -> None:
+    async def _make_durable(self, rows: Collection[Row], timeout_s: float | None = None) -> None:
         try:
-            await asyncio.shield(self._state.write(Change(*row) for row in rows))
+            await in_time(self._state.write(Change(*row) for row in rows), timeout_s)
+        except LateChangeError:
+            raise _UNAVAILABLE from None
         except LogmirrorError as error:
             _LOG.error("transactions are not available: %s; %s", error, error.hint)
             raise _UNAVAILABLE from error
@@ -258,7 +264,8 @@ class TransactionService:
     async def _new_id(self) -> int:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._executor, self._store.next_producer_id)
+            work = loop.run_in_executor(self._executor, self._store.next_producer_id)
+            return await pooled(work, self.timeout_s)
         except LogmirrorError as error:
             _LOG.exception("no producer id could be reserved")
             raise _UNAVAILABLE from error

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _DEFAULTS: Final = {
     "work_dir": None,
     "commit_interval_ms": 100,
+    "standby": False,
+    "standby_timeout_ms": 9000,
     "archive": (),
     "archive_encoding": None,
     "archive_cache_bytes": 1024**3,
@@ -91,6 +93,23 @@ _CommitIntervalOption = Annotated[
         max=60_000,
         help="Least time between two objects of acknowledged records, with --log-dir s3://...",
         show_default="100",
+    ),
+]
+_StandbyOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--standby/--no-standby",
+        help="With --log-dir s3://...: wait until its owner is gone, then take over.",
+        show_default="no-standby",
+    ),
+]
+_StandbyTimeoutOption = Annotated[
+    int | None,
+    typer.Option(
+        min=5_000,
+        max=3_600_000,
+        help="How long its owner must show no sign of life, with --standby.",
+        show_default="9000",
     ),
 ]
 _ArchiveOption = Annotated[
@@ -276,6 +295,8 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     log_dir: _LogDirOption = None,
     work_dir: _WorkDirOption = None,
     commit_interval_ms: _CommitIntervalOption = None,
+    standby: _StandbyOption = None,
+    standby_timeout_ms: _StandbyTimeoutOption = None,
     archive: _ArchiveOption = None,
     archive_encoding: _ArchiveEncodingOption = None,
     archive_cache_bytes: _ArchiveCacheOption = None,
@@ -335,7 +356,10 @@ def _serve(options: BrokerOptions, work_dir: Path | None, demo_data: str | None)
         if options.bucket:
             from logmirror.api import serve_bucket  # noqa: PLC0415  # loads the client of S3
 
-            serve_bucket(options, work_dir, on_ready)
+            def on_standby() -> None:
+                typer.echo(f"standby: waiting until the owner of {options.bucket} is gone")
+
+            serve_bucket(options, work_dir, on_ready, on_standby)
         else:
             serve(options, on_ready=on_ready)
 
@@ -360,6 +384,8 @@ def _options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions:  # noq
         more_log_dirs=tuple(log_dirs[1:]),
         bucket=bucket,
         commit_interval_ms=value("commit_interval_ms"),
+        standby=value("standby"),
+        standby_timeout_ms=value("standby_timeout_ms"),
         archives=_archives(value("archive"), value("archive_encoding")),
         archive_cache_bytes=value("archive_cache_bytes"),
         host=host,
@@ -398,6 +424,8 @@ def _bucket(value: Callable[[str], Any]) -> str:
         raise UsageError("a log directory in a bucket must be the only one", found=names)
     if not found and value("work_dir") is not None:
         raise UsageError("--work-dir is for a log directory in a bucket", found=names)
+    if not found and value("standby"):
+        raise UsageError("--standby is for a log directory in a bucket", found=names)
     return found[0] if found else ""
 
 

@@ -108,6 +108,13 @@ class BrokerModel(Model):
     commit_interval_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
     """Least time between two objects of acknowledged records in the bucket."""
 
+    standby: bool = False
+    """With a log directory in a bucket: whether to wait until its owner is gone, and take over
+    then. Otherwise the broker takes it over at once."""
+
+    standby_timeout_ms: Annotated[int, Field(ge=5_000, le=3_600_000)] = 9_000
+    """How long the owner must show no sign of life until a standby takes over."""
+
     archive: _Archives = Field(default_factory=list)
     """A directory, `s3://BUCKET/PREFIX` or a mapping, or a list of them: archives of mirrors,
     served as read-only topics. A mapping has the settings of a bucket, as a mirror's destination:

@@ -20,6 +20,8 @@ class BrokerSettings:
     log_dir: tuple[str, ...]
     work_dir: str | None
     commit_interval_ms: int
+    standby: bool
+    standby_timeout_ms: int
     archive: tuple[str | S3Destination, ...]
     archive_cache_bytes: int
     archive_encoding: str | None

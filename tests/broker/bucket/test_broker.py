@@ -6,109 +6,29 @@ Content is compared by partition, offset and value, never by counts.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.runs.bucket_load import PARTITIONS, Load, create, stored
 from kit.servers.bucket_broker import BucketBroker
 from kit.tiers import all_but, sized
 from logmirror.failpoints import BUCKET_POINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kit.servers.s3 import S3Server
 
 pytestmark = pytest.mark.thinned
-PARTITIONS = 4
 SMALL = ("--override", "log.segment.bytes=100000")
 KILLS = sized(3, 8, 30)
-
-
-class Load:
-    """A producer in a thread, and what was acknowledged to it."""
-
-    def __init__(self, bootstrap: str, topic: str, **options: object) -> None:
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "linger.ms": 2,
-                "message.timeout.ms": 120_000,
-                "batch.num.messages": 50,
-                "reconnect.backoff.ms": 20,
-                "reconnect.backoff.max.ms": 200,
-                "log_level": 0,
-                **options,
-            }
-        )
-        self.acked: dict[tuple[int, int], bytes] = {}
-        self.failures: list[object] = []
-        self.sent = 0
-        self._topic = topic
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _delivered(self, error: object, message: Any) -> None:
-        if error is not None:
-            self.failures.append(error)
-        else:
-            self.acked[message.partition(), message.offset()] = message.value()
-
-    def _run(self) -> None:
-        while not self._done.is_set():
-            value = b"%d-" % self.sent + b"x" * (self.sent % 700)
-            if len(self._producer) < 2_000:
-                self._producer.produce(
-                    self._topic,
-                    value=value,
-                    partition=self.sent % PARTITIONS,
-                    on_delivery=self._delivered,
-                )
-                self.sent += 1
-            self._producer.poll(0.01 if len(self._producer) > 200 else 0)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def flush(self, timeout_s: float = 60) -> int:
-        """Wait for what was sent; returns how much was not delivered."""
-        return self._producer.flush(timeout_s)
-
-    def wait_for(self, count: int, timeout_s: float = 60) -> None:
-        """Wait until so many more records are acknowledged."""
-        until, deadline = len(self.acked) + count, time.monotonic() + timeout_s
-        while len(self.acked) < until:
-            assert time.monotonic() < deadline, "the producer makes no progress"
-            time.sleep(0.01)
-
-
-def create(broker: BucketBroker, topic: str, partitions: int = PARTITIONS) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
-
-
-def stored(
-    broker: BucketBroker, topic: str, starts: Mapping[int, int] | None = None
-) -> dict[tuple[int, int], bytes | None]:
-    return {
-        (partition, row.offset): row.value
-        for partition in range(PARTITIONS)
-        for row in rows_by_librdkafka(
-            broker.bootstrap, topic, partition=partition, start=(starts or {}).get(partition, 0)
-        )
-    }
 
 
 @pytest.fixture
@@ -277,23 +197,6 @@ def test_without_flush_on_ack_records_are_readable_at_once(brokers, s3_server):
     broker.start()
     rows = list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))
     assert [row.value for row in rows] == [b"%d" % n for n in range(50)]
-
-
-@pytest.mark.gate("it waits for 20 s")
-def test_a_stop_ends_without_the_bucket(brokers, s3_server):
-    broker = brokers().start()
-    create(broker, "t")
-    with Load(broker.bootstrap, "t", **{"message.timeout.ms": 5_000}) as load:
-        load.wait_for(100)
-        s3_server.kill()
-        try:
-            assert broker.stop() == 0
-        finally:
-            s3_server.start()
-    load.flush()
-    broker.start()
-    found = stored(broker, "t")
-    assert {at: found.get(at) for at in load.acked} == load.acked
 
 
 def test_a_stop_commits_what_is_not_flushed(brokers):

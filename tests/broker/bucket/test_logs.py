@@ -155,7 +155,8 @@ def test_a_missing_producer_state_is_read_from_the_log(tmp_path):
         await machine.flush()
         await machine.append(0, b"b")
         await machine.flush()
-        machine.bucket._uploads.submit(lambda: None).result()  # noqa: SLF001  # waits for the object
+        key = TOPIC.bytes, 0
+        machine.bucket._uploads.submit(key, lambda: None).result()  # noqa: SLF001  # waits for the object
         machine.close()
 
     async def read() -> bytes:

@@ -114,6 +114,11 @@ class BucketBroker:
         assert self._process is not None
         self._process.signal(signal.SIGCONT)
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.signal(number)
+
     def __enter__(self) -> Self:
         return self.start()
 

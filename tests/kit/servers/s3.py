@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -90,6 +91,16 @@ class S3Server:
         """End it like `kill -9`."""
         assert self._process is not None
         self._process.end(kill=True)
+
+    def pause(self) -> None:
+        """Pause it: connections are accepted, and no request gets a response."""
+        assert self._process is not None
+        self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Resume it after `pause`."""
+        assert self._process is not None
+        self._process.signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self.start()

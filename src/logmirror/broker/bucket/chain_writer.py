@@ -34,10 +34,14 @@ class ChainWriter:
         self._store, self._writer = store, writer
         self.epoch = self.next_sequence = self.oldest = 0
 
-    def take_over(self) -> None:
+    def take_over(self, behind: int | None = None) -> None:
         """Become the owner (K3).
 
+        Args:
+            behind: Only if the chain ends with this number, -1 if it is empty; None: in any case.
+
         Raises:
+            FencedError: The chain ends with another number.
             UnavailableError: The store cannot be reached, or others take over all the time.
             CorruptionError: The newest object is damaged.
         """
@@ -46,6 +50,8 @@ class ChainWriter:
                 s for n in self._store.tail(COMMITS).names if (s := sequence_of(n)) is not None
             ]
             epoch = 0
+            if behind not in {None, found[-1] if found else -1}:
+                raise FencedError("another broker took over this log dir", behind=behind)
             if found:
                 try:
                     newest = decode(self._store.read(commit_name(found[-1])))
@@ -57,6 +63,8 @@ class ChainWriter:
                 self.create(self.packed([Entry(Kind.FENCE, bytes(16))], self.oldest))
                 self.check()  # K4
             except FencedError:
+                if behind is not None:
+                    raise
                 continue
             return
         raise UnavailableError("other brokers take over this log dir all the time")

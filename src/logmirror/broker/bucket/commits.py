@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.bucket.commit_format import Entry, Kind
 from logmirror.broker.bucket.journal import MAX_OBJECT_BYTES, Submission
+from logmirror.broker.bucket.stop_deadline import GIVE_UP_S, not_stored
 from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.reading import StorageError
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _PIECE_BYTES: Final = MAX_OBJECT_BYTES // 2
 _TICK_S: Final = 1.0
-DRAIN_S: Final = 20.0
-"""How long a stopping broker waits for the bucket."""
 
 
 class _Place(NamedTuple):
@@ -240,9 +239,8 @@ class BucketCommit(GroupCommit):
                 log.take_offline(error)
 
     async def drain(self) -> None:
-        """Commit everything appended, and wait for it, at most `DRAIN_S`."""
-        deadline = self._loop.time() + DRAIN_S
-        self._bucket.journal.give_up_after(DRAIN_S)
+        """Commit everything appended, and wait for it, at most `GIVE_UP_S`."""
+        deadline = self._loop.time() + GIVE_UP_S
         while self._loop.time() < deadline:
             for log in {*self._scheduled, *self._timers, *self.unflushed.logs}:
                 if log not in self._running:
@@ -255,6 +253,16 @@ class BucketCommit(GroupCommit):
             else:
                 break
         self._ticker.cancel()
+
+    def check_drained(self) -> None:
+        """Check that everything appended is in the bucket.
+
+        Raises:
+            UnavailableError: It is not.
+        """
+        logs = [log for log in self._bucket.logs if log.failure is None]
+        if missing := sum(log.durable < log.log_end for log in logs):
+            raise not_stored(missing)
 
 
 def _ranges(segment: Segment, start: int, end: int, next_offset: int) -> Iterator[_Range]:

@@ -83,6 +83,16 @@ class Journal:
         self.objects = self.object_bytes = 0
         self._thread = threading.Thread(target=self._run, name="logmirror-commits", daemon=True)
 
+    @property
+    def end(self) -> int:
+        """The last number of the chain that is known to exist."""
+        return self._writer.next_sequence - 1
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another owner took the log dir over."""
+        return self._failure is not None
+
     def start(self) -> None:
         """Start the thread. What was submitted before is written then."""
         self._thread.start()
@@ -135,14 +145,12 @@ class Journal:
         self.submit(Submission(len(payload), lambda: [entry], done))
         return outcome
 
-    def give_up_after(self, timeout_s: float) -> None:
-        """Fail what is not durable by then, so that a stopping broker ends without the bucket."""
-        timer = threading.Timer(timeout_s, self.close, (0.0,))
-        timer.daemon = True
-        timer.start()
-
     def close(self, timeout_s: float) -> None:
-        """Write what was submitted, at most for some time, and end the thread."""
+        """End the thread when what was submitted is written, or the bucket does not respond.
+
+        Args:
+            timeout_s: How long to wait for that.
+        """
         with self._changed:
             self._closing.set()
             self._changed.notify_all()

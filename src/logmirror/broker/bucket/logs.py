@@ -1,24 +1,22 @@
 """A log dir in a bucket: opens its partitions, seals, removes and deletes.
 
-One thread uploads and deletes, in order. It tries again until the bucket responds: a segment's
-commits stay until its object exists, so nothing depends on when that is.
+`Uploads` tries again until the bucket responds: a segment's commits stay until its object exists,
+so nothing depends on when that is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import shutil
-import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
-from logmirror.broker.bucket.chain import PRODUCERS, commit_name
+from logmirror.broker.bucket.chain import COMMITS, PRODUCERS, commit_name
 from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshots, restore
 from logmirror.broker.bucket.files import BucketDisk
+from logmirror.broker.bucket.heartbeats import Heart
 from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.recovery import READERS, take_over
 from logmirror.broker.bucket.sealed_objects import (
@@ -29,21 +27,24 @@ from logmirror.broker.bucket.sealed_objects import (
     sealed_objects,
     upload,
 )
+from logmirror.broker.bucket.stop_deadline import StopDeadline
+from logmirror.broker.bucket.uploads import Uploads
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.broker.log.open_segments import read_open, remember
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
-from logmirror.clock import jittered_ms, new_nonce
+from logmirror.clock import new_nonce
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from logmirror.broker.bucket.chain import Key
+    from logmirror.broker.bucket.chain_writer import ChainWriter
     from logmirror.broker.bucket.tails import Stretch
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import TopicRow
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _COPY_BYTES: Final = 4 * 1024 * 1024
-_PAUSE_S: Final = 2.0
-_CLOSE_S: Final = 10.0
+_CLOSE_S: Final = 2.0
+_SAY_S: Final = 2.0
 
 
 class _Listed(NamedTuple):
@@ -73,13 +74,15 @@ class BucketLogs:
         interval_ms: See `Journal`.
         cache_bytes: See `BucketDisk`.
         max_files: As in `Disk`.
+        behind: As in `ChainWriter.take_over`.
 
     Raises:
+        FencedError: The chain does not end with the number `behind`.
         CorruptionError: A commit object is damaged or missing.
         UnavailableError: The bucket cannot be reached.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the settings of a bucket
         self,
         store: BlobStore,
         folder: Path,
@@ -87,12 +90,25 @@ class BucketLogs:
         interval_ms: int,
         cache_bytes: int,
         max_files: int | None = None,
+        behind: int | None = None,
     ) -> None:
         self._store, self._folder = store, folder
         self.disk = BucketDisk(store, cache_bytes=cache_bytes, max_files=max_files)
         self._spool = folder / ".logmirror" / "spool"
-        self._spool.mkdir(parents=True)
-        writer, self._recovered = take_over(store, bytes.fromhex(new_nonce()), self._spool)
+        self._spool.mkdir(parents=True, exist_ok=True)
+        self._heart: Heart | None = None
+        try:
+            writer, self._recovered = take_over(
+                store,
+                bytes.fromhex(new_nonce()),
+                self._spool,
+                behind=behind,
+                when_fenced=self._show_life,
+            )
+        except BaseException:
+            if self._heart is not None:
+                self._heart.stop()
+            raise
         self.epoch = writer.epoch
         self._coverage = self._recovered.coverage
         self.journal = Journal(writer, self._coverage, interval_ms=interval_ms)
@@ -102,10 +118,14 @@ class BucketLogs:
         self._in_bucket: dict[PartitionLog, str] = {}
         self._listed: dict[Key, _Listed | LogmirrorError] = {}
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
-        self._closing = threading.Event()
         self._removable: deque[int] = deque()
-        self._uploads = ThreadPoolExecutor(1, "logmirror-upload")
+        self._uploads = Uploads()
+        self._deadline = StopDeadline(self._give_up, folder)
         self.snapshots = Snapshots(self._snapshot_made)
+
+    def _show_life(self, owner: ChainWriter) -> None:
+        self._heart = Heart(self._store, owner.epoch)
+        self._heart.start()
 
     @property
     def logs(self) -> list[PartitionLog]:
@@ -186,7 +206,7 @@ class BucketLogs:
         with self.journal.lock:
             self._coverage.covered(key, begin or 0)
         if listed.deleted:
-            self._submit(lambda: self._delete_all(in_bucket, listed.deleted))
+            self._uploads.submit(key, lambda: self._delete_all(in_bucket, listed.deleted))
         if segments or listed.stretches:
             folder.mkdir(parents=True, exist_ok=True)
         if begin is None:
@@ -274,7 +294,7 @@ class BucketLogs:
         pending, self._pending = self._pending, []
         for key, in_bucket, segment, producers in pending:
             self._submit_upload(key, in_bucket, segment, segment.path, producers)
-        self._submit(self._remove_commits)
+        self._remove_soon()
 
     # Sealing
 
@@ -291,12 +311,16 @@ class BucketLogs:
                 first, after = segment.first, segment.next_offset
                 upload(self._store, in_bucket, first, after, _parts(path), producers)
                 self.disk.keep(path, segment.size_bytes)
-                self._forget_producers(in_bucket, after)
+                self._uploads.submit(
+                    (PRODUCERS, *key),
+                    lambda: self._forget_producers(in_bucket, after),
+                    covers_earlier=True,
+                )
             with self.journal.lock:
                 self._coverage.covered(key, segment.next_offset)
-            self._remove_commits()
+            self._remove_soon()
 
-        self._submit(run)
+        self._uploads.submit(key, run)
 
     def _forget_producers(self, in_bucket: str, offset: int) -> None:
         place = f"{PRODUCERS}/{in_bucket}"
@@ -304,6 +328,9 @@ class BucketLogs:
         for name in list(self._store.names(place)):
             if name < newest:
                 self._store.delete(f"{place}/{name}")
+
+    def _remove_soon(self) -> None:
+        self._uploads.submit(COMMITS, self._remove_commits, covers_earlier=True)
 
     def _remove_commits(self) -> None:
         with self.journal.lock:
@@ -315,9 +342,7 @@ class BucketLogs:
             failpoints.reach("bucket.removed")
 
     def _snapshot_made(self) -> None:
-        if not self._closing.is_set():
-            with contextlib.suppress(RuntimeError):  # the broker is stopping
-                self._submit(self._remove_commits)
+        self._remove_soon()
 
     # Deleting
 
@@ -331,9 +356,9 @@ class BucketLogs:
             self._delete_all(in_bucket, [segment.path.name for segment in segments])
             with self.journal.lock:
                 self._coverage.covered(key, segments[-1].next_offset)
-            self._remove_commits()
+            self._remove_soon()
 
-        self._submit(run).result()
+        self._uploads.submit(key, run).result()
 
     def _delete_all(self, in_bucket: str, names: list[str]) -> None:
         for name in names:
@@ -351,39 +376,30 @@ class BucketLogs:
             delete_topic(self._store, row.name, row.topic_id, row.partition_count)
             with self.journal.lock:
                 self._coverage.gone(row.topic_id.bytes)
-            self._remove_commits()
+            self._remove_soon()
 
-        self._submit(run).result()
+        self._uploads.drop(lambda key: isinstance(key, tuple) and row.topic_id.bytes in key)
+        self._uploads.submit(row.topic_id.bytes, run).result()
 
-    # The thread
+    # The end
 
-    def _submit(self, work: Callable[[], None]) -> Future[Any]:
-        return self._uploads.submit(self._until_done, work)
+    def begin_stop(self) -> None:
+        """Bound the time until `close` has ended."""
+        self._deadline.begin()
 
-    def _until_done(self, work: Callable[[], None]) -> None:
-        for attempt in itertools.count():
-            if self._closing.is_set():
-                raise UnavailableError("the broker is stopping")
-            try:
-                work()
-            except CorruptionError:
-                _LOG.exception("a segment could not be sealed; its commits stay")
-                raise
-            except LogmirrorError as error:
-                if attempt == 0:
-                    _LOG.warning("the bucket cannot be changed; it is tried again: %s", error)
-                self._closing.wait(jittered_ms(1000 * _PAUSE_S) / 1000)
-            except Exception:
-                _LOG.exception("a segment could not be sealed; its commits stay")
-                raise
-            else:
-                return
+    def _give_up(self) -> None:
+        self.journal.close(0)
+        self._uploads.close(0)
 
     def close(self) -> None:
         """End the threads."""
         self.journal.close(_CLOSE_S)
-        self._closing.set()
-        self._uploads.shutdown(cancel_futures=True)
+        self._uploads.close(_CLOSE_S)
+        if self._heart is not None:
+            self._heart.stop()
+            if not self.journal.is_fenced:
+                self._heart.say_stopped(self.journal.end, _SAY_S)
+        self._deadline.cancel()
 
 
 def _parts(path: Path) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from logmirror.broker.bucket.chain import Key
@@ -54,20 +55,31 @@ class Recovered:
     )
 
 
-def take_over(store: BlobStore, writer: bytes, spool: Path) -> tuple[ChainWriter, Recovered]:
+def take_over(
+    store: BlobStore,
+    writer: bytes,
+    spool: Path,
+    *,
+    behind: int | None = None,
+    when_fenced: Callable[[ChainWriter], object] = lambda _: None,
+) -> tuple[ChainWriter, Recovered]:
     """Become the owner of a log dir, and read its chain.
 
     Args:
         store: The log dir.
         writer: 8 random bytes.
         spool: An existing folder for copies of the commits; `Piece` points into it.
+        behind: As in `ChainWriter.take_over`.
+        when_fenced: Called before the chain is read, which may take long.
 
     Raises:
+        FencedError: As in `ChainWriter.take_over`.
         CorruptionError: A commit is damaged or missing.
         UnavailableError: The store cannot be reached.
     """
     owner = ChainWriter(store, writer)
-    owner.take_over()
+    owner.take_over(behind)
+    when_fenced(owner)
     failpoints.reach("bucket.fenced")
     sequences = owner.commits()
     found = Recovered()

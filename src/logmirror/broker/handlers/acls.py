@@ -16,6 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import LateChangeError, code_of
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import (
@@ -174,7 +175,10 @@ def _fault(acl: Acl) -> str | None:
 async def _change(broker: Broker, added: list[Acl], removed: list[Acl]) -> ErrorCode:
     if not added and not removed:
         return ErrorCode.NONE
-    return await broker.changes.run(_apply(broker, added, removed))
+    try:
+        return await broker.changes.run(_apply(broker, added, removed))
+    except LateChangeError as error:
+        return code_of(error)
 
 
 async def _apply(broker: Broker, added: list[Acl], removed: list[Acl]) -> ErrorCode:

@@ -20,6 +20,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import ADVERTISED_FROM, TRANSACTION_VERSION, VERSIONS, Api
+from logmirror.broker.changes import code_of
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import CLUSTER_NAME, Operation, ResourceType
@@ -205,9 +206,9 @@ async def _create_on_first_use(
         if refused.code == ErrorCode.TOPIC_ALREADY_EXISTS:  # created meanwhile by another request
             return ErrorCode.NONE, broker.topics.by_name.get(name)
         return refused.code, None
-    except LogmirrorError:
+    except LogmirrorError as error:
         _LOG.exception("topic %s could not be created", name)
-        return ErrorCode.KAFKA_STORAGE_ERROR, None
+        return code_of(error), None
 
 
 async def _topic_entity(  # noqa: PLR0913, PLR0917  # one topic of a response
@@ -277,7 +278,7 @@ async def create_topics(
             code, reason = ErrorCode.INVALID_CONFIG, refused.reason
         except LogmirrorError as error:
             _LOG.exception("topic %s could not be created", wanted.name)
-            code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
+            code, reason = code_of(error), error.message
         shows_configs = broker.authorizer.allows(
             caller, Operation.DESCRIBE_CONFIGS, _TOPIC, wanted.name
         )
@@ -371,7 +372,7 @@ async def delete_topics(
                 code, reason = refused.code, refused.reason
             except (LogmirrorError, OSError) as error:
                 _LOG.exception("topic %s could not be deleted", topic.name)
-                code, reason = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+                code, reason = code_of(error), str(error)
         results.append(
             kind.entity(
                 "DeletableTopicResult",
@@ -420,7 +421,7 @@ async def create_partitions(
             code, reason = refused.code, refused.reason
         except LogmirrorError as error:
             _LOG.exception("topic %s: partitions could not be added", wanted.name)
-            code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
+            code, reason = code_of(error), error.message
         results.append(
             kind.entity(
                 "CreatePartitionsTopicResult",

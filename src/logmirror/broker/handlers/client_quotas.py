@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import LateChangeError, code_of
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.quotas.entities import (
@@ -109,9 +110,11 @@ async def alter_client_quotas(
         wanted.setdefault(named, []).append(entry)
     outcomes: list[Outcome] = [(denied, None)] * len(wanted)
     if not denied:
-        outcomes = await broker.changes.run(
-            _alter(broker, wanted, validate_only=request.validate_only)
-        )
+        change = _alter(broker, wanted, validate_only=request.validate_only)
+        try:
+            outcomes = await broker.changes.run(change)
+        except LateChangeError as error:
+            outcomes = [(code_of(error), error.message)] * len(wanted)
     results = tuple(
         kind.entity(
             "EntryData",

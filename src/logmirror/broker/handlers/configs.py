@@ -18,6 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import code_of
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
@@ -297,5 +298,5 @@ async def _alter_one(
         code, reason = refused.code, refused.reason
     except LogmirrorError as error:
         _LOG.exception("topic %s could not be configured", resource.resource_name)
-        code, reason = ErrorCode.KAFKA_STORAGE_ERROR, error.message
+        code, reason = code_of(error), error.message
     return code, reason

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import code_of
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
@@ -108,7 +109,7 @@ async def _move(broker: Broker, topic: Topic | None, starts: dict[int, int]) -> 
         await broker.topics.delete_records(topic, starts)
     except RefusedTopicError as refused:
         return refused.code
-    except LogmirrorError:
+    except LogmirrorError as error:
         _LOG.exception("%s: records could not be deleted", topic.name)
-        return ErrorCode.KAFKA_STORAGE_ERROR
+        return code_of(error)
     return ErrorCode.NONE

@@ -21,6 +21,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import pooled
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.transactions import init_transactions
 from logmirror.broker.handlers.turns import Turns
@@ -62,7 +63,8 @@ async def init_producer_id(
         return await init_transactions(broker, header, request, caller)
     loop = asyncio.get_running_loop()
     try:
-        producer_id = await loop.run_in_executor(broker.changers, broker.store.next_producer_id)
+        work = loop.run_in_executor(broker.changers, broker.store.next_producer_id)
+        producer_id = await pooled(work, broker.options.change_timeout_s)
     except LogmirrorError:
         _LOG.exception("no producer id could be reserved")
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE

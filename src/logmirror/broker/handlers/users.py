@@ -18,6 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import code_of, pooled
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.scram import (
@@ -122,10 +123,11 @@ async def alter_user_scram_credentials(
     else:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(broker.changers, _alter, broker, request, codes)
-        except LogmirrorError:
+            work = loop.run_in_executor(broker.changers, _alter, broker, request, codes)
+            await pooled(work, broker.options.change_timeout_s)
+        except LogmirrorError as error:
             _LOG.exception("users could not be changed")
-            codes = dict.fromkeys(codes, ErrorCode.KAFKA_STORAGE_ERROR)
+            codes = dict.fromkeys(codes, code_of(error))
     turns = Turns()
     await turns.took(len(codes))
     results = tuple(

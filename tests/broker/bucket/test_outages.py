@@ -1,0 +1,178 @@
+"""A bucket that is away: what clients get meanwhile, and what is there afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kit.judges.clients import Message, produce
+from kit.runs.bucket_load import PARTITIONS, Load, Reading, create, stored
+from kit.servers.bucket_broker import BucketBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+pytestmark = pytest.mark.thinned
+SMALL = ("--override", "log.segment.bytes=100000")
+LATE_S = 20
+"""After which changes and producers get an error."""
+
+
+@pytest.fixture
+def brokers(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> Iterator[Callable[..., BucketBroker]]:
+    """Make brokers on one bucket, each with a machine of its own."""
+    with contextlib.ExitStack() as made:
+
+        def make(*options: str, **more: Any) -> BucketBroker:
+            folder = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
+            broker = BucketBroker(folder, s3_server, bucket, *SMALL, *options, **more)
+            made.callback(broker.__exit__)
+            return broker
+
+        yield make
+
+
+def code_of(request: Callable[[], object]) -> int:
+    """Return the error code of a request of an admin client."""
+    with pytest.raises(KafkaException) as raised:
+        request()
+    return int(raised.value.args[0].code())
+
+
+@pytest.mark.gate("it waits for an outage of 30 s")
+def test_changes_get_an_error_that_clients_retry_and_may_be_made_later(brokers, s3_server):
+    broker = brokers("--super-user", "User:ANONYMOUS").start()
+    create(broker, "t")
+    produce(broker.bootstrap, "t", [Message(value=b"x")] * 10, partition=2)
+    broker.stop()
+    broker.start()  # with no producer IDs in reserve
+    common = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
+    admin = AdminClient(common)
+    entry = ConfigEntry("retention.ms", "77", incremental_operation=AlterConfigOpType.SET)
+    setting = ConfigResource("topic", "t", incremental_configs=[entry])
+    acl = AclBinding(
+        ResourceType.TOPIC,
+        "t",
+        ResourcePatternType.LITERAL,
+        "User:me",
+        "*",
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+    group = Consumer({**common, "group.id": "readers", "enable.auto.commit": False})
+    idempotent = Producer({**common, "enable.idempotence": True})
+    s3_server.kill()
+    try:
+        began_s = time.monotonic()
+        timeout = {"request_timeout": 50}
+        changes = [
+            admin.create_topics([NewTopic("new", 2, 1)], **timeout)["new"],
+            admin.create_topics([NewTopic("newer", 2, 1)], **timeout)["newer"],
+            admin.incremental_alter_configs([setting], **timeout)[setting],
+            admin.create_partitions([NewPartitions("t", 6)], **timeout)["t"],
+            admin.create_acls([acl], **timeout)[acl],
+        ]
+        idempotent.produce("t", b"later", partition=0)
+        idempotent.poll(0)
+        group.commit(offsets=[TopicPartition("t", 2, 7)])
+        codes = [code_of(change.result) for change in changes]
+        assert LATE_S - 5 < time.monotonic() - began_s < LATE_S + 15
+    finally:
+        s3_server.start()
+    assert codes == [KafkaError.REQUEST_TIMED_OUT] * len(changes)
+    assert idempotent.flush(60) == 0
+    # What had begun was made, and what is repeated is made.
+    topics = admin.list_topics(timeout=20).topics
+    assert len(topics["new"].partitions) == 2
+    admin.create_topics([NewTopic("newer", 2, 1)])["newer"].result(30)
+    group.commit(offsets=[TopicPartition("t", 2, 8)], asynchronous=False)
+    group.close()
+    broker.kill()
+    broker.start()
+    again = Consumer({**common, "group.id": "readers"})
+    assert again.committed([TopicPartition("t", 2)], 20)[0].offset == 8
+    again.close()
+    assert {"new", "newer"} <= admin.list_topics(timeout=20).topics.keys()
+    assert list(stored(broker, "t").values()).count(b"later") == 1
+
+
+@pytest.mark.gate("it waits for an outage of a minute")
+def test_a_bucket_that_is_away_for_a_minute_loses_and_doubles_nothing(brokers, s3_server):
+    broker = brokers().start()
+    create(broker, "t")
+    idempotent = {"enable.idempotence": True, "message.timeout.ms": 300_000}
+    with (
+        Reading(broker.bootstrap, "t") as reading,
+        Load(broker.bootstrap, "t", **idempotent) as load,
+    ):
+        load.wait_for(500)
+        s3_server.kill()
+        try:
+            time.sleep(60)
+            acked = len(load.acked)
+            assert broker.alive
+        finally:
+            s3_server.start()
+        load.wait_for(500)
+        load.__exit__()
+        assert load.flush() == 0
+        reading.wait_for(load.sent)
+    assert load.failures == reading.errors == []
+    assert len(load.acked) > acked
+    assert stored(broker, "t") == load.acked == reading.found()
+    assert len(set(load.acked.values())) == load.sent
+    broker.kill()
+    broker.start()
+    assert stored(broker, "t") == load.acked
+    assert len({partition for partition, _ in load.acked}) == PARTITIONS
+
+
+@pytest.mark.parametrize("bucket_is", ["away", "silent"])
+def test_a_stop_without_the_bucket_ends_within_ten_seconds(brokers, s3_server, bucket_is):
+    broker = brokers().start()
+    create(broker, "t")
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    with Load(broker.bootstrap, "t", **{"message.timeout.ms": 5_000}) as load:
+        load.wait_for(100)
+        (s3_server.kill if bucket_is == "away" else s3_server.pause)()
+        try:
+            creation = admin.create_topics([NewTopic("new", 1, 1)], request_timeout=30)["new"]
+            sent = load.sent
+            load.wait_for_sent(sent + 100)
+            began_s = time.monotonic()
+            code = broker.stop()
+            took_s = time.monotonic() - began_s
+        finally:
+            (s3_server.start if bucket_is == "away" else s3_server.resume)()
+    load.flush()
+    assert code == 75
+    assert took_s < 10 + 3  # and what it takes to stop and to start programs on a busy machine
+    assert b"its bucket cannot be written" in broker.log.read_bytes()
+    assert not (broker.work_dir / "logmirror-work").exists()
+    with pytest.raises(KafkaException):
+        creation.result()
+    broker.start()
+    found = stored(broker, "t")
+    assert {at: found.get(at) for at in load.acked} == load.acked

@@ -1,0 +1,197 @@
+"""A standby takes a log dir in a real bucket over when its owner is gone, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+import urllib.request
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+
+import pytest
+
+from kit.fakes.s3_proxy import S3Proxy
+from kit.runs.bucket_load import Load, Reading, create, stored
+from kit.servers.bucket_broker import BucketBroker
+from kit.servers.machine import HOST, free_ports
+from kit.tiers import sized
+from logmirror.cli import commands
+from logmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+pytestmark = pytest.mark.thinned
+TIMEOUT_S = 9
+SMALL = ("--override", "log.segment.bytes=100000")
+TAKEOVERS = sized(1, 2, 6)
+
+
+def wait_until(is_true: Callable[[], object], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def machines(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> Iterator[Callable[..., BucketBroker]]:
+    """Make brokers on one bucket, each with a machine of its own."""
+    with contextlib.ExitStack() as made:
+
+        def make(*options: str, **more: Any) -> BucketBroker:
+            folder = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
+            broker = BucketBroker(folder, s3_server, bucket, *SMALL, *options, **more)
+            made.callback(broker.__exit__)
+            return broker
+
+        yield make
+
+
+def waits(standby: BucketBroker) -> BucketBroker:
+    standby.start(waits=False)
+    wait_until(lambda: b"standby: waiting" in standby.log.read_bytes())
+    return standby
+
+
+def listens(broker: BucketBroker) -> bool:
+    return b"\nlistening on " in b"\n" + broker.log.read_bytes()
+
+
+@pytest.mark.parametrize("end", ["kill", "pause"])
+def test_clients_of_an_owner_that_is_gone_continue_at_the_standby(machines, end):
+    owner, standby = machines("--standby").start(), machines("--standby")
+    create(owner, "t")
+    waits(standby)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, standby.port), 1)
+    addresses = f"{owner.bootstrap},{standby.bootstrap}"
+    idempotent = {"enable.idempotence": True}
+    with Reading(addresses, "t") as reading, Load(addresses, "t", **idempotent) as load:
+        for _ in range(TAKEOVERS):
+            load.wait_for(500)
+            (owner.kill if end == "kill" else owner.pause)()
+            wait_until(lambda broker=standby: listens(broker), 40)
+            load.wait_for(100)
+            if end == "pause":
+                owner.resume()
+                assert owner.wait() == 69
+            owner, standby = standby, owner
+            standby.log.unlink()
+            waits(standby)
+        load.wait_for(100)
+        load.__exit__()
+        assert load.flush() == 0
+        reading.wait_for(load.sent)
+    assert load.failures == reading.errors == []
+    found = stored(owner, "t")
+    assert found == load.acked == reading.found()
+    assert len(set(found.values())) == len(found) == load.sent
+    assert standby.stop() == 0
+    assert owner.alive
+
+
+def test_an_owner_that_stops_hands_over_at_once(machines):
+    owner, standby = machines().start(), waits(machines("--standby"))
+    wait_until(lambda: b"the owner has epoch 1" in standby.log.read_bytes())
+    assert owner.stop() == 0
+    began_s = time.monotonic()
+    wait_until(lambda: listens(standby), 40)
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    assert b"the owner of epoch 1 has stopped" in standby.log.read_bytes()
+
+
+def test_one_of_two_standbys_takes_over_and_the_other_one_waits_for_it(machines):
+    owner = machines().start()
+    standbys = [waits(machines("--standby")) for _ in range(2)]
+    owner.kill()
+    wait_until(lambda: any(map(listens, standbys)), 40)
+    [second] = [one for one in standbys if not listens(one)]
+    [first] = [one for one in standbys if one is not second]
+    wait_until(lambda: b"the owner has epoch 2" in second.log.read_bytes())
+    create(first, "t")
+    assert first.stop() == 0
+    wait_until(lambda: listens(second), 40)
+    assert b"the owner of epoch 2 has stopped" in second.log.read_bytes()
+
+
+@pytest.mark.gate("it waits for an outage")
+def test_an_owner_is_not_suspected_while_the_bucket_is_away(machines, s3_server):
+    owner, standby = machines().start(), machines("--standby", "--standby-timeout-ms", "5000")
+    waits(standby)
+    s3_server.kill()
+    try:
+        wait_until(lambda: b"the owner is not suspected" in standby.log.read_bytes(), 60)
+    finally:
+        s3_server.start()
+    wait_until(lambda: b"the bucket responds again" in standby.log.read_bytes(), 60)
+    create(owner, "t")
+    time.sleep(6)  # longer than its timeout
+    assert owner.alive
+    assert not listens(standby)
+    assert b"taking over" not in standby.log.read_bytes()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_standby_that_is_stopped_leaves_the_owner_alone(machines, end):
+    owner, standby = machines().start(), waits(machines("--standby"))
+    standby.signal(end)
+    assert standby.wait() == 0
+    create(owner, "t")
+
+
+def test_the_monitoring_port_of_a_standby_says_what_it_waits_for(machines):
+    port = free_ports(1)[0]
+    owner = machines().start()
+    standby = waits(machines("--standby", "--monitoring-port", str(port)))
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=20) as response:
+                return response.status, response.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert get("/livez")[0] == 200
+    assert get("/readyz")[0] == 503
+    assert "standby" in get("/readyz")[1]
+    wait_until(lambda: json.loads(get("/status.json")[1])["owner_epoch"] == 1)
+    assert get("/metrics")[0] == 200
+    owner.stop()
+    wait_until(lambda: listens(standby), 40)
+    assert get("/readyz")[0] == 200
+
+
+@pytest.mark.gate("it counts for 20 s")
+def test_a_standby_costs_one_request_and_an_owner_two_in_two_seconds(machines, s3_server, tmp_path):
+    """And the owner lists the chain every 5 s, as it does without a standby."""
+    with (
+        S3Proxy(s3_server.endpoint, lambda _: None) as of_owner,
+        S3Proxy(s3_server.endpoint, lambda _: None) as of_standby,
+    ):
+        machines(endpoint=of_owner.endpoint).start()
+        waits(machines("--standby", endpoint=of_standby.endpoint))
+        time.sleep(10)  # what a start has to do is done
+        before = Counter(of_owner.asked), Counter(of_standby.asked)
+        time.sleep(20)
+        owner, standby = of_owner.asked - before[0], of_standby.asked - before[1]
+    assert owner.keys() <= {"PutObject", "DeleteObject", "ListObjectsV2"}
+    assert 5 <= owner["PutObject"] <= 11
+    assert owner["DeleteObject"] <= 11
+    assert owner["ListObjectsV2"] <= 5
+    assert standby.keys() == {"ListObjectsV2"}
+    assert 5 <= standby["ListObjectsV2"] <= 15
+
+
+def test_a_standby_is_for_a_bucket(tmp_path):
+    with pytest.raises(UsageError, match="--standby is for a log directory in a bucket"):
+        commands.run_plain(["broker", "--log-dir", str(tmp_path), "--standby"])
