@@ -111,6 +111,14 @@ class Coverage:
         """The oldest commit that is needed."""
         return self._commits[0].sequence if self._commits else 0
 
+    def since_snapshot(self) -> dict[str, int]:
+        """Return how many commits are behind the last snapshot of each database in the chain."""
+        if not self._commits:
+            return {}
+        newest, oldest = self._commits[-1].sequence, self.oldest
+        names = {*self._snapshots, *(name for one in self._commits for name in one.names)}
+        return {name: newest - self._snapshots.get(name, oldest - 1) for name in sorted(names)}
+
     def add(
         self, sequence: int, entries: Iterable[Entry], at_ms: int, *, is_fence: bool = False
     ) -> None:

@@ -37,6 +37,7 @@ from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
 from logmirror.clock import jittered_ms, new_nonce
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
     import uuid
@@ -89,6 +90,7 @@ class BucketLogs:
         max_files: int | None = None,
     ) -> None:
         self._store, self._folder = store, folder
+        self.requests = counts_of(store)
         self.disk = BucketDisk(store, cache_bytes=cache_bytes, max_files=max_files)
         self._spool = folder / ".logmirror" / "spool"
         self._spool.mkdir(parents=True)
@@ -104,6 +106,7 @@ class BucketLogs:
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
         self._closing = threading.Event()
         self._removable: deque[int] = deque()
+        self.sealed_objects = self.sealed_bytes = 0
         self._uploads = ThreadPoolExecutor(1, "logmirror-upload")
         self.snapshots = Snapshots(self._snapshot_made)
 
@@ -121,6 +124,11 @@ class BucketLogs:
     def key_of(self, log: PartitionLog) -> Key:
         """Return topic ID and partition of a log."""
         return self._keys[log]
+
+    def chain_state(self) -> tuple[int, dict[str, int]]:
+        """Return how many commits a start would read, and `Coverage.since_snapshot`."""
+        with self.journal.lock:
+            return len(self._coverage), self._coverage.since_snapshot()
 
     def holding(self, before_ms: int, most: int) -> list[tuple[PartitionLog, int]]:
         """Return the logs that hold old commits (`Coverage.holding`)."""
@@ -290,6 +298,8 @@ class BucketLogs:
             if not segment.is_deleted:
                 first, after = segment.first, segment.next_offset
                 upload(self._store, in_bucket, first, after, _parts(path), producers)
+                self.sealed_objects += 1
+                self.sealed_bytes += segment.size_bytes
                 self.disk.keep(path, segment.size_bytes)
                 self._forget_producers(in_bucket, after)
             with self.journal.lock:
