@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logmirror import failpoints
+from logmirror.broker.bucket import bundles
+from logmirror.broker.bucket.bundles import Bundler
 from logmirror.broker.bucket.chain import PRODUCERS, commit_name
 from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshots, restore
 from logmirror.broker.bucket.files import BucketDisk
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from logmirror.broker.bucket.bundles import Bundle
     from logmirror.broker.bucket.chain import Key
     from logmirror.broker.bucket.tails import Stretch
     from logmirror.broker.log.segment_cache import SegmentCache
@@ -95,9 +98,13 @@ class BucketLogs:
         self._spool = folder / ".logmirror" / "spool"
         self._spool.mkdir(parents=True)
         writer, self._recovered = take_over(store, bytes.fromhex(new_nonce()), self._spool)
-        self.epoch = writer.epoch
+        self._owner, self.epoch = writer, writer.epoch
         self._coverage = self._recovered.coverage
         self.journal = Journal(writer, self._coverage, interval_ms=interval_ms)
+        self._bundler = Bundler()
+        for one in self._recovered.bundles:
+            self._bundler.exists(one)
+        self.journal.when_created = self._bundle
         self.journal.start()
         self._keys: dict[PartitionLog, Key] = {}
         self._by_key: dict[Key, PartitionLog] = {}
@@ -156,10 +163,11 @@ class BucketLogs:
     def _list(self, row: TopicRow, number: int) -> _Listed | LogmirrorError:
         folder, start = folder_of(row.name, row.topic_id, number), row.log_starts.get(number, 0)
         try:
-            objects, deleted = sealed_objects(self._store, folder, start)
-            end = objects[-1].next if objects else None
-            tail = self._recovered.tails.get((row.topic_id.bytes, number))
-            stretches = tail.stretches(end, start) if tail is not None else []
+            with self._owner.opening():
+                objects, deleted = sealed_objects(self._store, folder, start)
+                end = objects[-1].next if objects else None
+                tail = self._recovered.tails.get((row.topic_id.bytes, number))
+                stretches = tail.stretches(end, start) if tail is not None else []
             begin = end if end is not None else stretches[0].first if stretches else start
             producers = self._read_producers(folder, begin) if begin else None
         except (CorruptionError, UnavailableError) as error:
@@ -323,6 +331,24 @@ class BucketLogs:
             self._store.delete(commit_name(self._removable[0]))
             self._removable.popleft()
             failpoints.reach("bucket.removed")
+
+        with self.journal.lock:
+            oldest = self._coverage.oldest
+        for bundle in self._bundler.take_deletable(oldest):
+            self._store.delete(bundle.name)
+
+    def _bundle(self, sequence: int, data: bytes) -> None:
+        due = self._bundler.add(sequence, data)
+        if due is not None:
+            with contextlib.suppress(RuntimeError):  # the broker is stopping
+                self._submit(lambda: self._create_bundle(*due))
+
+    def _create_bundle(self, bundle: Bundle, data: bytes) -> None:
+        with self.journal.lock:
+            is_needed = bundle.last >= self._coverage.oldest
+        if is_needed:
+            bundles.create(self._store, bundle, data)
+            self._bundler.exists(bundle)
 
     def _snapshot_made(self) -> None:
         if not self._closing.is_set():
