@@ -221,6 +221,9 @@ def _latency(quantile: float, api: str) -> tuple[str, str]:
 _ALL_REQUESTS: Final = "rate(logmirror_broker_request_seconds_count[$__rate_interval])"
 _ALL_ERRORS: Final = "rate(logmirror_broker_request_errors_total[$__rate_interval])"
 _NOT_ON_DISK: Final = "logmirror_broker_log_end_offsetOF - logmirror_broker_durable_offsetOF"
+_BUCKET_REQUESTS: Final = "rate(logmirror_broker_bucket_requests_total[$__rate_interval])"
+_BUCKET_BYTES: Final = "rate(logmirror_broker_bucket_bytes_total[$__rate_interval])"
+_MISSES: Final = "rate(logmirror_broker_local_copies_misses_total[$__rate_interval])"
 BROKER_PANELS: Final = (
     Panel("Ready", (("min(logmirror_ready)", "ready"),), kind="stat", width=4),
     Panel("Topics", (("sum(logmirror_broker_topics)", "topics"),), kind="stat", width=4),
@@ -285,6 +288,36 @@ BROKER_PANELS: Final = (
         (("topk(20, logmirror_broker_log_bytesOF)", "{{topic}}-{{partition}}"),),
         unit="bytes",
         kind="table",
+    ),
+    Panel(
+        "Requests to buckets",
+        ((f"sum by (of, kind) ({_BUCKET_REQUESTS})", "{{of}}: {{kind}}"),),
+        unit="ops",
+        about="What a store is paid for: puts and lists cost most. Empty without a bucket.",
+    ),
+    Panel(
+        "Bytes to and from buckets",
+        ((f"sum by (of, kind) ({_BUCKET_BYTES})", "{{of}}: {{kind}}"),),
+        unit="Bps",
+    ),
+    Panel(
+        "Commit objects that a start would read",
+        (
+            ("logmirror_broker_commits_held", "all"),
+            ("logmirror_broker_commits_since_snapshot", "since the snapshot of {{database}}"),
+        ),
+    ),
+    Panel(
+        "Oldest record that is not in the bucket",
+        (("logmirror_broker_oldest_unflushed_seconds", "age"),),
+        unit="s",
+    ),
+    Panel(
+        "Local copies of objects",
+        (
+            ("logmirror_broker_local_copies_bytes", "{{of}}, bytes"),
+            (f"sum by (of) ({_MISSES})", "{{of}}, fetched per second"),
+        ),
     ),
     Panel(
         "Memory and CPU",

@@ -147,7 +147,13 @@ def test_a_scrape_of_1000_partitions_is_cheap():
         failure=None,
     )
     topics = {f"t{n}": SimpleNamespace(name=f"t{n}", logs=(log,) * 10) for n in range(100)}
-    made = SimpleNamespace(topics=SimpleNamespace(by_name=topics), traffic=Traffic())
+    made = SimpleNamespace(
+        topics=SimpleNamespace(by_name=topics),
+        traffic=Traffic(),
+        options=SimpleNamespace(archives=()),
+        commits=None,
+        copies=None,
+    )
     connections = SimpleNamespace(open=(), is_stopping=False)
     values, views = BrokerValues(made, connections), BrokerViews(made, connections)
     exposition = Exposition(values, views, catalogue=BROKER_CATALOGUE)

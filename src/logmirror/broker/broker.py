@@ -16,6 +16,7 @@ from logmirror.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from logmirror.broker.archives.copies import LocalCopies
     from logmirror.broker.group_service import GroupService
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
@@ -78,6 +79,9 @@ class Broker:
     quotas: ClientQuotas = field(default_factory=ClientQuotas)
     changes: Changes = field(default_factory=Changes)
     """Changes of ACLs and quotas."""
+
+    copies: LocalCopies | None = None
+    """Those of mounted archives."""
 
 
 @dataclass(slots=True)

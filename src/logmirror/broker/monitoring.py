@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.bucket_monitoring import BucketValues
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.monitoring import broker_metrics as catalogue
 from logmirror.monitoring.http import serve
@@ -85,10 +86,12 @@ class BrokerValues:
             catalogue.OFFLINE: lambda: [((), len(_offline(broker)))],
             catalogue.CONNECTIONS: lambda: [((), len(connections.open))],
         }
+        self._bucket = BucketValues(broker.commits, broker.options.archives, broker.copies)
 
     def numbers(self, metric: Metric, now_s: float = 0) -> Numbers:  # noqa: ARG002  # no ages
         """Return the values of a gauge or counter, by labels."""
-        return self._numbers[metric]()
+        found = self._numbers.get(metric)
+        return self._bucket.numbers(metric) if found is None else found()
 
     def distributions(self, metric: Metric) -> list[tuple[Labels, Distribution]]:  # noqa: ARG002  # one histogram
         """Return the latency of requests, by API."""

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from logmirror.broker.archives.copies import LocalCopies
     from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.options import BrokerOptions
     from logmirror.stores.base import BlobStore
@@ -200,7 +201,7 @@ async def _serve(
         topics.load()
         commits.opened()
         await topics.create_missing()
-        unmount = await _mount(options, topics, disk, cache)
+        copies, unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
         transactions = _transactions(options, groups, state, store, topics, commits, changers)
         broker = Broker(
@@ -220,6 +221,7 @@ async def _serve(
             changes=Changes(options.change_timeout_s),
             checkers=checkers,
             port=bound[0].port,
+            copies=copies,
         )
         connections = Connections(broker, max_connections)
         servers = [await accept(one, connections) for one in bound]
@@ -278,18 +280,18 @@ def _commits(
 
 async def _mount(
     options: BrokerOptions, topics: Topics, disk: Disk, cache: SegmentCache
-) -> Callable[[], Awaitable[None]]:
-    """Mount the archives; returns what stops following them."""
+) -> tuple[LocalCopies | None, Callable[[], Awaitable[None]]]:
+    """Mount the archives; returns their copies, and what stops following them."""
     if not options.archives:
-        return functools.partial(asyncio.sleep, 0)
-    from logmirror.broker.archives.copies import LocalCopies  # noqa: PLC0415  # only for archives
+        return None, functools.partial(asyncio.sleep, 0)
+    from logmirror.broker.archives import copies as local  # noqa: PLC0415  # only for archives
     from logmirror.broker.archives.mounts import Mounts  # noqa: PLC0415  # the same
 
     folder = options.log_dir / PRIVATE / "archive-copies"
-    copies = LocalCopies(folder, cache, options.archive_cache_bytes)
+    copies = local.LocalCopies(folder, cache, options.archive_cache_bytes)
     mounts = Mounts(options.archives, topics, disk, cache, copies=copies)
     await mounts.open()
-    return mounts.close
+    return copies, mounts.close
 
 
 def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Housekeeping, Compactor]:

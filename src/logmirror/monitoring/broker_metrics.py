@@ -96,7 +96,81 @@ OFFLINE: Final = _metric(
 )
 CONNECTIONS: Final = _metric("connections", "gauge", "connections", "Open connections.")
 
+REQUESTS: Final = ("of", "kind")
+COPIES: Final = ("of",)
+BUCKET_REQUESTS: Final = _metric(
+    "bucket_requests_total",
+    "counter",
+    "requests",
+    "Requests to the bucket of the log directory (`log`) or of mounted archives (`archives`). Each "
+    "attempt counts. Kinds are `put`, `get` with HEAD, `list` and `delete`.",
+    REQUESTS,
+)
+BUCKET_BYTES: Final = _metric(
+    "bucket_bytes_total",
+    "counter",
+    "bytes",
+    "Bytes of objects in these requests: sent with `put`, received with `get`.",
+    REQUESTS,
+)
+COPIES_BYTES: Final = _metric(
+    "local_copies_bytes",
+    "gauge",
+    "bytes",
+    "Local copies of objects: of sealed segments in a bucket (`log`), of archives (`archives`).",
+    COPIES,
+)
+COPIES_HITS: Final = _metric(
+    "local_copies_hits_total",
+    "counter",
+    "files",
+    "Copies that were here when they were needed.",
+    COPIES,
+)
+COPIES_MISSES: Final = _metric(
+    "local_copies_misses_total",
+    "counter",
+    "files",
+    "Copies that were not, and were made from an object.",
+    COPIES,
+)
+COMMIT_OBJECTS: Final = _metric(
+    "commit_objects_total", "counter", "objects", "Commit objects that were created in the bucket."
+)
+COMMIT_BYTES: Final = _metric("commit_bytes_total", "counter", "bytes", "Their bytes.")
+COMMITS_HELD: Final = _metric(
+    "commits_held", "gauge", "objects", "Commit objects that a start would read now."
+)
+COMMITS_SINCE_SNAPSHOT: Final = _metric(
+    "commits_since_snapshot",
+    "gauge",
+    "objects",
+    "Commit objects behind the last snapshot of one of the broker's databases.",
+    ("database",),
+)
+SEALED_OBJECTS: Final = _metric(
+    "sealed_objects_total",
+    "counter",
+    "objects",
+    "Objects of full segments that were created in the bucket.",
+)
+SEALED_BYTES: Final = _metric("sealed_bytes_total", "counter", "bytes", "Their bytes.")
+UNFLUSHED_SECONDS: Final = _metric(
+    "oldest_unflushed_seconds",
+    "gauge",
+    "seconds",
+    "Age of the oldest record that is not in the bucket yet. 0: all of them are.",
+)
+
+BUCKET_CATALOGUE: Final = (
+    *(BUCKET_REQUESTS, BUCKET_BYTES, COPIES_BYTES, COPIES_HITS, COPIES_MISSES),
+    *(COMMIT_OBJECTS, COMMIT_BYTES, COMMITS_HELD, COMMITS_SINCE_SNAPSHOT),
+    *(SEALED_OBJECTS, SEALED_BYTES, UNFLUSHED_SECONDS),
+)
+"""Those that have values only with a log directory in a bucket or with mounted archives."""
+
 BROKER_CATALOGUE: Final = (
     *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS, THROTTLED),
     *(LOG_START, LOG_END, HIGH_WATERMARK, DURABLE, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
+    *BUCKET_CATALOGUE,
 )

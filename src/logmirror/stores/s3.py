@@ -90,6 +90,7 @@ class S3Store:
     ) -> None:
         self.location = location
         self._calls, self._clock = calls or Calls(location, clock), clock
+        self.requests = self._calls.counts
         self.held_bytes = held_bytes or MEMORY_BYTES
         self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
         self._held: dict[str, bytes] = {}
@@ -298,7 +299,7 @@ class S3Store:
         """Raise ReplacesError for a store that replaces existing objects; see `s3_probe`."""
 
         def put(name: str, body: BinaryIO) -> None:
-            calls = Calls(self.location, SYSTEM_CLOCK)
+            calls = Calls(self.location, SYSTEM_CLOCK, self.requests)
             try:
                 calls.write("put_object", Key=self._key(name), Body=body, IfNoneMatch="*")
             except ConflictError as error:

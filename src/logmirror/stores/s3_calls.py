@@ -41,6 +41,7 @@ from urllib3.exceptions import HTTPError
 
 from logmirror.clock import Clock, jittered_ms
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.stores.request_counts import RequestCounts
 from logmirror.stores.s3_transport import Limit, limited, use_limits
 
 if TYPE_CHECKING:
@@ -199,10 +200,14 @@ class Calls:
     Args:
         location: Bucket, endpoint, credentials.
         clock: Measures deadlines and waits.
+        counts: Counts the requests; None: counters of its own.
     """
 
-    def __init__(self, location: S3Location, clock: Clock) -> None:
+    def __init__(
+        self, location: S3Location, clock: Clock, counts: RequestCounts | None = None
+    ) -> None:
         self._location, self._clock = location, clock
+        self.counts = counts or RequestCounts()
         self._clients: dict[S3Identity, Any] = {}
         self._is_down = False
         self._retry_at_ms = 0
@@ -255,6 +260,7 @@ class Calls:
             response = self._send(self._location.read, "get_object", {"Key": key, **extent})
             with contextlib.closing(response["Body"]) as stream:
                 data: bytes = stream.read()
+            self.counts.received(len(data))
             return data
 
         return self._run(fetch, "get_object", bytes_max=bytes_max)
@@ -264,6 +270,8 @@ class Calls:
     ) -> Mapping[str, Any]:
         call = getattr(self._client(identity), operation)
         extra = self._location.encryption if operation in _ENCRYPTED else {}
+        body = arguments.get("Body")
+        self.counts.sent(operation, len(body) if isinstance(body, bytes | bytearray) else 0)
         response: Mapping[str, Any] = call(Bucket=self._location.bucket, **extra, **arguments)
         return response
 

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logmirror.broker.bucket.chain import Coverage, commit_name, needed
+from logmirror.broker.bucket import bundles
+from logmirror.broker.bucket.bundles import Bundle, Bundler, chosen
+from logmirror.broker.bucket.chain import SNAPSHOT_COMMITS, Coverage, commit_name, needed
 from logmirror.broker.bucket.chain_writer import ChainWriter
 from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, decode, encode, of_database
+from logmirror.broker.bucket.recovery import take_over
 from logmirror.broker.bucket.tails import Piece, Stretch, Tail
 from logmirror.errors import CorruptionError, FencedError, OutcomeUnknownError
 from logmirror.testing.memory_store import MemoryStore
@@ -160,6 +163,79 @@ def test_a_deleted_topic_needs_nothing():
     coverage.add(1, [data(5, 7)], 0)
     coverage.gone(TOPIC)
     assert coverage.take_removable() == [0]
+
+
+def test_a_snapshot_is_due_after_some_commits_and_a_large_one_after_more():
+    def first_due(snapshot_bytes: int, commit_bytes: int = 0) -> int:
+        coverage = Coverage()
+        coverage.add(0, [of_database(Kind.SNAPSHOT, "broker", bytes(snapshot_bytes))], 0)
+        for sequence in range(1, 5_000):
+            coverage.add(sequence, [data(sequence, sequence + 1, bytes(commit_bytes))], 0)
+            if "broker" in coverage.holding(0, most=10_000).names:
+                return sequence
+        return 0
+
+    assert first_due(10) == SNAPSHOT_COMMITS + 1
+    assert first_due(10_000_000) == 10_000_000 // 8192 + 1
+    assert 60 <= first_due(10, 1 << 20) <= 70
+
+
+def test_commits_of_many_bytes_are_sealed_early():
+    coverage = Coverage()
+    for sequence in range(10):
+        coverage.add(sequence, [data(sequence, sequence + 1, bytes(100))], 0)
+    assert coverage.holding(0, most=10, most_bytes=1_000) == ({}, set())
+    assert coverage.holding(0, most=10, most_bytes=600) == ({(TOPIC, 0): 4}, set())
+
+
+@given(st.integers(0, 2**60), st.lists(st.binary(max_size=50), max_size=5))
+def test_a_bundle_is_decoded_as_it_was_encoded(first, bodies):
+    whole = bundles.encode(first, bodies)
+    assert bundles.decode(whole) == dict(enumerate(bodies, first))
+    damaged = bytearray(whole)
+    damaged[len(whole) - len(b"".join(bodies)) - 1] ^= 1
+    with pytest.raises(CorruptionError):
+        bundles.decode(bytes(damaged))
+
+
+def test_a_start_reads_bundles_where_there_are_any():
+    one, two = Bundle(3, 5), Bundle(9, 10)
+    assert chosen([two, one], range(2, 12)) == [2, one, 6, 7, 8, two, 11]
+    assert chosen([two, one], [5, 6, 10]) == [one, 6, two]
+    assert chosen([], [1]) == [1]
+
+
+def test_what_is_not_small_is_not_bundled():
+    bundler = Bundler(least=2, most=3)
+    assert [bundler.add(number, b"x") for number in range(3)] == [None] * 3
+    assert bundler.add(3, b"x") == (Bundle(0, 2), bundles.encode(0, [b"x"] * 3))
+    assert bundler.add(4, bytes(bundles.MOST_BYTES)) is None
+    assert bundler.add(5, b"x") is None
+    assert bundler.add(7, b"x") is None  # a number of another owner is between
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut", "changed"])
+def test_a_bundle_that_is_missing_or_damaged_costs_requests_only(tmp_path, damage):
+    store = MemoryStore()
+    owner = ChainWriter(store, b"o" * 8)
+    owner.take_over()
+    bundler = Bundler(least=2, most=10)
+    due = None
+    for number in range(11):
+        packed = owner.packed([data(number, number + 1, b"%d" % number)], 0)
+        due = bundler.add(owner.create(packed), packed)
+    assert due is not None
+    bundles.create(store, *due)
+    name = due[0].name
+    if damage == "removed":
+        store.before = lambda *at: store.objects.pop(name, None) if at == ("read", name) else None
+    elif damage == "cut":
+        store.objects[name] = store.objects[name][:-5]
+    else:
+        store.objects[name] = due[1][:-1] + b"?"
+    _, found = take_over(store, b"n" * 8, tmp_path)
+    pieces = found.tails[TOPIC, 0].pieces
+    assert [one.file.read_bytes() for one in pieces] == [b"%d" % number for number in range(11)]
 
 
 def test_what_holds_old_commits_is_known():

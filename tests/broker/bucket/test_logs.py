@@ -218,6 +218,6 @@ def test_the_working_folder_has_a_limit(tmp_path):
     disk.open_for_reading(tmp_path / "3")
     disk.open_for_reading(tmp_path / "0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "3"]
-    assert disk.fetched_files == 6
+    assert (disk.hits, disk.misses, disk.held_bytes) == (1, 6, 200)
     with pytest.raises(OSError, match="could not be fetched"):
         disk.open_for_reading(tmp_path / "missing")

@@ -9,6 +9,7 @@ import pytest
 from kit.runs.bucket_owners import Crashed, World
 from kit.tiers import sized
 from logmirror.broker.bucket import chain_writer
+from logmirror.broker.bucket.bundles import BUNDLES
 from logmirror.broker.bucket.chain import Coverage
 from logmirror.broker.bucket.chain_writer import ChainWriter
 from logmirror.errors import FencedError, LogmirrorError
@@ -24,7 +25,7 @@ _BUG_SEEDS = 2_000
 
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
-    crashed = fenced = acked = 0
+    crashed = fenced = acked = bundled = 0
     for seed in range(SEEDS):
         world = World(seed, tmp_path / str(seed))
         problems = world.run()
@@ -33,7 +34,9 @@ def test_no_seed_loses_anything(tmp_path):
         fenced += any(type(one.end) is FencedError for one in world.turns.owners)
         acked += len(world.acked)
         kinds |= {name.split("/")[0] for name in world.store.objects}
+        bundled += any(name.startswith(BUNDLES) for name in world.store.objects)
     assert len(kinds) == 2  # commits and objects
+    assert bundled > SEEDS / 4
     assert min(crashed, fenced) > SEEDS / 4
     assert acked > 10 * SEEDS
 
@@ -104,6 +107,10 @@ def _take_over_without_fence(self: Any) -> None:
     """Begin behind what is there, as if no other owner could write."""
     found = list(self._store.names(chain_writer.COMMITS))
     self.epoch, self.next_sequence = len(found) + 1, 1_000 * (1 + int(self._writer))
+
+
+def test_a_bundle_of_what_is_not_in_the_chain_is_found(tmp_path):
+    assert found_by(tmp_path, bug="bundled early")
 
 
 def test_objects_without_a_cut_in_the_chain_are_found(tmp_path):

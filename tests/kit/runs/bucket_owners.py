@@ -13,6 +13,7 @@ import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import commit_name
 from logmirror.broker.bucket.commit_format import Entry, Kind, of_database
 from logmirror.broker.bucket.journal import Journal, Submission
@@ -45,13 +46,18 @@ class Turns:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
+        self.goes_on = chance.choice([0, 0.8, 0.98])
+        """How likely the same owner goes on, while the others are paused."""
+
         self._main = threading.Semaphore(0)
         self.owners: list[Owner] = []
 
     def run(self) -> None:
         """Run all owners to their ends."""
+        one = None
         while live := [one for one in self.owners if not one.is_over]:
-            one = self.chance.choice(live)
+            if one not in live or self.chance.random() >= self.goes_on:
+                one = self.chance.choice(live)
             one.turn.release()
             self._main.acquire()
 
@@ -147,8 +153,24 @@ class Owner:
         """Take the bucket over and read it."""
         writer = b"%08d" % self.number
         owner, found = self._until_done(lambda: take_over(self.store, writer, self._spool))
+        self.owner = owner
         self.journal = Journal(owner, found.coverage, interval_ms=0)
         self.journal.pause = lambda _: None
+        self.bundler = bundles.Bundler(least=2, most=3)
+        for one in found.bundles:
+            self.bundler.exists(one)
+        self.due: list[tuple[bundles.Bundle, bytes]] = []
+        self.journal.when_created = self._bundle
+        if self.world.bug == "bundled early":
+            create = owner.create
+
+            def bundle_and_create(data: bytes) -> int:
+                self._bundle(owner.next_sequence, data)
+                self._bundle_due()
+                return create(data)
+
+            owner.create = bundle_and_create  # type: ignore[method-assign]
+            self.journal.when_created = lambda *_: None
         self.changes = list(found.databases["broker"].changes)
         if found.databases["broker"].snapshot:
             self.changes = found.databases["broker"].snapshot.split(b",") + self.changes
@@ -161,15 +183,17 @@ class Owner:
 
     def _open_partition(self, number: int, found: Any) -> None:
         folder = folder_of("t", TOPIC, number)
-        objects, _ = self._until_done(
-            lambda: sealed_objects(self.store, folder, self.starts[number])
-        )
+        objects, stretches = self._until_done(lambda: self._listed(number, folder, found))
         end = objects[-1].next if objects else None
         for one in objects:
-            body = self._until_done(lambda o=one: self.store.read(object_name(folder, o[0], o[1])))
+            name = object_name(folder, one.first, one.next)
+            try:
+                body = self._until_done(lambda n=name: self.store.read(n))
+            except KeyError:
+                self._until_done(self.owner.check)  # a later owner may have deleted it
+                raise
             self._remember(number, one.first, body)
             self.sealed[number].append((one.first, one.next))
-        stretches = found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
         self.ends[number] = max(end or 0, self.starts[number])
         for stretch in stretches:
             bodies = []
@@ -185,6 +209,12 @@ class Owner:
         last = stretches[-1] if stretches else None
         if last is not None and last.next is None:
             self.firsts[number] = last.first
+
+    def _listed(self, number: int, folder: str, found: Any) -> tuple[Any, Any]:
+        with self.owner.opening():
+            objects, _ = sealed_objects(self.store, folder, self.starts[number])
+            end = objects[-1].next if objects else None
+            return objects, found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
 
     def _remember(self, number: int, first: int, body: bytes) -> None:
         for at in range(0, len(body), _RECORD):
@@ -228,6 +258,7 @@ class Owner:
         if self.world.bug == "cut late":
             entries = [entry for entry in entries if entry.kind != Kind.CUT]
         self._commit_all(entries)
+        self._bundle_due()
         for number, offset, value in acks:
             self.world.acked[number, offset] = value
 
@@ -249,6 +280,19 @@ class Owner:
     def _remove(self) -> None:
         for sequence in self.journal.coverage.take_removable():
             self._until_done(lambda s=sequence: self.store.delete(commit_name(s)))
+        for bundle in self.bundler.take_deletable(self.journal.coverage.oldest):
+            self._until_done(lambda b=bundle: self.store.delete(b.name))
+
+    def _bundle(self, sequence: int, data: bytes) -> None:
+        due = self.bundler.add(sequence, data)
+        if due is not None:
+            self.due.append(due)
+
+    def _bundle_due(self) -> None:
+        due, self.due = self.due, []
+        for bundle, data in due:
+            self._until_done(lambda b=bundle, d=data: bundles.create(self.store, b, d))
+            self.bundler.exists(bundle)
 
     def _change(self, text: bytes | None = None) -> None:
         text = text or b"c%d" % self.world.next_change()

@@ -33,6 +33,16 @@ if TYPE_CHECKING:
 COMMITS: Final = ".logmirror/broker/commits"
 PRODUCERS: Final = ".logmirror/broker/producers"
 _DIGITS: Final = 20
+MOST_BYTES: Final = 512 * 1024 * 1024
+"""Bytes in commits that a start reads at most, plus what is in a few seconds."""
+
+SNAPSHOT_COMMITS: Final = 500
+"""A snapshot is repeated after so many commits; of a large database after more."""
+
+SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
+"""Or after so many bytes and four times its own."""
+
+_SNAPSHOT_BYTES_PER_COMMIT: Final = 8 * 1024
 
 Key = tuple[bytes, int]
 """Topic ID and partition."""
@@ -82,6 +92,17 @@ class _Needs(NamedTuple):
     ends: dict[Key, int]
     names: set[str]
     is_fence: bool
+    before_bytes: int
+    """Bytes in all commits before it."""
+
+
+class _Snapshot(NamedTuple):
+    """The last snapshot of a database, or what is before its first change."""
+
+    sequence: int
+    size_bytes: int
+    end_bytes: int
+    """Bytes in all commits up to it."""
 
 
 class Held(NamedTuple):
@@ -101,7 +122,8 @@ class Coverage:
         self._commits: deque[_Needs] = deque()
         self._ends: dict[Key, int] = {}
         self._gone: set[bytes] = set()
-        self._snapshots: dict[str, int] = {}
+        self._snapshots: dict[str, _Snapshot] = {}
+        self._newest, self._total_bytes = -1, 0
 
     def __len__(self) -> int:
         return len(self._commits)
@@ -111,20 +133,31 @@ class Coverage:
         """The oldest commit that is needed."""
         return self._commits[0].sequence if self._commits else 0
 
+    def since_snapshot(self) -> dict[str, int]:
+        """Return how many commits are behind the last snapshot of each database in the chain."""
+        return {name: self._newest - one.sequence for name, one in self._snapshots.items()}
+
     def add(
         self, sequence: int, entries: Iterable[Entry], at_ms: int, *, is_fence: bool = False
     ) -> None:
         """Add the next commit of the chain."""
         ends, names = dict[tuple[bytes, int], int](), set[str]()
+        before_bytes = self._total_bytes
         for entry in entries:
+            self._total_bytes += len(entry.body)
             if entry.kind in {Kind.CHANGE, Kind.SNAPSHOT}:
                 names.add(entry.name)
+                known = self._snapshots.get(entry.name)
                 if entry.kind == Kind.SNAPSHOT:
-                    self._snapshots[entry.name] = sequence
+                    found = _Snapshot(sequence, len(entry.body), self._total_bytes)
+                    self._snapshots[entry.name] = found
+                elif known is None:
+                    self._snapshots[entry.name] = _Snapshot(sequence - 1, 0, before_bytes)
             elif entry.kind != Kind.FENCE:
                 key = entry.id, entry.partition
                 ends[key] = max(ends.get(key, 0), entry.next)
-        self._commits.append(_Needs(sequence, at_ms, ends, names, is_fence))
+        self._newest = sequence
+        self._commits.append(_Needs(sequence, at_ms, ends, names, is_fence, before_bytes))
 
     def covered(self, key: Key, end: int) -> None:
         """Record that everything of a partition before an offset is in objects, or deleted."""
@@ -150,24 +183,38 @@ class Coverage:
 
     def _is_latest(self, name: str, commit: _Needs) -> bool:
         """Whether a database's changes in a commit are in no later snapshot."""
-        return self._snapshots.get(name, -1) <= commit.sequence
+        return self._snapshots[name].sequence <= commit.sequence
 
     def _is_missing(self, key: Key, end: int) -> bool:
         return key[0] not in self._gone and self._ends.get(key, 0) < end
 
-    def holding(self, before_ms: int, most: int) -> Held:
+    def holding(self, before_ms: int, most: int, most_bytes: int = MOST_BYTES) -> Held:
         """Return what holds old commits.
+
+        A snapshot keeps all commits behind it, and costs no request, so it is repeated long before
+        the segments of quiet partitions are sealed, each of which costs two.
 
         Args:
             before_ms: Commits made before this time are old.
             most: So many commits may stay; older ones are old too.
+            most_bytes: The same for their bytes.
         """
-        excess, held = len(self._commits) - most, Held({}, set())
+        excess = len(self._commits) - most
+        held = Held({}, {name for name in self._snapshots if self._is_snapshot_due(name)})
         for number, commit in enumerate(self._commits):
-            if commit.at_ms >= before_ms and number >= excess:
+            is_small = self._total_bytes - commit.before_bytes <= most_bytes
+            if commit.at_ms >= before_ms and number >= excess and is_small:
                 break
             held.names.update(name for name in commit.names if self._is_latest(name, commit))
             for key, end in commit.ends.items():
                 if self._is_missing(key, end):
                     held.ends[key] = max(end, held.ends.get(key, 0))
         return held
+
+    def _is_snapshot_due(self, name: str) -> bool:
+        last = self._snapshots[name]
+        commits, size_bytes = self._newest - last.sequence, self._total_bytes - last.end_bytes
+        return (
+            commits > max(SNAPSHOT_COMMITS, last.size_bytes // _SNAPSHOT_BYTES_PER_COMMIT)
+            or size_bytes > SNAPSHOT_BYTES + 4 * last.size_bytes
+        )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket.chain import COMMITS, commit_name, needed, sequence_of
 from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, decode, encode
-from logmirror.errors import FencedError, UnavailableError
+from logmirror.errors import CorruptionError, FencedError, UnavailableError
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from logmirror.stores.base import BlobStore
 
@@ -121,6 +122,19 @@ class ChainWriter:
             raise FencedError(
                 "another broker took over this log dir", name=later[0], epoch=self.epoch
             )
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Tell damage from what a later owner has removed while this one opens the log dir.
+
+        Raises:
+            FencedError: Something was missing, and another owner has taken over meanwhile.
+        """
+        try:
+            yield
+        except CorruptionError:
+            self.check()
+            raise
 
     def commits(self) -> Sequence[int]:
         """Return the sequence numbers of all objects that may be needed.

@@ -88,6 +88,7 @@ class BucketCommit(GroupCommit):
         self._interval_ms, self._timeout_ms = interval_ms, timeout_ms
         self._tail_age_ms, self._max_commits = tail_age_ms, max_commits
         self._due: dict[PartitionLog, None] = {}
+        self._since_ms: dict[PartitionLog, int] = {}
         self._places: dict[PartitionLog, _Place] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight = 0
@@ -98,6 +99,20 @@ class BucketCommit(GroupCommit):
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call, *arguments)
+
+    @property
+    def bucket(self) -> BucketLogs:
+        """The log dir."""
+        return self._bucket
+
+    def oldest_unflushed_ms(self) -> int:
+        """Return the age of the oldest record that is not in the bucket; 0: there is none.
+
+        Safe from any thread.
+        """
+        since = [*self._since_ms.values()]
+        since += [ms for log in self.unflushed.logs if (ms := log.unflushed.since_ms) is not None]
+        return SYSTEM_CLOCK.monotonic_ms() - min(since) if since else 0
 
     # What a log asks for
 
@@ -124,8 +139,11 @@ class BucketCommit(GroupCommit):
         self._timer = None
         due, self._due = self._due, {}
         for log in due:
+            since_ms = log.unflushed.since_ms
             job = log.begin_sync()
             if job is not None:
+                if since_ms is not None:
+                    self._since_ms[log] = since_ms
                 self._began_ms = SYSTEM_CLOCK.monotonic_ms()
                 self._submit(log, job)
 
@@ -183,6 +201,7 @@ class BucketCommit(GroupCommit):
         if running.done():
             return
         self._in_flight -= 1
+        self._since_ms.pop(log, None)
         if isinstance(error, FencedError):
             self._fence(error)
         try:

@@ -35,9 +35,9 @@ class BucketDisk(Disk):
         max_files: As in `Disk`.
 
     Attributes:
-        fetched_files: Objects that were fetched.
-        fetched_bytes: Their bytes.
-        opened_files: Files that were opened for reading, fetched or not.
+        hits: Files that were here when they were opened for reading.
+        misses: Files that were not, and were fetched.
+        fetched_bytes: The bytes of those.
     """
 
     def __init__(self, store: BlobStore, *, cache_bytes: int, max_files: int | None = None) -> None:
@@ -46,8 +46,8 @@ class BucketDisk(Disk):
         self._lock = threading.Lock()
         self._folders: dict[Path, str] = {}
         self._kept: OrderedDict[Path, int] = OrderedDict()
-        self._kept_bytes = 0
-        self.fetched_files = self.fetched_bytes = self.opened_files = 0
+        self.held_bytes = 0
+        self.hits = self.misses = self.fetched_bytes = 0
 
     def connect(self, folder: Path, in_bucket: str) -> None:
         """Fetch the missing files of a partition's folder from a folder of the bucket."""
@@ -61,11 +61,11 @@ class BucketDisk(Disk):
         """Note a file whose object exists; remove files beyond the limit."""
         removed = []
         with self._lock:
-            self._kept_bytes += size_bytes - self._kept.pop(path, 0)
+            self.held_bytes += size_bytes - self._kept.pop(path, 0)
             self._kept[path] = size_bytes
-            while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
+            while self.held_bytes > self._cache_bytes and len(self._kept) > 1:
                 oldest, size = self._kept.popitem(last=False)
-                self._kept_bytes -= size
+                self.held_bytes -= size
                 removed.append(oldest)
         for oldest in removed:
             oldest.unlink(missing_ok=True)
@@ -73,21 +73,22 @@ class BucketDisk(Disk):
     def unlink(self, path: Path) -> None:
         """See `Disk.unlink`."""
         with self._lock:
-            self._kept_bytes -= self._kept.pop(path, 0)
+            self.held_bytes -= self._kept.pop(path, 0)
         super().unlink(path)
 
     def open_for_reading(self, path: Path) -> OpenFile:
         """See `Disk.open_for_reading`; fetches the file if it is missing."""
-        self.opened_files += 1
         with self._lock:
             if path in self._kept:
                 self._kept.move_to_end(path)
         try:
-            return super().open_for_reading(path)
+            file = super().open_for_reading(path)
         except FileNotFoundError:
             if path.parent not in self._folders:
                 raise
-        return self._fetched(path)
+            return self._fetched(path)
+        self.hits += 1
+        return file
 
     def read_start(self, path: Path, size_bytes: int) -> bytes:
         """See `Disk.read_start`; fetches these bytes only."""
@@ -115,7 +116,7 @@ class BucketDisk(Disk):
             raise _failed(path, error) from error
         finally:
             part.unlink(missing_ok=True)
-        self.fetched_files += 1
+        self.misses += 1
         self.fetched_bytes += size
         self.keep(path, size)
         return file

@@ -58,6 +58,7 @@ class Journal:
 
     Attributes:
         when_fenced: Called in the journal's thread, once, when another owner took over.
+        when_created: Called in the journal's thread with the number and bytes of each object.
         failing_since_ms: Since when the bucket cannot be written, monotonic; None: it can.
     """
 
@@ -76,6 +77,7 @@ class Journal:
         """Guards the coverage."""
 
         self.when_fenced: Callable[[FencedError], None] = lambda _: None
+        self.when_created: Callable[[int, bytes], None] = lambda *_: None
         self.failing_since_ms: int | None = None
         self.pause: Callable[[float], object] = lambda ms: self._closing.wait(ms / 1000)
         """Waits before a repetition."""
@@ -238,6 +240,7 @@ class Journal:
                 self.failing_since_ms = None
                 self.objects += 1
                 self.object_bytes += len(data)
+                self.when_created(sequence, data)
                 return sequence
             self.pause(jittered_ms(pause_ms))
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)

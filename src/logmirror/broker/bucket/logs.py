@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
+from logmirror.broker.bucket import bundles
+from logmirror.broker.bucket.bundles import BUNDLES, Bundler
 from logmirror.broker.bucket.chain import COMMITS, PRODUCERS, commit_name
 from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshots, restore
 from logmirror.broker.bucket.files import BucketDisk
@@ -37,12 +39,14 @@ from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
 from logmirror.clock import new_nonce
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from logmirror.broker.bucket.bundles import Bundle
     from logmirror.broker.bucket.chain import Key
     from logmirror.broker.bucket.chain_writer import ChainWriter
     from logmirror.broker.bucket.tails import Stretch
@@ -93,6 +97,7 @@ class BucketLogs:
         behind: int | None = None,
     ) -> None:
         self._store, self._folder = store, folder
+        self.requests = counts_of(store)
         self.disk = BucketDisk(store, cache_bytes=cache_bytes, max_files=max_files)
         self._spool = folder / ".logmirror" / "spool"
         self._spool.mkdir(parents=True, exist_ok=True)
@@ -109,9 +114,14 @@ class BucketLogs:
             if self._heart is not None:
                 self._heart.stop()
             raise
-        self.epoch = writer.epoch
+        self._owner, self.epoch = writer, writer.epoch
         self._coverage = self._recovered.coverage
         self.journal = Journal(writer, self._coverage, interval_ms=interval_ms)
+        self._uploads = Uploads()
+        self._bundler = Bundler()
+        for one in self._recovered.bundles:
+            self._bundler.exists(one)
+        self.journal.when_created = self._bundle
         self.journal.start()
         self._keys: dict[PartitionLog, Key] = {}
         self._by_key: dict[Key, PartitionLog] = {}
@@ -119,8 +129,8 @@ class BucketLogs:
         self._listed: dict[Key, _Listed | LogmirrorError] = {}
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
         self._removable: deque[int] = deque()
-        self._uploads = Uploads()
         self._deadline = StopDeadline(self._give_up, folder)
+        self.sealed_objects = self.sealed_bytes = 0
         self.snapshots = Snapshots(self._snapshot_made)
 
     def _show_life(self, owner: ChainWriter) -> None:
@@ -141,6 +151,11 @@ class BucketLogs:
     def key_of(self, log: PartitionLog) -> Key:
         """Return topic ID and partition of a log."""
         return self._keys[log]
+
+    def chain_state(self) -> tuple[int, dict[str, int]]:
+        """Return how many commits a start would read, and `Coverage.since_snapshot`."""
+        with self.journal.lock:
+            return len(self._coverage), self._coverage.since_snapshot()
 
     def holding(self, before_ms: int, most: int) -> list[tuple[PartitionLog, int]]:
         """Return the logs that hold old commits (`Coverage.holding`)."""
@@ -168,10 +183,11 @@ class BucketLogs:
     def _list(self, row: TopicRow, number: int) -> _Listed | LogmirrorError:
         folder, start = folder_of(row.name, row.topic_id, number), row.log_starts.get(number, 0)
         try:
-            objects, deleted = sealed_objects(self._store, folder, start)
-            end = objects[-1].next if objects else None
-            tail = self._recovered.tails.get((row.topic_id.bytes, number))
-            stretches = tail.stretches(end, start) if tail is not None else []
+            with self._owner.opening():
+                objects, deleted = sealed_objects(self._store, folder, start)
+                end = objects[-1].next if objects else None
+                tail = self._recovered.tails.get((row.topic_id.bytes, number))
+                stretches = tail.stretches(end, start) if tail is not None else []
             begin = end if end is not None else stretches[0].first if stretches else start
             producers = self._read_producers(folder, begin) if begin else None
         except (CorruptionError, UnavailableError) as error:
@@ -310,6 +326,8 @@ class BucketLogs:
             if not segment.is_deleted:
                 first, after = segment.first, segment.next_offset
                 upload(self._store, in_bucket, first, after, _parts(path), producers)
+                self.sealed_objects += 1
+                self.sealed_bytes += segment.size_bytes
                 self.disk.keep(path, segment.size_bytes)
                 self._uploads.submit(
                     (PRODUCERS, *key),
@@ -340,6 +358,22 @@ class BucketLogs:
             self._store.delete(commit_name(self._removable[0]))
             self._removable.popleft()
             failpoints.reach("bucket.removed")
+        with self.journal.lock:
+            oldest = self._coverage.oldest
+        for bundle in self._bundler.take_deletable(oldest):
+            self._store.delete(bundle.name)
+
+    def _bundle(self, sequence: int, data: bytes) -> None:
+        due = self._bundler.add(sequence, data)
+        if due is not None:
+            self._uploads.submit(BUNDLES, lambda: self._create_bundle(*due), covers_earlier=True)
+
+    def _create_bundle(self, bundle: Bundle, data: bytes) -> None:
+        with self.journal.lock:
+            is_needed = bundle.last >= self._coverage.oldest
+        if is_needed:
+            bundles.create(self._store, bundle, data)
+            self._bundler.exists(bundle)
 
     def _snapshot_made(self) -> None:
         self._remove_soon()

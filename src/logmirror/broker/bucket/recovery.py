@@ -7,12 +7,14 @@ listed afterwards (K5 in `chain`).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+from collections import defaultdict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from logmirror import failpoints
+from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import Coverage, commit_name
 from logmirror.broker.bucket.chain_writer import ChainWriter
 from logmirror.broker.bucket.commit_format import Kind, decode
@@ -21,9 +23,10 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable, Sequence
     from pathlib import Path
 
+    from logmirror.broker.bucket.bundles import Bundle
     from logmirror.broker.bucket.chain import Key
     from logmirror.broker.bucket.commit_format import Commit
     from logmirror.stores.base import BlobStore
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
 READERS: Final = 16
 """Requests at a time at a start."""
 
-_AHEAD: Final = 64
-"""Commits in memory at a time."""
+_AHEAD: Final = 24
+"""Commits or bundles in memory at a time."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Recovered:
     databases: dict[str, DatabaseEntries] = field(
         default_factory=lambda: defaultdict(DatabaseEntries)
     )
+    bundles: list[Bundle] = field(default_factory=list)
 
 
 def take_over(
@@ -81,19 +85,61 @@ def take_over(
     owner.take_over(behind)
     when_fenced(owner)
     failpoints.reach("bucket.fenced")
-    sequences = owner.commits()
-    found = Recovered()
+    with owner.opening():
+        return owner, _found(store, owner.commits(), spool)
+
+
+def _found(store: BlobStore, sequences: Sequence[int], spool: Path) -> Recovered:
+    found = Recovered(bundles=bundles.listed(store))
+    wanted = set(sequences)
+    parts = bundles.chosen(found.bundles, sequences)
     with ThreadPoolExecutor(READERS, "logmirror-open") as readers:
-        for start in range(0, len(sequences), _AHEAD):
-            some = sequences[start : start + _AHEAD]
-            for commit in readers.map(lambda n: _read(store, n), some):
-                if commit is not None:  # else its owner removed it since the listing (K5)
-                    _add(found, commit, spool)
-    return owner, found
+        running: deque[Future[list[Commit]]] = deque()
+        for part in parts:
+            running.append(readers.submit(_read_part, store, part, wanted))
+            if len(running) > _AHEAD:
+                _add_all(found, running.popleft().result(), spool)
+        for one in running:
+            _add_all(found, one.result(), spool)
+    return found
 
 
-def _read(store: BlobStore, sequence: int) -> Commit | None:
-    """Return a commit; None: it was removed meanwhile."""
+def _add_all(found: Recovered, commits: Iterable[Commit], spool: Path) -> None:
+    for commit in commits:
+        _add(found, commit, spool)
+
+
+def _read_part(store: BlobStore, part: Bundle | int, wanted: Container[int]) -> list[Commit]:
+    """Return the commits of a bundle, or one commit, as far as they are wanted, in order.
+
+    A commit that its owner removed since the listing (K5) is left out.
+    """
+    if isinstance(part, int):
+        found = [_read(store, part)]
+    else:
+        numbers = [one for one in range(part.first, part.last + 1) if one in wanted]
+        found = [_read(store, number, held) for number, held in _held(store, part, numbers)]
+    return [commit for commit in found if commit is not None]
+
+
+def _held(
+    store: BlobStore, bundle: Bundle, numbers: Iterable[int]
+) -> Iterable[tuple[int, bytes | None]]:
+    """Return commits as a bundle has them; None for those that it has not."""
+    try:
+        data = bundles.decode(store.read(bundle.name))
+    except (KeyError, CorruptionError):  # deleted since the listing, or damaged: only a copy
+        data = {}
+    return [(number, data.get(number)) for number in numbers]
+
+
+def _read(store: BlobStore, sequence: int, held: bytes | None = None) -> Commit | None:
+    """Return a commit, from a bundle or by itself; None: it was removed meanwhile."""
+    if held is not None:
+        with contextlib.suppress(CorruptionError):
+            commit = decode(held)
+            if commit.sequence == sequence:
+                return commit
     try:
         commit = decode(store.read(commit_name(sequence)))
     except KeyError:

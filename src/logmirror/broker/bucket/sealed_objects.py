@@ -80,7 +80,9 @@ def upload(  # noqa: PLR0913, PLR0917  # the parts of an object
         store.publish(token, name)
     except AlreadyExistsError as error:
         store.discard(token)
-        found = size_of(store, name)
+        found = size  # a later owner may have deleted it since
+        with contextlib.suppress(KeyError):
+            found = size_of(store, name)
         if found != size:
             raise CorruptionError(
                 "an object of this name with other content exists",

@@ -1,0 +1,170 @@
+"""What a broker in a bucket costs is visible: its metrics are what a proxy of the store counts."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client.parser import text_string_to_metric_families
+
+from kit.fakes.s3_proxy import S3Proxy
+from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.servers.bucket_broker import BucketBroker
+from kit.servers.machine import HOST, free_ports
+from logmirror.broker.bucket_monitoring import BucketValues
+from logmirror.broker.options import Archive
+from logmirror.monitoring import broker_metrics as catalogue
+from logmirror.stores.request_counts import RequestCounts
+from logmirror.testing.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+TIMEOUT_S = 30
+KIND = {
+    "PutObject": "put",
+    "GetObject": "get",
+    "HeadObject": "get",
+    "ListObjectsV2": "list",
+    "DeleteObject": "delete",
+}
+RECORDS = 64
+
+
+def scraped(port: int) -> dict[tuple[str, ...], float]:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=TIMEOUT_S) as response:
+        text = response.read().decode()
+    return {
+        (sample.name.removeprefix("logmirror_broker_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Counted:
+    """A broker whose requests pass a proxy that counts them."""
+
+    def __init__(self, broker: BucketBroker, proxy: S3Proxy, port: int) -> None:
+        self.broker, self._proxy, self._port = broker, proxy, port
+        self._before = proxy.asked.copy()
+
+    def arrived(self) -> Counter[str]:
+        """Requests by kind that arrived since this broker was made."""
+        found = Counter[str]()
+        for operation, count in (self._proxy.asked - self._before).items():
+            found[KIND[operation]] += count
+        return found
+
+    def agreed(self) -> dict[tuple[str, ...], float]:
+        """The metrics at a moment without a request in flight."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            before, found = self.arrived(), scraped(self._port)
+            counted = {kind: found["bucket_requests_total", kind, "log"] for kind in before}
+            if counted == before == self.arrived():
+                return found
+            assert time.monotonic() < deadline, (counted, before)
+
+
+def test_the_metrics_are_what_arrives_at_the_store(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        port = free_ports(1)[0]
+        options = (
+            *("--monitoring-port", str(port), "--super-user", "User:ANONYMOUS"),
+            *("--override", "log.segment.bytes=20000"),
+        )
+        broker = BucketBroker(tmp_path, s3_server, bucket, *options, endpoint=proxy.endpoint)
+        with broker:
+            counted = Counted(broker, proxy, port)
+            counted._before.clear()  # noqa: SLF001  # since its start
+            admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+            admin.create_topics([NewTopic("t", 1, 1)])["t"].result(TIMEOUT_S)
+            producer = Producer({"bootstrap.servers": broker.bootstrap})
+            for number in range(RECORDS):
+                producer.produce("t", b"%d" % number + b"x" * 3_000)
+                assert producer.flush(TIMEOUT_S) == 0
+                if number % 16 == 0:
+                    counted.agreed()
+            until(lambda: scraped(port)["sealed_objects_total",] >= 7)
+            found = counted.agreed()
+
+            files = [path for path in s3_server.files(bucket).rglob("*") if path.is_file()]
+            sealed = [path.stat().st_size for path in files if path.suffix == ".batches"]
+            assert found["sealed_objects_total",] == len(sealed)
+            assert found["sealed_bytes_total",] == sum(sealed)
+            commits = [path for path in files if path.parent.name == "commits"]
+            assert len(commits) - found["commits_held",] in {0, 1}  # a fence stays, needed or not
+            assert found["commit_objects_total",] >= RECORDS
+            sent = sum(
+                int(head.get("x-amz-decoded-content-length") or head["content-length"])
+                for operation, head in proxy.heads
+                if operation == "PutObject"
+            )
+            assert found["bucket_bytes_total", "put", "log"] <= sent
+            assert found["commit_bytes_total",] < found["bucket_bytes_total", "put", "log"]
+            assert found["oldest_unflushed_seconds",] == 0
+            assert found["commits_since_snapshot", "broker"] >= RECORDS
+            assert found["local_copies_bytes", "log"] == found["sealed_bytes_total",]
+
+            broker.kill()
+            again = Counted(broker, proxy, port)
+            broker.start()
+            assert again.agreed()["local_copies_misses_total", "log"] == 0
+            assert len(list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))) == RECORDS
+            found = again.agreed()
+            assert found["local_copies_misses_total", "log"] == len(sealed)
+            assert found["local_copies_bytes", "log"] == sum(sealed)
+            assert found["bucket_bytes_total", "get", "log"] > sum(sealed)
+
+
+def test_archives_and_their_copies_have_numbers_of_their_own() -> None:
+    class Store(MemoryStore):
+        requests = RequestCounts()
+
+    store = Store()
+    store.requests.sent("head_object")
+    store.requests.received(7)
+    archives = [Archive(root=root, store=store) for root in ("one", "the same")]
+    copies: Any = SimpleNamespace(held_bytes=5, hits=3, misses=2)
+    commits: Any = None
+    values = BucketValues(commits, archives, copies)
+    assert (("archives", "get"), 1) in values.numbers(catalogue.BUCKET_REQUESTS)
+    assert (("archives", "get"), 7) in values.numbers(catalogue.BUCKET_BYTES)
+    assert values.numbers(catalogue.COPIES_BYTES) == [(("archives",), 5)]
+    assert values.numbers(catalogue.COPIES_HITS) == [(("archives",), 3)]
+    assert values.numbers(catalogue.COPIES_MISSES) == [(("archives",), 2)]
+
+
+def test_the_age_of_what_is_not_in_the_bucket_grows_in_an_outage(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
+    port = free_ports(1)[0]
+    with BucketBroker(
+        tmp_path, s3_server, bucket, "--monitoring-port", str(port), "--no-flush-on-ack"
+    ) as broker:
+        produce(broker.bootstrap, "t", [Message(value=b"a")], partition=0)
+        until(lambda: scraped(port)["oldest_unflushed_seconds",] == 0)
+        s3_server.kill()
+        try:
+            produce(broker.bootstrap, "t", [Message(value=b"b")], partition=0)
+            until(lambda: scraped(port)["oldest_unflushed_seconds",] > 2)
+        finally:
+            s3_server.start()
+        until(lambda: scraped(port)["oldest_unflushed_seconds",] == 0)
