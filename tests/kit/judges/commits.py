@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logmirror.wire.records import decode_reference
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -43,6 +45,21 @@ def committed(path: Path) -> Iterator[Committed]:
             body = data[position : position + size]
             yield Committed(topic, partition, first, after, body)
         position += size
+
+
+def values_in_bucket(log_dir: Path, prefix: bytes) -> dict[int, bytes]:
+    """Return the offsets of the values that begin so, and the values.
+
+    Raises:
+        AssertionError: An offset has two values.
+    """
+    bodies = [path.read_bytes() for path in log_dir.rglob("*.batches")]
+    bodies += [one.batches for path in commit_files(log_dir) for one in committed(path)]
+    found: dict[int, bytes] = {}
+    for record in (record for body in bodies for record in decode_reference(body)):
+        if record.value is not None and record.value.startswith(prefix):
+            assert found.setdefault(record.offset, record.value) == record.value, record.offset
+    return found
 
 
 def end_in_bucket(log_dir: Path) -> int:
