@@ -16,6 +16,8 @@ from kit.judges.transaction_client import TransactionClient
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 
+pytestmark = pytest.mark.in_bucket
+
 
 def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools, topic_name):
     at = ("--bootstrap-server", embedded.bootstrap)

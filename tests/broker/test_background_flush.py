@@ -1,7 +1,8 @@
 """Goal: with `flush-on-ack: false`, a real broker responds at once, and flushes by its rule.
 
 Method: independent clients write and read; what is durable is read from the broker's file of
-durable ends, by a parser of its own. `tests/broker/log/test_flush_rule.py` drops unflushed writes.
+durable ends, or from its objects in the bucket, by parsers of their own.
+`tests/broker/log/test_flush_rule.py` drops unflushed writes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.judges.commits import end_in_bucket
 from kit.judges.partition_client import LATEST, Appended, PartitionClient, data_batch
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
@@ -24,22 +26,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
 HOUR_MS = 3_600_000
 NEVER = str(2**63 - 1)
 LIMIT = 100_000
+STOP_S = 15
+"""Less than what a stop waits for a bucket that is away."""
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(
-        tmp_path / "broker", flush_on_ack=False, flush_ms=HOUR_MS, max_unflushed_bytes=LIMIT
+        tmp_path / "broker",
+        bucket=log_bucket,
+        flush_on_ack=False,
+        flush_ms=HOUR_MS,
+        max_unflushed_bytes=LIMIT,
     )
     with broker:
         yield broker
 
 
 def _durable(broker: EmbeddedBroker) -> int:
-    """Return the greatest durable end in the broker's file; 0 without one."""
+    """Return the greatest end of a partition that is durable; 0 without one."""
+    if broker.bucket is not None:
+        return end_in_bucket(broker.bucket.files)
     data = (broker.log_dir / ".logmirror" / "durable-ends").read_bytes()
     copies = [data[at : at + 64] for at in range(192, len(data), 64)]
     return max((struct.unpack_from(">q", copy, 28)[0] for copy in copies), default=0)
@@ -75,18 +87,20 @@ def test_b01_acknowledged_records_are_readable_while_none_is_durable(broker, top
 
 @pytest.mark.parametrize("default", [True, False])
 def test_b04_flushed_before_the_response_by_default_and_by_the_topics_setting(
-    tmp_path, topic_name, default
+    tmp_path, log_bucket, topic_name, default
 ):
     configs = {} if default else {"flush.messages": "1"}
-    with EmbeddedBroker(tmp_path / "broker", flush_on_ack=default, flush_ms=HOUR_MS) as broker:
+    with EmbeddedBroker(
+        tmp_path / "broker", bucket=log_bucket, flush_on_ack=default, flush_ms=HOUR_MS
+    ) as broker:
         _fill(broker, topic_name, **configs)
         assert _durable(broker) == 5
 
 
 def test_a_topic_may_be_flushed_in_the_background_on_a_broker_that_flushes_on_ack(
-    tmp_path, topic_name
+    tmp_path, log_bucket, topic_name
 ):
-    with EmbeddedBroker(tmp_path / "broker") as broker:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket) as broker:
         _fill(broker, topic_name, **{"flush.messages": NEVER, "flush.ms": str(HOUR_MS)})
         assert _durable(broker) == 0
 
@@ -161,26 +175,35 @@ def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broke
 
 
 @pytest.mark.statement("C7")
-def test_kill_9_loses_nothing(broker, topic_name):
+def test_kill_9_loses_no_records_and_a_machine_that_burns_down_those_that_are_not_flushed(
+    broker, topic_name
+):
     _fill(broker, topic_name)
     broker.kill()
     assert _durable(broker) == 0
     broker.start()
 
+    left = 5 if broker.bucket is None else 0
     with PartitionClient(broker.bootstrap, topic_name) as partition:
-        assert partition.fetch(0).high_watermark == 5
-        assert partition.produce(data_batch(1)) == Appended(0, 5)
+        assert partition.fetch(0).high_watermark == left
+        assert partition.list_offset(LATEST)[2] == partition.log_end == left
+        assert partition.produce(data_batch(1)) == Appended(0, left)
     rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
-    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(6)]
+    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(left + 1)]
 
 
 @pytest.mark.statement("T7", "C7")
 def test_sigterm_flushes(broker, topic_name):
     _fill(broker, topic_name)
 
+    began = time.monotonic()
     assert broker.stop() == 0
+    assert time.monotonic() - began < STOP_S
 
     assert _durable(broker) == 5
+    broker.start()
+    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
+    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(5)]
 
 
 def test_a_change_of_the_setting_applies_to_what_is_not_flushed(broker, topic_name):

@@ -32,6 +32,8 @@ from logmirror.wire.compression import Codec
 if TYPE_CHECKING:
     from kit.servers.embedded import EmbeddedBroker
 
+pytestmark = pytest.mark.in_bucket
+
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
@@ -111,6 +113,7 @@ def test_aiokafka_writes_and_reads(embedded, topic_name, codec):
     assert CODECS[codec or "none"] in _codecs_in_log(embedded, topic_name)
 
 
+@pytest.mark.in_bucket(tier="test")
 def test_kcat_lists_writes_and_reads(embedded, topic_name):
     lines = b"".join(b"line %d\n" % n for n in range(100))
 
@@ -121,6 +124,7 @@ def test_kcat_lists_writes_and_reads(embedded, topic_name):
     assert f'topic "{topic_name}" with 1 partitions' in listing
 
 
+@pytest.mark.in_bucket(tier="test")
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 def test_every_kind_of_acknowledgement(embedded, topic_name, acks):
     produce(embedded.bootstrap, topic_name, [Message(value=b"first")])
@@ -193,6 +197,7 @@ def test_an_offset_beyond_the_end_is_out_of_range(embedded, topic_name):
     consumer.close()
 
 
+@pytest.mark.in_bucket(tier="test")
 @pytest.mark.statement("C12")
 def test_offsets_by_time_are_those_of_the_first_record_not_older(embedded, topic_name):
     times = [1_700_000_000_000 + n * 1000 for n in range(2000)]

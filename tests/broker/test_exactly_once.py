@@ -19,13 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
+pytestmark = pytest.mark.parametrize(
+    "log_bucket",
+    ["directory", pytest.param("bucket", marks=pytest.mark.gate("on a log dir in a bucket"))],
+    indirect=True,
+)
 COUNT = 400
 DEADLINE_S = 120
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path) as running:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path, bucket=log_bucket) as running:
         create_topic(running.bootstrap, "in", 2, {})
         create_topic(running.bootstrap, "out", 2, {})
         producer = Producer({"bootstrap.servers": running.bootstrap})

@@ -13,7 +13,10 @@ from confluent_kafka.admin import AdminClient
 from kit.judges.clients import rows_by_librdkafka
 from kit.judges.franz_go import run_service
 
-pytestmark = pytest.mark.timeout(400)  # the first use on a machine builds the service
+pytestmark = [
+    pytest.mark.in_bucket,
+    pytest.mark.timeout(400),  # the first use on a machine builds the service
+]
 
 COUNT = 480
 PARTITIONS = range(4)

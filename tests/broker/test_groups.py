@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.in_bucket
+
 PARTITIONS = 4
 TIMEOUT_S = 60
 KIP_848 = "KIP-848"
@@ -228,6 +230,7 @@ def test_a_silent_member_loses_its_partitions(embedded, topic):
     second.close()
 
 
+@pytest.mark.in_bucket(tier="test")
 @pytest.mark.statement("C11")
 def test_kafka_python_consumes_in_a_group(embedded, topic):
     """One member: two that join a new group at once may wait for ever, at Kafka 4.3.1 too.
@@ -259,6 +262,7 @@ def test_kafka_python_consumes_in_a_group(embedded, topic):
     consumer.close()
 
 
+@pytest.mark.in_bucket(tier="test")
 @pytest.mark.statement("C11")
 def test_aiokafka_consumes_in_a_group(embedded, topic):
     async def consume() -> tuple[set[Any], list[int | None]]:

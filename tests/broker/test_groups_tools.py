@@ -15,6 +15,8 @@ from confluent_kafka import Consumer
 from kit.judges.clients import Message, produce
 from kit.servers.kafka import create_topic
 
+pytestmark = pytest.mark.in_bucket
+
 
 @pytest.mark.statement("C11")
 def test_console_consumers_share_a_group(embedded, apache_tools, topic_name):

@@ -5,8 +5,12 @@ Method: KafkaJS writes, shares a group and copies in transactions; librdkafka re
 
 from __future__ import annotations
 
+import pytest
+
 from kit.judges.clients import rows_by_librdkafka
 from kit.judges.kafkajs import run_service
+
+pytestmark = pytest.mark.in_bucket
 
 COUNT = 500
 

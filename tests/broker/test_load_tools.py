@@ -15,6 +15,8 @@ from kit.judges.clients import Message, produce
 from kit.servers.apache import VERSIONS
 from kit.servers.kafka import create_topic
 
+pytestmark = pytest.mark.in_bucket
+
 COUNT = 500
 
 

@@ -6,6 +6,7 @@ reads what it wrote, and an admin client what it committed.
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -13,6 +14,7 @@ from kit.judges.clients import rows_by_librdkafka
 from kit.judges.older_clients import run_with
 from kit.servers.kafka import create_topic
 
+pytestmark = pytest.mark.in_bucket
 COUNT = 200
 
 KAFKA_PYTHON = """

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # One process starts Spark, once.
-pytestmark = [pytest.mark.jvm, pytest.mark.xdist_group("spark_connector")]
+pytestmark = [
+    pytest.mark.in_bucket,
+    pytest.mark.jvm,
+    pytest.mark.xdist_group("spark_connector"),
+]
 
 PARTITIONS = range(2)
 SOON = {"fetch.wait.max.ms": 20}

@@ -1,25 +1,65 @@
-"""One S3 server for the tests of brokers on buckets."""
+"""A broker whose log dir is in a bucket behind a proxy, which tests of statements share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from kit.servers.s3 import S3Server
+from kit.fakes.s3_proxy import S3Proxy
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+COMMIT_TIMEOUT_MS = 1_500
+
+
+class Proxied(NamedTuple):
+    """A broker, and the proxy between it and its bucket."""
+
+    broker: EmbeddedBroker
+    proxy: S3Proxy
+
+    @property
+    def files(self) -> Path:
+        """The objects of the log dir as files."""
+        assert self.broker.bucket is not None
+        return self.broker.bucket.files
+
+
+def _proxied(server: S3Server, folder: Path, **options: object) -> Iterator[Proxied]:
+    def delete(path: str) -> None:
+        bucket, _, key = path.partition("/")
+        server.client().delete_object(Bucket=bucket, Key=key)
+
+    with S3Proxy(server.endpoint, delete) as proxy:
+        place = LogBucket(server, server.new_bucket(), proxy.endpoint)
+        settings = {"commit_timeout_ms": COMMIT_TIMEOUT_MS, **options}
+        with EmbeddedBroker(folder, bucket=place, **settings) as broker:
+            yield Proxied(broker, proxy)
+            proxy.spoil()
 
 
 @pytest.fixture(scope="package")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A running server."""
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
+def shared(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """A broker that flushes on ack, and keeps few files on its machine. It must never die."""
+    yield from _proxied(s3_server, tmp_path_factory.mktemp("shared"), cache_bytes=1)
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server) -> str:
-    """A new bucket."""
-    return s3_server.new_bucket()
+def proxied(s3_server: S3Server, tmp_path: Path) -> Iterator[Callable[..., Proxied]]:
+    """Start a broker of the test's own, which may be killed."""
+    running: list[Iterator[Proxied]] = []
+
+    def start(**options: object) -> Proxied:
+        running.append(_proxied(s3_server, tmp_path / str(len(running)), **options))
+        return next(running[-1])
+
+    yield start
+    for one in running:
+        next(one, None)

@@ -23,6 +23,7 @@ SEEDS = sized(150, 1_000, 10_000)
 _BUG_SEEDS = 2_000
 
 
+@pytest.mark.timeout(sized(300, 300, 3_600))
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
     crashed = fenced = acked = bundled = 0

@@ -52,6 +52,9 @@ SILENCE_S: Final = 2
 """Longer than the timeouts of clients in tests that use it."""
 
 
+_WRITES: Final = {"PutObject", "CompleteMultipartUpload"}
+"""What makes an object visible."""
+
 _OPERATIONS: Final = {
     ("GET", "uploads"): "ListMultipartUploads",
     ("GET", "list-type"): "ListObjectsV2",
@@ -79,9 +82,11 @@ class Fault:
 
     kind: str
     method: str
-    """Or the name of a request; see `operation_of`."""
+    """Or the name of a request; see `operation_of`. Empty: any."""
 
     times: int = 1
+    part: str = ""
+    """Of the paths of the requests."""
 
 
 class S3Proxy:
@@ -113,6 +118,11 @@ class S3Proxy:
 
         self.created: list[str] = []
         """Paths that were written with success, by whatever request makes an object visible."""
+
+        self._may_write = threading.Event()
+        self._may_write.set()
+        self.held = 0
+        """How many writes were."""
 
         self._completed: set[str] = set()
         self.refuse_condition = False
@@ -152,6 +162,7 @@ class S3Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._may_write.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -165,6 +176,15 @@ class S3Proxy:
         """Queue faults, each for the next request that it fits; None forwards one unchanged."""
         with self._lock:
             self._next = faults
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold writes back, before the server and all faults see them."""
+        self._may_write.clear()
+        try:
+            yield
+        finally:
+            self._may_write.set()
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         """Forward one request, or inject its fault."""
@@ -183,7 +203,10 @@ class S3Proxy:
         if self.forget_condition and "If-None-Match" in handler.headers:
             self._replace(handler, body)
             return
-        fault = self._fault_for(handler.command, operation)
+        if operation in _WRITES and not self._may_write.is_set():
+            self.held += 1
+            self._may_write.wait()
+        fault = self._fault_for(handler.command, operation, handler.path)
         if fault in _REFUSALS:
             self._refuse(handler, *_REFUSALS[fault])
         elif fault in {"reset", "cut-body", "silence"}:
@@ -243,23 +266,26 @@ class S3Proxy:
 
     def _note(self, handler: BaseHTTPRequestHandler, status: int) -> None:
         makes = operation_of(handler.command, handler.path)
-        if status == HTTPStatus.OK and makes in {"PutObject", "CompleteMultipartUpload"}:
+        if status == HTTPStatus.OK and makes in _WRITES:
             with self._lock:
                 # The server says yes again to who completes an upload again.
                 if makes == "PutObject" or handler.path not in self._completed:
                     self.created.append(urlsplit(handler.path).path)
                 self._completed.add(handler.path)
 
-    def _fault_for(self, method: str, operation: str) -> str:
+    def _fault_for(self, method: str, operation: str, path: str) -> str:
         with self._lock:
             if self._left == 0:
                 self._fault = next(self._next, None)
                 self._left = self._fault.times if self._fault else 0
-            if self._fault is None or self._fault.method not in {method, operation}:
+            fault = self._fault
+            if fault is None or fault.method not in {"", method, operation}:
+                return ""
+            if fault.part not in path:
                 return ""
             self._left -= 1
             self.spoiled += 1
-            return self._fault.kind
+            return fault.kind
 
     def _ask(
         self, handler: BaseHTTPRequestHandler, body: bytes

@@ -88,15 +88,25 @@ class PartitionClient(RawClient):
         response = self.ask(PRODUCE, version, topic_data=(topic,), **fields)
         return response.responses[0].partition_responses[0]
 
-    def fetch(self, offset: int, version: int = 12, *, max_wait_ms: int = 0) -> Any:
-        """Return the response for the partition, from `offset`; with a wait, for a first byte."""
+    def fetch(
+        self,
+        offset: int,
+        version: int = 12,
+        *,
+        max_wait_ms: int = 0,
+        max_bytes: int = 50_000_000,
+    ) -> Any:
+        """Return the response for the partition, from `offset`; with a wait, for a first byte.
+
+        `max_bytes` is the limit for the partition; that for the response stays.
+        """
         wanted = {
             "partition": 0,
             "current_leader_epoch": -1,
             "fetch_offset": offset,
             "last_fetched_epoch": -1,
             "log_start_offset": -1,
-            "partition_max_bytes": 50_000_000,
+            "partition_max_bytes": max_bytes,
         }
         partition = _entity(FETCH, version, "FetchPartition", **wanted)
         topic = _entity(FETCH, version, "FetchTopic", topic=self.topic, partitions=(partition,))

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final, Self
 
 from kit.servers.machine import HOST, Process, free_ports
+from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,15 +46,9 @@ class BucketBroker:
         self.work_dir, self.log = folder / "work", folder / "broker.log"
         self.port = free_ports(1)[0]
         self._options = options
-        self._bucket = bucket
+        self._place = LogBucket(server, bucket, endpoint)
         self.crash_at = crash_at
-        self._environment = {
-            **os.environ,
-            "AWS_ENDPOINT_URL": endpoint or server.endpoint,
-            "AWS_ACCESS_KEY_ID": server.access_key,
-            "AWS_SECRET_ACCESS_KEY": server.secret_key,
-            "AWS_REGION": "us-east-1",
-        }
+        self._environment = {**os.environ, **self._place.environment}
         self._process: Process | None = None
 
     @property
@@ -64,7 +59,7 @@ class BucketBroker:
     def start(self, *, waits: bool = True) -> Self:
         """Start it and wait until it listens."""
         command = [sys.executable, "-m", "logmirror", "broker"]
-        command += ["--log-dir", f"s3://{self._bucket}/kafka", "--work-dir", str(self.work_dir)]
+        command += ["--log-dir", self._place.url, "--work-dir", str(self.work_dir)]
         command += ["--listen", f"{HOST}:{self.port}", *self._options]
         before = self.log.stat().st_size if self.log.exists() else 0
         environment = self._environment

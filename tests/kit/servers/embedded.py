@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from kit.servers.machine import HOST, Process, free_ports
 
+if TYPE_CHECKING:
+    from kit.servers.s3 import LogBucket
+
 _SCRIPT: Final = Path(__file__).parent / "run_broker.py"
 _START_TIMEOUT_S: Final = 60
+_INTERVAL_MS: Final = 5
+"""Between the commits into a bucket."""
 
 
 class EmbeddedBroker:
@@ -21,12 +28,29 @@ class EmbeddedBroker:
     Args:
         folder: Directory of its data and logs.
         protocols: Security protocols; a listener for each, in place of the plain one.
+        bucket: Its log dir, if that is in a bucket. `kill` removes then all that it has on this
+            machine.
         options: Fields of `BrokerOptions`, except its address and its log directory.
+
+    Attributes:
+        log_dir: The folder of its topics.
     """
 
-    def __init__(self, folder: Path, *, protocols: tuple[str, ...] = (), **options: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        protocols: tuple[str, ...] = (),
+        bucket: LogBucket | None = None,
+        **options: object,
+    ) -> None:
         self.folder = folder
         self.log_dir = folder / "data"
+        self.bucket = bucket
+        if bucket is not None:
+            self._work_dir = self.log_dir
+            self.log_dir /= "logmirror-work"
+            options = {"commit_interval_ms": _INTERVAL_MS, **options, "bucket": bucket.url}
         self.log = folder / "broker.log"
         self._ports = dict(
             zip(protocols or ("PLAINTEXT",), free_ports(len(protocols) or 1), strict=True)
@@ -67,14 +91,15 @@ class EmbeddedBroker:
         self._ready.unlink(missing_ok=True)
         options = {
             **self._options,
-            "log_dir": str(self.log_dir),
+            "log_dir": str(self.log_dir if self.bucket is None else self._work_dir),
             "host": HOST,
             "port": self.port,
             "ready": str(self._ready),
         }
         # -P: the script's folder has a `kafka.py`, which would hide kafka-python.
         command = [sys.executable, "-P", str(_SCRIPT), json.dumps(options)]
-        self._process = Process(command, log=self.log)
+        environment = None if self.bucket is None else {**os.environ, **self.bucket.environment}
+        self._process = Process(command, log=self.log, environment=environment)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._ready.exists():
             if not self._process.alive or time.monotonic() > deadline:
@@ -93,6 +118,8 @@ class EmbeddedBroker:
         """End it like `kill -9`."""
         assert self._process is not None
         self._process.end(kill=True)
+        if self.bucket is not None:
+            shutil.rmtree(self._work_dir)
 
     def pause(self) -> None:
         """Pause its threads (SIGSTOP): connections stay open without responses."""

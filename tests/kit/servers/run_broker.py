@@ -19,4 +19,17 @@ for name in ("tls_certificate", "tls_key", "tls_client_ca"):
     options[name] = Path(options[name]) if options.get(name) else None
 options["tls_client_auth"] = ClientAuth(options.get("tls_client_auth", "none"))
 logging.basicConfig(level=logging.INFO)
-serve(BrokerOptions(**options), on_ready=lambda host, port: ready.write_text(f"{host}:{port}"))
+settings = BrokerOptions(**options)
+
+
+def on_ready(host: str, port: int) -> None:
+    """Tell the test."""
+    ready.write_text(f"{host}:{port}")
+
+
+if settings.bucket:
+    from logmirror.app.broker import serve_bucket
+
+    serve_bucket(settings, settings.log_dir, on_ready)
+else:
+    serve(settings, on_ready=on_ready)

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import boto3
@@ -31,11 +32,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _START_TIMEOUT_S: Final = 30
+LOG_DIR: Final = "kafka"
+"""The prefix of a broker's log dir."""
+
 REGION: Final = "us-east-1"
 
 
 def _program() -> Path:
     return go_program("versitygw")
+
+
+@dataclass(frozen=True)
+class LogBucket:
+    """A broker's log dir in a bucket of a server; through a proxy, if there is an endpoint."""
+
+    server: S3Server
+    bucket: str
+    endpoint: str = ""
+
+    @property
+    def url(self) -> str:
+        """The value of `--log-dir`."""
+        return f"s3://{self.bucket}/{LOG_DIR}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to reach it."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint or self.server.endpoint,
+            "AWS_ACCESS_KEY_ID": self.server.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.server.secret_key,
+            "AWS_REGION": REGION,
+        }
+
+    @property
+    def files(self) -> Path:
+        """Its objects as files."""
+        return self.server.files(self.bucket) / LOG_DIR
 
 
 class S3Server:

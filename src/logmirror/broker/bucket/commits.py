@@ -261,7 +261,11 @@ class BucketCommit(GroupCommit):
         """Commit everything appended, and wait for it, at most `GIVE_UP_S`."""
         deadline = self._loop.time() + GIVE_UP_S
         while self._loop.time() < deadline:
-            for log in {*self._scheduled, *self._timers, *self.unflushed.logs}:
+            logs = {*self._scheduled, *self._timers, *self.unflushed.logs}
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()  # else a log that waits for its time would be begun without end
+            for log in logs:
                 if log not in self._running:
                     self._begin(log)
             waiting = {*self._running.values(), *self._removing.values()}
