@@ -58,8 +58,11 @@ def test_a_few_seeds_show_no_anomaly_and_do_something():
 @pytest.mark.thinned
 @pytest.mark.timeout(7200)  # at night
 def test_no_seed_shows_an_anomaly():
-    found = judged(range(FEW, FEW + SEEDS))
-    assert {fault for r in found for fault in r.happened} >= set(FAULTS)
+    happened: set[str] = set()
+    for start in range(FEW, FEW + SEEDS, FEW):  # the results of all seeds take gigabytes
+        for result in judged(range(start, start + FEW)):
+            happened |= set(result.happened)
+    assert happened >= set(FAULTS)
 
 
 def test_the_page_names_all_faults():
