@@ -96,7 +96,7 @@ def check(broker: BucketBroker, load: Load, reading: Reading) -> None:
     ),
     ids=lambda fault: f"{fault.kind}-{fault.method}",
 )
-def test_no_fault_of_a_request_loses_or_doubles_a_record(brokers, proxy, fault):
+def test_no_fault_of_a_request_loses_or_duplicates_a_record(brokers, proxy, fault):
     broker = brokers().start()
     create(broker, "t")
     with Reading(broker.bootstrap, "t") as reading:
@@ -112,7 +112,7 @@ def test_no_fault_of_a_request_loses_or_doubles_a_record(brokers, proxy, fault):
 
 
 @pytest.mark.parametrize("seed", range(sized(1, 3, 20)))
-def test_faults_in_any_order_and_kills_lose_or_double_no_record(brokers, proxy, seed):
+def test_faults_in_any_order_and_kills_lose_or_duplicate_no_record(brokers, proxy, seed):
     chance = random.Random(seed)
     broker = brokers().start()
     create(broker, "t")

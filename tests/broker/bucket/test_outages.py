@@ -119,7 +119,7 @@ def test_changes_get_an_error_that_clients_retry_and_may_be_made_later(brokers, 
 
 
 @pytest.mark.gate("it waits for an outage of a minute")
-def test_a_bucket_that_is_away_for_a_minute_loses_and_doubles_nothing(brokers, s3_server):
+def test_a_bucket_that_is_away_for_a_minute_loses_and_duplicates_nothing(brokers, s3_server):
     broker = brokers().start()
     create(broker, "t")
     idempotent = {"enable.idempotence": True, "message.timeout.ms": 300_000}
