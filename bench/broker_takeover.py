@@ -2,18 +2,20 @@
 
     python bench/broker_takeover.py [--rounds N] [--records N]
 
-Versity's S3 gateway, an owner and a standby run on this machine. An idempotent producer knows both
-addresses and sends a record every 20 ms. Each round ends the owner, by `kill -9` or by SIGTERM in
-turns, and starts another standby afterwards. All times begin when the signal is sent:
+Versity's S3 gateway, an owner and a standby run on this machine, in each round on a new bucket. An
+idempotent producer knows both addresses and sends a record every 20 ms. The round ends the owner by
+`kill -9` or SIGTERM in turns. All times begin when the signal is sent:
 
-    listening     the standby printed `listening`
-    acknowledged  the first record was acknowledged that was produced after the signal
+    noticed       the standby takes over
+    listening     it printed `listening`
+    acknowledged  the first record was acknowledged by it that was produced after the signal
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from kit.servers.s3 import S3Server  # noqa: E402  # the same
 
 TIMEOUT_S = 120
 PERIOD_S = 0.02
+WARM_RECORDS = 100
 TOPIC = "t"
 ENDS = ("killed", "stopped")
 
@@ -85,11 +88,17 @@ class Trickle:
         self._thread.join()
         self._producer.flush(TIMEOUT_S)
 
-    def acked_after(self, number: int) -> float:
-        """Wait for a record from this number on; returns when the first was acknowledged."""
+    def acked_after(self, number: int, since_s: float = 0) -> float:
+        """Wait for a record from this number on; returns when the first was acknowledged.
+
+        Args:
+            number: The number.
+            since_s: Leave out what was acknowledged before this time.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            found = [at_s for n, at_s in tuple(self.acked_s.items()) if n >= number]
+            acked = tuple(self.acked_s.items())
+            found = [at_s for n, at_s in acked if n >= number and at_s >= since_s]
             if found:
                 return min(found)
             if time.monotonic() > deadline:
@@ -108,28 +117,29 @@ def wait_for(broker: BucketBroker, text: bytes) -> float:
     return time.perf_counter()
 
 
-def waiting(standby: BucketBroker) -> BucketBroker:
-    standby.log.unlink(missing_ok=True)
-    standby.start(waits=False)
-    wait_for(standby, b"the owner has epoch")
-    return standby
-
-
-def takeover(
-    owner: BucketBroker, standby: BucketBroker, load: Trickle, end: str
-) -> dict[str, float]:
-    """End the owner; returns how long the standby took."""
-    number, began_s = load.sent + 1, time.perf_counter()
-    if end == "killed":
-        owner.kill()
-    else:
-        stop = threading.Thread(target=owner.stop)
-        stop.start()
-    listening_s = wait_for(standby, b"\nlistening on ") - began_s
-    acknowledged_s = load.acked_after(number) - began_s
-    if end == "stopped":
-        stop.join()
-    return {"listening_s": listening_s, "acknowledged_s": acknowledged_s}
+def takeover(folder: Path, server: S3Server, records: int, end: str) -> dict[str, float]:
+    """One round; returns how long the standby took."""
+    bucket = server.new_bucket()
+    with ExitStack() as running:
+        owner = running.enter_context(BucketBroker(folder / "owner", server, bucket))
+        create(owner, TOPIC)
+        fill(owner.bootstrap, records)
+        standby = BucketBroker(folder / "standby", server, bucket, "--standby")
+        running.callback(standby.__exit__)
+        standby.start(waits=False)
+        wait_for(standby, b"the owner has epoch")
+        load = running.enter_context(Trickle(f"{owner.bootstrap},{standby.bootstrap}"))
+        load.acked_after(WARM_RECORDS)
+        number, began_s = load.sent + 1, time.perf_counter()
+        owner.signal(signal.SIGKILL if end == "killed" else signal.SIGTERM)
+        noticed_s = wait_for(standby, b"taking over") - began_s
+        listening_s = wait_for(standby, b"\nlistening on ")
+        acknowledged_s = load.acked_after(number, listening_s) - began_s
+        return {
+            "noticed_s": noticed_s,
+            "listening_s": listening_s - began_s,
+            "acknowledged_s": acknowledged_s,
+        }
 
 
 def fill(bootstrap: str, records: int) -> None:
@@ -146,27 +156,15 @@ def fill(bootstrap: str, records: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20, help="half of them by kill -9")
-    parser.add_argument("--records", type=int, default=20_000, help="of 1 KiB, before")
+    parser.add_argument("--records", type=int, default=5_000, help="of 1 KiB, before")
     options = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {end: [] for end in ENDS}
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
         server = running.enter_context(S3Server(Path(name) / "s3"))
-        bucket = server.new_bucket()
-        machines = [
-            BucketBroker(Path(name) / f"machine-{n}", server, bucket, "--standby") for n in range(2)
-        ]
-        for machine in machines:
-            running.callback(machine.__exit__)
-        owner, standby = machines[0].start(), machines[1]
-        create(owner, TOPIC)
-        fill(owner.bootstrap, options.records)
-        waiting(standby)
-        load = running.enter_context(Trickle(f"{owner.bootstrap},{standby.bootstrap}"))
         for number in range(options.rounds):
             end = ENDS[number % 2]
-            load.acked_after(load.sent)
-            found[end].append(takeover(owner, standby, load, end))
-            owner, standby = standby, waiting(owner)
+            folder = Path(name) / str(number)
+            found[end].append(takeover(folder, server, options.records, end))
     summary = {
         end: {
             key: {

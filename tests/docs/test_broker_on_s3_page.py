@@ -39,7 +39,7 @@ def listens(port: int) -> bool:
 
 
 def test_the_commands_of_the_page_run(tmp_path):
-    port = free_ports(1)[0]
+    port, other = free_ports(2)
     with S3Server(tmp_path / "s3") as server:
         environment = {
             **os.environ,
@@ -67,15 +67,19 @@ def test_the_commands_of_the_page_run(tmp_path):
             assert shell.stdin is not None
             for number, block in enumerate(BLOCKS):
                 mark = tmp_path / f"done-{number}"
-                shell.stdin.write(f"{block.replace('9092', str(port))}touch {mark}\n".encode())
+                commands = block.replace("9092", str(port)).replace("9093", str(other))
+                shell.stdin.write(f"{commands}touch {mark}\n".encode())
                 shell.stdin.flush()
                 wait_until(mark.exists)
-                if block.rstrip().endswith("BROKER=$!"):
+                if "$!" in block:
                     wait_until(lambda: listens(port))
-            shell.stdin.write(b"wait $BROKER\n")
+                if "kill -9 $OWNER" in block:
+                    wait_until(lambda: listens(other))
+            shell.stdin.write(b"wait $BROKER; wait $STANDBY\n")
             shell.stdin.close()
             code = shell.wait(TIMEOUT_S)
         assert code == 0, log.read_text()
     lines = (folder / "orders.txt").read_text().split()
     assert lines == [str(number) for number in range(1, 1001)]
-    assert not (folder / "machine-1").exists()
+    lines = (folder / "more.txt").read_text().split()
+    assert lines == [str(number) for number in range(1, 2001)]

@@ -423,6 +423,20 @@ def test_a_store_that_means_it_is_proven_once_and_remembered(s3_server, bucket, 
     assert "create-only" in list(store.names(".logmirror/probes"))
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5, "of a later start"])
+def test_a_lost_response_is_no_sign_of_a_store_that_replaces(bucket, proxy, store, lost):
+    if lost == "of a later start":
+        store.prove_create_only()
+    before = 0 if lost == "of a later start" else lost - 1
+    passed_on = [Fault("", "PutObject", times=1)] * before
+    proxy.spoil_some(iter([*passed_on, Fault("lose-response", "PutObject")]))
+    with contextlib.suppress(UnavailableError):
+        store.prove_create_only()
+    assert proxy.spoiled == before + 1
+    proxy.spoil()
+    store.prove_create_only()
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_store_that_replaces_is_refused(s3_server, bucket, proxy, store, known):
     if known:

@@ -76,7 +76,9 @@ def _working_folder(work_dir: Path | None) -> Iterator[Path]:
                 "working directory is in use by another broker", path=str(work_dir)
             ) from error
         shutil.rmtree(folder, ignore_errors=True)
-        yield folder
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder
+        finally:  # only with the lock
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(lock)

@@ -39,7 +39,13 @@ from logmirror.broker.log_dirs.placement import (
 )
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.protocol.connections import Connections
-from logmirror.broker.protocol.listening import Bound, accept, bound_listeners, close_removed
+from logmirror.broker.protocol.listening import (
+    Accepting,
+    Bound,
+    accept,
+    bound_listeners,
+    close_removed,
+)
 from logmirror.broker.security.authorization import Authorizer
 from logmirror.broker.security.store import FILE_NAME, SecurityStore
 from logmirror.broker.state_store import StateStore
@@ -234,13 +240,7 @@ async def _serve(
         monitored.enter_context(_monitored(broker, connections))
         on_ready(bound[0].host, bound[0].port)
         await _sweep_until(stop, connections, transactions)
-        _LOG.info("stopping")
-        if bucket is not None:
-            bucket.begin_stop()
-        housekeeping.stop()
-        compactor.stop()
-        for server in servers:
-            server.close()
+        _begin_stop(bucket, servers, housekeeping, compactor)
         await asyncio.wait([keeping], timeout=None if bucket is None else _KEEPING_S)
         await connections.stop()
         await transactions.stop()
@@ -249,8 +249,23 @@ async def _serve(
         await topics.close()
         if commits.fenced.done():
             raise commits.fenced.result()
-        if isinstance(commits, BucketCommit):
-            commits.check_drained()
+        commits.check_drained()
+
+
+def _begin_stop(
+    bucket: BucketLogs | None,
+    servers: list[Accepting],
+    housekeeping: Housekeeping,
+    compactor: Compactor,
+) -> None:
+    """Bound the stop, accept no more connections, and end what runs in the background."""
+    _LOG.info("stopping")
+    if bucket is not None:
+        bucket.begin_stop()
+    housekeeping.stop()
+    compactor.stop()
+    for server in servers:
+        server.close()
 
 
 def _disk(max_files: int, bucket: BucketLogs | None) -> Disk:

@@ -303,6 +303,10 @@ class S3Store:
             try:
                 calls.write("put_object", Key=self._key(name), Body=body, IfNoneMatch="*")
             except ConflictError as error:
+                if error.is_unsure:
+                    raise UnavailableError(
+                        "a response was lost while the store was tested", hint="start again"
+                    ) from error
                 raise AlreadyExistsError("object exists", name=name) from error
 
         prove_create_only(self.location, S3Store(self.location, calls=self._calls), put)

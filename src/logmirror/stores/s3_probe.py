@@ -55,7 +55,9 @@ def prove_create_only(
         if not is_known:
             _test_sequential(location, store)
             _test_concurrent(location, store, put)
-        store.create(f"{FOLDER}/{MARKER}", b"this store creates and does not replace\n")
+        # Other bytes each time: after a lost response, the same ones would count as created.
+        text = f"this store creates and does not replace\n{new_nonce()}\n"
+        store.create(f"{FOLDER}/{MARKER}", text.encode())
     except AlreadyExistsError:
         return
     except UsageError as error:

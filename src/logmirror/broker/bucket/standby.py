@@ -98,10 +98,10 @@ class Watch:
             return Step.WAIT
         if seen.heartbeat is not None and seen.heartbeat.stopped_at == seen.end:
             return Step.TAKE_OVER
-        half = self._timeout_ms // 2
-        if self._wrote_ms is None:
-            return Step.PROBE if self.quiet_ms >= half else Step.WAIT
-        is_due = self.quiet_ms >= self._timeout_ms and seen.began_ms - self._wrote_ms >= half
+        if self._wrote_ms is None:  # early enough to delay nothing
+            return Step.PROBE if self.quiet_ms >= self._timeout_ms // 3 else Step.WAIT
+        could_write_ms = seen.began_ms - self._wrote_ms
+        is_due = self.quiet_ms >= self._timeout_ms and could_write_ms >= self._timeout_ms // 2
         return Step.TAKE_OVER if is_due else Step.WAIT
 
     def wrote(self, at_ms: int) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LOG: Final = logging.getLogger(__name__)
-GIVE_UP_S: Final = 5.0
-END_S: Final = 9.0
+GIVE_UP_S: Final = 4.0
+END_S: Final = 8.0
 
 
 def not_stored(partitions: int) -> UnavailableError:
@@ -29,7 +29,7 @@ def not_stored(partitions: int) -> UnavailableError:
     return UnavailableError(
         "the broker has stopped, and its bucket cannot be written",
         hint="records that were acknowledged are in the bucket, unless flush-on-ack is off; "
-        "others may be missing, and their producers were not told that they are there",
+        "those that were not may be missing",
         partitions=partitions,
     )
 

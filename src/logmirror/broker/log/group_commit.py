@@ -201,6 +201,9 @@ class GroupCommit:
         while (removing := self._removing.get(log)) is not None:
             await asyncio.wait([removing])
 
+    def check_drained(self) -> None:
+        """Check after `drain` that everything appended is durable, where it may not be."""
+
     async def drain(self) -> None:
         """Flush everything appended, and wait for running flushes and removals."""
         for log in {*self._scheduled, *self._timers, *self.unflushed.logs}:

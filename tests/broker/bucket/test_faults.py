@@ -1,0 +1,128 @@
+"""A broker behind a proxy that spoils its requests to a real S3 server.
+
+Each fault by itself, then all of them in an order that a seed draws, with kills of the broker.
+Content is compared by partition, offset and value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from kit.fakes.s3_proxy import Fault, S3Proxy
+from kit.runs.bucket_load import Load, Reading, create, stored
+from kit.servers.bucket_broker import BucketBroker
+from kit.tiers import all_but, sized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+pytestmark = pytest.mark.thinned
+SMALL = ("--override", "log.segment.bytes=100000")
+IDEMPOTENT = {"enable.idempotence": True}
+ROUNDS = sized(2, 3, 10)
+
+BEFORE: Final = ("reset", "cut-body", "wrong-body", "503", "500", "429", "409", "200-error")
+"""The server gets nothing, or what it gets is refused."""
+
+AFTER: Final = ("lose-response", "late", "cut-response")
+"""The server executes the request, and the broker does not get the response."""
+
+READS: Final = ("cut-response", "wrong-response", "reset", "503")
+FAULTS: Final = [
+    *(Fault(kind, "PutObject") for kind in (*BEFORE, *AFTER)),
+    *(Fault(kind, "GetObject") for kind in READS),
+    *(Fault(kind, "ListObjectsV2") for kind in ("reset", "503", "late")),
+    *(Fault(kind, "DeleteObject") for kind in ("reset", "503", "lose-response")),
+]
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
+    with S3Proxy(s3_server.endpoint, lambda _: None) as found:
+        yield found
+
+
+@pytest.fixture
+def brokers(
+    tmp_path: Path, s3_server: S3Server, bucket: str, proxy: S3Proxy
+) -> Iterator[Callable[..., BucketBroker]]:
+    """Make brokers on one bucket behind the proxy, each with a machine of its own."""
+    with contextlib.ExitStack() as made:
+
+        def make(*options: str, **more: Any) -> BucketBroker:
+            folder = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
+            broker = BucketBroker(
+                folder, s3_server, bucket, *SMALL, *options, endpoint=proxy.endpoint, **more
+            )
+            made.callback(broker.__exit__)
+            return broker
+
+        yield make
+
+
+def drawn(faults: list[Fault], seed: int) -> Iterator[Fault | None]:
+    """Spoil every fifth request or so."""
+    chance = random.Random(seed)
+    while True:
+        yield from itertools.repeat(None, chance.randint(0, 8))
+        yield chance.choice(faults)
+
+
+def check(broker: BucketBroker, load: Load, reading: Reading) -> None:
+    """Check that each record is there once, and was read once, in order."""
+    assert load.flush() == 0
+    reading.wait_for(load.sent)
+    assert load.failures == reading.errors == []
+    assert stored(broker, "t") == load.acked == reading.found()
+    assert len(set(load.acked.values())) == len(load.acked) == load.sent
+
+
+@pytest.mark.parametrize(
+    "fault",
+    all_but(
+        FAULTS,
+        Fault("lose-response", "PutObject"),
+        Fault("503", "PutObject"),
+        Fault("cut-response", "GetObject"),
+        reason="the others",
+    ),
+    ids=lambda fault: f"{fault.kind}-{fault.method}",
+)
+def test_no_fault_of_a_request_loses_or_duplicates_a_record(brokers, proxy, fault):
+    broker = brokers().start()
+    create(broker, "t")
+    with Reading(broker.bootstrap, "t") as reading:
+        with Load(broker.bootstrap, "t", **IDEMPOTENT) as load:
+            load.wait_for(300)
+            proxy.spoil_some(drawn([fault], 1))
+            load.wait_for(1_500)
+            broker.kill()  # so that it reads what it has written
+            broker.start()
+            load.wait_for(500)
+        check(broker, load, reading)
+    assert proxy.spoiled
+
+
+@pytest.mark.parametrize("seed", range(sized(1, 3, 20)))
+def test_faults_in_any_order_and_kills_lose_or_duplicate_no_record(brokers, proxy, seed):
+    chance = random.Random(seed)
+    broker = brokers().start()
+    create(broker, "t")
+    with Reading(broker.bootstrap, "t") as reading:
+        with Load(broker.bootstrap, "t", **IDEMPOTENT) as load:
+            proxy.spoil_some(drawn(FAULTS, seed))
+            for _ in range(ROUNDS):
+                load.wait_for(chance.randint(100, 2_000))
+                broker.kill()
+                broker.start()
+            load.wait_for(500)
+        check(broker, load, reading)
+    assert proxy.spoiled > 5
