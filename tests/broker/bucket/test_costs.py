@@ -189,7 +189,9 @@ def test_predicted_requests_are_those_that_are_counted(
     )
     root = s3_server.files(bucket) / "kafka"
     with BucketBroker(tmp_path, s3_server, bucket, *options) as broker:
-        producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 50, "log_level": 0})
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "linger.ms": 50, "log_level": 0}
+        )
         running = threading.Event()
 
         def send() -> None:

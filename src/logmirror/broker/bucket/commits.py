@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.bucket.commit_format import Entry, Kind
 from logmirror.broker.bucket.journal import MAX_OBJECT_BYTES, Submission
+from logmirror.broker.bucket.merging import Merger
 from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.reading import StorageError
@@ -94,6 +95,7 @@ class BucketCommit(GroupCommit):
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight = 0
         self._began_ms = SYSTEM_CLOCK.monotonic_ms() - interval_ms
+        self.merger = Merger(bucket)
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         bucket.journal.when_fenced = lambda error: self._soon(self._fence, error)
 
@@ -190,6 +192,7 @@ class BucketCommit(GroupCommit):
         for log in self._bucket.logs:
             if log.tail is not None:
                 self._places[log] = _Place(log.tail.first, log.tail.size_bytes)
+            self.merger.consider(log)
         self._bucket.opened()
 
     def _committed(
@@ -220,6 +223,7 @@ class BucketCommit(GroupCommit):
             running.set_result(None)
             for seal in job.seals:
                 self._bucket.seal(log, seal.segment, seal.snapshot)
+                self.merger.consider(log)
         else:
             running.set_exception(error)
         self._gather_soon()
@@ -241,6 +245,7 @@ class BucketCommit(GroupCommit):
             )
             for log in {*self._running, *self._due, *self._scheduled}:
                 log.fail_waiters(failure)
+        self.merger.tick()
         held = self._bucket.holding(now_ms - self._tail_age_ms, self._max_commits)
         for log, end in held:
             if log.failure is None and log.tail is not None and log.tail.first < end:
@@ -262,6 +267,7 @@ class BucketCommit(GroupCommit):
         """Commit everything appended, and wait for it, at most `DRAIN_S`."""
         deadline = self._loop.time() + DRAIN_S
         self._bucket.journal.give_up_after(DRAIN_S)
+        self.merger.stop()
         while self._loop.time() < deadline:
             for log in {*self._scheduled, *self._timers, *self.unflushed.logs}:
                 if log not in self._running:

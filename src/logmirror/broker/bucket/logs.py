@@ -25,6 +25,7 @@ from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.recovery import READERS, take_over
 from logmirror.broker.bucket.sealed_objects import (
     SealedObject,
+    create_object,
     delete_topic,
     folder_of,
     producers_name,
@@ -43,7 +44,7 @@ from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logmirror.broker.bucket.bundles import Bundle
@@ -391,17 +392,43 @@ class BucketLogs:
 
         self._submit(run).result()
 
+    # Merging
+
+    def is_open(self, log: PartitionLog) -> bool:
+        """Whether a log is one of this log dir, and its topic is not deleted."""
+        return log in self._keys
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Do work on objects after that which was submitted before; repeated until it succeeds."""
+        return self._submit(work)
+
+    def create_merged(self, log: PartitionLog, first: int, after: int, path: Path) -> None:
+        """Create the object of segments that become one. Blocks; in the thread."""
+        create_object(self._store, self._in_bucket[log], first, after, _parts(path))
+
+    def delete_merged(self, log: PartitionLog, old: Sequence[Segment]) -> Future[Any]:
+        """Delete segments that became one, the oldest first."""
+        in_bucket = self._in_bucket[log]
+
+        def run() -> None:
+            for segment in old:
+                if segment.path.exists():
+                    self.disk.unlink(segment.path)
+            self._delete_all(in_bucket, [segment.path.name for segment in old])
+
+        return self._submit(run)
+
     # The thread
 
-    def _submit(self, work: Callable[[], None]) -> Future[Any]:
+    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
         return self._uploads.submit(self._until_done, work)
 
-    def _until_done(self, work: Callable[[], None]) -> None:
+    def _until_done(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401  # what work returns
         for attempt in itertools.count():
             if self._closing.is_set():
                 raise UnavailableError("the broker is stopping")
             try:
-                work()
+                return work()
             except CorruptionError:
                 _LOG.exception("a segment could not be sealed; its commits stay")
                 raise
@@ -412,8 +439,7 @@ class BucketLogs:
             except Exception:
                 _LOG.exception("a segment could not be sealed; its commits stay")
                 raise
-            else:
-                return
+        raise AssertionError  # the attempts do not end
 
     def close(self) -> None:
         """End the threads."""
