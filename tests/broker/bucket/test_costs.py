@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import urllib.request
@@ -9,6 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,8 +19,10 @@ from kit.fakes.s3_proxy import S3Proxy
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.machine import HOST, free_ports
+from logmirror.archive.chain import ArchiveObject
 from logmirror.broker.bucket.chain import COMMITS
 from logmirror.broker.bucket.costs import explain
+from logmirror.broker.bucket.tiling import groups
 from logmirror.broker.bucket_monitoring import BucketValues
 from logmirror.broker.options import Archive, BrokerOptions
 from logmirror.monitoring import broker_metrics as catalogue
@@ -175,6 +179,41 @@ def test_the_age_of_what_is_not_in_the_bucket_grows_in_an_outage(
 
 RATIO = 1.25
 """How far requests that are counted may be from those that are predicted, either way."""
+
+MERGES_RATIO = 1.5
+"""The same for merges, which are few: from 8 to 16 segments become one, by their offsets."""
+
+
+@pytest.mark.parametrize("offsets", [3, 37, 50, 61])
+def test_predicted_merges_are_those_that_are_made(tmp_path: Path, offsets: int) -> None:
+    count, target_bytes = 4_000, 1_000
+    live: list[ArchiveObject] = []
+    sizes: list[int] = []
+    puts = deletes = 0
+    for number in range(count):
+        live.append(ArchiveObject("", number * offsets, (number + 1) * offsets - 1))
+        sizes.append(1)
+        while found := groups(live, sizes, target_bytes):
+            low = live.index(found[0][0])
+            high = low + len(found[0])
+            live[low:high] = [ArchiveObject("", found[0][0].first, found[0][-1].last)]
+            sizes[low:high] = [sum(sizes[low:high])]
+            puts, deletes = puts + 1, deletes + len(found[0])
+    options = BrokerOptions(
+        log_dir=tmp_path, overrides={"log.segment.bytes": str(target_bytes * 1_024)}
+    )
+    # a segment is sealed by the number of commits, when it has a thousandth of its limit
+    predicted = explain(
+        dataclasses.replace(options, commit_interval_ms=1),
+        write_bytes_s=1_024 / (options.max_commits / 1_000),
+        read_bytes_s=0,
+        partitions=1,
+        seconds=count * options.max_commits / 1_000,
+    )
+    assert predicted.segment_s == options.max_commits / 1_000
+    [merged] = [one for one in predicted.causes if one.cause == "merged segments"]
+    assert merged.put / MERGES_RATIO < puts < merged.put * MERGES_RATIO
+    assert merged.delete / RATIO < deletes < merged.delete * RATIO
 
 
 def test_predicted_requests_are_those_that_are_counted(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import MOST_BYTES
+from logmirror.broker.bucket.merging import SPAN_MS
+from logmirror.broker.bucket.tiling import MIN_OBJECTS
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.reports import CostCause, CostReport
 
@@ -27,6 +29,10 @@ _PUT_BYTES: Final = 96 << 20
 """A larger object is uploaded in parts of `_PART_BYTES`, with a request before and one behind."""
 
 _PART_BYTES: Final = 16 << 20
+_FIRST_MERGED: Final = 11
+"""Segments that become one: from 8 to 16, as the next cell has twice as many. Merged objects fill
+their cells, so 8 of them become one."""
+
 _READ_BYTES: Final = 8 << 20
 """Bytes of one request for a cold segment, after one for its size."""
 
@@ -58,12 +64,14 @@ def explain(  # noqa: PLR0913  # the load, the time and the prices
         life_s = _life_s(options, configs.segment_bytes, write_bytes_s, partitions)
         segment_bytes = write_bytes_s * life_s / partitions
         commits = seconds / interval_s
+        count = seconds * partitions / life_s
         causes += [
             CostCause(
                 cause="commits", put=commits, delete=commits, put_bytes=write_bytes_s * seconds
             ),
             _bundled(write_bytes_s * interval_s, commits),
-            _sealed(segment_bytes, seconds * partitions / life_s, deletes=_is_deleted(configs)),
+            _sealed(segment_bytes, count, deletes=_is_deleted(configs)),
+            _merged(segment_bytes, count, configs.segment_bytes, life_s),
         ]
     else:
         causes.append(CostCause(cause="checks of the ownership", list=seconds / CHECK_S))
@@ -115,6 +123,22 @@ def _sealed(size_bytes: float, count: float, *, deletes: bool) -> CostCause:
         delete=count * (2 if deletes else 1),
         put_bytes=count * size_bytes,
     )
+
+
+def _merged(size_bytes: float, count: float, target_bytes: int, life_s: float) -> CostCause:
+    """Objects of which some become one, again and again, up to its limits of size and time.
+
+    They are read on this machine. Each merged object is a commit more, which others share.
+    """
+    put = put_bytes = delete = 0.0
+    factor = _FIRST_MERGED
+    while size_bytes * factor <= target_bytes and life_s * factor * 1000 <= SPAN_MS:
+        delete += count
+        size_bytes, life_s, count = size_bytes * factor, life_s * factor, count / factor
+        factor = MIN_OBJECTS
+        put += count
+        put_bytes += count * size_bytes
+    return CostCause(cause="merged segments", put=put, delete=delete, put_bytes=put_bytes)
 
 
 def _is_deleted(configs: TopicConfigs) -> bool:
