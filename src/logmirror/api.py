@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         CheckReport,
         ClusterAcls,
         CompactReport,
+        CostReport,
         Event,
         GroupLinkStatus,
         GroupOutcome,
@@ -451,3 +452,23 @@ def serve_bucket(
     from logmirror.app import broker  # noqa: PLC0415  # see above
 
     broker.serve_bucket(options, work_dir, on_ready, on_standby)
+
+
+def explain_cost(
+    options: BrokerOptions,
+    *,
+    write_bytes_s: float,
+    read_bytes_s: float,
+    partitions: int,
+    prices: Mapping[str, float],
+) -> CostReport:
+    """Return the requests of a month of a broker in a bucket; see `broker.bucket.costs`."""
+    from logmirror.broker.bucket.costs import explain  # noqa: PLC0415  # see above
+
+    return explain(
+        options,
+        write_bytes_s=write_bytes_s,
+        read_bytes_s=read_bytes_s,
+        partitions=partitions,
+        prices=prices,
+    )

@@ -98,6 +98,12 @@ BUCKET_POINTS: Final = (
 )
 """The same for the embedded broker's log in a bucket."""
 
+MERGE_POINTS: Final = (
+    "bucket.merged",  # broker: a merged object durable, no commit about it
+    "bucket.replaced",  # broker: that commit durable, nothing deleted
+)
+"""The same for its small segments, which become one."""
+
 _reached: dict[str, int] = {}
 _listeners: list[Callable[[str], None]] = []
 

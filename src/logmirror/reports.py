@@ -436,3 +436,64 @@ class GroupLinkStatus:
 
     error: LogmirrorError | None = None
     """Why the groups could not be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostCause:
+    """Requests to a bucket that have one cause."""
+
+    cause: str
+    """What they are for."""
+
+    put: float = 0
+    """Writes, those of parts of an object included."""
+
+    get: float = 0
+    """Reads, and requests for the size of an object."""
+
+    list: float = 0
+    """Listings."""
+
+    delete: float = 0
+    """Deletions."""
+
+    put_bytes: float = 0
+    """Bytes that are written."""
+
+    get_bytes: float = 0
+    """Bytes that are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport:
+    """What a broker in a bucket costs, as far as it is known from its settings and load."""
+
+    seconds: float
+    """The time that it is for."""
+
+    causes: tuple[CostCause, ...]
+    """The requests, by cause."""
+
+    segment_bytes: float
+    """Size of a sealed segment. 0: nothing is written."""
+
+    segment_s: float
+    """How long a segment is open, in seconds."""
+
+    prices: Mapping[str, float]
+    """Price of 1,000 requests, by kind, as far as it was given."""
+
+    @property
+    def requests(self) -> dict[str, float]:
+        """The requests of all causes, by kind."""
+        return {
+            "put": sum(one.put for one in self.causes),
+            "get": sum(one.get for one in self.causes),
+            "list": sum(one.list for one in self.causes),
+            "delete": sum(one.delete for one in self.causes),
+        }
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """The price of the requests of each kind that has one."""
+        return {kind: self.requests[kind] * price / 1000 for kind, price in self.prices.items()}

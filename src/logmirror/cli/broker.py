@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
-from logmirror.cli.options import LogLevelOption, yaml_files
+from logmirror.cli.broker_cost import (
+    ExplainCostOption,
+    PriceOption,
+    ReadRateOption,
+    WriteRateOption,
+    explain,
+)
+from logmirror.cli.options import FormatOption, LogLevelOption, yaml_files
 from logmirror.config.addresses import (
     parse_address,
     parse_advertised,
@@ -323,6 +330,11 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     max_connections_per_address: _PerAddressOption = None,
     max_session_ms: _SessionOption = None,
     stop_with_stdin: _StopWithStdinOption = False,
+    explain_cost: ExplainCostOption = False,
+    write_rate_mb: WriteRateOption = 1.0,
+    read_rate_mb: ReadRateOption = 0.0,
+    price: PriceOption = None,
+    output: FormatOption = "table",
     log_level: LogLevelOption = "info",
 ) -> None:
     """Run the embedded Kafka-compatible broker until SIGTERM or Ctrl-C.
@@ -336,6 +348,9 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     log_to_stderr(log_level)
     loss = tuple(accept_data_loss or ())
     options = _options(value, stop_with_stdin=stop_with_stdin, accept_data_loss=loss)
+    if explain_cost:
+        explain(options, (write_rate_mb, read_rate_mb), price or (), as_json=output == "json")
+        return
     directory = value("work_dir")
     _serve(options, None if directory is None else Path(directory), demo_data)
 

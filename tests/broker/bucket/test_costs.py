@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 import urllib.request
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,8 +19,12 @@ from kit.fakes.s3_proxy import S3Proxy
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.machine import HOST, free_ports
+from logmirror.archive.chain import ArchiveObject
+from logmirror.broker.bucket.chain import COMMITS
+from logmirror.broker.bucket.costs import explain
+from logmirror.broker.bucket.tiling import groups
 from logmirror.broker.bucket_monitoring import BucketValues
-from logmirror.broker.options import Archive
+from logmirror.broker.options import Archive, BrokerOptions
 from logmirror.monitoring import broker_metrics as catalogue
 from logmirror.stores.request_counts import RequestCounts
 from logmirror.testing.memory_store import MemoryStore
@@ -168,3 +175,112 @@ def test_the_age_of_what_is_not_in_the_bucket_grows_in_an_outage(
         finally:
             s3_server.start()
         until(lambda: scraped(port)["oldest_unflushed_seconds",] == 0)
+
+
+RATIO = 1.25
+"""How far requests that are counted may be from those that are predicted, either way."""
+
+MERGES_RATIO = 1.5
+"""The same for merges, which are few: from 8 to 16 segments become one, by their offsets."""
+
+
+@pytest.mark.parametrize("offsets", [3, 37, 50, 61])
+def test_predicted_merges_are_those_that_are_made(tmp_path: Path, offsets: int) -> None:
+    count, target_bytes = 4_000, 1_000
+    live: list[ArchiveObject] = []
+    sizes: list[int] = []
+    puts = deletes = 0
+    for number in range(count):
+        live.append(ArchiveObject("", number * offsets, (number + 1) * offsets - 1))
+        sizes.append(1)
+        while found := groups(live, sizes, target_bytes):
+            low = live.index(found[0][0])
+            high = low + len(found[0])
+            live[low:high] = [ArchiveObject("", found[0][0].first, found[0][-1].last)]
+            sizes[low:high] = [sum(sizes[low:high])]
+            puts, deletes = puts + 1, deletes + len(found[0])
+    options = BrokerOptions(
+        log_dir=tmp_path, overrides={"log.segment.bytes": str(target_bytes * 1_024)}
+    )
+    # a segment is sealed by the number of commits, when it has a thousandth of its limit
+    predicted = explain(
+        dataclasses.replace(options, commit_interval_ms=1),
+        write_bytes_s=1_024 / (options.max_commits / 1_000),
+        read_bytes_s=0,
+        partitions=1,
+        seconds=count * options.max_commits / 1_000,
+    )
+    assert predicted.segment_s == options.max_commits / 1_000
+    [merged] = [one for one in predicted.causes if one.cause == "merged segments"]
+    assert merged.put / MERGES_RATIO < puts < merged.put * MERGES_RATIO
+    assert merged.delete / RATIO < deletes < merged.delete * RATIO
+
+
+def test_predicted_requests_are_those_that_are_counted(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
+    """Steady producers write to 8 partitions; a segment of each is full every few seconds."""
+    partitions, interval_ms, segment_bytes, value = 8, 400, 100_000, b"x" * 1_000
+    port = free_ports(1)[0]
+    options = (
+        *("--monitoring-port", str(port), "--commit-interval-ms", str(interval_ms)),
+        *("--override", f"log.segment.bytes={segment_bytes}", "--topic", f"t:{partitions}"),
+    )
+    root = s3_server.files(bucket) / "kafka"
+    with BucketBroker(tmp_path, s3_server, bucket, *options) as broker:
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "linger.ms": 50, "log_level": 0}
+        )
+        running = threading.Event()
+
+        def send() -> None:
+            while not running.wait(0.05):
+                for partition in range(partitions):
+                    for _ in range(2):
+                        producer.produce("t", value, partition=partition)
+                producer.poll(0)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            until(lambda: scraped(port).get(("sealed_objects_total",), 0) >= partitions)
+            began_s, before = time.monotonic(), scraped(port)
+            until(lambda: time.monotonic() - began_s > 20)
+            took_s, after = time.monotonic() - began_s, scraped(port)
+        finally:
+            running.set()
+            sender.join()
+        producer.flush(TIMEOUT_S)
+        created = scraped(port)["commit_objects_total",]
+        broker.kill()
+        broker.start()
+        until(lambda: len(list((root / COMMITS).iterdir())) < created / 2)
+        gets = -scraped(port)["bucket_requests_total", "get", "log"]
+        for partition in range(partitions):
+            list(rows_by_librdkafka(broker.bootstrap, "t", partition=partition))
+        found = scraped(port)
+        gets += found["bucket_requests_total", "get", "log"]
+
+    written = after["bytes_in_total", "t"] - before["bytes_in_total", "t"]
+    settings = BrokerOptions(
+        log_dir=tmp_path,
+        bucket=f"s3://{bucket}",
+        commit_interval_ms=interval_ms,
+        overrides={"log.segment.bytes": str(segment_bytes)},
+    )
+    predicted = explain(
+        settings,
+        write_bytes_s=written / took_s,
+        read_bytes_s=0,
+        partitions=partitions,
+        seconds=took_s,
+    ).requests
+    for kind in ("put", "list"):
+        name = ("bucket_requests_total", kind, "log")
+        counted = after[name] - before[name]
+        assert predicted[kind] / RATIO < counted < predicted[kind] * RATIO, (kind, predicted)
+    sealed = sum(path.stat().st_size for path in root.rglob("*.batches"))
+    read = explain(
+        settings, write_bytes_s=0, read_bytes_s=sealed, partitions=partitions, seconds=1
+    ).requests
+    assert read["get"] / RATIO < gets < read["get"] * RATIO

@@ -12,6 +12,7 @@ from logmirror.broker.bucket import chain_writer
 from logmirror.broker.bucket.bundles import BUNDLES
 from logmirror.broker.bucket.chain import Coverage
 from logmirror.broker.bucket.chain_writer import ChainWriter
+from logmirror.broker.bucket.tiling import tiled
 from logmirror.errors import FencedError, LogmirrorError
 from logmirror.stores.base import AlreadyExistsError
 
@@ -26,7 +27,7 @@ _BUG_SEEDS = 2_000
 @pytest.mark.timeout(sized(300, 300, 3_600))
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
-    crashed = fenced = acked = bundled = 0
+    crashed = fenced = acked = bundled = merged = 0
     for seed in range(SEEDS):
         world = World(seed, tmp_path / str(seed))
         problems = world.run()
@@ -34,10 +35,11 @@ def test_no_seed_loses_anything(tmp_path):
         crashed += any(type(one.end) is Crashed for one in world.turns.owners)
         fenced += any(type(one.end) is FencedError for one in world.turns.owners)
         acked += len(world.acked)
+        merged += world.merged
         kinds |= {name.split("/")[0] for name in world.store.objects}
         bundled += any(name.startswith(BUNDLES) for name in world.store.objects)
     assert len(kinds) == 2  # commits and objects
-    assert bundled > SEEDS / 4
+    assert min(bundled, merged) > SEEDS / 4
     assert min(crashed, fenced) > SEEDS / 4
     assert acked > 10 * SEEDS
 
@@ -112,6 +114,25 @@ def _take_over_without_fence(self: Any) -> None:
 
 def test_a_bundle_of_what_is_not_in_the_chain_is_found(tmp_path):
     assert found_by(tmp_path, bug="bundled early")
+
+
+@pytest.mark.parametrize("bug", ["merged without a commit", "deleted first", "merged anywhere"])
+def test_merges_in_another_order_are_found(tmp_path, bug):
+    assert found_by(tmp_path, bug=bug)
+
+
+def test_sources_that_are_preferred_to_the_merged_object_are_found(tmp_path, monkeypatch):
+    def smallest(objects: Any, log_start: int) -> Any:
+        nested = {
+            one
+            for one in objects
+            for other in objects
+            if one != other and other.first >= one.first and other.last <= one.last
+        }
+        return tiled([one for one in objects if one not in nested], log_start)
+
+    monkeypatch.setattr("logmirror.broker.bucket.sealed_objects.tiled", smallest)
+    assert found_by(tmp_path)
 
 
 def test_objects_without_a_cut_in_the_chain_are_found(tmp_path):

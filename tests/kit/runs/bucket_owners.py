@@ -7,18 +7,22 @@ them. The judge compares what was acknowledged with what a last owner finds.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from logmirror.archive.chain import ArchiveObject
+from logmirror.archive.cover import cells
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import commit_name
 from logmirror.broker.bucket.commit_format import Entry, Kind, of_database
 from logmirror.broker.bucket.journal import Journal, Submission
 from logmirror.broker.bucket.recovery import take_over
 from logmirror.broker.bucket.sealed_objects import (
+    create_object,
     folder_of,
     object_name,
     sealed_objects,
@@ -186,12 +190,7 @@ class Owner:
         objects, stretches = self._until_done(lambda: self._listed(number, folder, found))
         end = objects[-1].next if objects else None
         for one in objects:
-            name = object_name(folder, one.first, one.next)
-            try:
-                body = self._until_done(lambda n=name: self.store.read(n))
-            except KeyError:
-                self._until_done(self.owner.check)  # a later owner may have deleted it
-                raise
+            body = self._fetched(folder, one.first, one.next)
             self._remember(number, one.first, body)
             self.sealed[number].append((one.first, one.next))
         self.ends[number] = max(end or 0, self.starts[number])
@@ -227,7 +226,8 @@ class Owner:
         self.open()
         for _ in range(STEPS):
             kind = self._chance.choices(
-                ["commit", "seal", "change", "snapshot", "delete"], [10, 3, 2, 1, 1]
+                ["commit", "seal", "change", "snapshot", "delete", "merge", "read"],
+                [10, 3, 2, 1, 1, 2, 2],
             )[0]
             getattr(self, f"_{kind}")()
 
@@ -273,6 +273,7 @@ class Owner:
 
     def _upload(self, number: int, first: int, end: int) -> None:
         folder, body = folder_of("t", TOPIC, number), self._body(number, first, end)
+        self.world.cut.add((number, first, end))
         self._until_done(lambda: upload(self.store, folder, first, end, [body], b"state"))
         self.sealed[number].append((first, end))
         self.journal.coverage.covered((TOPIC.bytes, number), end)
@@ -293,6 +294,54 @@ class Owner:
         for bundle, data in due:
             self._until_done(lambda b=bundle, d=data: bundles.create(self.store, b, d))
             self.bundler.exists(bundle)
+
+    def _merge(self) -> None:
+        number = self._chance.randrange(PARTITIONS)
+        folder, held = folder_of("t", TOPIC, number), self.sealed[number]
+        named = [ArchiveObject("", first, end - 1) for first, end in held]
+        if self.world.bug == "merged anywhere":
+            at = self._chance.randrange(len(named) + 1)
+            found = [tuple(named[at : at + 3])] if len(named[at : at + 3]) > 1 else []
+        else:
+            sizes = [end - first for first, end in held]
+            found = cells(named, sizes, target_bytes=60, min_objects=2) if named else []
+        if not found:
+            return
+        first, end = found[0][0].first, found[0][-1].last + 1
+        old = [one for one in held if first <= one[0] < end]
+        body = self._body(number, first, end)
+        if not self.world.starts[number]:
+            self.world.joined.add((number, first, end))
+        steps: list[Callable[[], object]] = [
+            lambda: self._until_done(lambda: create_object(self.store, folder, first, end, [body])),
+            lambda: self._commit_all([Entry(Kind.MERGED, TOPIC.bytes, number, first, end)]),
+            lambda: [
+                self._until_done(lambda o=one: self.store.delete(object_name(folder, *o)))
+                for one in old
+            ],
+        ]
+        if self.world.bug == "merged without a commit":
+            del steps[1]
+        if self.world.bug == "deleted first":
+            steps.reverse()
+        for step in steps:
+            step()
+        self.world.merged += 1
+        self.sealed[number] = sorted([*(one for one in held if one not in old), (first, end)])
+
+    def _read(self) -> None:
+        """Read a sealed object, as a consumer of old records does."""
+        number = self._chance.randrange(PARTITIONS)
+        if self.sealed[number]:
+            self._fetched(folder_of("t", TOPIC, number), *self._chance.choice(self.sealed[number]))
+
+    def _fetched(self, folder: str, first: int, end: int) -> bytes:
+        name = object_name(folder, first, end)
+        try:
+            return bytes(self._until_done(lambda: self.store.read(name)))
+        except KeyError:
+            self._until_done(self.owner.check)  # a later owner may have deleted it
+            raise
 
     def _change(self, text: bytes | None = None) -> None:
         text = text or b"c%d" % self.world.next_change()
@@ -329,7 +378,9 @@ class World:
         self.acked: dict[tuple[int, int], bytes] = {}
         self.changes: list[tuple[int, bytes]] = []
         self.starts: dict[int, int] = defaultdict(int)
-        self._values = self._changes = 0
+        self.cut: set[tuple[int, int, int]] = set()
+        self.joined: set[tuple[int, int, int]] = set()
+        self._values = self._changes = self.merged = 0
         self._owners = owners
         self.problems: list[str] = []
 
@@ -383,6 +434,21 @@ class World:
                 self.problems.append(f"partition {number}: deleted records are back")
         if len(values) != len(set(values)):
             self.problems.append("a record is stored twice")
+        self._judge_objects()
+        self._judge_changes(last)
+
+    def _judge_objects(self) -> None:
+        """Segments are the same for all owners (K6); merged ones are disjoint or nested (M3)."""
+        for (of, first, end), (other, after, last) in itertools.combinations(sorted(self.cut), 2):
+            if of == other and first <= after < end:
+                self.problems.append(f"segments of {of}: {first}-{end} and {after}-{last}")
+        for (of, first, end), (other, after, last) in itertools.combinations(
+            sorted(self.joined), 2
+        ):
+            if of == other and first < after < end < last:
+                self.problems.append(f"merged in {of}: {first}-{end} and {after}-{last}")
+
+    def _judge_changes(self, last: Owner) -> None:
         changes = [text for _, text in sorted(self.changes)]
         missing = [one for one in changes if one not in last.changes]
         if missing:

@@ -153,7 +153,7 @@ class Coverage:
                     self._snapshots[entry.name] = found
                 elif known is None:
                     self._snapshots[entry.name] = _Snapshot(sequence - 1, 0, before_bytes)
-            elif entry.kind != Kind.FENCE:
+            elif entry.kind not in {Kind.FENCE, Kind.MERGED}:
                 key = entry.id, entry.partition
                 ends[key] = max(ends.get(key, 0), entry.next)
         self._newest = sequence

@@ -14,6 +14,8 @@ Kinds of entries:
     CUT      the partition's segment from `first` to `next` is complete; no other cut begins there
     CHANGE   a change of a database; its name is in the place of the ID
     SNAPSHOT the whole database: it replaces all changes before it
+    MERGED   segments from `first` to `next` are one object now; it says that its writer was the
+             owner when that object existed (`tiling`), and nothing reads it
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class Kind(enum.IntEnum):
     CUT = 2
     CHANGE = 3
     SNAPSHOT = 4
+    MERGED = 5
 
 
 class Entry(NamedTuple):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.bucket.commit_format import Entry, Kind
 from logmirror.broker.bucket.journal import MAX_OBJECT_BYTES, Submission
+from logmirror.broker.bucket.merging import Merger
 from logmirror.broker.bucket.stop_deadline import GIVE_UP_S, not_stored
 from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.broker.log.group_commit import GroupCommit
@@ -93,6 +94,7 @@ class BucketCommit(GroupCommit):
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight = 0
         self._began_ms = SYSTEM_CLOCK.monotonic_ms() - interval_ms
+        self.merger = Merger(bucket)
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         bucket.journal.when_fenced = lambda error: self._soon(self._fence, error)
 
@@ -189,6 +191,7 @@ class BucketCommit(GroupCommit):
         for log in self._bucket.logs:
             if log.tail is not None:
                 self._places[log] = _Place(log.tail.first, log.tail.size_bytes)
+            self.merger.consider(log)
         self._bucket.opened()
 
     def _committed(
@@ -219,6 +222,7 @@ class BucketCommit(GroupCommit):
             running.set_result(None)
             for seal in job.seals:
                 self._bucket.seal(log, seal.segment, seal.snapshot)
+                self.merger.consider(log)
         else:
             running.set_exception(error)
         self._gather_soon()
@@ -240,6 +244,7 @@ class BucketCommit(GroupCommit):
             )
             for log in {*self._running, *self._due, *self._scheduled}:
                 log.fail_waiters(failure)
+        self.merger.tick()
         held = self._bucket.holding(now_ms - self._tail_age_ms, self._max_commits)
         for log, end in held:
             if log.failure is None and log.tail is not None and log.tail.first < end:
@@ -260,6 +265,7 @@ class BucketCommit(GroupCommit):
     async def drain(self) -> None:
         """Commit everything appended, and wait for it, at most `GIVE_UP_S`."""
         deadline = self._loop.time() + GIVE_UP_S
+        self.merger.stop()
         while self._loop.time() < deadline:
             logs = {*self._scheduled, *self._timers, *self.unflushed.logs}
             for timer in self._timers.values():

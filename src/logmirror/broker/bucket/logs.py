@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logmirror import failpoints
 from logmirror.broker.bucket import bundles
@@ -23,6 +23,7 @@ from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.recovery import READERS, take_over
 from logmirror.broker.bucket.sealed_objects import (
     SealedObject,
+    create_object,
     delete_topic,
     folder_of,
     producers_name,
@@ -43,7 +44,8 @@ from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from logmirror.broker.bucket.bundles import Bundle
@@ -414,6 +416,35 @@ class BucketLogs:
 
         self._uploads.drop(lambda key: isinstance(key, tuple) and row.topic_id.bytes in key)
         self._uploads.submit(row.topic_id.bytes, run).result()
+
+    # Merging
+
+    def is_open(self, log: PartitionLog) -> bool:
+        """Whether a log is one of this log dir, and its topic is not deleted."""
+        return log in self._keys
+
+    def submit_merge(self, log: PartitionLog, work: Callable[[], Any]) -> Future[Any]:
+        """Do work on merged objects of a log; repeated until it succeeds.
+
+        Its failure ends no upload of the log.
+        """
+        return self._uploads.submit(("merge", *self._keys[log]), work)
+
+    def create_merged(self, log: PartitionLog, first: int, after: int, path: Path) -> None:
+        """Create the object of segments that become one. Blocks; in the thread."""
+        create_object(self._store, self._in_bucket[log], first, after, _parts(path))
+
+    def delete_merged(self, log: PartitionLog, old: Sequence[Segment]) -> Future[Any]:
+        """Delete segments that became one, the oldest first."""
+        in_bucket = self._in_bucket[log]
+
+        def run() -> None:
+            for segment in old:
+                if segment.path.exists():
+                    self.disk.unlink(segment.path)
+            self._delete_all(in_bucket, [segment.path.name for segment in old])
+
+        return self.submit_merge(log, run)
 
     # The end
 

@@ -152,7 +152,7 @@ def _read(store: BlobStore, sequence: int, held: bytes | None = None) -> Commit 
 
 
 def _add(found: Recovered, commit: Commit, spool: Path) -> None:
-    entries = [entry for entry in commit.entries if entry.kind != Kind.FENCE]
+    entries = [e for e in commit.entries if e.kind not in {Kind.FENCE, Kind.MERGED}]
     now_ms = SYSTEM_CLOCK.monotonic_ms()
     found.coverage.add(commit.sequence, entries, now_ms, is_fence=commit.is_fence)
     bodies = [entry.body for entry in entries if entry.kind == Kind.DATA]

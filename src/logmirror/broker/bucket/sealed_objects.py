@@ -14,9 +14,10 @@ import contextlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
-from logmirror.archive.chain import chain
+from logmirror.archive.chain import ArchiveObject, chain
 from logmirror.archive.naming import NATIVE, format_name, split_name
 from logmirror.broker.bucket.chain import PRODUCERS
+from logmirror.broker.bucket.tiling import tiled
 from logmirror.broker.metadata import short_form
 from logmirror.errors import CorruptionError
 from logmirror.model import OffsetRange
@@ -67,6 +68,14 @@ def upload(  # noqa: PLR0913, PLR0917  # the parts of an object
     with contextlib.suppress(AlreadyExistsError):  # of an earlier attempt or owner: the same state
         store.create(producers_name(folder, after), producers)
     failpoints.reach("bucket.snapshot")
+    create_object(store, folder, first, after, data)
+    failpoints.reach("bucket.sealed")
+
+
+def create_object(
+    store: BlobStore, folder: str, first: int, after: int, data: Iterable[Buffer]
+) -> None:
+    """Create an object of a partition; raises as `upload` does."""
     name, size = object_name(folder, first, after), 0
     staged = store.stage(f"segment-{first}")
     try:
@@ -93,7 +102,6 @@ def upload(  # noqa: PLR0913, PLR0917  # the parts of an object
     except BaseException:
         store.discard(token)
         raise
-    failpoints.reach("bucket.sealed")
 
 
 def size_of(store: BlobStore, name: str) -> int:
@@ -105,17 +113,18 @@ def size_of(store: BlobStore, name: str) -> int:
 def sealed_objects(
     store: BlobStore, folder: str, log_start: int
 ) -> tuple[list[SealedObject], list[str]]:
-    """Return a partition's objects in order, and the names of those before the log start.
+    """Return a partition's objects in order, and the names of those that can be deleted.
 
     Raises:
         CorruptionError: Objects are missing, or overlap.
     """
     sizes = store.sizes(folder)
     parts = {name: part for name in sizes if (part := split_name(name)) and part[2] == NATIVE}
-    deleted = sorted(name for name, part in parts.items() if part[1] < log_start)
-    kept = sorted(parts.keys() - set(deleted))
-    objects = chain(kept, extension=NATIVE, start=None).objects
-    if objects and objects[0].first > log_start:
+    kept = [ArchiveObject(n, p[0], p[1]) for n, p in parts.items() if p[1] >= log_start]
+    objects = tiled(kept, log_start)
+    deleted = sorted(parts.keys() - {one.name for one in objects or kept})
+    if objects is None:
+        objects = list(chain((one.name for one in kept), extension=NATIVE, start=None).objects)
         raise CorruptionError(
             "acknowledged records are missing in the bucket",
             hint="restore the missing objects, for example from an earlier version of the bucket",

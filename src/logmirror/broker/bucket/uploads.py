@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.clock import SYSTEM_CLOCK, jittered_ms
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
@@ -32,7 +32,7 @@ _LONGEST_PAUSE_MS: Final = 30_000.0
 class _Queue:
     """What is to be done for a partition."""
 
-    works: deque[tuple[Callable[[], None], Future[None]]] = field(default_factory=deque)
+    works: deque[tuple[Callable[[], Any], Future[Any]]] = field(default_factory=deque)
     due_ms: float = 0
     pause_ms: float = _FIRST_PAUSE_MS
 
@@ -49,8 +49,8 @@ class Uploads:
         self._thread.start()
 
     def submit(
-        self, key: Hashable, work: Callable[[], None], *, covers_earlier: bool = False
-    ) -> Future[None]:
+        self, key: Hashable, work: Callable[[], Any], *, covers_earlier: bool = False
+    ) -> Future[Any]:
         """Do something after what was submitted before under the same key.
 
         Args:
@@ -59,10 +59,10 @@ class Uploads:
             covers_earlier: It does what earlier ones under this key had to do.
 
         Returns:
-            A future that ends when it is done, however often it is tried; or with
+            A future of what it returns, however often it is tried; or of
             `UnavailableError`, if the broker stops before.
         """
-        done: Future[None] = Future()
+        done: Future[Any] = Future()
         with self._changed:
             failure = _stopping() if self._is_closing else self._failures.get(key)
             if failure is not None:
@@ -100,14 +100,14 @@ class Uploads:
         while (found := self._next()) is not None:
             key, queue, work, done = found
             try:
-                work()
+                result = work()
             except Exception as error:  # noqa: BLE001  # also of the local disk
                 self._failed(key, queue, error)
             else:
                 self._finished(key, queue)
-                _end(done, None)
+                _end(done, None, result)
 
-    def _next(self) -> tuple[Hashable, _Queue, Callable[[], None], Future[None]] | None:
+    def _next(self) -> tuple[Hashable, _Queue, Callable[[], Any], Future[Any]] | None:
         """Wait for something that is due; None: the broker stops."""
         with self._changed:
             while not self._is_closing:
@@ -154,11 +154,11 @@ class Uploads:
             _end(done, error)
 
 
-def _end(done: Future[None], error: Exception | None) -> None:
+def _end(done: Future[Any], error: Exception | None, result: object = None) -> None:
     if done.done():
         return
     if error is None:
-        done.set_result(None)
+        done.set_result(result)
     else:
         done.set_exception(error)
 

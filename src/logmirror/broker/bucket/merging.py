@@ -1,0 +1,173 @@
+"""Merges small sealed segments into large ones in the background; see `tiling` for the rules.
+
+So reading history takes few requests, also of a quiet partition, which is sealed by time:
+
+    copies of the segments -> one file -> its object created -> a commit -> the log switched over
+                                                             -> the objects of the segments deleted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from logmirror import failpoints
+from logmirror.archive.chain import ArchiveObject
+from logmirror.broker.bucket.commit_format import Entry, Kind
+from logmirror.broker.bucket.journal import Submission
+from logmirror.broker.bucket.tiling import groups
+from logmirror.broker.log.batch_scan import scan
+from logmirror.broker.log.file_names import cleaned_path
+from logmirror.broker.log.segment import Segment
+from logmirror.errors import CorruptionError, LogmirrorError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from logmirror.broker.bucket.logs import BucketLogs
+    from logmirror.broker.log.partition_log import PartitionLog
+
+_LOG: Final = logging.getLogger(__name__)
+SPAN_MS: Final = 24 * 3600 * 1000
+"""Records of a merged segment are not further apart: retention deletes whole segments."""
+
+_CONSIDERED: Final = 2_000
+"""The newest segments of a log that are considered."""
+
+_COPY_BYTES: Final = 4 * 1024 * 1024
+
+
+class Merger:
+    """Merges the segments of a log dir, one group at a time. Runs on the event loop.
+
+    Args:
+        bucket: The log dir.
+
+    Attributes:
+        merged: Segments that became part of larger ones.
+        into: The larger ones.
+    """
+
+    def __init__(self, bucket: BucketLogs) -> None:
+        self._bucket = bucket
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[PartitionLog, None] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._apart: dict[PartitionLog, set[tuple[int, int]]] = {}
+        self.merged = self.into = 0
+
+    def consider(self, log: PartitionLog) -> None:
+        """Note a log that has a new sealed segment."""
+        self._due[log] = None
+
+    def tick(self) -> None:
+        """Begin the next merge, if none is running."""
+        if self._running is not None and not self._running.done():
+            return
+        while self._due:
+            log = next(iter(self._due))
+            if log.failure is None and self._bucket.is_open(log):
+                found = planned(log, self._apart.get(log, set()))
+                if found:
+                    self._running = self._loop.create_task(self._merge(log, found))
+                    return
+            del self._due[log]
+
+    def stop(self) -> None:
+        """Begin no further merge."""
+        self._due.clear()
+
+    async def _merge(self, log: PartitionLog, old: Sequence[Segment]) -> None:
+        first, after = old[0].first, old[-1].next_offset
+        path = cleaned_path(log.folder, first)
+        try:
+            is_near = await asyncio.wrap_future(
+                self._bucket.submit_merge(log, lambda: self._create(log, old, path))
+            )
+            if is_near:
+                await self._prove(log, first, after)
+            else:
+                self._apart.setdefault(log, set()).add((first, after))
+            new = Segment(log.folder, first, after, sum(one.size_bytes for one in old))
+            if is_near and log.replace(old, new, path):
+                self._bucket.disk.keep(new.path, new.size_bytes)
+                self.merged, self.into = self.merged + len(old), self.into + 1
+                await asyncio.wrap_future(self._bucket.delete_merged(log, old))
+                return
+        except (LogmirrorError, OSError, KeyError) as error:  # KeyError: the topic was deleted
+            _LOG.warning("%s: segments could not be merged: %s", log.folder, error)
+            self._due.pop(log, None)
+        path.unlink(missing_ok=True)
+
+    def _create(self, log: PartitionLog, old: Sequence[Segment], path: Path) -> bool:
+        """Create the merged object and its file; False: the records are too far apart. Blocks."""
+        disk = self._bucket.disk
+        oldest = newest = None
+        with path.open("wb") as target:
+            for segment in old:
+                file, end = disk.open_for_reading(segment.path), segment.first
+                for batch in scan(file, segment.first, contiguous=True):
+                    end = batch.last_offset + 1
+                    if batch.max_timestamp_ms >= 0:
+                        oldest = min(oldest or batch.max_timestamp_ms, batch.max_timestamp_ms)
+                        newest = max(newest or 0, batch.max_timestamp_ms)
+                if end != segment.next_offset:
+                    raise CorruptionError("segment is damaged", path=str(segment.path), offset=end)
+                if (newest or 0) - (oldest or 0) > SPAN_MS:
+                    return False
+                position = 0
+                while data := os.pread(file.fd, _COPY_BYTES, position):
+                    position += target.write(data)
+        self._bucket.create_merged(log, old[0].first, old[-1].next_offset, path)
+        failpoints.reach("bucket.merged")
+        return True
+
+    async def _prove(self, log: PartitionLog, first: int, after: int) -> None:
+        """Write a commit, which a former owner cannot (M1)."""
+        outcome: asyncio.Future[None] = self._loop.create_future()
+        topic_id, partition = self._bucket.key_of(log)
+        entry = Entry(Kind.MERGED, topic_id, partition, first, after)
+
+        def settle(error: BaseException | None) -> None:
+            if not outcome.done():
+                if error is None:
+                    outcome.set_result(None)
+                else:
+                    outcome.set_exception(error)
+
+        def done(_: int, error: BaseException | None) -> None:
+            self._loop.call_soon_threadsafe(settle, error)
+
+        self._bucket.journal.submit(Submission(0, lambda: [entry], done))
+        await outcome
+        failpoints.reach("bucket.replaced")
+
+
+def planned(log: PartitionLog, refused: Collection[tuple[int, int]]) -> list[Segment]:
+    """Return the next segments of a log that become one; empty: none.
+
+    Args:
+        log: The log.
+        refused: Bounds of segments that are not merged.
+    """
+    sealed = []
+    for one in log.segments:
+        if not one.is_sealed or one.next_offset > log.high_watermark or not one.size_bytes:
+            break
+        sealed.append(one)
+    is_cut, sealed = len(sealed) > _CONSIDERED, sealed[-_CONSIDERED:]
+    named = [ArchiveObject(one.path.name, one.first, one.next_offset - 1) for one in sealed]
+    sizes, target_bytes = [one.size_bytes for one in sealed], log.segment_bytes
+    while target_bytes:
+        found = groups(named, sizes, target_bytes)
+        if is_cut and found and found[0][0] == named[0]:
+            del found[0]  # its cell may begin before
+        for group in found:
+            first, after = group[0].first, group[-1].last + 1
+            if (first, after) not in refused:
+                return [one for one in sealed if first <= one.first < after]
+        target_bytes = target_bytes // 2 if found else 0  # smaller cells of those refused
+    return []
