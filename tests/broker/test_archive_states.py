@@ -11,12 +11,13 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    OffsetSpec,
 )
 
 from kit.judges.clients import (
@@ -56,6 +57,7 @@ class World(NamedTuple):
     rows: dict[str, list[list[Any]]]
     roots: dict[str, Path]
     configs: dict[str, Path]
+    server: str
 
 
 def rows(bootstrap, topic, start=0):
@@ -88,7 +90,7 @@ def world(tmp_path_factory) -> Iterator[World]:
             ]
             copied = run_now(write_config(configs[form], *archived))
             assert copied.returncode == 0, copied.stderr
-        yield World(wanted, roots, configs)
+        yield World(wanted, roots, configs, server)
 
 
 def fill(server):
@@ -281,4 +283,25 @@ def test_a_damaged_newest_object_hides_none_before_it(world, tmp_path):
         reader = reader_of(served, "kept")
         found = offsets_until(lambda: f"{newest.name}: " in broker.log.read_text(), reader)
         reader.close()
+        admin = AdminClient({"bootstrap.servers": served})
+        wanted = {TopicPartition("kept", 0): OffsetSpec.latest()}
+        level = IsolationLevel.READ_COMMITTED
+        (end,) = admin.list_offsets(wanted, isolation_level=level, request_timeout=5).values()
+        with pytest.raises(KafkaException):
+            end.result()
     assert found == [row.offset for row in world.rows["compacted"][0] if row.offset < first]
+
+
+def test_snapshots_are_refused(world, tmp_path):
+    """They hold the latest record of each key, not the log."""
+    written = mirror("compacted", world.server, tmp_path / "archive", compaction="log")
+    archived = run_now(write_config(tmp_path / "config.json", written | {"name": "latest"}))
+    assert archived.returncode == 0, archived.stderr
+    broker = MountingBroker(tmp_path / "log", tmp_path / "archive")
+    with broker as served:
+        reader = reader_of(served, "latest")
+        assert (
+            offsets_until(lambda: "snapshots are not served" in broker.log.read_text(), reader)
+            == []
+        )
+        reader.close()
