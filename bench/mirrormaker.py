@@ -72,10 +72,16 @@ _BASE = {
 _TIMEOUT_S = 300
 
 
-def mirrormaker(
-    source: Cluster, target: Cluster, shape: Shape, folder: Path, *, tuned: bool
+def mirrormaker(  # noqa: PLR0913  # a contestant's parameters, and two of its own
+    source: Cluster,
+    target: Cluster,
+    shape: Shape,
+    folder: Path,
+    *,
+    tuned: bool,
+    more: Mapping[str, object] | None = None,
 ) -> dict[str, float]:
-    """Copy a topic; see `rounds.Contestant` for the figures."""
+    """Copy a topic, with more settings if given; see `rounds.Contestant` for the figures."""
     target.create_topic(shape.topic, shape.partitions)
     # Positions are stored at the target by the alias of the source: a new alias starts at 0.
     names = {"source": f"source{time.time_ns()}", "target": "target", "topic": shape.topic}
@@ -84,6 +90,7 @@ def mirrormaker(
         "{source}.bootstrap.servers": source.bootstrap,
         "{target}.bootstrap.servers": target.bootstrap,
         **({**TUNED, "tasks.max": shape.partitions} if tuned else {}),
+        **(more or {}),
     }
     properties = folder / "mirrormaker.properties"
     properties.write_text(_text(settings, names))

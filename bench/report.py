@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE))
 from broker_report import groups_section, load_section, start_section  # noqa: E402  # after the path is set
 from checkpoints_report import checkpoint_section  # noqa: E402  # as above
 from forward_report import sections, table  # noqa: E402  # as above
+from mounted_report import mounted_section  # noqa: E402  # as above
 
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
 
@@ -189,6 +190,10 @@ connector runs on Spark {CONNECTOR_SPARK}, the newest release available with all
 
 {archive_section(found["archives"])}
 
+## Archives as Kafka
+
+{mounted_section(found["mounted"], found["restore"])}
+
 ## Snapshots of a compacted topic
 
 `compaction: log`, one partition, values of {snapshots["value_bytes"]} B, without Spark's start.
@@ -243,6 +248,8 @@ def main() -> None:
         "kernels": run("kernels.py", "--json"),
         "mirror": run("mirror.py", "--records", options.records, "--rounds", options.rounds),
         "archives": run("archives.py"),
+        "mounted": run("mounted_start.py", "--rounds", options.rounds),
+        "restore": run("restore.py", "--rounds", options.rounds),
         "snapshots": run("snapshots.py"),
         "broker": run("broker_start.py", "--rounds", options.rounds),
         "load": run("broker_load.py", "--rounds", options.rounds),

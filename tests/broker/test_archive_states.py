@@ -11,12 +11,13 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    OffsetSpec,
 )
 
 from kit.judges.clients import (
@@ -56,6 +57,7 @@ class World(NamedTuple):
     rows: dict[str, list[list[Any]]]
     roots: dict[str, Path]
     configs: dict[str, Path]
+    server: str
 
 
 def rows(bootstrap, topic, start=0):
@@ -88,7 +90,7 @@ def world(tmp_path_factory) -> Iterator[World]:
             ]
             copied = run_now(write_config(configs[form], *archived))
             assert copied.returncode == 0, copied.stderr
-        yield World(wanted, roots, configs)
+        yield World(wanted, roots, configs, server)
 
 
 def fill(server):
@@ -219,36 +221,39 @@ def without_end(data, form):
     return data[: starts[-1]]
 
 
+def copied(world, form, topic, archive, name):
+    """Copy the archive of a topic, with its claims, as another one; returns partition 0."""
+    for part in (archive / ".logmirror" / "claims", archive):
+        shutil.copytree(world.roots[form] / part.relative_to(archive) / topic, part / name)
+    return archive / name / "0"
+
+
+def reader_of(server, topic):
+    settings = {"bootstrap.servers": server, "group.id": "unused", "auto.offset.reset": "error"}
+    consumer = Consumer({**settings, **SOON})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    return consumer
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_damaged_object_is_refused_and_a_repaired_one_is_served(world, form, tmp_path):
-    """One topic for each kind of damage, in the third object of its partition 0."""
+    """One topic for each kind of damage, in the second object of its partition 0."""
     archive = tmp_path / "archive"
     originals = {}
     for kind, spoil in DAMAGE.items():
-        for part in (archive / ".logmirror" / "claims", archive):
-            source = world.roots[form] / part.relative_to(archive) / "whole"
-            shutil.copytree(source, part / kind)
-        _, _, third, *_ = sorted((archive / kind / "0").iterdir())
-        (other,) = (archive / kind / "1").glob(third.name)
-        originals[third] = third.read_bytes()
-        third.write_bytes(spoil(originals[third], form, other.read_bytes()))
-        assert third.read_bytes() != originals[third]
-    first = int(third.name.partition("-")[0])
+        _, second, *_ = sorted(copied(world, form, "whole", archive, kind).iterdir())
+        (other,) = (archive / kind / "1").glob(second.name)
+        originals[second] = second.read_bytes()
+        second.write_bytes(spoil(originals[second], form, other.read_bytes()))
+        assert second.read_bytes() != originals[second]
+    first = int(second.name.partition("-")[0])
     wanted = world.rows["whole"]
     broker = MountingBroker(tmp_path / "log", archive)
     with broker as served:
         readers = {}
         for kind in DAMAGE:
-            readers[kind] = Consumer(
-                {
-                    "bootstrap.servers": served,
-                    "group.id": "unused",
-                    "auto.offset.reset": "error",
-                    **SOON,
-                }
-            )
-            readers[kind].assign([TopicPartition(kind, 0, 0)])
-            line = f"/{kind}/0/{third.name}: "
+            readers[kind] = reader_of(served, kind)
+            line = f"/{kind}/0/{second.name}: "
             found = offsets_until(lambda line=line: line in broker.log.read_text(), readers[kind])
             assert found == [row.offset for row in wanted[0] if row.offset < first]
             assert list(rows_by_librdkafka(served, kind, partition=1, config=SOON)) == wanted[1]
@@ -263,3 +268,40 @@ def test_a_damaged_object_is_refused_and_a_repaired_one_is_served(world, form, t
             assert record.offset() == next(r.offset for r in wanted[0] if r.offset >= first)
             reader.close()
             assert list(rows_by_librdkafka(served, kind, config=SOON)) == wanted[0]
+
+
+def test_a_damaged_newest_object_hides_none_before_it(world, tmp_path):
+    """A reader of committed records may need later objects, but only for open transactions."""
+    *older, newest = sorted(
+        copied(world, "native", "compacted", tmp_path / "archive", "kept").iterdir()
+    )
+    assert older
+    newest.write_bytes(newest.read_bytes()[:-1])
+    first = int(newest.name.partition("-")[0])
+    broker = MountingBroker(tmp_path / "log", tmp_path / "archive")
+    with broker as served:
+        reader = reader_of(served, "kept")
+        found = offsets_until(lambda: f"{newest.name}: " in broker.log.read_text(), reader)
+        reader.close()
+        admin = AdminClient({"bootstrap.servers": served})
+        wanted = {TopicPartition("kept", 0): OffsetSpec.latest()}
+        level = IsolationLevel.READ_COMMITTED
+        (end,) = admin.list_offsets(wanted, isolation_level=level, request_timeout=5).values()
+        with pytest.raises(KafkaException):
+            end.result()
+    assert found == [row.offset for row in world.rows["compacted"][0] if row.offset < first]
+
+
+def test_snapshots_are_refused(world, tmp_path):
+    """They hold the latest record of each key, not the log."""
+    written = mirror("compacted", world.server, tmp_path / "archive", compaction="log")
+    archived = run_now(write_config(tmp_path / "config.json", written | {"name": "latest"}))
+    assert archived.returncode == 0, archived.stderr
+    broker = MountingBroker(tmp_path / "log", tmp_path / "archive")
+    with broker as served:
+        reader = reader_of(served, "latest")
+        assert (
+            offsets_until(lambda: "snapshots are not served" in broker.log.read_text(), reader)
+            == []
+        )
+        reader.close()

@@ -63,6 +63,11 @@ class MountingBroker:
         assert line.startswith("listening on"), self.log.read_text()
         return line.split()[-1]
 
+    @property
+    def pid(self) -> int:
+        """PID of the running broker."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it like `kill -9`."""
         assert self._process.stdout is not None

@@ -16,7 +16,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from logmirror.archive.chain import ArchiveObject, chain
 from logmirror.archive.claims import latest_claim
@@ -29,6 +29,8 @@ from logmirror.broker.topic import RefusedTopicError, check_name
 from logmirror.errors import CorruptionError, LogmirrorError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from logmirror.broker.archives.copies import LocalCopies
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log.segment_cache import SegmentCache
@@ -49,6 +51,15 @@ _FOLDERS_EVERY: Final = 5
 _POLL_S: Final = 1.0
 _BUCKET_POLL_S: Final = 10.0
 _PAUSE_MAX_S: Final = 30.0
+
+_SOME_THREADS: Final = 2
+"""One of so many threads of an archive follows its growth."""
+
+_Question = tuple[str, int, tuple[str, int] | None]
+"""Topic, partition, and the last known object with the offset behind it; None: list it anew."""
+
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
 
 
 class _Found(NamedTuple):
@@ -161,14 +172,8 @@ class Mounts:
                 continue
             if not known and not self._is_free(mounted, name, is_start=is_start):
                 continue
-            work = mounted.archive, name
-            jobs = (
-                loop.run_in_executor(mounted.executor, _all_listed, *work, part)
-                for part in (
-                    new[at:][:_LISTED_AT_ONCE] for at in range(0, len(new), _LISTED_AT_ONCE)
-                )
-            )
-            listings = [one for job in await asyncio.gather(*jobs) for one in job]
+            places = [(name, number) for number in new]
+            listings = await _in_parts(mounted, _all_listed, places)
             partitions = mounted.topics.setdefault(name, {})
             for number, listing in zip(new, listings, strict=True):
                 partitions[number] = self._partition(mounted, name, number)
@@ -245,22 +250,23 @@ class Mounts:
         log.mount(segments)
 
     async def _list_new(self, mounted: _Mounted) -> None:
-        loop = asyncio.get_running_loop()
+        asked = []
         for name, partitions in mounted.topics.items():
-            for number, partition in list(partitions.items()):
+            for number, partition in partitions.items():
                 objects, log = partition.objects, partition.log
-                work = mounted.archive, name, number
-                if objects is None or objects.is_outdated or log.failure is not None:
-                    found = await loop.run_in_executor(mounted.executor, _listed, *work)
-                    if found.failure is None or log.failure is None:
-                        self._mount(mounted, partition, name, number, found)
-                    continue
-                after = objects.name(log.segments[-1])
-                more = await loop.run_in_executor(
-                    mounted.executor, _added, *work, after, log.log_end
-                )
-                if more is not None:
-                    self._mount(mounted, partition, name, number, more)
+                known = None
+                if objects is not None and not objects.is_outdated and log.failure is None:
+                    known = objects.name(log.segments[-1]), log.log_end
+                asked.append((partition, (name, number, known)))
+        listings = await _in_parts(
+            mounted, _all_added, [question for _, question in asked], part=_SOME_THREADS
+        )
+        for (partition, (name, number, known)), found in zip(asked, listings, strict=True):
+            if found is None:
+                continue
+            if known is None and found.failure is not None and partition.log.failure is not None:
+                continue  # still offline
+            self._mount(mounted, partition, name, number, found)
 
 
 def _folders(archive: Archive) -> dict[str, tuple[uuid.UUID, list[int]]]:
@@ -280,8 +286,35 @@ def _threads(archive: Archive) -> int:
     return _BUCKET_THREADS if archive.local is None else _THREADS
 
 
-def _all_listed(archive: Archive, name: str, numbers: list[int]) -> list[_Found]:
-    return [_listed(archive, name, number) for number in numbers]
+async def _in_parts(
+    mounted: _Mounted,
+    work: Callable[[Archive, Sequence[_Asked]], list[_Answer]],
+    asked: Sequence[_Asked],
+    *,
+    part: int = 1,
+) -> list[_Answer]:
+    """Do some work for many partitions, in one thread of `part`; the others are for readers."""
+    loop = asyncio.get_running_loop()
+    free = asyncio.Semaphore(_threads(mounted.archive) // part)
+
+    async def job(some: Sequence[_Asked]) -> list[_Answer]:
+        async with free:
+            return await loop.run_in_executor(mounted.executor, work, mounted.archive, some)
+
+    starts = range(0, len(asked), _LISTED_AT_ONCE)
+    done = await asyncio.gather(*(job(asked[at : at + _LISTED_AT_ONCE]) for at in starts))
+    return [one for some in done for one in some]
+
+
+def _all_listed(archive: Archive, places: Sequence[tuple[str, int]]) -> list[_Found]:
+    return [_listed(archive, name, number) for name, number in places]
+
+
+def _all_added(archive: Archive, asked: Sequence[_Question]) -> list[_Found | None]:
+    return [
+        _listed(archive, name, number) if known is None else _added(archive, name, number, *known)
+        for name, number, known in asked
+    ]
 
 
 def _listed(archive: Archive, name: str, number: int) -> _Found:

@@ -1,0 +1,105 @@
+"""Goal: a lookup by timestamp in an archive of many objects reads few of them from the bucket.
+
+Method: records whose times are a little out of order, each in an object of its own; a proxy in
+front of the S3 server counts what a mounting broker reads. The results are those of the source. The
+archive's access is in the broker's configuration file, as a user writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kit.fakes.s3_proxy import S3Proxy
+from kit.judges.clients import Message, produce
+from kit.runs.commands import mirror, write_config
+from kit.runs.inline_run import run_now
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+from kit.servers.mounted import MountingBroker
+from kit.servers.s3 import S3Server
+from logmirror.broker.log.mounted_times import NEAR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "times"
+FORMATS = ("native", "parquet")
+OBJECTS = 150
+START_MS = 1_700_000_000_000
+EACH_MS = 1000
+STEPS = OBJECTS.bit_length()
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Iterator[tuple[str, list[int], S3Server, dict[str, str]]]:
+    """The source, its records' times, an S3 server, and a bucket for each format."""
+    folder = tmp_path_factory.mktemp("lookups")
+    chooser = random.Random(1)
+    times = [START_MS + (n + chooser.randrange(5)) * EACH_MS for n in range(OBJECTS)]
+    with EmbeddedBroker(folder / "source") as source, S3Server(folder / "s3") as server:
+        create_topic(source.bootstrap, TOPIC, 1, {})
+        messages = [Message(None, b"%d" % n, (), time_ms) for n, time_ms in enumerate(times)]
+        produce(source.bootstrap, TOPIC, messages, config={"batch.num.messages": 1})
+        mirrors = [
+            mirror(TOPIC, source.bootstrap, folder / form, form=form, max_offsets=1)
+            | {"name": f"{TOPIC}-{form}"}
+            for form in FORMATS
+        ]
+        copied = run_now(write_config(folder / "config.json", *mirrors))
+        assert copied.returncode == 0, copied.stderr
+        buckets = {form: server.new_bucket() for form in FORMATS}
+        for form, bucket in buckets.items():
+            assert len(list((folder / form / f"{TOPIC}-{form}" / "0").iterdir())) == OBJECTS
+            shutil.copytree(folder / form, server.files(bucket), dirs_exist_ok=True)
+        yield source.bootstrap, times, server, buckets
+
+
+def found_at(bootstrap, topic, time_ms):
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, time_ms)], timeout=TIMEOUT_S)
+    consumer.close()
+    return found.offset
+
+
+def largest_at(bootstrap, topic):
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (found,) = admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.max_timestamp()}).values()
+    return found.result(TIMEOUT_S).offset
+
+
+def configured(folder, server, proxy, bucket):
+    """A file with the broker's section, which has the archive and its access."""
+    identity = server.location(bucket).read
+    keys = {"access-key-id": identity.access_key_id}
+    keys["secret-access-key"] = identity.secret_access_key
+    archive = {"bucket": bucket, "endpoint": proxy.endpoint, "credentials": keys}
+    archive["region"] = server.location(bucket).region
+    path = folder / "broker.yaml"
+    path.write_text(json.dumps({"broker": {"log-dir": str(folder / "log"), "archive": [archive]}}))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_lookup_reads_few_of_many_objects(world, tmp_path, form):
+    source, times, server, buckets = world
+    topic = f"{TOPIC}-{form}"
+    wanted = times[OBJECTS // 3]
+    with S3Proxy(server.endpoint, lambda _path: None) as proxy:
+        config = configured(tmp_path, server, proxy, buckets[form])
+        with MountingBroker(tmp_path / "log", options=("-c", str(config))) as served:
+            proxy.asked.clear()
+            assert found_at(served, topic, wanted) == found_at(source, TOPIC, wanted)
+            # An object or its footer, and the claim or, for footers, the object that is found.
+            assert NEAR < proxy.asked["GetObject"] <= 2 * (STEPS + NEAR + 2)
+            for time_ms in (times[0], times[7] + 1, times[-20], max(times), max(times) + 1):
+                assert found_at(served, topic, time_ms) == found_at(source, TOPIC, time_ms)
+            assert largest_at(served, topic) == times.index(max(times))
+            assert proxy.asked["GetObject"] < OBJECTS
