@@ -134,13 +134,15 @@ def test_t07_a_quiet_partition_is_flushed_without_a_further_append(shared, topic
     wait_until_in_bucket(shared, topic_name, range(1))
 
 
-@pytest.mark.statement("T1", "C1", "T15")
+@pytest.mark.statement("T1", "C1", "T15", "N2", "T6", "C6")
 def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(shared, topic_name):
-    """Their bytes are kept: a repetition gets the offset that they have."""
+    """All bytes are kept: a repetition gets the offset that they have, and what no request waits
+    for is flushed later, without a further append.
+    """
     bootstrap, quiet, fast = shared.broker.bootstrap, f"{topic_name}-q", f"{topic_name}-f"
     create_topic(bootstrap, topic_name, 1, {})
     create_topic(bootstrap, quiet, 1, {})
-    create_topic(bootstrap, fast, 1, IN_BACKGROUND)
+    create_topic(bootstrap, fast, 1, {**IN_BACKGROUND, "flush.messages": "4"})
     outcomes: dict[int, Appended] = {}
 
     def write(producer_id: int) -> None:
@@ -162,12 +164,13 @@ def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(sh
     ):
         append(other, range(3))
         shared.proxy.spoil(REFUSED_PUTS)
+        append(unflushed, range(3))
         write_both()
         assert {one.error for one in outcomes.values()} == {STORAGE}
         assert partition.fetch(0).high_watermark == partition.list_offset(LATEST)[2] == 0
         assert in_bucket(shared, topic_name) == []
-        append(unflushed, range(3))  # nobody waits for those
         assert read_all(unflushed) == expected(fast, range(3))
+        assert in_bucket(shared, fast) == []
         assert read_all(other) == expected(quiet, range(3))
         shared.proxy.spoil()
 
@@ -183,6 +186,8 @@ def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(sh
         assert read_all(partition) == wanted == in_bucket(shared, topic_name)
         append(other, range(3, 5))
         assert read_all(other) == expected(quiet, range(5))
+        wait_until_in_bucket(shared, fast, range(3))
+        assert read_all(unflushed) == expected(fast, range(3))
 
 
 @pytest.mark.statement("T2", "C2")
