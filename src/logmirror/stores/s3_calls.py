@@ -308,7 +308,9 @@ class Calls:
                 if self._clock.monotonic_ms() + pause_ms >= until_ms:
                     if isinstance(error.__cause__, FlexibleChecksumError):  # it does respond
                         raise CorruptionError(
-                            "an object differs from its checksum", **error.facts
+                            "an object differs from its checksum",
+                            hint="restore it from a copy or an earlier version",
+                            **error.facts,
                         ) from error
                     self._is_down = True
                     self._retry_at_ms = self._clock.monotonic_ms() + DOWN_MS
