@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.topic import Topic
 
@@ -288,9 +289,12 @@ def test_a_response_in_progress_keeps_its_segment(tmp_path):
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(
-        tmp_path / "broker", overrides={"log.retention.ms": "7200000"}, segment_bytes=2000
+        tmp_path / "broker",
+        bucket=log_bucket,
+        overrides={"log.retention.ms": "7200000"},
+        segment_bytes=2000,
     ) as broker:
         yield broker
 
@@ -336,6 +340,8 @@ def test_stock_clients_set_retention_and_find_old_records_gone(broker, topic_nam
     for _ in range(2):
         rows = list(rows_by_librdkafka(broker.bootstrap, topic_name, start=10))
         assert [(row.offset, row.value) for row in rows] == [(n, b"young") for n in range(10, 15)]
+        with PartitionClient(broker.bootstrap, topic_name) as partition:
+            assert partition.fetch(9).error_code == OFFSET_OUT_OF_RANGE
         broker.kill()
         broker.start()
     delete_topic(broker.bootstrap, topic_name)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
 KILLS = sized(2, 5, 20)
 PARTITIONS = 2
 
@@ -33,6 +35,13 @@ PARTITIONS = 2
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(tmp_path / "broker", segment_bytes=40_000)
     with broker:
+        yield broker
+
+
+@pytest.fixture
+def anywhere(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    """A broker with a log dir of each kind in turn."""
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket, segment_bytes=40_000) as broker:
         yield broker
 
 
@@ -139,12 +148,15 @@ def test_a_clean_restart_keeps_topics_ids_configs_and_the_cluster(broker, topic_
 
 
 @pytest.mark.statement("T16", "C15")
-def test_a_recreated_topic_has_no_records_of_the_old_one(broker, topic_name):
+def test_a_recreated_topic_has_no_records_of_the_old_one(anywhere, topic_name):
+    broker = anywhere
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     _create(broker, topic_name)
     produce(broker.bootstrap, topic_name, [Message(value=b"old" * 1000)] * 100)
     admin.delete_topics([topic_name])[topic_name].result(20)
     assert not (broker.log_dir / topic_name).exists()
+    if broker.bucket is not None:
+        assert not list(broker.bucket.files.rglob(f"{topic_name}@*/**/*.batches"))
     _create(broker, topic_name)
 
     assert list(rows_by_librdkafka(broker.bootstrap, topic_name)) == []

@@ -2,12 +2,16 @@
 
 Method: the sources of the named tests are parsed. A row stands if each of its tests exists and has
 the row's ID in its name or in its `statement` marker; a marker that no row names is an error too.
+The tests for a log directory in a bucket are collected, to see that they run on one.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -22,7 +26,8 @@ PAGE: Final = DOCS / "broker-statements.md"
 COUNTS: Final = {"S": 14, "B": 6, "N": 9, "T": 18, "C": 18}
 """How many statements of each kind there are; their numbers begin at 1."""
 
-_ROW: Final = re.compile(r"^\| ([A-Z]\d+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+_IN_BUCKET: Final = "## With the log directory in a bucket"
+_ROW: Final = re.compile(r"^\| ([A-Z]\d+) \| (?:.+? \| )?([^|]+) \|$", re.MULTILINE)
 _TEST: Final = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 _IN_NAME: Final = re.compile(r"^test_([sbntc])(\d\d)_")
 _OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -44,29 +49,48 @@ def carried(file: str) -> dict[str, set[str]]:
     return found
 
 
-ROWS: Final = {
-    name: (text, _TEST.findall(shown)) for name, text, shown in _ROW.findall(PAGE.read_text())
-}
+PARTS: Final = dict(zip(("directory", "bucket"), PAGE.read_text().split(_IN_BUCKET), strict=True))
+"""The page's tables for the two kinds of log directories."""
+
+SHOWN: Final = [
+    (place, name, shown) for place, text in PARTS.items() for name, shown in _ROW.findall(text)
+]
+_IDS: Final = [f"{place}-{name}" for place, name, _ in SHOWN]
 
 
-def test_each_statement_has_one_row() -> None:
-    ids = [found[0] for found in _ROW.findall(PAGE.read_text())]
+@pytest.mark.parametrize("place", PARTS)
+def test_each_statement_has_one_row(place: str) -> None:
+    ids = [name for where, name, _ in SHOWN if where == place]
     assert ids == [f"{kind}{n}" for kind, count in COUNTS.items() for n in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_each_row_names_tests_that_carry_its_id_or_a_reason(name: str) -> None:
-    _, tests = ROWS[name]
-    if not tests:
-        assert f"| {name} | " in PAGE.read_text()
-        [row] = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {name} |")]
-        assert "| not applicable: " in row
+@pytest.mark.parametrize(("name", "shown"), [found[1:] for found in SHOWN], ids=_IDS)
+def test_each_row_names_tests_that_carry_its_id_or_a_reason(name: str, shown: str) -> None:
+    tests = _TEST.findall(shown)
+    assert tests or shown.startswith("not applicable: ")
     for file, test in tests:
         assert name in carried(file)[test], (file, test)
 
 
+def test_the_tests_of_a_bucket_run_on_one() -> None:
+    shown = [_TEST.findall(cell) for place, _, cell in SHOWN if place == "bucket"]
+    tests = {f"{file}::{test}" for found in shown for file, test in found}
+    tests = {one for one in tests if not one.startswith(("tests/broker/bucket/", "tests/docs/"))}
+    files = sorted({one.partition("::")[0] for one in tests})
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
+        cwd=ROOT,
+        env=os.environ | {"LOGMIRROR_TEST_TIER": "all"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    runs = {line.partition("[")[0] for line in collected.splitlines() if "bucket" in line}
+    assert tests - runs == set()
+
+
 def test_each_marked_test_is_named_on_the_page() -> None:
-    named = {(file, test, name) for name, (_, tests) in ROWS.items() for file, test in tests}
+    named = {(file, test, name) for _, name, cell in SHOWN for file, test in _TEST.findall(cell)}
     marked = {
         (str(path.relative_to(ROOT)), test, name)
         for path in (ROOT / "tests" / "broker").rglob("test_*.py")

@@ -40,7 +40,13 @@ from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
 from logmirror.clock import Clock, jittered_ms
-from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError, UsageError
+from logmirror.errors import (
+    CorruptionError,
+    LogmirrorError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
 from logmirror.stores.request_counts import RequestCounts
 from logmirror.stores.s3_transport import Limit, limited, use_limits
 
@@ -223,6 +229,7 @@ class Calls:
             MissingError: The object or upload does not exist.
             UsageError: Refused: permission, credentials, bucket.
             UnavailableError: There was no response before the deadline.
+            CorruptionError: Each response until then had another content than its checksum.
         """
         return self._run(lambda: self._send(self._location.read, operation, arguments), operation)
 
@@ -307,6 +314,12 @@ class Calls:
             except UnavailableError as error:
                 is_unsure |= bool(error.facts.pop("is_unsure", False))
                 if self._clock.monotonic_ms() + pause_ms >= until_ms:
+                    if isinstance(error.__cause__, FlexibleChecksumError):  # it does respond
+                        raise CorruptionError(
+                            "an object differs from its checksum",
+                            hint="restore it from a copy or an earlier version",
+                            **error.facts,
+                        ) from error
                     self._is_down = True
                     self._retry_at_ms = self._clock.monotonic_ms() + DOWN_MS
                     if writes and is_unsure:

@@ -50,6 +50,7 @@ def brokers(
         broker.__exit__()
 
 
+@pytest.mark.statement("C7", "N8")
 def test_machines_that_burn_down_lose_nothing_acknowledged(brokers):
     broker = brokers().start()
     create(broker, "t")
@@ -74,6 +75,7 @@ def test_machines_that_burn_down_lose_nothing_acknowledged(brokers):
     assert all(numbers == sorted(numbers) for numbers in by_partition.values())
 
 
+@pytest.mark.statement("T3", "T13", "C3")
 def test_a_paused_owner_acknowledges_nothing_after_it_wakes(brokers):
     first, second = brokers().start(), brokers()
     create(first, "t")
@@ -226,6 +228,7 @@ def test_groups_and_settings_are_in_the_bucket(brokers):
     assert len(topics["t"].partitions) == PARTITIONS
 
 
+@pytest.mark.statement("T16", "C15", "C16")
 def test_deleted_records_and_topics_do_not_come_back(brokers, s3_server, bucket):
     broker = brokers().start()
     for topic in ("t", "gone"):
@@ -249,6 +252,7 @@ def test_deleted_records_and_topics_do_not_come_back(brokers, s3_server, bucket)
     assert list(rows_by_librdkafka(broker.bootstrap, "gone", partition=0)) == []
 
 
+@pytest.mark.statement("C7", "C2")
 @pytest.mark.parametrize(
     "point", all_but(BUCKET_POINTS, "bucket.committed", "bucket.removed", reason="the same steps")
 )

@@ -13,9 +13,16 @@ from logmirror.broker.bucket.bundles import Bundle, Bundler, chosen
 from logmirror.broker.bucket.chain import SNAPSHOT_COMMITS, Coverage, commit_name, needed
 from logmirror.broker.bucket.chain_writer import ChainWriter
 from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, decode, encode, of_database
+from logmirror.broker.bucket.journal import Journal, Submission
 from logmirror.broker.bucket.recovery import take_over
 from logmirror.broker.bucket.tails import Piece, Stretch, Tail
-from logmirror.errors import CorruptionError, FencedError, OutcomeUnknownError
+from logmirror.clock import Chooser, Clock, driven
+from logmirror.errors import (
+    CorruptionError,
+    FencedError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from logmirror.testing.memory_store import MemoryStore
 
 TOPIC = b"t" * 16
@@ -269,3 +276,30 @@ def test_missing_pieces_are_an_error():
         Tail([piece(4, 5)]).stretches(None, 0)
     with pytest.raises(CorruptionError):
         Tail([piece(2, 5)]).stretches(3, 0)
+
+
+class _Moved(Clock):
+    ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+
+def test_an_outage_begins_with_the_first_request_that_fails_and_not_with_its_end():
+    class Slow(MemoryStore):
+        def create(self, name: str, data: bytes) -> None:
+            clock.ms += 10_000
+            if clock.ms < 25_000:
+                raise UnavailableError("no response")
+            super().create(name, data)
+
+    clock, store = _Moved(), Slow()
+    owner = ChainWriter(store, b"12345678")
+    journal = Journal(owner, Coverage(), interval_ms=0)
+    since: list[int | None] = []
+    journal.pause = lambda _: since.append(journal.failing_since_ms)
+    with driven(clock, Chooser(1)):
+        journal.submit(Submission(1, lambda: [data(0, 1)], lambda *_: None))
+        journal.commit()
+    assert since == [0, 0]
+    assert journal.failing_since_ms is None

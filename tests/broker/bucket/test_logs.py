@@ -186,6 +186,7 @@ def test_a_missing_object_is_an_error_and_not_a_shorter_log(tmp_path, lost):
         asyncio.run(open_all())
 
 
+@pytest.mark.statement("T12", "C10")
 def test_a_changed_commit_is_named(tmp_path):
     store = MemoryStore()
 

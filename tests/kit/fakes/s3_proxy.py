@@ -121,6 +121,7 @@ class S3Proxy:
 
         self._may_write = threading.Event()
         self._may_write.set()
+        self._held_part = b""
         self.held = 0
         """How many writes were."""
 
@@ -178,8 +179,9 @@ class S3Proxy:
             self._next = faults
 
     @contextlib.contextmanager
-    def holding(self) -> Iterator[None]:
-        """Hold writes back, before the server and all faults see them."""
+    def holding(self, part: bytes = b"") -> Iterator[None]:
+        """Hold writes with this in their bodies back, before the server and all faults see them."""
+        self._held_part = part
         self._may_write.clear()
         try:
             yield
@@ -203,7 +205,7 @@ class S3Proxy:
         if self.forget_condition and "If-None-Match" in handler.headers:
             self._replace(handler, body)
             return
-        if operation in _WRITES and not self._may_write.is_set():
+        if operation in _WRITES and not self._may_write.is_set() and self._held_part in body:
             self.held += 1
             self._may_write.wait()
         fault = self._fault_for(handler.command, operation, handler.path)

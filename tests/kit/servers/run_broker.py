@@ -23,7 +23,7 @@ settings = BrokerOptions(**options)
 
 
 def on_ready(host: str, port: int) -> None:
-    """Tell the test."""
+    """Write the address for the test."""
     ready.write_text(f"{host}:{port}")
 
 

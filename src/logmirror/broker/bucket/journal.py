@@ -222,7 +222,7 @@ class Journal:
 
     def _create(self, data: bytes) -> int:
         """Create an object, however long it takes (J2)."""
-        pause_ms = _FIRST_PAUSE_MS
+        began_ms, pause_ms = SYSTEM_CLOCK.monotonic_ms(), _FIRST_PAUSE_MS
         while True:
             try:
                 sequence = self._writer.create(data)
@@ -230,7 +230,7 @@ class Journal:
                 raise
             except LogmirrorError as error:
                 if self.failing_since_ms is None:
-                    self.failing_since_ms = SYSTEM_CLOCK.monotonic_ms()
+                    self.failing_since_ms = began_ms  # the store itself tries for seconds
                     _LOG.warning("the bucket cannot be written; it is tried again: %s", error)
                 if self._closing.is_set():
                     raise UnavailableError("the bucket cannot be written") from error

@@ -197,9 +197,13 @@ class BucketLogs:
         return _Listed(objects, deleted, producers, stretches)
 
     def _read_producers(self, folder: str, offset: int) -> bytes | None:
+        name = producers_name(folder, offset)
         try:
-            return self._store.read(producers_name(folder, offset))
+            return self._store.read(name)
         except KeyError:
+            return None
+        except CorruptionError as error:  # no reason to refuse the partition
+            _LOG.warning("%s: producer state is rebuilt from the log: %s", name, error)
             return None
 
     def open_log(
