@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import logmirror
 from logmirror.broker import server
-from logmirror.cli import broker, commands
+from logmirror.cli import commands
+from logmirror.cli.broker_values import DEFAULTS
 from logmirror.config.problems import ConfigError
 from logmirror.errors import UsageError
 
@@ -181,7 +182,7 @@ def test_a_setting_of_security_that_is_wrong_is_a_clear_error(served, tmp_path):
 
 def test_without_a_file_the_defaults_are_those_of_the_section(served, tmp_path):
     section = logmirror.load(text="broker: {log-dir: a}").broker
-    assert dataclasses.asdict(section) == {**broker._DEFAULTS, "log_dir": ("a",)}  # noqa: SLF001  # the command loads no models
+    assert dataclasses.asdict(section) == {**DEFAULTS, "log_dir": ("a",)}
     found = options_of(served, "--log-dir", "a")
 
     assert f"{found.host}:{found.port}" == section.listen

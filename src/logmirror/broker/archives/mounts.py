@@ -56,10 +56,10 @@ _SOME_THREADS: Final = 2
 """One of so many threads of an archive follows its growth."""
 
 _Question = tuple[str, int, tuple[str, int] | None]
-"""Topic, partition, and the last known object with the offset behind it; None: list it anew."""
+"""Topic, partition, and the last known object with the offset behind it; None: list it again."""
 
 _Asked = TypeVar("_Asked")
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 
 
 class _Found(NamedTuple):
@@ -288,16 +288,16 @@ def _threads(archive: Archive) -> int:
 
 async def _in_parts(
     mounted: _Mounted,
-    work: Callable[[Archive, Sequence[_Asked]], list[_Answer]],
+    work: Callable[[Archive, Sequence[_Asked]], list[_Reply]],
     asked: Sequence[_Asked],
     *,
     part: int = 1,
-) -> list[_Answer]:
+) -> list[_Reply]:
     """Do some work for many partitions, in one thread of `part`; the others are for readers."""
     loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(_threads(mounted.archive) // part)
 
-    async def job(some: Sequence[_Asked]) -> list[_Answer]:
+    async def job(some: Sequence[_Asked]) -> list[_Reply]:
         async with free:
             return await loop.run_in_executor(mounted.executor, work, mounted.archive, some)
 

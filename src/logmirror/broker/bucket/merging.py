@@ -131,7 +131,7 @@ class Merger:
         topic_id, partition = self._bucket.key_of(log)
         entry = Entry(Kind.MERGED, topic_id, partition, first, after)
 
-        def settle(error: BaseException | None) -> None:
+        def end(error: BaseException | None) -> None:
             if not outcome.done():
                 if error is None:
                     outcome.set_result(None)
@@ -139,7 +139,7 @@ class Merger:
                     outcome.set_exception(error)
 
         def done(_: int, error: BaseException | None) -> None:
-            self._loop.call_soon_threadsafe(settle, error)
+            self._loop.call_soon_threadsafe(end, error)
 
         self._bucket.journal.submit(Submission(0, lambda: [entry], done))
         await outcome

@@ -1,8 +1,8 @@
 """Which of a partition's objects count: large ones replace the small ones that they were made of.
 
-Every object of a name has the same bytes, whoever created it (K6 in `chain`), so any objects that
-lie end to end are the log. Which ones are chosen decides only who may delete the others. Takes
-values, does no I/O.
+Every object of a name has the same bytes, no matter who created it (K6 in `chain`), so any objects
+that lie end to end are the log. Which ones are chosen decides only which others may be deleted.
+Takes values, does no I/O.
 
 - M1 A merged object exists before its sources are deleted, and a commit is written in between
   (`Kind.MERGED`). So a former owner whose commit was before the fence created its object before the
