@@ -75,8 +75,11 @@ def test_clients_of_an_owner_that_is_gone_continue_at_the_standby(machines, end)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, standby.port), 1)
     addresses = f"{owner.bootstrap},{standby.bootstrap}"
-    idempotent = {"enable.idempotence": True}
-    with Reading(addresses, "t") as reading, Load(addresses, "t", **idempotent) as load:
+    soon = {"socket.timeout.ms": 5_000}  # a paused owner does not close its connections
+    with (
+        Reading(addresses, "t", **soon) as reading,
+        Load(addresses, "t", **soon, **{"enable.idempotence": True}) as load,
+    ):
         for _ in range(TAKEOVERS):
             load.wait_for(500)
             (owner.kill if end == "kill" else owner.pause)()

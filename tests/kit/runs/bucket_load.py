@@ -99,7 +99,7 @@ class Load:
 class Reading:
     """A consumer of all partitions in a thread. An offset that does not exist is an error."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, bootstrap: str, topic: str, **options: object) -> None:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -107,6 +107,7 @@ class Reading:
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 **_RECONNECT,
+                **options,
             }
         )
         self._consumer.assign([TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
