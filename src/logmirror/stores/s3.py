@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from logmirror.locations import S3Location
     from logmirror.stores.base import BlobStore, Buffer, StagedObject
+    from logmirror.stores.request_counts import RequestCounts
 
     def _is_a_blob_store(store: S3Store) -> BlobStore:
         return store
@@ -90,11 +91,15 @@ class S3Store:
     ) -> None:
         self.location = location
         self._calls, self._clock = calls or Calls(location, clock), clock
-        self.requests = self._calls.counts
         self.held_bytes = held_bytes or MEMORY_BYTES
         self._part_bytes = max(min(PART_BYTES, self.held_bytes), _PART_BYTES_MIN)
         self._held: dict[str, bytes] = {}
         """Staged objects that this process will publish, by token."""
+
+    @property
+    def requests(self) -> RequestCounts:
+        """The requests of this store."""
+        return self._calls.counts
 
     def create(self, name: str, data: bytes) -> None:
         """See `BlobStore.create`."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kit.judges.clients import rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
 from logmirror.archive.chain import ArchiveObject
-from logmirror.broker.bucket.tiling import groups, tiled
+from logmirror.broker.bucket.tiling import SPAN_MS, groups, tiled
 from logmirror.failpoints import MERGE_POINTS
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kit.servers.s3 import S3Server
 
 TIMEOUT_S = 60
+NOW_MS = 1_750_000_000_000
 RECORDS = 600
 """More than 512, so that a cell is complete and few segments are behind it."""
 
@@ -96,21 +97,54 @@ def read(broker: BucketBroker) -> dict[int, bytes | None]:
     return found
 
 
-@pytest.mark.parametrize("point", ["", *MERGE_POINTS, "bucket.deleted"])
-def test_small_segments_become_large_ones(brokers, s3_server, bucket, point):
-    broker = brokers("--override", "log.segment.bytes=20000").start()
+def written(
+    broker: BucketBroker, root: Path, time_ms: Callable[[int], int]
+) -> dict[int, bytes | None]:
+    """Write small segments, and kill the broker when their objects exist."""
+    broker.start()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(TIMEOUT_S)
     settings = {"bootstrap.servers": broker.bootstrap, "batch.num.messages": 5, "log_level": 0}
     producer = Producer(settings)
     acked: dict[int, bytes | None] = {}
     for number in range(RECORDS):
-        value = b"%d-" % number + b"x" * 1_000
-        producer.produce("t", value, on_delivery=lambda _, m: acked.update({m.offset(): m.value()}))
+        producer.produce(
+            "t",
+            b"%d-" % number + b"x" * 1_000,
+            timestamp=time_ms(number),
+            on_delivery=lambda _, m: acked.update({m.offset(): m.value()}),
+        )
     assert producer.flush(TIMEOUT_S) == 0
-    root = s3_server.files(bucket)
     until(lambda: len(list(root.rglob("*.batches"))) >= RECORDS // 25)
     broker.kill()
+    return acked
+
+
+def test_records_of_a_merged_segment_are_at_most_a_day_apart(brokers, s3_server, bucket):
+    root, change = s3_server.files(bucket), 300
+    acked = written(
+        brokers("--override", "log.segment.bytes=20000"),
+        root,
+        lambda number: NOW_MS - (SPAN_MS + 1_000) * (number < change),
+    )
+    broker = brokers().start()
+
+    def merged() -> list[tuple[int, int]]:
+        parts = [path.stem.split("-") for path in root.rglob("*.batches")]
+        found = [(int(first), int(last)) for first, last in parts]
+        return [(first, last) for first, last in found if last - first > 100]
+
+    until(lambda: bool(merged()))  # the largest cells, that of all records, are tried first
+    [(first, last)] = merged()
+    assert first == 0
+    assert last < change + 25
+    assert read(broker) == acked
+
+
+@pytest.mark.parametrize("point", ["", *MERGE_POINTS, "bucket.deleted"])
+def test_small_segments_become_large_ones(brokers, s3_server, bucket, point):
+    root = s3_server.files(bucket)
+    acked = written(brokers("--override", "log.segment.bytes=20000"), root, lambda _: NOW_MS)
 
     if point:
         crashing = brokers(crash_at=f"{point}#1").start(waits=False)

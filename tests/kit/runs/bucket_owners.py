@@ -50,8 +50,8 @@ class Turns:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.continues = chance.choice([0, 0.8, 0.98])
-        """How likely the same owner continues, while the others are paused."""
+        self.streak = chance.choice([0, 0.8, 0.98])
+        """Probability that the same owner continues while the others are paused."""
 
         self._main = threading.Semaphore(0)
         self.owners: list[Owner] = []
@@ -60,7 +60,7 @@ class Turns:
         """Run all owners to their ends."""
         one = None
         while live := [one for one in self.owners if not one.is_over]:
-            if one not in live or self.chance.random() >= self.continues:
+            if one not in live or self.chance.random() >= self.streak:
                 one = self.chance.choice(live)
             one.turn.release()
             self._main.acquire()
@@ -173,7 +173,7 @@ class Owner:
                 self._bundle_due()
                 return create(data)
 
-            owner.create = bundle_and_create  # type: ignore[method-assign]  # to see each
+            owner.create = bundle_and_create  # type: ignore[method-assign]  # the planted bug
             self.journal.when_created = lambda *_: None
         self.changes = list(found.databases["broker"].changes)
         if found.databases["broker"].snapshot:

@@ -125,7 +125,7 @@ class ChainWriter:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Distinguish damage from what a later owner has removed while this one opens the log dir.
+        """Distinguish damage from what a later owner removed while this one opens the log dir.
 
         Raises:
             FencedError: Something was missing, and another owner has taken over meanwhile.

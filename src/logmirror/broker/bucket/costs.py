@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import MOST_BYTES
-from logmirror.broker.bucket.merging import SPAN_MS
-from logmirror.broker.bucket.tiling import MIN_OBJECTS
+from logmirror.broker.bucket.tiling import MIN_OBJECTS, SPAN_MS
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.reports import CostCause, CostReport
 

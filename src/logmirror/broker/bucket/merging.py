@@ -17,7 +17,7 @@ from logmirror import failpoints
 from logmirror.archive.chain import ArchiveObject
 from logmirror.broker.bucket.commit_format import Entry, Kind
 from logmirror.broker.bucket.journal import Submission
-from logmirror.broker.bucket.tiling import groups
+from logmirror.broker.bucket.tiling import SPAN_MS, groups
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.file_names import cleaned_path
 from logmirror.broker.log.segment import Segment
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
 
 _LOG: Final = logging.getLogger(__name__)
-SPAN_MS: Final = 24 * 3600 * 1000
-"""Records of a merged segment are not further apart: retention deletes whole segments."""
-
 _CONSIDERED: Final = 2_000
 """The newest segments of a log that are considered."""
 
@@ -131,7 +128,7 @@ class Merger:
         topic_id, partition = self._bucket.key_of(log)
         entry = Entry(Kind.MERGED, topic_id, partition, first, after)
 
-        def end(error: BaseException | None) -> None:
+        def finish(error: BaseException | None) -> None:
             if not outcome.done():
                 if error is None:
                     outcome.set_result(None)
@@ -139,7 +136,7 @@ class Merger:
                     outcome.set_exception(error)
 
         def done(_: int, error: BaseException | None) -> None:
-            self._loop.call_soon_threadsafe(end, error)
+            self._loop.call_soon_threadsafe(finish, error)
 
         self._bucket.journal.submit(Submission(0, lambda: [entry], done))
         await outcome

@@ -1,14 +1,14 @@
 """Which of a partition's objects count: large ones replace the small ones that they were made of.
 
-Every object of a name has the same bytes, no matter who created it (K6 in `chain`), so any objects
-that lie end to end are the log. Which ones are chosen decides only which others may be deleted.
-Takes values, does no I/O.
+Every object of a name has the same bytes, also of different owners (K6 in `chain`), so any objects
+that lie end to end are the log. Which ones are chosen decides only which can be deleted. Takes
+values, does no I/O.
 
 - M1 A merged object exists before its sources are deleted, and a commit is written in between
   (`Kind.MERGED`). So a former owner whose commit was before the fence created its object before the
   listings of the next owner, and one that was paused deletes nothing.
 - M2 From each boundary on the largest object is chosen. So no source of a merged object is, and a
-  former owner that deletes them late harms nobody.
+  former owner that deletes them late does no harm.
 - M3 The objects that are merged begin in one cell of 2^k offsets, and an object begins behind it
   (`archive.cover`). So two merged objects are disjoint, or one contains the other, except for
   what the log start has cut off.
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MIN_OBJECTS: Final = 8
 """Fewer small objects in a cell are not merged."""
+
+SPAN_MS: Final = 24 * 3600 * 1000
+"""Records of a merged segment are not further apart: retention deletes whole segments."""
 
 
 def tiled(objects: Collection[ArchiveObject], log_start: int) -> list[ArchiveObject] | None:
