@@ -131,8 +131,9 @@ def main() -> None:
                 bucket, each = server.new_bucket(), options.objects // partitions
                 here = server.files(bucket)
                 fill(here, partitions, each)
-                places[f"{partitions:,} partitions, directory"] = str(here), each
-                places[f"{partitions:,} partitions, S3"] = f"s3://{bucket}", each
+                title = f"{partitions:,} partition" + "s" * (partitions > 1)
+                places[f"{title}, directory"] = str(here), each
+                places[f"{title}, S3"] = f"s3://{bucket}", each
             for number in range(options.rounds):
                 for at, (title, (archive, each)) in enumerate(places.items()):
                     figures = opened(archive, folder / f"log-{number}-{at}", each, access)

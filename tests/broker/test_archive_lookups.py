@@ -1,4 +1,4 @@
-"""Goal: a lookup by timestamp in an archive of many objects reads few of them from the bucket.
+"""Goal: archives of many objects in a bucket are opened, and searched by time, with few requests.
 
 Method: records whose times are a little out of order, each in an object of its own; a proxy in
 front of the S3 server counts what a mounting broker reads. The results are those of the source. The
@@ -13,7 +13,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kit.fakes.s3_proxy import S3Proxy
@@ -103,3 +103,35 @@ def test_a_lookup_reads_few_of_many_objects(world, tmp_path, form):
                 assert found_at(served, topic, time_ms) == found_at(source, TOPIC, time_ms)
             assert largest_at(served, topic) == times.index(max(times))
             assert proxy.asked["GetObject"] < OBJECTS
+
+
+def test_many_partitions_are_listed_with_few_requests(world, tmp_path):
+    """Their names are read, and no object. One folder holds a folder, which is an error there."""
+    _, _, server, _ = world
+    bucket, many = server.new_bucket(), 60
+    for number in range(many):
+        folder = server.files(bucket) / "many" / str(number)
+        folder.mkdir(parents=True)
+        for first in range(0, 10 + number, 10):
+            (folder / f"{first:020d}-{first + 9:020d}.batches").write_bytes(b"x")
+    inner = server.files(bucket) / "many" / "7" / "inner"
+    inner.mkdir()
+    (inner / "other").write_bytes(b"x")
+    with S3Proxy(server.endpoint, lambda _path: None) as proxy:
+        config = configured(tmp_path, server, proxy, bucket)
+        broker = MountingBroker(tmp_path / "log", options=("-c", str(config)))
+        with broker as served:
+            assert proxy.asked["ListObjectsV2"] < many / 2
+            assert proxy.asked["GetObject"] == 0
+            admin = AdminClient({"bootstrap.servers": served})
+            wanted = {
+                TopicPartition("many", number): OffsetSpec.latest()
+                for number in range(many)
+                if number != 7
+            }
+            level = IsolationLevel.READ_UNCOMMITTED
+            found = admin.list_offsets(wanted, isolation_level=level)
+            for place, end in found.items():
+                objects = len(range(0, 10 + place.partition, 10))
+                assert end.result(TIMEOUT_S).offset == 10 * objects
+    assert "many-7: offline" in broker.log.read_text()

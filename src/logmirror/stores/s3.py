@@ -198,6 +198,28 @@ class S3Store:
                 return
             after = behind
 
+    def below(self, folder: str) -> Iterator[str]:
+        """Yield the names of all objects below a folder, with their folders in it, sorted.
+
+        That takes one request for each 1,000 names, however many folders they are in.
+        """
+        start, after = self._key(f"{folder}/"), ""
+        while True:
+            response = self._calls.read(
+                "list_objects_v2",
+                Prefix=start,
+                MaxKeys=_PAGE,
+                **({"StartAfter": start + after} if after else {}),
+            )
+            entries = response.get("Contents", ())
+            found = [str(entry["Key"]).removeprefix(start) for entry in entries]
+            yield from found
+            if not response.get("IsTruncated", False):
+                return
+            if not found or found[-1] <= after:
+                raise _endless(folder)
+            after = found[-1]
+
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
         start, token = self._key(f"{folder}/" if folder else ""), ""

@@ -55,6 +55,11 @@ _PAUSE_MAX_S: Final = 30.0
 _SOME_THREADS: Final = 2
 """One of so many threads of an archive follows its growth."""
 
+_NAMES_PER_REQUEST: Final = 1000
+
+_Place = tuple[str, int, list[str] | None]
+"""Topic, partition, and its names, if they are known."""
+
 _Question = tuple[str, int, tuple[str, int] | None]
 """Topic, partition, and the last known object with the offset behind it; None: list it again."""
 
@@ -172,7 +177,9 @@ class Mounts:
                 continue
             if not known and not self._is_free(mounted, name, is_start=is_start):
                 continue
-            places = [(name, number) for number in new]
+            work = mounted.archive, name, len(new)
+            names = await loop.run_in_executor(mounted.executor, _names_below, *work)
+            places = [(name, number, names.get(number)) for number in new]
             listings = await _in_parts(mounted, _all_listed, places)
             partitions = mounted.topics.setdefault(name, {})
             for number, listing in zip(new, listings, strict=True):
@@ -306,8 +313,34 @@ async def _in_parts(
     return [one for some in done for one in some]
 
 
-def _all_listed(archive: Archive, places: Sequence[tuple[str, int]]) -> list[_Found]:
-    return [_listed(archive, name, number) for name, number in places]
+def _names_below(archive: Archive, name: str, count: int) -> dict[int, list[str]]:
+    """List small partitions with few requests; returns the names of those that are complete.
+
+    At most a 16th of the requests that `count` single partitions take are spent on it.
+    """
+    found: dict[str, list[str]] = {}
+    if archive.below is None or count < 2:  # noqa: PLR2004  # one listing is one listing
+        return {}
+    limit = _NAMES_PER_REQUEST * max(1, count // _BUCKET_THREADS)
+    path, others = "", set()
+    for seen, path in enumerate(archive.below(name), start=1):
+        folder, _, rest = path.partition("/")
+        if "/" in rest:
+            others.add(folder)  # its own listing reports what is wrong
+        elif rest and not rest.startswith("."):
+            found.setdefault(folder, []).append(rest)
+        if seen == limit:
+            others.add(folder)  # the rest of it is not known
+            break
+    return {
+        int(folder): names
+        for folder, names in found.items()
+        if folder not in others and folder.isdecimal()
+    }
+
+
+def _all_listed(archive: Archive, places: Sequence[_Place]) -> list[_Found]:
+    return [_listed(archive, *place) for place in places]
 
 
 def _all_added(archive: Archive, asked: Sequence[_Question]) -> list[_Found | None]:
@@ -317,10 +350,16 @@ def _all_added(archive: Archive, asked: Sequence[_Question]) -> list[_Found | No
     ]
 
 
-def _listed(archive: Archive, name: str, number: int) -> _Found:
-    """List a partition. A chain that is damaged is a result; a store that fails is an error."""
+def _listed(archive: Archive, name: str, number: int, names: Sequence[str] | None = None) -> _Found:
+    """List a partition, or take its names as they were listed.
+
+    A chain that is damaged is a result; a store that fails is an error.
+    """
     folder = partition_folder(name, number)
-    names = list(archive.store.names(folder))
+    try:
+        names = list(archive.store.names(folder)) if names is None else names
+    except CorruptionError as error:  # something else is in its folder
+        return _Found("", (), error)
     extension = next((parts[2] for parts in map(split_name, names) if parts is not None), "")
     if extension == NDJSON and archive.utf8 is None:
         return _Found(extension, (), _unknown_encoding(archive))
