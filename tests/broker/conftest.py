@@ -1,8 +1,8 @@
 """Embedded brokers for tests that only talk to them, with log dirs of both kinds.
 
 A test of the broker `embedded` runs in a directory. With the marker `in_bucket` the gate runs it on
-a log dir in a bucket too; with `in_bucket(tier="test")` also `make test`. A test whose own broker has
-a `log_bucket` runs on both in `make test`; with the marker, on a bucket in the gate only.
+a log dir in a bucket too; with `in_bucket(tier="test")` also `make test`. A test of a broker of its
+own with a `log_bucket` runs on both in `make test`; with the marker, on a bucket in the gate only.
 """
 
 from __future__ import annotations
