@@ -1,7 +1,8 @@
 """Embedded brokers for tests that only talk to them, with log dirs of both kinds.
 
 A test of the broker `embedded` runs in a directory. With the marker `in_bucket` the gate runs it on
-a log dir in a bucket too; with `in_bucket(tier="test")` also `make test`.
+a log dir in a bucket too; with `in_bucket(tier="test")` also `make test`. A test of a broker of its
+own with a `log_bucket` runs on both in `make test`; with the marker, on a bucket in the gate only.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ _SMALL: Final = {"segment_bytes": 200_000}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat tests of `embedded` on a log dir in a bucket."""
+    """Repeat tests on a log dir in a bucket."""
     marker = metafunc.definition.get_closest_marker("in_bucket")
     tier = marker.kwargs.get("tier", "gate") if marker is not None else None
-    if tier is not None and "embedded" in metafunc.fixturenames:
-        places = ["directory", pytest.param("bucket", marks=_TIERS[tier])]
-        metafunc.parametrize("embedded", places, indirect=True, scope="package")
+    if "log_bucket" in metafunc.fixturenames:
+        metafunc.parametrize("log_bucket", _places(tier or "test"), indirect=True)
+    elif tier is not None and "embedded" in metafunc.fixturenames:
+        metafunc.parametrize("embedded", _places(tier), indirect=True, scope="package")
+
+
+def _places(tier: str) -> list[object]:
+    return ["directory", pytest.param("bucket", marks=_TIERS[tier])]
 
 
 @pytest.fixture(scope="package")
@@ -45,7 +51,7 @@ def bucket(s3_server: S3Server) -> str:
     return s3_server.new_bucket()
 
 
-@pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.thinned)])
+@pytest.fixture
 def log_bucket(request: pytest.FixtureRequest) -> LogBucket | None:
     """The kinds of log dirs in turn: a directory is None."""
     if request.param == "directory":

@@ -97,6 +97,7 @@ def test_b04_flushed_before_the_response_by_default_and_by_the_topics_setting(
         assert _durable(broker) == 5
 
 
+@pytest.mark.in_bucket
 def test_a_topic_may_be_flushed_in_the_background_on_a_broker_that_flushes_on_ack(
     tmp_path, log_bucket, topic_name
 ):
@@ -213,6 +214,7 @@ def test_sigterm_flushes(broker, topic_name):
     assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(5)]
 
 
+@pytest.mark.in_bucket
 def test_a_change_of_the_setting_applies_to_what_is_not_flushed(broker, topic_name):
     _fill(broker, topic_name)
     resource = ConfigResource(
@@ -228,6 +230,7 @@ def test_a_change_of_the_setting_applies_to_what_is_not_flushed(broker, topic_na
     _await_durable(broker, 5)
 
 
+@pytest.mark.in_bucket
 def test_records_are_durable_before_those_before_them_are_deleted(broker, topic_name):
     """Else a power loss would leave a log that ends before its start."""
     _fill(broker, topic_name)
@@ -238,6 +241,7 @@ def test_records_are_durable_before_those_before_them_are_deleted(broker, topic_
     assert _durable(broker) == 5
 
 
+@pytest.mark.in_bucket
 def test_a_transaction_marker_is_durable_before_its_response(broker, topic_name):
     """Else a power loss could leave a transaction open that its coordinator has ended."""
     _fill(broker, topic_name)
@@ -248,6 +252,7 @@ def test_a_transaction_marker_is_durable_before_its_response(broker, topic_name)
     assert _durable(broker) == 6
 
 
+@pytest.mark.in_bucket
 def test_unflushed_bytes_are_limited(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
     messages = [Message(value=b"x" * 1000)] * 2000

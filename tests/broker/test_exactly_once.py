@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import LogBucket
 
-pytestmark = pytest.mark.parametrize(
-    "log_bucket",
-    ["directory", pytest.param("bucket", marks=pytest.mark.gate("on a log dir in a bucket"))],
-    indirect=True,
-)
+pytestmark = pytest.mark.in_bucket
 COUNT = 400
 DEADLINE_S = 120
 

@@ -32,8 +32,14 @@ def commit_files(log_dir: Path) -> list[Path]:
 
 
 def committed(path: Path) -> Iterator[Committed]:
-    """Yield the records in a commit object."""
-    data = path.read_bytes()
+    """Yield the records in a commit object; none if it was removed since it was listed.
+
+    Its records are in other objects then: read commits before sealed segments.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
     magic, version, count, *_ = _HEADER.unpack_from(data)
     assert (magic, version) == (b"LMCOMMIT", 1)
     position = _HEADER.size + count * _ENTRY.size + 4
@@ -53,8 +59,8 @@ def values_in_bucket(log_dir: Path, prefix: bytes) -> dict[int, bytes]:
     Raises:
         AssertionError: An offset has two values.
     """
-    bodies = [path.read_bytes() for path in log_dir.rglob("*.batches")]
-    bodies += [one.batches for path in commit_files(log_dir) for one in committed(path)]
+    bodies = [one.batches for path in commit_files(log_dir) for one in committed(path)]
+    bodies += [path.read_bytes() for path in log_dir.rglob("*.batches")]
     found: dict[int, bytes] = {}
     for record in (record for body in bodies for record in decode_reference(body)):
         if record.value is not None and record.value.startswith(prefix):
@@ -64,6 +70,6 @@ def values_in_bucket(log_dir: Path, prefix: bytes) -> dict[int, bytes]:
 
 def end_in_bucket(log_dir: Path) -> int:
     """Return the greatest offset behind records of any partition; 0 without records."""
-    sealed = (int(path.name[21:41]) + 1 for path in log_dir.rglob("*.batches"))
-    in_commits = (one.next for path in commit_files(log_dir) for one in committed(path))
-    return max((*sealed, *in_commits), default=0)
+    ends = [one.next for path in commit_files(log_dir) for one in committed(path)]
+    ends += [int(path.name[21:41]) + 1 for path in log_dir.rglob("*.batches")]
+    return max(ends, default=0)
