@@ -160,6 +160,11 @@ def snapshot_table(found: dict) -> str:
     return table(["snapshot", "s", "CPU-s", "peak RSS of a Python process, MiB", "MB"], rows)
 
 
+def archives_text(found: dict) -> str:
+    mounted = mounted_section(found["mounted"], found["restore"])
+    return f"{archive_section(found['archives'])}\n\n{mounted}"
+
+
 def page(found: dict[str, dict], load_before: float) -> str:
     mirror, snapshots = found["mirror"], found["snapshots"]
     now = datetime.now(UTC).date().isoformat()
@@ -188,11 +193,7 @@ connector runs on Spark {CONNECTOR_SPARK}, the newest release available with all
 
 ## Archives: requests and restarts
 
-{archive_section(found["archives"])}
-
-## Archives as Kafka
-
-{mounted_section(found["mounted"], found["restore"])}
+{archives_text(found)}
 
 ## Snapshots of a compacted topic
 
