@@ -47,8 +47,9 @@ def _ratio(found: dict | None) -> str:
 
 
 def mounted_section(start: dict, restore: dict) -> str:
-    """The whole section."""
+    """The whole section, with its heading."""
     return (
+        "## Archives as Kafka\n\n"
         "`logmirror broker --archive` with as many native objects, and their claims:\n\n"
         + start_table(start)
         + f"\n\n{restore['records']:,} records, {restore['shape']}. Each mounted broker is new, so "

@@ -160,31 +160,9 @@ def snapshot_table(found: dict) -> str:
     return table(["snapshot", "s", "CPU-s", "peak RSS of a Python process, MiB", "MB"], rows)
 
 
-def broker_page(found: dict[str, dict]) -> str:
-    return f"""## Embedded broker: start and size
-
-From the command to the first response to a client, page cache warm; Apache Kafka's folder is \
-formatted before, and its classes are in an archive. The load is 200,000 records of 1 KiB.
-
-{start_section(found["broker"])}
-
-## Embedded broker: throughput and delay
-
-Apache Kafka's perf producer (64 KiB batches, `linger.ms=5`) and perf consumer against one \
-partition. Durability is equal on both sides of a ratio: `flushed` means before each response \
-(`flush.messages=1` on Apache Kafka), `background` means afterwards. The delay is that of \
-librdkafka, from the send to the arrival. Medians over the rounds.
-
-{load_section(found["load"])}
-
-## Embedded broker: consumer groups
-
-Every member of every group joins again with a changed subscription, at the same time, until the \
-last one has its assignment (classic protocol). Each member has a connection of its own, so the \
-number of groups depends on the limit of open files. Both brokers have \
-`group.initial.rebalance.delay.ms=0`, and defaults otherwise. Medians over the rounds.
-
-{groups_section(found["groups"])}"""
+def archives_text(found: dict) -> str:
+    mounted = mounted_section(found["mounted"], found["restore"])
+    return f"{archive_section(found['archives'])}\n\n{mounted}"
 
 
 def page(found: dict[str, dict], load_before: float) -> str:
@@ -215,11 +193,7 @@ connector runs on Spark {CONNECTOR_SPARK}, the newest release available with all
 
 ## Archives: requests and restarts
 
-{archive_section(found["archives"])}
-
-## Archives as Kafka
-
-{mounted_section(found["mounted"], found["restore"])}
+{archives_text(found)}
 
 ## Snapshots of a compacted topic
 
@@ -229,7 +203,30 @@ connector runs on Spark {CONNECTOR_SPARK}, the newest release available with all
 
 {sections(found["forward"])}
 
-{broker_page(found)}
+## Embedded broker: start and size
+
+From the command to the first response to a client, page cache warm; Apache Kafka's folder is \
+formatted before, and its classes are in an archive. The load is 200,000 records of 1 KiB.
+
+{start_section(found["broker"])}
+
+## Embedded broker: throughput and delay
+
+Apache Kafka's perf producer (64 KiB batches, `linger.ms=5`) and perf consumer against one \
+partition. Durability is equal on both sides of a ratio: `flushed` means before each response \
+(`flush.messages=1` on Apache Kafka), `background` means afterwards. The delay is that of \
+librdkafka, from the send to the arrival. Medians over the rounds.
+
+{load_section(found["load"])}
+
+## Embedded broker: consumer groups
+
+Every member of every group joins again with a changed subscription, at the same time, until the \
+last one has its assignment (classic protocol). Each member has a connection of its own, so the \
+number of groups depends on the limit of open files. Both brokers have \
+`group.initial.rebalance.delay.ms=0`, and defaults otherwise. Medians over the rounds.
+
+{groups_section(found["groups"])}
 
 {checkpoint_section(found["checkpoints"])}
 

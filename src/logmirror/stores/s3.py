@@ -18,11 +18,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import json
 import tempfile
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from logmirror import failpoints
 from logmirror.clock import SYSTEM_CLOCK, Clock, new_nonce
@@ -32,6 +30,7 @@ from logmirror.stores.s3_calls import Calls, ConflictError, MissingError
 from logmirror.stores.s3_leftovers import leftovers
 from logmirror.stores.s3_probe import prove_create_only
 from logmirror.stores.s3_reader import ObjectReader
+from logmirror.stores.s3_upload import HELD, Upload, etag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,7 +57,6 @@ _PART_BYTES_MIN: Final = 5 << 20
 _PARTS_MAX: Final = 10_000
 """S3's own limit."""
 
-_HELD: Final = "held:"
 
 _DIGITS: Final = 20
 """Digits of the offset at the start of the names of objects and claims."""
@@ -106,7 +104,7 @@ class S3Store:
         try:
             self._write_new("put_object", Key=self._key(name), Body=data)
         except ConflictError as error:
-            if not (error.is_unsure and self._holds(name, _etag(data), len(data))):
+            if not (error.is_unsure and self._holds(name, etag_of(data), len(data))):
                 raise AlreadyExistsError("object exists", name=name) from error
 
     def stage(self, label: str) -> StagedUpload:
@@ -125,7 +123,7 @@ class S3Store:
         failpoints.reach("publish.done")
 
     def _complete(self, token: str, name: str) -> None:
-        upload = _Upload.of(token)
+        upload = Upload.of(token)
         if upload is None or upload.key != self._key(name):
             raise UnavailableError(
                 "the staged object is gone, or was staged under another name",
@@ -158,7 +156,7 @@ class S3Store:
         try:
             self._write_new("put_object", Key=self._key(name), Body=data)
         except ConflictError as error:
-            if not (error.is_unsure and self._holds(name, _etag(data), len(data))):
+            if not (error.is_unsure and self._holds(name, etag_of(data), len(data))):
                 raise AlreadyExistsError("object exists", name=name) from error
 
     def _write_new(self, operation: str, **arguments: object) -> Mapping[str, Any]:
@@ -168,7 +166,7 @@ class S3Store:
     def discard(self, token: str) -> None:
         """See `BlobStore.discard`."""
         self._held.pop(token, None)
-        upload = _Upload.of(token)
+        upload = Upload.of(token)
         if upload is not None:
             self._abort(upload.key, upload.upload_id)
 
@@ -362,7 +360,7 @@ class S3Store:
     # -- for staged objects ----------------------------------------------------------------------
 
     def _hold(self, data: bytes) -> str:
-        token = f"{_HELD}{new_nonce()}"
+        token = f"{HELD}{new_nonce()}"
         self._held[token] = data
         return token
 
@@ -385,7 +383,7 @@ class S3Store:
         except BaseException:
             self._abort(key, upload_id)
             raise
-        return _Upload(key, upload_id, etags, size).token
+        return Upload(key, upload_id, etags, size).token
 
     def _holds(self, name: str, etag: str, size: int) -> bool:
         """Return whether an object with these bytes exists, from a listing.
@@ -465,34 +463,6 @@ def _moved_to_file(body: io.BytesIO) -> BinaryIO:
     file = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115  # closed by `finish` or `abort`
     file.write(body.getbuffer())
     return file
-
-
-class _Upload(NamedTuple):
-    """A finished multipart upload; as JSON it is the token."""
-
-    key: str
-    upload_id: str
-    etags: list[str]
-    size: int
-
-    @property
-    def token(self) -> str:
-        return json.dumps(self)
-
-    @classmethod
-    def of(cls, token: str) -> _Upload | None:
-        return None if token.startswith(_HELD) else cls(*json.loads(token))
-
-    @property
-    def etag(self) -> str:
-        """The tag of the complete object: a digest of the parts' digests."""
-        digests = b"".join(bytes.fromhex(etag.strip('"')) for etag in self.etags)
-        return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(self.etags)}"'
-
-
-def _etag(data: bytes) -> str:
-    """Return the tag of an object with these bytes that was uploaded with one PUT."""
-    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 def _endless(folder: str) -> UnavailableError:

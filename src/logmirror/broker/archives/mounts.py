@@ -61,10 +61,10 @@ _Place = tuple[str, int, list[str] | None]
 """Topic, partition, and its names, if they are known."""
 
 _Question = tuple[str, int, tuple[str, int] | None]
-"""Topic, partition, and the last known object with the offset behind it; None: list it again."""
+"""Topic, partition, and the last known object with the offset behind it; None: list all of it."""
 
 _Asked = TypeVar("_Asked")
-_Reply = TypeVar("_Reply")
+_Result = TypeVar("_Result")
 
 
 class _Found(NamedTuple):
@@ -295,16 +295,16 @@ def _threads(archive: Archive) -> int:
 
 async def _in_parts(
     mounted: _Mounted,
-    work: Callable[[Archive, Sequence[_Asked]], list[_Reply]],
+    work: Callable[[Archive, Sequence[_Asked]], list[_Result]],
     asked: Sequence[_Asked],
     *,
     part: int = 1,
-) -> list[_Reply]:
+) -> list[_Result]:
     """Do some work for many partitions, in one thread of `part`; the others are for readers."""
     loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(_threads(mounted.archive) // part)
 
-    async def job(some: Sequence[_Asked]) -> list[_Reply]:
+    async def job(some: Sequence[_Asked]) -> list[_Result]:
         async with free:
             return await loop.run_in_executor(mounted.executor, work, mounted.archive, some)
 
