@@ -20,10 +20,12 @@ class Upload(NamedTuple):
 
     @property
     def token(self) -> str:
+        """What a claim holds of it."""
         return json.dumps(self)
 
     @classmethod
     def of(cls, token: str) -> Upload | None:
+        """Return the upload of a token; None: its data was held in memory."""
         return None if token.startswith(HELD) else cls(*json.loads(token))
 
     @property
