@@ -157,7 +157,7 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
             sync_writer.write(
                 TopicPartition("orders", 11), [(1_000_000, 900_000), (1_000_101, 900_101)]
             )
-            sync_writer.write(TopicPartition("topic1", 2), [(3, 4)])
+            sync_writer.write(TopicPartition("topic1", 2), [(3, 4)], bytes(range(16)))
             sync_writer.write(TopicPartition("topic1", 2), [])
             sync_writer.finish()
         found = list(rows_by_librdkafka(apache_kafka.bootstrap, described.name))
@@ -166,6 +166,7 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
         ("00066f72646572730000000b", struct.pack(">qq", 1_000_101, 900_101).hex()),
         ("0006746f7069633100000002", "00000000000000030000000000000004"),
     ]
+    assert [row.headers for row in found] == [(), (), ((b"logmirror.topic-id", bytes(range(16))),)]
 
 
 def test_a_missing_topic_disables_syncs_and_nothing_else(apache_kafka, topic_name):

@@ -20,6 +20,8 @@ from kit.judges.mirrormaker import CHECKPOINTS, Checkpoint, MirrorMakerTools, ch
 from kit.judges.translated import mirror_of, visible
 from kit.runs.commands import logmirror, wait_until
 from kit.runs.inline_run import config_text, mirror_to_cluster
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.properties import connection_settings
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC
 from logmirror.wire.mirrormaker import decode_sync, syncs_topic
 
@@ -56,6 +58,9 @@ def test_mirrormaker_formats_the_syncs_and_each_maps_one_record(
     here = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, topic_name)}
     copied = {r.offset: r[1:] for r in rows_by_librdkafka(broker.bootstrap, there)}
     assert len(syncs) >= 6
+    with ClusterClient(connection_settings(broker.bootstrap, {})) as client:
+        replica_id = client.topic(there).topic_id
+    assert {row.headers for row in rows} == {((b"logmirror.topic-id", replica_id),)}
     assert [sync.upstream for sync in syncs] == sorted(sync.upstream for sync in syncs)
     for sync in syncs:
         assert (sync.topic, sync.partition) == (topic_name, 0)

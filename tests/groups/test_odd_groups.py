@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Position
 
+from kit.judges.clients import Message, produce
 from kit.judges.raw_client import RawClient, build, nested
 from kit.runs.commands import wait_until
 from kit.runs.group_links import (
@@ -88,6 +89,28 @@ def test_the_syncs_topic_may_be_deleted_and_created_again(servers, topic_name):
         assert link.round().causes == {}
 
     assert positions(world, "g") == [(50, 50), (60, 51), (70, 70)]
+
+
+def test_syncs_of_a_replica_that_was_recreated_are_not_about_the_new_one(servers, topic_name):
+    """Its first sync was not read before the topic of syncs was deleted."""
+    world = link_world(*servers, topic_name)
+    world.sync((0, 0), (50, 50), topic_id=world.replica_id())
+    commit(world, "g", 50)
+    with linked(world) as link:
+        link.round()
+        delete_topic(world.target, world.replica)
+        create_topic(world.target, world.replica, 1, {})
+        link.round()
+        produce(world.target, world.replica, [Message(b"k", b"v") for _ in range(100)])
+        delete_topic(world.source, SYNCS)
+        commit(world, "g", 60)
+
+        assert link.round().causes == {"recreated": 1}
+
+        create_topic(world.source, SYNCS, 1, {})
+        world.sync((58, 40), topic_id=world.replica_id())
+        link.round()
+    assert positions(world, "g") == [(50, 50), (50, 0), (60, 41)]
 
 
 def test_a_deleted_group_keeps_its_checkpoint_and_a_new_one_of_its_name_is_a_rewind(world):

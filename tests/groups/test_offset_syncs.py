@@ -13,15 +13,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logmirror.groups.offset_syncs import OffsetSyncs, Sync, SyncIndex
+from logmirror.groups.replica_logs import Replica, translation
 from logmirror.groups.translation import Log, Translated, preserved, translated
+from logmirror.mirror.ports import KafkaSpec
 from logmirror.model import TopicPartition
-from logmirror.wire.mirrormaker import encode_sync, encode_sync_key
+from logmirror.wire.columns import HEADERS_TYPE
+from logmirror.wire.mirrormaker import TOPIC_ID, encode_sync, encode_sync_key
 
 ORDERS = TopicPartition("orders", 3)
 
 
 def index(*pairs: tuple[int, int]) -> SyncIndex:
     return SyncIndex(np.array(pairs, dtype=np.int64).reshape(-1, 2))
+
+
+def with_ids(*records: tuple[int, int, bytes | None]) -> OffsetSyncs:
+    """Syncs of a partition, each with the ID of its replica's topic."""
+    rows = [(encode_sync_key(ORDERS), encode_sync(up, down)) for up, down, _ in records]
+    headers = [[("other", b"x"), (TOPIC_ID, one)] if one else [] for _, _, one in records]
+    syncs = OffsetSyncs()
+    for part in (slice(0, 2), slice(2, None)):  # as two fetches
+        if rows[part]:
+            column = pa.array(headers[part], HEADERS_TYPE)
+            syncs.add(table(*rows[part]).append_column("headers", column))
+    return syncs
+
+
+def test_a_sync_with_another_topic_id_ends_what_was_known():
+    old, new = b"o" * 16, b"n" * 16
+    found = with_ids((1, 1, None), (5, 5, old), (8, 50, new), (9, 51, None)).indexes()[ORDERS]
+
+    assert (found.topic_id, len(found)) == (new, 2)
+    assert found.at_or_before(7) is None
+    assert with_ids((1, 1, None), (5, 5, old)).indexes()[ORDERS].pairs.tolist() == [[1, 1], [5, 5]]
+    assert with_ids((1, 1, None)).indexes()[ORDERS].topic_id is None
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "expected"), [(b"n" * 16, 100), (b"o" * 16, 151), (None, 151)]
+)
+def test_syncs_of_a_replica_that_was_recreated_translate_nothing(topic_id, expected):
+    written = KafkaSpec(
+        cluster=None, name="standby", topic="orders", mirror="m", offsets="translate"
+    )
+    replica = Replica.of("m", ORDERS, written)
+    syncs = with_ids((50, 150, b"o" * 16)).indexes()
+
+    found = translation(replica, 51, LOG, syncs, topic_id)
+
+    assert (found.offset, found.cause == "recreated") == (expected, expected == 100)
 
 
 def table(*records: tuple[bytes | None, bytes | None]) -> pa.Table:
@@ -141,7 +181,7 @@ def test_an_offset_that_is_not_known():
     found = translated(60, Log(0, 10), index((50, 150)))
     assert (found.offset, found.reason) == (
         0,
-        "the replica ends before its offset syncs: its topic was recreated or truncated",
+        "the offset syncs are about another log: its topic was recreated or truncated",
     )
     assert translated(60, Log(180, 200), index((50, 150))).offset == 180
 

@@ -18,7 +18,14 @@ from logmirror.app.specs import link_specs
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import EARLIEST, LATEST
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError, UsageError
-from logmirror.groups.replica_logs import CONSUMERS, Replica, described, logs, translation
+from logmirror.groups.replica_logs import (
+    CONSUMERS,
+    Replica,
+    described,
+    logs,
+    topic_ids,
+    translation,
+)
 from logmirror.model import TopicPartition
 from logmirror.reports import GroupLinkStatus
 from logmirror.wire.mirrormaker import decode_heartbeat, syncs_topic
@@ -76,13 +83,14 @@ def _read(spec: LinkSpec, source: ClusterClient, target: ClusterClient) -> Group
     known = {group: found for group, found in known.items() if found}
     targets = {replica.target for found in known.values() for replica, _ in found}
     topics = described(target, {one.topic for one in targets})
-    bounds = logs(target, topics, targets)
+    bounds, ids = logs(target, topics, targets), topic_ids(topics)
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter({"unreadable": unreadable} if unreadable else {})
     for found in known.values():
         results = [
-            translation(replica, offset.offset, bounds.get(replica.target), syncs)
+            translation(replica, offset.offset, bounds.get(target), syncs, ids.get(target.topic))
             for replica, offset in found
+            for target in [replica.target]
         ]
         causes = {one.cause for one in results if one.cause is not None}
         reasons.update(causes)

@@ -27,6 +27,7 @@ from logmirror.groups.replica_logs import (
     Replica,
     described,
     logs,
+    topic_ids,
     translation,
 )
 from logmirror.groups.replicas import SyncReader
@@ -160,7 +161,7 @@ class _Planning:
             syncs = self._read_syncs(source, name, replicas)  # before the log ends
             targets = {replica.target for replica in replicas}
             topics = described(there, {one.topic for one in targets})
-            bounds = logs(there, topics, targets)
+            bounds, ids = logs(there, topics, targets), topic_ids(topics)
             resume = ResumeReader(there, self._decoder, SYSTEM_CLOCK, left_ms)
             cluster_id = there.cluster_id()
             for listing, committed in offsets[source].items():
@@ -172,7 +173,7 @@ class _Planning:
                     client = self._clients(source) if held is None else None
                     stale = frozenset() if held is None else held.stale
                     view = _View(
-                        client, listing.group, committed, current, bounds, syncs, stale, resume
+                        client, listing.group, committed, current, bounds, syncs, ids, stale, resume
                     )
                     yield GroupPlan(
                         group=listing.group,
@@ -215,7 +216,8 @@ class _Planning:
             found = Translated(None, committed.offset, NO_SYNCS)
         else:
             log = view.logs.get(replica.target)
-            found = translation(replica, committed.offset, log, view.syncs)
+            topic_id = view.topic_ids.get(replica.target.topic)
+            found = translation(replica, committed.offset, log, view.syncs, topic_id)
         is_stale = (view.group, replica.source) in view.stale
         step = GroupStep(
             mirror=replica.mirror,
@@ -279,6 +281,8 @@ class _View(NamedTuple):
     logs: Mapping[TopicPartition, Log]
     """Of the destination's partitions that exist."""
     syncs: Mapping[TopicPartition, SyncIndex]
+    topic_ids: Mapping[str, bytes | None]
+    """Of the destination's topics."""
     stale: Collection[tuple[str, TopicPartition]]
     resume: ResumeReader
 

@@ -9,7 +9,9 @@ translate consumer group offsets. `wire.mirrormaker` has the bytes.
 Invariants:
 1. Only pairs of records that the replica keeps are written, in ascending order for each writer.
 2. No record is a tombstone: MirrorMaker's readers fail on one.
-3. A failed write does no harm. Replication does not depend on syncs, and a reader without a pair
+3. A sync has the ID of the replica's topic in a header, where records were translated into it. So
+   syncs of a topic that was deleted are not taken for those of the one created since.
+4. A failed write does no harm. Replication does not depend on syncs, and a reader without a pair
    translates to an earlier offset, never to a later one.
 """
 
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.wire.checksum import crc32c
-from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, syncs_topic
+from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, syncs_topic, topic_id_header
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
@@ -174,16 +176,26 @@ class OffsetSyncWriter:
         topic = syncs_topic(alias)
         self._where = None if topic is None else TopicPartition(topic, 0)
 
-    def write(self, partition: TopicPartition, pairs: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self,
+        partition: TopicPartition,
+        pairs: Sequence[tuple[int, int]],
+        topic_id: bytes | None = None,
+    ) -> None:
         """Send syncs of a source partition without waiting for the response.
 
         They are skipped if too many are in flight, or after the topic has refused a write.
+
+        Args:
+            partition: The source's partition.
+            pairs: Upstream and downstream offsets.
+            topic_id: The ID of the replica's topic, as far as known.
         """
         self._collect(block=False)
         if self._where is None or not pairs or self._pipeline.in_flight() >= _IN_FLIGHT_MAX:
             return
         key = encode_sync_key(partition)
-        self._pipeline.send([(self._where, self._batch([(key, pair) for pair in pairs]))])
+        self._pipeline.send([(self._where, self._batch([(key, pair) for pair in pairs], topic_id))])
 
     def write_and_wait(self, syncs: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
         """Write the syncs of several partitions; nothing else is in flight.
@@ -201,10 +213,12 @@ class OffsetSyncWriter:
                     if response.error is not None:
                         raise response.error
 
-    def _batch(self, syncs: Sequence[tuple[bytes, tuple[int, int]]]) -> memoryview:
-        now_ms = self._clock.now_ms()
+    def _batch(
+        self, syncs: Sequence[tuple[bytes, tuple[int, int]]], topic_id: bytes | None = None
+    ) -> memoryview:
+        now_ms, headers = self._clock.now_ms(), topic_id_header(topic_id)
         records = [
-            Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), ())
+            Record(at, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), headers)
             for at, (key, pair) in enumerate(syncs)
         ]
         return memoryview(bytearray(encode_reference(records, leader_epoch=-1, checksum=crc32c)))

@@ -42,10 +42,12 @@ from logmirror.source.partition import FetchBuffer, KafkaSource
 from logmirror.wire.checksum import crc32c
 from logmirror.wire.columns import fixed_column
 from logmirror.wire.mirrormaker import (
+    TOPIC_ID,
     Heartbeat,
     decode_checkpoint,
     encode_checkpoint,
     encode_heartbeat,
+    topic_id_header,
 )
 from logmirror.wire.rebatch import stamp
 from logmirror.wire.records import Record, encode_reference
@@ -72,8 +74,6 @@ _BATCH_BYTES: Final = 512 << 10
 _SURELY_FITS: Final = 32_767 // 4
 """Characters of a text that fits, however it is encoded."""
 
-_TOPIC_ID: Final = "logmirror.topic-id"
-"""The header with the ID of the replica's topic, 16 bytes."""
 _HEADER_BYTES: Final = 40
 
 _FENCED_CODES: Final = frozenset({47, 90})
@@ -417,7 +417,7 @@ def _rows(records: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 def _read(row: tuple[Any, ...]) -> Read:
     key, value, headers, is_aborted = row
-    ids = [one["value"] for one in headers if one["key"] == _TOPIC_ID]
+    ids = [one["value"] for one in headers if one["key"] == TOPIC_ID]
     return Read(decode_checkpoint(key, value), ids[-1] if ids else None, is_aborted)
 
 
@@ -442,11 +442,7 @@ def _batch(
 ) -> tuple[bytearray, int]:
     """Encode records, each with the topic ID for its header."""
     made = [
-        Record(at, now_ms, TimestampType.CREATE_TIME, key, value, _headers(topic_id))
+        Record(at, now_ms, TimestampType.CREATE_TIME, key, value, topic_id_header(topic_id))
         for at, (key, value, topic_id) in enumerate(records)
     ]
     return bytearray(encode_reference(made, leader_epoch=-1, checksum=crc32c)), len(made)
-
-
-def _headers(topic_id: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
-    return () if topic_id is None else ((_TOPIC_ID.encode(), topic_id),)

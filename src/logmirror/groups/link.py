@@ -28,6 +28,7 @@ from logmirror.groups.replica_logs import (
     Replica,
     described,
     logs,
+    topic_ids,
     translation,
 )
 from logmirror.groups.replicas import SyncReader
@@ -217,8 +218,7 @@ class Link:
         self._preserved_syncs.close()  # another process may have written
         topics = described(self._target, self._names)
         if not self._topic_ids:
-            ids = {name: topic.topic_id for name, topic in topics.items()}
-            self._topic_ids = dict.fromkeys(self._names) | ids
+            self._topic_ids = dict.fromkeys(self._names) | topic_ids(topics)
         self._compare_ids(topics)
         self._topics.begin()
         if (error := self._topics.unreadable) is not None:
@@ -303,12 +303,12 @@ class Link:
         one.causes, one.wanted = [], {}
         for replica, committed in one.replicas:
             log = self._logs.get(replica.target)
-            result = translation(replica, committed.offset, log, indexes)
+            topic_id = self._topic_ids.get(replica.target.topic)
+            result = translation(replica, committed.offset, log, indexes, topic_id)
             if result.cause is not None:
                 one.causes.append(result.cause)
             if result.offset is None or log is None:
                 continue
-            topic_id = self._topic_ids.get(replica.target.topic)
             position = Position(
                 committed.offset, result.offset, committed.metadata, log.end, topic_id
             )

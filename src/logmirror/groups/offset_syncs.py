@@ -9,6 +9,8 @@ Invariants:
 1. No unread record is skipped: the result is never behind the record that the group reads next.
 2. A later pair with a lower offset on either side ends what was known above it: the replica was
    continued from an earlier offset, or one of the topics was recreated.
+3. A pair with another topic ID ends all that was known: the replica's topic was recreated. Pairs of
+   MirrorMaker have no ID.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 
 from logmirror.errors import CorruptionError
 from logmirror.wire.columns import boolean_column
-from logmirror.wire.mirrormaker import SYNC_BYTES, decode_sync_key
+from logmirror.wire.mirrormaker import SYNC_BYTES, TOPIC_ID, decode_sync_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +32,16 @@ if TYPE_CHECKING:
     from logmirror.model import TopicPartition
 
 _INT64: Final = np.dtype(">i8")
+_UNKNOWN: Final = -1
+"""The number of a topic ID that is not known."""
+
+
+class _Part(NamedTuple):
+    """Syncs of one partition, in the order of the topic."""
+
+    pairs: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    """Numbers of topic IDs."""
 
 
 class Sync(NamedTuple):
@@ -44,9 +56,11 @@ class SyncIndex:
 
     Args:
         pairs: Shape (n, 2), in the order of the topic: upstream and downstream.
+        topic_id: The ID of the replica's topic that they are about; None: not known.
     """
 
-    def __init__(self, pairs: NDArray[np.int64]) -> None:
+    def __init__(self, pairs: NDArray[np.int64], topic_id: bytes | None = None) -> None:
+        self.topic_id = topic_id
         lowest = np.minimum.accumulate(pairs[::-1], axis=0)[::-1]
         is_kept = np.ones(len(pairs), dtype=bool)
         is_kept[:-1] = (pairs[:-1] < lowest[1:]).all(axis=1)
@@ -82,31 +96,38 @@ class OffsetSyncs:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[TopicPartition, list[NDArray[np.int64]]] = defaultdict(list)
+        self._parts: dict[TopicPartition, list[_Part]] = defaultdict(list)
+        self._ids: dict[bytes, int] = {}
+        """The topic IDs that syncs have, numbered."""
+
         self._known: dict[bytes, TopicPartition] = {}
         self._indexes: dict[TopicPartition, SyncIndex] = {}
         self.skipped = 0
 
     def add(self, records: pa.Table) -> None:
-        """Add records in the order of the topic; columns `key` and `value`, of bytes."""
+        """Add records in the order of the topic.
+
+        Args:
+            records: Columns `key` and `value`, of bytes, and perhaps `headers`.
+        """
         keyed = records.filter(pc.is_valid(records["key"])).combine_chunks()
         is_long = _lengths(keyed["value"].combine_chunks()) >= SYNC_BYTES
         syncs = keyed.filter(boolean_column(is_long)).combine_chunks()
         self.skipped += records.num_rows - syncs.num_rows
         if not syncs.num_rows:
             return
-        pairs = _pairs(syncs["value"].combine_chunks())
+        pairs, ids = _pairs(syncs["value"].combine_chunks()), self._numbers(syncs)
         keys = syncs["key"].combine_chunks().dictionary_encode()
-        numbers = np.frombuffer(keys.indices.buffers()[1], np.int32, count=len(keys))
+        numbers = _indices(keys)
         order = np.argsort(numbers, kind="stable")
         bounds = np.searchsorted(numbers[order], np.arange(len(keys.dictionary) + 1))
         for number, key in enumerate(keys.dictionary.to_pylist()):
-            mine = pairs[order[bounds[number] : bounds[number + 1]]]
+            mine = order[bounds[number] : bounds[number + 1]]
             partition = self._partition(key)
             if partition is None:
                 self.skipped += len(mine)
             else:
-                self._parts[partition].append(mine)
+                self._parts[partition].append(_Part(pairs[mine], ids[mine]))
 
     def _partition(self, key: bytes) -> TopicPartition | None:
         if key not in self._known:
@@ -120,10 +141,47 @@ class OffsetSyncs:
         """Return the pairs by partition of the source."""
         for partition, parts in self._parts.items():
             known = self._indexes.get(partition)
-            before = [] if known is None else [known.pairs]
-            self._indexes[partition] = SyncIndex(np.concatenate([*before, *parts]))
+            self._indexes[partition] = self._index(known, parts)
         self._parts.clear()
         return self._indexes
+
+    def _index(self, known: SyncIndex | None, parts: list[_Part]) -> SyncIndex:
+        if known is not None:
+            number = _UNKNOWN if known.topic_id is None else self._ids[known.topic_id]
+            parts = [_Part(known.pairs, np.full(len(known), number, np.int32)), *parts]
+        pairs, ids = (np.concatenate(column) for column in zip(*parts, strict=True))
+        numbers = ids[ids != _UNKNOWN]
+        if not len(numbers):
+            return SyncIndex(pairs)
+        others = np.flatnonzero((ids != _UNKNOWN) & (ids != numbers[-1]))
+        first = int(others[-1]) + 1 if len(others) else 0
+        return SyncIndex(pairs[first:], list(self._ids)[numbers[-1]])
+
+    def _numbers(self, syncs: pa.Table) -> NDArray[np.int32]:
+        """Return the number of each sync's topic ID."""
+        found = np.full(syncs.num_rows, _UNKNOWN, np.int32)
+        if "headers" not in syncs.column_names:
+            return found
+        lists = syncs["headers"].combine_chunks()
+        if not len(lists.values):
+            return found
+        edges = np.frombuffer(lists.buffers()[1], np.int32)[lists.offset :][: len(lists) + 1]
+        rows = np.repeat(np.arange(len(lists)), np.diff(edges))
+        names, values = (
+            lists.values.field(at).slice(edges[0], len(rows)).dictionary_encode() for at in (0, 1)
+        )
+        is_id = np.array([name == TOPIC_ID for name in names.dictionary.to_pylist()])
+        numbers = np.array(
+            [self._ids.setdefault(value, len(self._ids)) for value in values.dictionary.to_pylist()]
+        )
+        chosen = is_id[_indices(names)]
+        found[rows[chosen]] = numbers[_indices(values)[chosen]]
+        return found
+
+
+def _indices(encoded: pa.DictionaryArray) -> NDArray[np.int32]:
+    """`to_numpy` would load pandas."""
+    return np.frombuffer(encoded.indices.buffers()[1], np.int32, count=len(encoded))
 
 
 def _lengths(values: pa.Array) -> NDArray[np.int32]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from logmirror.cluster.client import EARLIEST
 from logmirror.cluster.retry import NotFoundError
-from logmirror.groups.translation import Log, Translated, preserved, translated
+from logmirror.groups.translation import Log, Translated, preserved, recreated, translated
 from logmirror.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -40,7 +40,11 @@ class Replica(NamedTuple):
 
 
 def translation(
-    replica: Replica, offset: int, log: Log | None, syncs: Mapping[TopicPartition, SyncIndex]
+    replica: Replica,
+    offset: int,
+    log: Log | None,
+    syncs: Mapping[TopicPartition, SyncIndex],
+    topic_id: bytes | None,
 ) -> Translated:
     """Return where a group continues in a replica.
 
@@ -49,12 +53,16 @@ def translation(
         offset: The group's committed offset at the source.
         log: The bounds of the replica's log; None: there is no such partition.
         syncs: The offset syncs by partition of the source.
+        topic_id: The ID of the replica's topic; None: not known.
     """
     if log is None:
         return Translated(None, offset, "the destination has no such partition", "not-replicated")
     if replica.written.offsets == "preserve":
         return preserved(offset, log)
-    return translated(offset, log, syncs.get(replica.source))
+    known = syncs.get(replica.source)
+    if known is not None and None not in {topic_id, known.topic_id} and known.topic_id != topic_id:
+        return recreated(log)
+    return translated(offset, log, known)
 
 
 def described(client: ClusterClient, names: Collection[str]) -> dict[str, TopicMetadata]:
@@ -69,6 +77,11 @@ def described(client: ClusterClient, names: Collection[str]) -> dict[str, TopicM
             except NotFoundError:
                 continue
         return found
+
+
+def topic_ids(topics: Mapping[str, TopicMetadata]) -> dict[str, bytes | None]:
+    """Return the IDs of topics; None: not known."""
+    return {name: topic.topic_id for name, topic in topics.items()}
 
 
 def logs(

@@ -66,6 +66,12 @@ def preserved(offset: int, copy: Log) -> Translated:
     return Translated(offset, offset)
 
 
+def recreated(copy: Log) -> Translated:
+    """Return the translation for a replica about which no offset sync is."""
+    reason = "the offset syncs are about another log: its topic was recreated or truncated"
+    return Translated(copy.start, 0, reason, "recreated")
+
+
 def translated(offset: int, copy: Log, syncs: SyncIndex | None) -> Translated:
     """Return the translation for a replica with new offsets.
 
@@ -84,8 +90,7 @@ def translated(offset: int, copy: Log, syncs: SyncIndex | None) -> Translated:
     is_exact = sync.upstream == offset
     found = sync.downstream if is_exact else sync.downstream + 1
     if found > copy.end:
-        reason = "the replica ends before its offset syncs: its topic was recreated or truncated"
-        return Translated(copy.start, 0, reason, "recreated")  # no pair is about this log
+        return recreated(copy)
     if found < copy.start:
         return Translated(copy.start, offset, _BEGINS_AFTER, "before-start")
     read_again_from = offset if is_exact else sync.upstream + 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.cluster.offset_syncs import OffsetSyncWriter, Run, SyncRule, thinned
 from logmirror.model import TimestampType, TopicPartition
-from logmirror.wire.mirrormaker import encode_sync, encode_sync_key
+from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, topic_id_header
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ class MirroredPartition:
     def exists(self) -> bool:
         """Whether the replica's topic exists."""
         return self.copy.topic in self._target.logs
+
+    @property
+    def topic_id(self) -> bytes | None:
+        """The ID of the replica's topic."""
+        return self._target.ids.get(self.copy.topic)
 
     @property
     def start(self) -> int:
@@ -199,7 +204,8 @@ class MirroredPartition:
         """Write an offset sync; the topic is created if it is missing."""
         self._source.create(SYNCS)
         key, now_ms = encode_sync_key(self.partition), self._schedule.now_ms()
-        record = Record(0, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), ())
+        headers = topic_id_header(self.topic_id)
+        record = Record(0, now_ms, TimestampType.CREATE_TIME, key, encode_sync(*pair), headers)
         self._source.append(SYNCS, encode_reference([record], leader_epoch=-1))
 
 
@@ -214,5 +220,5 @@ def mirror(
         due = pair.copy_more(chooser.choice((2, 5, 9, 20)))
         if chooser.random() < 0.3:  # noqa: PLR2004  # the same
             due += pair.flush()
-        writer.write(pair.partition, due)
+        writer.write(pair.partition, due, pair.topic_id)
     writer.finish()

@@ -264,7 +264,7 @@ class TranslateTransfer:
         if copy.open_session.producer.has_stray:
             # It must not end the next transaction, which therefore gets a newer epoch.
             copy.session = None
-        self._sync_writer.write(work.slice.flow.source, pairs)
+        self._sync_writer.write(work.slice.flow.source, pairs, copy.target_id)
 
     # -- the destination -------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class TranslateTransfer:
 
     def _leave(self, copy: TranslateSlice) -> bool:
         """Write the newest offset sync; abort a transaction that no retry would abort."""
-        self._sync_writer.write(copy.work.slice.flow.source, copy.rule.flush())
+        self._sync_writer.write(copy.work.slice.flow.source, copy.rule.flush(), copy.target_id)
         if copy.failed is None or copy.session is None:
             return True
         self._sessions.discard(copy.key.transactional_id)

@@ -72,6 +72,15 @@ class Heartbeat(NamedTuple):
     """Since the epoch."""
 
 
+TOPIC_ID: Final = "logmirror.topic-id"
+"""A record header with the ID of the replica's topic, 16 bytes. MirrorMaker's readers ignore it."""
+
+
+def topic_id_header(topic_id: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers of a record about a replica; none if its topic's ID is not known."""
+    return () if topic_id is None else ((TOPIC_ID.encode(), topic_id),)
+
+
 # -- offset syncs ----------------------------------------------------------------------------------
 
 

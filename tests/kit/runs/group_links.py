@@ -15,11 +15,17 @@ from logmirror.app.components import Clients
 from logmirror.app.group_service import _open_link
 from logmirror.app.specs import link_specs
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster.client import ClusterClient
 from logmirror.groups.link import Link
 from logmirror.groups.service import GroupService
 from logmirror.model import TopicPartition as Partition
 from logmirror.monitoring.metrics import GROUPS_BY_REASON, Recorder
-from logmirror.wire.mirrormaker import decode_checkpoint, encode_sync, encode_sync_key
+from logmirror.wire.mirrormaker import (
+    decode_checkpoint,
+    encode_sync,
+    encode_sync_key,
+    topic_id_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -77,10 +83,19 @@ class LinkWorld(NamedTuple):
         rows = rows_by_librdkafka(self.target, name, config=config)
         return [decode_checkpoint(row.key, row.value) for row in rows]
 
-    def sync(self, *pairs: tuple[int, int], partition: int = 0) -> None:
-        """Write offset syncs, as the mirror does."""
+    def sync(
+        self, *pairs: tuple[int, int], partition: int = 0, topic_id: bytes | None = None
+    ) -> None:
+        """Write offset syncs, as a mirror does; without an ID as MirrorMaker does."""
         key = encode_sync_key(Partition(self.topic, partition))
-        produce(self.source, SYNCS, [Message(key, encode_sync(*pair)) for pair in pairs])
+        headers = topic_id_header(topic_id)
+        messages = [Message(key, encode_sync(*pair), headers) for pair in pairs]
+        produce(self.source, SYNCS, messages)
+
+    def replica_id(self) -> bytes | None:
+        """The ID of the replica's topic."""
+        with ClusterClient(self.spec.target) as client:
+            return client.topic(self.replica).topic_id
 
 
 def link_world(  # noqa: PLR0913  # two clusters, what is in them, and settings
