@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import MOST_BYTES
+from logmirror.broker.bucket.heartbeats import HEARTBEAT_MS
 from logmirror.broker.bucket.tiling import MIN_OBJECTS, SPAN_MS
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.reports import CostCause, CostReport
@@ -81,6 +82,8 @@ def explain(  # noqa: PLR0913  # the load, the time and the prices
             cause="reads of old records", get=seconds * gets, get_bytes=seconds * read_bytes_s
         )
         causes.append(read)
+    beats = seconds * 1000 / HEARTBEAT_MS
+    causes.append(CostCause(cause="heartbeats", put=beats, delete=beats))
     return CostReport(
         seconds=seconds,
         causes=tuple(causes),
