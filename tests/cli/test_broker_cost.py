@@ -51,7 +51,8 @@ def test_an_idle_broker_lists_and_writes_heartbeats():
     found = json.loads(explained("--write-rate-mb=0", "--format=json"))
     assert found["requests"] == {
         **dict.fromkeys(("put", "delete"), MONTH_S / 2),
-        **{"get": 0, "list": MONTH_S / 5},
+        "get": 0,
+        "list": MONTH_S / 5,
     }
     assert "cost" not in found
 
