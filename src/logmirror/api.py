@@ -446,7 +446,7 @@ def serve_bucket(
     options: BrokerOptions,
     work_dir: Path | None,
     on_ready: Callable[[str, int], None],
-    on_standby: Callable[[], None],
+    on_standby: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the embedded broker on a bucket; see `app.broker.serve_bucket`."""
     from logmirror.app import broker  # noqa: PLC0415  # see above

@@ -27,7 +27,7 @@ def serve_bucket(
     options: BrokerOptions,
     work_dir: Path | None,
     on_ready: Callable[[str, int], None],
-    on_standby: Callable[[], None],
+    on_standby: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a broker whose log dir is in a bucket until SIGTERM or SIGINT.
 
