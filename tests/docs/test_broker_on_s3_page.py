@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,14 +28,6 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def listens(port: int) -> bool:
-    try:
-        socket.create_connection((HOST, port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_the_commands_of_the_page_run(tmp_path):
@@ -65,17 +57,24 @@ def test_the_commands_of_the_page_run(tmp_path):
             ) as shell,
         ):
             assert shell.stdin is not None
+            started = Counter[int]()
+
+            def wait_for_start(at: int) -> None:
+                started[at] += 1
+                line = f"\nlistening on {HOST}:{at}\n"
+                wait_until(lambda: log.read_text().count(line) == started[at])
+
             for number, block in enumerate(BLOCKS):
                 mark = tmp_path / f"done-{number}"
                 commands = block.replace("9092", str(port)).replace("9093", str(other))
                 shell.stdin.write(f"{commands}touch {mark}\n".encode())
                 shell.stdin.flush()
                 wait_until(mark.exists)
-                if "$!" in block:
-                    wait_until(lambda: listens(port))
+                if "$!" in block and "--standby" not in block:
+                    wait_for_start(port)
                 if "kill -9 $OWNER" in block:
-                    wait_until(lambda: listens(other))
-            shell.stdin.write(b"wait $BROKER; wait $STANDBY\n")
+                    wait_for_start(other)
+            shell.stdin.write(b"wait $STANDBY\n")
             shell.stdin.close()
             code = shell.wait(TIMEOUT_S)
         assert code == 0, log.read_text()
