@@ -39,7 +39,9 @@ class Clusters:
         self.schedule = schedule = Schedule(chooser, limit_ms=10**6, steps_max=10**5)
         self.source, self.target = Topics(schedule, chooser, 1), Topics(schedule, chooser, 2)
         sides = {"source": self.source, "target": self.target}
-        self.pair = MirroredPartition(schedule, chooser, "clicks", keeps=False, **sides)
+        self.pair = MirroredPartition(
+            schedule, chooser, "clicks", keeps=False, shows_id=True, **sides
+        )
         self.source.create(SYNCS)
         application = cast("Any", SimpleNamespace(topics=self.source))
         self._world = World(schedule, chooser, application, None)

@@ -187,8 +187,8 @@ def _aborted_checkpoints_are_not_repeated(monkeypatch):
 def _what_was_read_again_stays_inexact(monkeypatch):
     """Only a translation with a reason is made again when there are new syncs."""
 
-    def translate(replica, offset, log, syncs):
-        found = real(replica, offset, log, syncs)
+    def translate(replica, offset, *more):
+        found = real(replica, offset, *more)
         return found if found.reason else Translated(found.offset, offset)
 
     real = link.translation
@@ -204,11 +204,20 @@ def _checkpoints_of_a_lost_replica_count(monkeypatch):
 
 
 def _later_pairs_end_nothing(monkeypatch):
-    def all_pairs(self, pairs):
+    def all_pairs(self, pairs, topic_id=None):
+        self.topic_id = topic_id
         order = pairs[:, 0].argsort(kind="stable")
         self._upstream, self._downstream = pairs[order, 0], pairs[order, 1]
 
     monkeypatch.setattr(SyncIndex, "__init__", all_pairs)
+
+
+def _ids_of_topics_are_not_looked_at(monkeypatch):
+    def translate(*arguments):
+        return real(*arguments[:-1], None)
+
+    real = link.translation
+    monkeypatch.setattr(link, "translation", translate)
 
 
 def _a_deleted_topic_is_not_read_again(monkeypatch):
@@ -249,6 +258,10 @@ BROKEN = {
         ("replica recreated", "source compacted", "down", "kill"),
     ),
     "later pairs end nothing": (_later_pairs_end_nothing, ("replica recreated",)),
+    "IDs of topics are not looked at": (
+        _ids_of_topics_are_not_looked_at,
+        ("replica recreated", "syncs deleted"),
+    ),
     "a deleted topic is not read again": (
         _a_deleted_topic_is_not_read_again,
         ("checkpoints recreated",),

@@ -37,6 +37,7 @@ class MirroredPartition:
         keeps: Whether the replica keeps the source's offsets.
         source: The topics of the source.
         target: The topics of the target.
+        shows_id: Whether its syncs have the ID of the replica's topic.
 
     Attributes:
         records: For each source offset, the offset or `GAP`.
@@ -55,10 +56,11 @@ class MirroredPartition:
         keeps: bool,
         source: Topics,
         target: Topics,
+        shows_id: bool,
     ) -> None:
         self._schedule, self._chooser = schedule, chooser
         self._source, self._target = source, target
-        self.keeps = keeps
+        self.keeps, self._shows_id = keeps, shows_id
         self.partition = TopicPartition(topic, 0)
         self.copy = TopicPartition(topic if keeps else f"copy.{topic}", 0)
         self.records: list[int] = []
@@ -83,8 +85,8 @@ class MirroredPartition:
 
     @property
     def topic_id(self) -> bytes | None:
-        """The ID of the replica's topic."""
-        return self._target.ids.get(self.copy.topic)
+        """The ID of the replica's topic, as syncs show it."""
+        return self._target.ids.get(self.copy.topic) if self._shows_id else None
 
     @property
     def start(self) -> int:

@@ -106,7 +106,7 @@ def test_a_fence_that_is_not_looked_behind_is_found(tmp_path, monkeypatch):
     assert found_by(tmp_path)
 
 
-def _take_over_without_fence(self: Any) -> None:
+def _take_over_without_fence(self: Any, _: int | None = None) -> None:
     """Begin behind what is there, as if no other owner could write."""
     found = list(self._store.names(chain_writer.COMMITS))
     self.epoch, self.next_sequence = len(found) + 1, 1_000 * (1 + int(self._writer))
