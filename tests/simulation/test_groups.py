@@ -212,14 +212,6 @@ def _later_pairs_end_nothing(monkeypatch):
     monkeypatch.setattr(SyncIndex, "__init__", all_pairs)
 
 
-def _ids_of_topics_are_not_looked_at(monkeypatch):
-    def translate(*arguments):
-        return real(*arguments[:-1], None)
-
-    real = link.translation
-    monkeypatch.setattr(link, "translation", translate)
-
-
 def _a_deleted_topic_is_not_read_again(monkeypatch):
     def follow(self):
         if self.unreadable is not None:
@@ -258,10 +250,6 @@ BROKEN = {
         ("replica recreated", "source compacted", "down", "kill"),
     ),
     "later pairs end nothing": (_later_pairs_end_nothing, ("replica recreated",)),
-    "IDs of topics are not looked at": (
-        _ids_of_topics_are_not_looked_at,
-        ("replica recreated", "syncs deleted"),
-    ),
     "a deleted topic is not read again": (
         _a_deleted_topic_is_not_read_again,
         ("checkpoints recreated",),
