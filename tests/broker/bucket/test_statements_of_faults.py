@@ -355,7 +355,7 @@ def test_c14_clients_see_no_error_of_a_bucket_that_fails_often(proxied):
     create_topic(found.broker.bootstrap, "t", PARTITIONS, {})
     found.proxy.spoil_some(faults(random.Random(14)))
     with Load(found.broker.bootstrap, "t", **{"enable.idempotence": True}) as load:
-        load.wait_for(sized(2_000, 20_000, 50_000))
+        load.wait_for(sized(2_000, 5_000, 10_000), timeout_s=240)
     assert load.flush() == 0
     assert load.failures == []
     found.proxy.spoil_some(iter(()))
