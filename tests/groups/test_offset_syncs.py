@@ -50,6 +50,19 @@ def test_a_sync_with_another_topic_id_ends_what_was_known():
 
 
 @pytest.mark.parametrize(
+    "headers", [[(TOPIC_ID, None)], [("other", None)], [("other", b"n" * 16)], []]
+)
+def test_a_header_that_is_no_id_says_nothing(headers):
+    syncs = with_ids((1, 1, b"o" * 16))
+    row = table((encode_sync_key(ORDERS), encode_sync(5, 5)))
+    syncs.add(row.append_column("headers", pa.array([headers], HEADERS_TYPE)))
+
+    found = syncs.indexes()[ORDERS]
+
+    assert (found.topic_id, found.pairs.tolist()) == (b"o" * 16, [[1, 1], [5, 5]])
+
+
+@pytest.mark.parametrize(
     ("topic_id", "expected"), [(b"n" * 16, 100), (b"o" * 16, 151), (None, 151)]
 )
 def test_syncs_of_a_replica_that_was_recreated_translate_nothing(topic_id, expected):

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logmirror.errors import CorruptionError
-from logmirror.wire.columns import boolean_column
+from logmirror.wire.columns import boolean_column, fixed_column
 from logmirror.wire.mirrormaker import SYNC_BYTES, TOPIC_ID, decode_sync_key
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from logmirror.model import TopicPartition
 
 _INT64: Final = np.dtype(">i8")
+_HEADER: Final = ["row", "name", "value"]
 _UNKNOWN: Final = -1
 """The number of a topic ID that is not known."""
 
@@ -167,15 +168,19 @@ class OffsetSyncs:
             return found
         edges = np.frombuffer(lists.buffers()[1], np.int32)[lists.offset :][: len(lists) + 1]
         rows = np.repeat(np.arange(len(lists)), np.diff(edges))
-        names, values = (
-            lists.values.field(at).slice(edges[0], len(rows)).dictionary_encode() for at in (0, 1)
-        )
+        columns = [lists.values.field(at).slice(edges[0], len(rows)) for at in (0, 1)]
+        headers = pa.Table.from_arrays([fixed_column(pa.int64(), rows), *columns], _HEADER)
+        headers = headers.filter(pc.is_valid(headers["value"])).combine_chunks()
+        if not headers.num_rows:
+            return found
+        names, values = (headers[name].combine_chunks().dictionary_encode() for name in _HEADER[1:])
         is_id = np.array([name == TOPIC_ID for name in names.dictionary.to_pylist()])
-        numbers = np.array(
-            [self._ids.setdefault(value, len(self._ids)) for value in values.dictionary.to_pylist()]
-        )
         chosen = is_id[_indices(names)]
-        found[rows[chosen]] = numbers[_indices(values)[chosen]]
+        rows = np.frombuffer(headers["row"].combine_chunks().buffers()[1], np.int64)
+        ids = np.full(len(values.dictionary), _UNKNOWN, np.int32)
+        for number in np.unique(_indices(values)[chosen]):
+            ids[number] = self._ids.setdefault(values.dictionary[number].as_py(), len(self._ids))
+        found[rows[: len(chosen)][chosen]] = ids[_indices(values)[chosen]]
         return found
 
 

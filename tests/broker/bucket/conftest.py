@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from kit.fakes.s3_proxy import S3Proxy
+from kit.servers.bucket_broker import BucketBroker
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.s3 import LogBucket
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from kit.servers.s3 import S3Server
 
 COMMIT_TIMEOUT_MS = 1_500
+SMALL = ("--override", "log.segment.bytes=100000")
 
 
 class Proxied(NamedTuple):
@@ -43,6 +46,22 @@ def _proxied(server: S3Server, folder: Path, **options: object) -> Iterator[Prox
         with EmbeddedBroker(folder, bucket=place, **settings) as broker:
             yield Proxied(broker, proxy)
             proxy.spoil()
+
+
+@pytest.fixture
+def machines(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> Iterator[Callable[..., BucketBroker]]:
+    """Make brokers with small segments on one bucket, each with a machine of its own."""
+    with contextlib.ExitStack() as made:
+
+        def make(*options: str, **more: Any) -> BucketBroker:
+            folder = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
+            broker = BucketBroker(folder, s3_server, bucket, *SMALL, *options, **more)
+            made.callback(broker.__exit__)
+            return broker
+
+        yield make
 
 
 @pytest.fixture(scope="package")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
 import time
 import urllib.request
@@ -20,12 +21,15 @@ from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.machine import HOST, free_ports
 from logmirror.archive.chain import ArchiveObject
+from logmirror.broker.bucket import costs
 from logmirror.broker.bucket.chain import COMMITS
 from logmirror.broker.bucket.costs import explain
+from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.tiling import groups
 from logmirror.broker.bucket_monitoring import BucketValues
 from logmirror.broker.options import Archive, BrokerOptions
 from logmirror.monitoring import broker_metrics as catalogue
+from logmirror.stores import s3, s3_reader
 from logmirror.stores.request_counts import RequestCounts
 from logmirror.testing.memory_store import MemoryStore
 
@@ -175,6 +179,14 @@ def test_the_age_of_what_is_not_in_the_bucket_grows_in_an_outage(
         finally:
             s3_server.start()
         until(lambda: scraped(port)["oldest_unflushed_seconds",] == 0)
+
+
+def test_the_sizes_of_requests_are_those_of_the_store() -> None:
+    """`costs` does no I/O, so it cannot import them."""
+    check_ms = inspect.signature(Journal).parameters["check_ms"].default
+    assert check_ms == 1000 * costs.CHECK_S
+    assert (costs.PUT_BYTES, costs.PART_BYTES) == (s3.MEMORY_BYTES, s3.PART_BYTES)
+    assert costs.READ_BYTES == s3_reader.AHEAD_BYTES
 
 
 RATIO = 1.25

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -24,34 +23,14 @@ from confluent_kafka.admin import (
 
 from kit.judges.clients import Message, produce
 from kit.runs.bucket_load import PARTITIONS, Load, Reading, create, stored
-from kit.servers.bucket_broker import BucketBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from kit.servers.s3 import S3Server
 
 pytestmark = pytest.mark.thinned
-SMALL = ("--override", "log.segment.bytes=100000")
 LATE_S = 20
 """After which changes and producers get an error."""
-
-
-@pytest.fixture
-def brokers(
-    tmp_path: Path, s3_server: S3Server, bucket: str
-) -> Iterator[Callable[..., BucketBroker]]:
-    """Make brokers on one bucket, each with a machine of its own."""
-    with contextlib.ExitStack() as made:
-
-        def make(*options: str, **more: Any) -> BucketBroker:
-            folder = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
-            broker = BucketBroker(folder, s3_server, bucket, *SMALL, *options, **more)
-            made.callback(broker.__exit__)
-            return broker
-
-        yield make
 
 
 def code_of(request: Callable[[], object]) -> int:
@@ -62,8 +41,8 @@ def code_of(request: Callable[[], object]) -> int:
 
 
 @pytest.mark.gate("it waits for an outage of 30 s")
-def test_changes_get_an_error_that_clients_retry_and_may_be_made_later(brokers, s3_server):
-    broker = brokers("--super-user", "User:ANONYMOUS").start()
+def test_changes_get_an_error_that_clients_retry_and_may_be_made_later(machines, s3_server):
+    broker = machines("--super-user", "User:ANONYMOUS").start()
     create(broker, "t")
     produce(broker.bootstrap, "t", [Message(value=b"x")] * 10, partition=2)
     broker.stop()
@@ -119,8 +98,8 @@ def test_changes_get_an_error_that_clients_retry_and_may_be_made_later(brokers, 
 
 
 @pytest.mark.gate("it waits for an outage of a minute")
-def test_a_bucket_that_is_away_for_a_minute_loses_and_duplicates_nothing(brokers, s3_server):
-    broker = brokers().start()
+def test_a_bucket_that_is_away_for_a_minute_loses_and_duplicates_nothing(machines, s3_server):
+    broker = machines().start()
     create(broker, "t")
     idempotent = {"enable.idempotence": True, "message.timeout.ms": 300_000}
     with (
@@ -150,8 +129,8 @@ def test_a_bucket_that_is_away_for_a_minute_loses_and_duplicates_nothing(brokers
 
 
 @pytest.mark.parametrize("bucket_is", ["away", "silent"])
-def test_a_stop_without_the_bucket_ends_within_ten_seconds(brokers, s3_server, bucket_is):
-    broker = brokers().start()
+def test_a_stop_without_the_bucket_ends_within_ten_seconds(machines, s3_server, bucket_is):
+    broker = machines().start()
     create(broker, "t")
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     with Load(broker.bootstrap, "t", **{"message.timeout.ms": 5_000}) as load:

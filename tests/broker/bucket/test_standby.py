@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import socket
 import time
 import urllib.request
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 
 import pytest
 
 from kit.fakes.s3_proxy import S3Proxy
 from kit.runs.bucket_load import Load, Reading, create, stored
-from kit.servers.bucket_broker import BucketBroker
 from kit.servers.machine import HOST, free_ports
 from kit.tiers import sized
 from logmirror.cli import commands
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from kit.servers.s3 import S3Server
+    from kit.servers.bucket_broker import BucketBroker
+
 
 pytestmark = pytest.mark.thinned
 TIMEOUT_S = 9
-SMALL = ("--override", "log.segment.bytes=100000")
 TAKEOVERS = sized(1, 2, 6)
 
 
@@ -39,22 +36,6 @@ def wait_until(is_true: Callable[[], object], timeout_s: float = 20) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-@pytest.fixture
-def machines(
-    tmp_path: Path, s3_server: S3Server, bucket: str
-) -> Iterator[Callable[..., BucketBroker]]:
-    """Make brokers on one bucket, each with a machine of its own."""
-    with contextlib.ExitStack() as made:
-
-        def make(*options: str, **more: Any) -> BucketBroker:
-            folder = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
-            broker = BucketBroker(folder, s3_server, bucket, *SMALL, *options, **more)
-            made.callback(broker.__exit__)
-            return broker
-
-        yield make
 
 
 def waits(standby: BucketBroker) -> BucketBroker:

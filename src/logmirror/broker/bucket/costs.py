@@ -25,15 +25,15 @@ MONTH_S: Final = 30 * 24 * 3600
 CHECK_S: Final = 5
 """How often an idle owner lists the end of the chain (`Journal`)."""
 
-_PUT_BYTES: Final = 96 << 20
-"""A larger object is uploaded in parts of `_PART_BYTES`, with a request before and one behind."""
+PUT_BYTES: Final = 96 << 20
+"""A larger object is uploaded in parts of `PART_BYTES`, with a request before and one behind."""
 
-_PART_BYTES: Final = 16 << 20
+PART_BYTES: Final = 16 << 20
 _FIRST_MERGED: Final = 11
 """Segments that become one: from 8 to 16, as the next cell has twice as many. Merged objects fill
 their cells, so 8 of them become one."""
 
-_READ_BYTES: Final = 8 << 20
+READ_BYTES: Final = 8 << 20
 """Bytes of one request for a cold segment, after one for its size."""
 
 
@@ -77,7 +77,7 @@ def explain(  # noqa: PLR0913  # the load, the time and the prices
         causes.append(CostCause(cause="checks of the ownership", list=seconds / CHECK_S))
     if read_bytes_s:
         size = segment_bytes or configs.segment_bytes
-        gets = (1 + math.ceil(size / _READ_BYTES)) * read_bytes_s / size
+        gets = (1 + math.ceil(size / READ_BYTES)) * read_bytes_s / size
         read = CostCause(
             cause="reads of old records", get=seconds * gets, get_bytes=seconds * read_bytes_s
         )
@@ -117,7 +117,7 @@ def _bundled(commit_bytes: float, commits: float) -> CostCause:
 
 def _sealed(size_bytes: float, count: float, *, deletes: bool) -> CostCause:
     """A segment and the producer state at its end; the state before it is listed and deleted."""
-    parts = 1 if size_bytes <= _PUT_BYTES else 2 + math.ceil(size_bytes / _PART_BYTES)
+    parts = 1 if size_bytes <= PUT_BYTES else 2 + math.ceil(size_bytes / PART_BYTES)
     return CostCause(
         cause="sealed segments",
         put=count * (1 + parts),

@@ -144,7 +144,8 @@ class Uploads:
 
     def _give_up(self, key: Hashable, queue: _Queue, error: Exception) -> None:
         _LOG.error(
-            "a segment could not be sealed; commits stay until the next start", exc_info=error
+            "the bucket could not be changed; what is behind it waits for the next start",
+            exc_info=error,
         )
         with self._changed:
             if self._queues.get(key) is queue:
