@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import threading
 import time
 import urllib.request
@@ -24,7 +23,6 @@ from logmirror.archive.chain import ArchiveObject
 from logmirror.broker.bucket import costs
 from logmirror.broker.bucket.chain import COMMITS
 from logmirror.broker.bucket.costs import explain
-from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.tiling import groups
 from logmirror.broker.bucket_monitoring import BucketValues
 from logmirror.broker.options import Archive, BrokerOptions
@@ -183,8 +181,6 @@ def test_the_age_of_what_is_not_in_the_bucket_grows_in_an_outage(
 
 def test_the_sizes_of_requests_are_those_of_the_store() -> None:
     """`costs` does no I/O, so it cannot import them."""
-    check_ms = inspect.signature(Journal).parameters["check_ms"].default
-    assert check_ms == 1000 * costs.CHECK_S
     assert (costs.PUT_BYTES, costs.PART_BYTES) == (s3.MEMORY_BYTES, s3.PART_BYTES)
     assert costs.READ_BYTES == s3_reader.AHEAD_BYTES
 

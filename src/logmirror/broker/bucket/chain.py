@@ -36,6 +36,12 @@ _DIGITS: Final = 20
 MOST_BYTES: Final = 512 * 1024 * 1024
 """Bytes in commits that a start reads at most, plus what is in a few seconds."""
 
+CHECK_MS: Final = 5_000
+"""How often an idle owner lists the end of the chain."""
+
+HEARTBEAT_MS: Final = 2_000
+"""How often an owner writes a heartbeat: Kafka's `broker.heartbeat.interval.ms`."""
+
 SNAPSHOT_COMMITS: Final = 500
 """A snapshot is repeated after so many commits; of a large database after more."""
 

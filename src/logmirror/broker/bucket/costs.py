@@ -10,8 +10,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket import bundles
-from logmirror.broker.bucket.chain import MOST_BYTES
-from logmirror.broker.bucket.heartbeats import HEARTBEAT_MS
+from logmirror.broker.bucket.chain import CHECK_MS, HEARTBEAT_MS, MOST_BYTES
 from logmirror.broker.bucket.tiling import MIN_OBJECTS, SPAN_MS
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.reports import CostCause, CostReport
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from logmirror.broker.options import BrokerOptions
 
 MONTH_S: Final = 30 * 24 * 3600
-CHECK_S: Final = 5
-"""How often an idle owner lists the end of the chain (`Journal`)."""
-
 PUT_BYTES: Final = 96 << 20
 """A larger object is uploaded in parts of `PART_BYTES`, with a request before and one behind."""
 
@@ -74,7 +70,7 @@ def explain(  # noqa: PLR0913  # the load, the time and the prices
             _merged(segment_bytes, count, configs.segment_bytes, life_s),
         ]
     else:
-        causes.append(CostCause(cause="checks of the ownership", list=seconds / CHECK_S))
+        causes.append(CostCause(cause="checks of the ownership", list=seconds * 1000 / CHECK_MS))
     if read_bytes_s:
         size = segment_bytes or configs.segment_bytes
         gets = (1 + math.ceil(size / READ_BYTES)) * read_bytes_s / size

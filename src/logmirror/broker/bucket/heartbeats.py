@@ -15,6 +15,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logmirror.broker.bucket.chain import HEARTBEAT_MS
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 HEARTBEATS: Final = ".logmirror/broker/heartbeats"
-HEARTBEAT_MS: Final = 2_000
-"""Kafka's `broker.heartbeat.interval.ms`."""
-
 _STOPPED: Final = ".stopped-"
 _DIGITS: Final = 20
 _THREADS_MAX: Final = 4

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
+from logmirror.broker.bucket.chain import CHECK_MS
 from logmirror.broker.bucket.commit_format import Entry, Kind, of_database
 from logmirror.clock import SYSTEM_CLOCK, jittered_ms
 from logmirror.errors import FencedError, LogmirrorError, UnavailableError
@@ -63,7 +64,7 @@ class Journal:
     """
 
     def __init__(
-        self, writer: ChainWriter, coverage: Coverage, *, interval_ms: int, check_ms: int = 5_000
+        self, writer: ChainWriter, coverage: Coverage, *, interval_ms: int, check_ms: int = CHECK_MS
     ) -> None:
         self._writer = writer
         self.coverage = coverage

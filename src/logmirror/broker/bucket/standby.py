@@ -19,8 +19,8 @@ import os
 import select
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.broker.bucket.chain import COMMITS, commit_name, sequence_of
-from logmirror.broker.bucket.heartbeats import HEARTBEAT_MS, HEARTBEATS, Heartbeat, newest
+from logmirror.broker.bucket.chain import COMMITS, HEARTBEAT_MS, commit_name, sequence_of
+from logmirror.broker.bucket.heartbeats import HEARTBEATS, Heartbeat, newest
 from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import (
     FencedError,
