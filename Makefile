@@ -16,8 +16,12 @@ SPREAD := -n 7 --dist loadgroup --no-loadscope-reorder
 IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; } \
   || { echo "files of the failed tests, delete them afterwards: $$folder" >&2; false; }
 
-# Which tests run; tests/kit/tiers.py says which belong to what.
-pytest = @folder=$$(mktemp -d) && LOGMIRROR_TEST_TIER=$(1) $(RUN) pytest $(2) $(IN_A_FOLDER)
+# Which tests run; tests/kit/tiers.py says which belong to what. Test modules are compiled first, by
+# two processes: each of those that run tests would compile all of them.
+COMPILE := sh -c 'for half in "[a-d]" "[e-z]"; do \
+  pytest --collect-only -qq tests/$$half* >/dev/null & done; wait'
+pytest = @export LOGMIRROR_TEST_TIER=$(1); $(RUN) $(COMPILE); \
+  folder=$$(mktemp -d) && $(RUN) pytest $(2) $(IN_A_FOLDER)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-TREES: Final = [
-    ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")
-]
 KINDS: Final = {
     found.kind: found
     for found in vars(errors).values()
     if isinstance(found, type) and "kind" in vars(found) and found is not LogmirrorError
 }
+
+
+@cache
+def trees() -> list[ast.Module]:
+    """The source."""
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
 
 
 def anchors(page: str) -> list[str]:
@@ -43,7 +47,7 @@ def named_classes() -> dict[str, str]:
     """The base of each class of errors that is derived from a kind."""
     bases = {
         node.name: base.id
-        for tree in TREES
+        for tree in trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         for base in node.bases
@@ -61,7 +65,7 @@ def named_reasons() -> set[str]:
     """`reason="SourceTrimmed"` and its like."""
     return {
         word.value.value
-        for tree in TREES
+        for tree in trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         for word in node.keywords
@@ -73,7 +77,7 @@ def named_reasons() -> set[str]:
 
 def literals() -> Iterator[str]:
     """All text in the source; of text with places to fill, the parts between them."""
-    for tree in TREES:
+    for tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value

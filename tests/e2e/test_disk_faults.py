@@ -149,7 +149,7 @@ def test_a_stalled_file_system_holds_up_its_own_flows_only(
 ):
     """Each directory counts as a file system of its own."""
     topic = cli_broker.create_topic("stalled-disk")
-    monkeypatch.setattr("logmirror.app.specs.mount_point", lambda root: root)
+    monkeypatch.setattr("logmirror.app.store_location.mount_point", lambda root: root)
     roots = {name: tmp_path / name for name in ("stalled", "calm")}
     mirrors = [
         mirror(topic, cli_broker.bootstrap, root, form="native", name=name, max_time_ms=200)

@@ -301,7 +301,8 @@ class CountedViews:
         return {"made": self.made, "text": self.text}
 
 
-def test_concurrent_clients_share_one_page_and_the_next_second_has_a_new_one(recorder):
+def test_concurrent_clients_share_one_page_and_the_next_second_has_a_new_one(recorder, monkeypatch):
+    monkeypatch.setattr(http, "REQUEST_MS", 60_000)  # the clients' threads are of this process
     views = CountedViews()
     views.delay_s = 0.5
     with serve(free_ports(1)[0], recorder, views) as port:
@@ -328,6 +329,7 @@ def test_concurrent_scrapes_share_one_page(recorder, health, monkeypatch):
         return render(exposition)
 
     monkeypatch.setattr(http, "_metrics", counted)
+    monkeypatch.setattr(http, "REQUEST_MS", 60_000)  # the clients' threads are of this process
     for number in range(20_000):
         recorder.set(metrics.LAG, ("orders", "d", "t", str(number)), 5)
     with serve(free_ports(1)[0], recorder, health) as port, ThreadPoolExecutor(8) as pool:

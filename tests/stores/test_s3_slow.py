@@ -157,7 +157,7 @@ def test_a_response_larger_than_what_was_asked_for_is_refused(monkeypatch):
 
 
 def test_nothing_is_left_open():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with SlowS3(Pace(response_bytes_s=DRIP), b"<" * 1000) as server:
         store = S3Store(server.location())
         with pytest.raises(LogmirrorError):
@@ -165,6 +165,6 @@ def test_nothing_is_left_open():
         del store
         gc.collect()
     deadline = time.monotonic() + SCALED_S
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert threading.active_count() <= before
+    assert left == set()

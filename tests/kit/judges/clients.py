@@ -175,6 +175,7 @@ def rows_by_librdkafka(
     config: Mapping[str, object] | None = None,
 ) -> Iterator[Row]:
     """Yield what librdkafka reads from `start` to the end of the partition (read_committed)."""
+    statistics: list[str] = []
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -184,6 +185,8 @@ def rows_by_librdkafka(
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "check.crcs": True,
+            "statistics.interval.ms": 10_000,
+            "stats_cb": statistics.append,
             **(config or {}),
         }
     )
@@ -192,7 +195,7 @@ def rows_by_librdkafka(
         while True:
             message = consumer.poll(_TIMEOUT_S)
             if message is None:
-                raise TimeoutError("librdkafka was given nothing")
+                raise TimeoutError(f"librdkafka was given nothing; its state: {statistics[-1:]}")
             error = message.error()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name

@@ -157,7 +157,7 @@ class Databases(RuleBasedStateMachine):
         writer.create = create  # type: ignore[method-assign]  # keeps the bytes for a fault
         for name in NAMES:
             restore(self.folder / f"{name}.sqlite", self.found.databases[name])
-        self.is_over = False
+        self.is_over = self.is_full = False
         if self.machines > 1:
             self._compare()
         self.stores = Stores(self.folder, lambda name: DatabaseShipping(self.journal, name))
@@ -189,12 +189,12 @@ class Databases(RuleBasedStateMachine):
             call(self.reference)
         if error is not None:
             assert self.fault or type(error) is UnavailableError  # the call was not possible
-            self.is_over = bool(self.fault)
+            self.is_over = bool(self.fault) or self.is_full
             self._reject_more()
 
     def _reject_more(self) -> None:
         """A database behind the chain is not changed, and never is in a snapshot."""
-        if self.fault != "commit":
+        if not self.is_full:
             return
         for database in self.stores.databases:
             if database._is_behind:  # noqa: SLF001  # the fault hits one of them
@@ -206,9 +206,11 @@ class Databases(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from(["crash before", "crash after", "stopping", "lost", "commit"]))
     def plan(self, fault: str) -> None:
+        """A later plan replaces an earlier one, but a full disk stays full."""
         if not self.is_over:
             self.fault = fault
             if fault == "commit":
+                self.is_full = True
                 for database in self.stores.databases:
                     database._connection.set_authorizer(_no_commit)  # noqa: SLF001  # the disk is full
 
@@ -228,7 +230,7 @@ class Databases(RuleBasedStateMachine):
             for one in (self.stores.metadata, self.stores.state, self.stores.security):
                 one.snapshot()
         except (Crashed, LogmirrorError):
-            assert self.fault
+            assert self.fault or self.is_full
             self.is_over = True
             return
         for sequence in self.found.coverage.take_removable():
@@ -253,7 +255,7 @@ class Databases(RuleBasedStateMachine):
                 database.execute("INSERT INTO topic_configs VALUES (?, 'x', ?)", (topic, "y"))
                 raise UnavailableError("something else is not possible")
 
-        if not self.fault:
+        if not (self.fault or self.is_full):
             self._call(call)
 
     @rule(topic=TOPICS, configs=st.dictionaries(TEXTS, TEXTS, max_size=3))
